@@ -1,0 +1,41 @@
+"""The `keyhole` command: its verbs, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from keyhole.cli.demo import demo
+from keyhole.errors import KeyholeError
+
+__all__ = ["keyhole", "main"]
+
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="keyhole", message="%(prog)s %(version)s")
+def keyhole() -> None:
+    """Federated select: devices train on the slices of a model they ask for."""
+
+
+keyhole.add_command(demo)
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command; an error is one line on standard error and a non-zero exit code."""
+    try:
+        code = keyhole.main(args, prog_name="keyhole", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        click.echo("keyhole: interrupted", err=True)
+        code = INTERRUPTED
+    except KeyholeError as error:
+        click.echo(f"keyhole: {error}", err=True)
+        code = error.exit_code
+    sys.exit(code)

@@ -1,0 +1,103 @@
+"""Every error keyhole raises, in one tree.
+
+KeyholeError
+ +-- InputError          the caller passed something that cannot be used
+ |    +-- KeySpaceError      keys: range, dtype, rank, or the wrong key space
+ |    +-- CutError           a cut that names what is not there, or what is taken
+ |    +-- ShapeError         arrays whose shape, dtype or tree does not fit
+ |    +-- NotFiniteError     NaN or infinity in a value that will be added up
+ |    +-- NotLinearError     a select function that has no transpose
+ +-- CohortError         nobody is left, or two values come from different cohorts
+ +-- PlacementError      code at the server reads a value that lives on the clients
+
+A message states four facts: what is wrong, the value, what is allowed, what to do. Messages that may
+be seen at the server never carry a key or an update of one client: they carry counts.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "CohortError",
+    "CutError",
+    "InputError",
+    "KeySpaceError",
+    "KeyholeError",
+    "NotFiniteError",
+    "NotLinearError",
+    "PlacementError",
+    "ShapeError",
+]
+
+
+class KeyholeError(Exception):
+    """Base of all errors of keyhole; carries the four facts and how a command or service ends on it.
+
+    Args:
+        wrong: what is wrong, as a short clause without a full stop.
+        got: the offending value.
+        allowed: what would have been accepted.
+        fix: what to do about it.
+
+    >>> print(KeyholeError("cohort is too small", got=0, allowed="1 or more", fix="wait for devices"))
+    cohort is too small: got 0, allowed is 1 or more; wait for devices
+    """
+
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, wrong: str, *, got: object, allowed: object, fix: str) -> None:
+        super().__init__(f"{wrong}: got {got}, allowed is {allowed}; {fix}")
+        self.wrong = wrong
+        self.got = str(got)
+        self.allowed = str(allowed)
+        self.fix = fix
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Lets an error cross from a worker process with its facts intact."""
+        return _rebuild, (type(self), self.wrong, self.got, self.allowed, self.fix)
+
+
+def _rebuild(
+    kind: type[KeyholeError], wrong: str, got: str, allowed: str, fix: str
+) -> KeyholeError:
+    return kind(wrong, got=got, allowed=allowed, fix=fix)
+
+
+class InputError(KeyholeError):
+    """Something the caller passed cannot be used."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class KeySpaceError(InputError):
+    """Keys that are out of range, of the wrong dtype or rank, or of another key space."""
+
+
+class CutError(InputError):
+    """A cut names a parameter or axis that does not exist, or that another cut has claimed."""
+
+
+class ShapeError(InputError):
+    """Arrays whose shape, dtype or tree structure does not fit together."""
+
+
+class NotFiniteError(InputError):
+    """NaN or infinity in a value that is about to be added up."""
+
+
+class NotLinearError(InputError):
+    """A select function that is not linear in the server value, so no deselect can be derived."""
+
+
+class CohortError(KeyholeError):
+    """Nobody is left in a cohort, or two client-placed values belong to different cohorts."""
+
+    exit_code = 3
+    http_status = 503
+
+
+class PlacementError(KeyholeError):
+    """Code at the server tries to read a value that lives on the clients."""

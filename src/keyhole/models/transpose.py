@@ -1,0 +1,169 @@
+"""Deselect functions derived from select functions: phi is the transpose of psi.
+
+For a select function that is linear in the server value, `x -> [psi(x, k) for k in keys]` is a linear map,
+and phi is its transpose: the adjoint that JAX knows from reverse-mode differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keyhole.errors import NotLinearError, ShapeError
+from keyhole.primitives.keymaps import check_space
+from keyhole.primitives.keyspace import Keys, KeySpace
+from keyhole.primitives.transforms import plain_select_fn
+from keyhole.types import DeselectFn, SelectFn, Tree
+
+__all__ = ["derive_deselect"]
+
+_Transpose = Callable[[list[Tree], Keys], Tree]
+
+
+def derive_deselect(select_fn: SelectFn, server_like: Tree, space: KeySpace) -> DeselectFn:
+    r"""Returns the deselect function of a select function written in JAX.
+
+    $\phi(u, z) = \sum_i \psi(\cdot, z_i)^\top u_i$, by `jax.linear_transpose`. Slices may be trees, may
+    overlap between keys, and may differ in shape from key to key. Of a quantized or half-precision select
+    function, the plain one underneath is taken.
+
+    Args:
+        select_fn: psi, `(server value, key) -> slice`, linear in the server value.
+        server_like: the server value, or shapes and dtypes in its structure.
+        space: the key space.
+
+    Returns:
+        phi, `(list of updates, keys) -> value shaped like the server's`, in NumPy arrays.
+
+    Raises:
+        NotLinearError: psi is not linear in the server value.
+
+    >>> row = KeySpace("row", 3)
+    >>> phi = derive_deselect(lambda x, k: 2 * x[k], np.zeros(3, np.float32), row)
+    >>> phi([np.float32(1), np.float32(5), np.float32(1)], row.keys([2, 0, 2]))
+    array([10.,  0.,  4.], dtype=float32)
+    """
+    psi = plain_select_fn(select_fn)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), server_like)
+    _check_linear(psi, like, space)
+    transpose = _by_vmap(psi, like) if _traces(psi, like, space) else _by_loop(psi, like)
+
+    def deselect_fn(update: list[Tree], keys: Keys) -> Tree:
+        check_space(keys, space)
+        if len(update) != len(keys):
+            raise ShapeError(
+                "an update has one slice for each key",
+                got=f"{len(update)} slices",
+                allowed=f"{len(keys)}, the number of keys",
+                fix="pass the update of the slices that these keys selected",
+            )
+        if not len(keys):
+            return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+        return jax.tree.map(np.asarray, transpose(update, keys))
+
+    return deselect_fn
+
+
+def _traces(psi: SelectFn, like: Tree, space: KeySpace) -> bool:
+    """Whether psi takes a traced key; if not (it branches on it), keys are unrolled one by one."""
+    if space.num_keys > np.iinfo(np.int32).max:
+        return False
+    try:
+        jax.eval_shape(psi, like, jax.ShapeDtypeStruct((), jnp.int32))
+    except (TypeError, IndexError):  # JAX's errors about traced values derive from these
+        return False
+    return True
+
+
+def _by_vmap(psi: SelectFn, like: Tree) -> _Transpose:
+    """All keys at once: one scatter-add, compiled once for each number of keys."""
+
+    @jax.jit
+    def run(stacked: Tree, keys: jax.Array) -> Tree:
+        def slices(x: Tree) -> Tree:
+            return jax.vmap(psi, in_axes=(None, 0))(x, keys)
+
+        return _transposed(slices, like)(stacked)
+
+    def transpose(update: list[Tree], keys: Keys) -> Tree:
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *update)
+        return run(stacked, keys.array.astype(np.int32))
+
+    return transpose
+
+
+def _by_loop(psi: SelectFn, like: Tree) -> _Transpose:
+    """Key by key, for select functions that branch on the key."""
+
+    def transpose(update: list[Tree], keys: Keys) -> Tree:
+        return _transposed(lambda x: [psi(x, key) for key in keys], like)(update)
+
+    return transpose
+
+
+def _transposed(slices: Callable[[Tree], Tree], like: Tree) -> Callable[[Tree], Tree]:
+    """The transpose of `slices`; updates are cast to the dtypes of the slices."""
+    expected = jax.eval_shape(slices, like)
+    transpose = jax.linear_transpose(slices, like)
+
+    def run(update: Tree) -> Tree:
+        cast = jax.tree.map(lambda leaf, e: jnp.asarray(leaf, e.dtype), update, expected)
+        (total,) = transpose(cast)
+        return total
+
+    return run
+
+
+def _check_linear(psi: SelectFn, like: Tree, space: KeySpace) -> None:
+    """Raises NotLinearError unless psi has a transpose and is additive, at the first and last keys."""
+    name = _name(psi)
+    for key in {0, space.num_keys - 1}:
+
+        def at_key(x: Tree, key: int = key) -> Tree:
+            return psi(x, key)
+
+        try:
+            zeros = jax.tree.map(lambda e: jnp.zeros(e.shape, e.dtype), jax.eval_shape(at_key, like))
+            _transposed(at_key, like)(zeros)
+        except (NotImplementedError, RuntimeError, TypeError, AssertionError) as error:
+            reason = str(error).splitlines()[0] if not isinstance(error, AssertionError) else ""
+            raise _not_linear(name, reason or "it multiplies or branches on it") from error
+        if not _is_additive(at_key, like):
+            raise _not_linear(name, "psi(x + y, k) differs from psi(x, k) + psi(y, k)")
+
+
+def _is_additive(at_key: Callable[[Tree], Tree], like: Tree) -> bool:
+    """Compares on two random server values: JAX transposes `x + 1` as if the 1 were not there."""
+    rng = np.random.Generator(np.random.Philox(0))
+    x, y = (
+        jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape), a.dtype), like)
+        for _ in range(2)
+    )
+    whole = jax.tree.leaves(at_key(jax.tree.map(jnp.add, x, y)))
+    parts = zip(jax.tree.leaves(at_key(x)), jax.tree.leaves(at_key(y)), strict=True)
+    return all(
+        np.allclose(w, a + b, rtol=0, atol=np.sqrt(jnp.finfo(w.dtype).eps) * (1 + np.abs(w).max()))
+        for w, (a, b) in zip(whole, parts, strict=True)
+        if w.size
+    )
+
+
+def _name(psi: SelectFn) -> str:
+    """What to call a function in a message: its name, and where it stands if it has none."""
+    name = str(getattr(psi, "__qualname__", repr(psi)))
+    code = getattr(psi, "__code__", None)
+    return f"{name} in {Path(code.co_filename).name}:{code.co_firstlineno}" if code else name
+
+
+def _not_linear(name: str, reason: str) -> NotLinearError:
+    return NotLinearError(
+        f"select function {name!r} is not linear in the server value",
+        got=reason,
+        allowed="select functions that pick, scale and add",
+        fix="pass your own deselect_fn",
+    )

@@ -1,0 +1,115 @@
+"""Maps over nested dicts, lists and tuples of arrays, without importing jax.
+
+Leaves come in the order of `jax.tree`: dicts by sorted key, sequences by position, None holds nothing.
+A leaf is named by its path, the keys on the way joined by "/": `{"conv": {"bias": b}}` holds
+"conv/bias". A bare array is the leaf ".".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from keyhole.errors import ShapeError
+from keyhole.types import Tree
+
+__all__ = ["ROOT", "flatten", "get", "map_leaves", "unflatten"]
+
+ROOT = "."
+
+
+def flatten(tree: Tree) -> dict[str, Any]:
+    """Returns the leaves by path, in order.
+
+    >>> flatten({"b": 1, "a": [2, 3]})
+    {'a/0': 2, 'a/1': 3, 'b': 1}
+    """
+    leaves: dict[str, Any] = {}
+    for path, leaf in _walk(tree, ""):
+        if path in leaves:
+            raise ShapeError(
+                "two leaves have one path",
+                got=repr(path),
+                allowed="paths that differ",
+                fix='keep "/" out of dict keys',
+            )
+        leaves[path] = leaf
+    return leaves
+
+
+def get(tree: Tree, path: str) -> Any:
+    """Returns the leaf at `path`.
+
+    >>> get({"a": [2, 3]}, "a/1")
+    3
+    """
+    leaves = flatten(tree)
+    if path not in leaves:
+        raise ShapeError(
+            "the tree has no such leaf",
+            got=repr(path),
+            allowed=", ".join(map(repr, leaves)) or "nothing: the tree is empty",
+            fix="name one of its paths",
+        )
+    return leaves[path]
+
+
+def unflatten(like: Tree, leaves: Mapping[str, Any]) -> Tree:
+    """Returns a tree built like `like` whose leaf at each path is `leaves[path]`.
+
+    >>> unflatten({"b": 0, "a": [0, 0]}, {"a/0": 2, "a/1": 3, "b": 1})
+    {'b': 1, 'a': [2, 3]}
+    """
+    return _rebuild(like, lambda path, _: leaves[path], "")
+
+
+def map_leaves(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Returns the tree of `fn(leaf, *leaves of rest)`; all trees must have the same paths.
+
+    >>> map_leaves(lambda a, b: a + b, {"w": 1, "b": 2}, {"w": 10, "b": 20})
+    {'w': 11, 'b': 22}
+    """
+    first, others = flatten(tree), [flatten(other) for other in rest]
+    for other in others:
+        if other.keys() != first.keys():
+            raise ShapeError(
+                "trees differ in structure",
+                got=", ".join(map(repr, other)) or "no leaves",
+                allowed=", ".join(map(repr, first)) or "no leaves",
+                fix="pass trees with the same paths",
+            )
+    return _rebuild(tree, lambda path, leaf: fn(leaf, *(o[path] for o in others)), "")
+
+
+def _children(tree: Tree) -> Iterator[tuple[str, Tree]] | None:
+    """The (name, child) pairs of an inner node in leaf order; None for a leaf."""
+    if isinstance(tree, Mapping):
+        return ((str(key), tree[key]) for key in sorted(tree))
+    if isinstance(tree, (list, tuple)):
+        return ((str(i), child) for i, child in enumerate(tree))
+    return iter(()) if tree is None else None
+
+
+def _walk(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
+    children = _children(tree)
+    if children is None:
+        yield path or ROOT, tree
+        return
+    for name, child in children:
+        yield from _walk(child, f"{path}/{name}" if path else name)
+
+
+def _rebuild(tree: Tree, leaf_at: Callable[[str, Any], Any], path: str) -> Tree:
+    """Copies the nodes of `tree` and asks `leaf_at(path, leaf)` for the leaves."""
+
+    def child(name: object, node: Tree) -> Tree:
+        return _rebuild(node, leaf_at, f"{path}/{name}" if path else str(name))
+
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping):
+        return {key: child(key, node) for key, node in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        nodes = [child(i, node) for i, node in enumerate(tree)]
+        return type(tree)(*nodes) if hasattr(tree, "_fields") else type(tree)(nodes)
+    return leaf_at(path or ROOT, tree)
