@@ -22,6 +22,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Run the demo
+	@$(BIN)/python examples/hello_select.py
 	@$(BIN)/keyhole demo
 
 test: $(READY) ## Run the fast tests
@@ -35,7 +36,7 @@ check: $(READY) ## Lint, check the format, check the types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(READY) ## Run the benchmarks and hold them to their stored results
+bench: $(READY) ## Run the benchmarks and hold them to their goals
 	@failed=; for benchmark in $(BENCHMARKS); do \
 		echo "== $$benchmark"; \
 		$(BIN)/python $$benchmark --check || failed="$$failed $$benchmark"; \

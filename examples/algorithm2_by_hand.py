@@ -1,8 +1,9 @@
-"""Algorithm 2 of the paper in plain loops, beside its pseudocode. No keyhole in it: this is the oracle.
+"""Algorithm 2 of the paper in plain loops, beside its pseudocode. No keyhole in it: this is the
+oracle.
 
-The model is logistic regression over sparse binary features: x has one weight per feature, key k selects
-x[k], and a client's keys are the features that occur in its examples. The fast paths of the library are held
-to what this file computes.
+The model is logistic regression over sparse binary features: x has one weight per feature, key k
+selects x[k], and a client's keys are the features that occur in its examples. The fast paths of the
+library are held to what this file computes.
 
 Run it: python examples/algorithm2_by_hand.py
 """
@@ -20,7 +21,9 @@ def algorithm_2(client_update, server_update, num_rounds, x, sample, choose, psi
             z = choose(client)  # choose select keys z_n = [z_n1, ..., z_nm]
             y = [psi(x, k) for k in z]  # receive y_n = [psi(x, z_n1), ..., psi(x, z_nm)]
             u = client_update(y, client, z)  # u_n = ClientUpdate(y_n, g_n)
-            for i, value in enumerate(phi(u, z, len(x))):  # server receives the mean of phi(u_n, z_n)
+            for i, value in enumerate(
+                phi(u, z, len(x))
+            ):  # server receives the mean of phi(u_n, z_n)
                 total[i] += value
         mean = [value / len(cohort) for value in total]
         x = server_update(x, mean)  # x^{t+1} = ServerUpdate(x^t, u^t)
@@ -82,7 +85,8 @@ def sgd_server(learning_rate):
 
 
 def make_clients(num_clients, num_features, seed):
-    """Clients with eight examples over a dozen features of their own; the truth is a sign per feature."""
+    """Clients with eight examples over a dozen features of their own; the truth is a sign per
+    feature."""
     rng = random.Random(seed)
     sign = [rng.choice([-1, 1]) for _ in range(num_features)]
     clients = []
@@ -117,8 +121,9 @@ def main():
     )
     largest = max(len(own_features(c)) for c in train)
     print(f"Algorithm 1: {accuracy(full, test):.1%} on unseen clients, {num_features} weights each")
-    print(f"Algorithm 2: {accuracy(sparse, test):.1%} on unseen clients, at most {largest} weights each")
-    print(f"largest difference between the two models: {max(abs(a - b) for a, b in zip(full, sparse))}")
+    print(f"Algorithm 2: {accuracy(sparse, test):.1%} on unseen clients, {largest} weights at most")
+    difference = max(abs(a - b) for a, b in zip(full, sparse, strict=True))
+    print(f"largest difference between the two models: {difference}")
 
 
 if __name__ == "__main__":

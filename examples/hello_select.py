@@ -1,4 +1,5 @@
-"""Federated select on a matrix of five rows: three clients, their keys, and the mean of what they return.
+"""Federated select on a matrix of five rows: three clients, their keys, and the mean of what they
+return.
 
 Run it: python examples/hello_select.py
 """
@@ -17,7 +18,8 @@ KEYS = {"ann": [3, 0], "ben": [3, 3, 4], "cem": []}
 
 
 def client_update(slices, keys):
-    """A stand-in for training: each client returns its own number of keys for each number it received."""
+    """A stand-in for training: each client returns its own number of keys for each number it
+    received."""
     return {"x": np.full_like(slices["x"], len(keys))}
 
 
@@ -40,7 +42,7 @@ def main():
     print(per_key.value["x"])
 
     try:
-        slices.value
+        print(slices.value)
     except kh.KeyholeError as error:
         print("\nreading a client's slices at the server:\n ", error)
 

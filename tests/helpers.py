@@ -1,15 +1,20 @@
-"""What the laws range over: every aggregate, every kind of cut, and strategies for keys and cohorts.
+"""What the laws range over: every aggregate, every kind of cut, and strategies for keys and
+cohorts.
 
 A new member is added here once and runs through all the laws that concern it.
 """
 
+import importlib.util
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole import tree
+
+ROOT = Path(__file__).parent.parent
 
 AGGREGATES = {
     "sum": kh.aggregate_sum,
@@ -138,3 +143,12 @@ def assert_trees_close(found, expected, rtol=1e-5, atol=1e-6):
     assert found.keys() == expected.keys()
     for path, leaf in expected.items():
         np.testing.assert_allclose(found[path], leaf, rtol=rtol, atol=atol, err_msg=path)
+
+
+def load_example(name):
+    """Imports a script of examples/ as a module."""
+    path = ROOT / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

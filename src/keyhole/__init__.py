@@ -1,7 +1,8 @@
 """keyhole: federated select. Clients receive, train and return only the slices they name.
 
 The names here are the primitives of the paper and need NumPy alone. What builds on them:
-`keyhole.server` (the same at memory speed), `keyhole.models` (JAX), `keyhole.training` (Algorithms 1 and 2).
+`keyhole.server` (the same at memory speed), `keyhole.models` (JAX), `keyhole.training` (Algorithms
+1 and 2).
 """
 
 from keyhole.errors import KeyholeError

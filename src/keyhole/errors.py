@@ -10,8 +10,8 @@ KeyholeError
  +-- CohortError         nobody is left, or two values come from different cohorts
  +-- PlacementError      code at the server reads a value that lives on the clients
 
-A message states four facts: what is wrong, the value, what is allowed, what to do. Messages that may
-be seen at the server never carry a key or an update of one client: they carry counts.
+A message states four facts: what is wrong, the value, what is allowed, what to do. Messages that
+may be seen at the server never carry a key or an update of one client: they carry counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ __all__ = [
 
 
 class KeyholeError(Exception):
-    """Base of all errors of keyhole; carries the four facts and how a command or service ends on it.
+    """Base of all errors of keyhole; carries the four facts and how a command or service ends on
+    it.
 
     Args:
         wrong: what is wrong, as a short clause without a full stop.
@@ -40,8 +41,8 @@ class KeyholeError(Exception):
         allowed: what would have been accepted.
         fix: what to do about it.
 
-    >>> print(KeyholeError("cohort is too small", got=0, allowed="1 or more", fix="wait for devices"))
-    cohort is too small: got 0, allowed is 1 or more; wait for devices
+    >>> print(KeyholeError("cohort is too small", got=0, allowed="1 or more", fix="wait"))
+    cohort is too small: got 0, allowed is 1 or more; wait
     """
 
     exit_code: ClassVar[int] = 1

@@ -1,8 +1,8 @@
 """Maps over nested dicts, lists and tuples of arrays, without importing jax.
 
-Leaves come in the order of `jax.tree`: dicts by sorted key, sequences by position, None holds nothing.
-A leaf is named by its path, the keys on the way joined by "/": `{"conv": {"bias": b}}` holds
-"conv/bias". A bare array is the leaf ".".
+Leaves come in the order of `jax.tree`: dicts by sorted key, sequences by position, None holds
+nothing. A leaf is named by its path, the keys on the way joined by "/": `{"conv": {"bias": b}}`
+holds "conv/bias". A bare array is the leaf ".".
 """
 
 from __future__ import annotations

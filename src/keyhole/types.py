@@ -22,8 +22,8 @@ ClientId: TypeAlias = Hashable
 Tree: TypeAlias = Any
 """Nested dicts, lists and tuples with arrays as leaves."""
 
-SelectFn: TypeAlias = Callable[[Any, int], Any]
-"""psi: (server value, key) -> slice."""
+SelectFn: TypeAlias = Callable[[Any, Any], Any]
+"""psi: (server value, key) -> slice; the key is a Python int, or traced in JAX."""
 
 DeselectFn: TypeAlias = Callable[[Any, Any], Any]
 """phi: (update of one client, its keys) -> value shaped like the server's."""

@@ -55,9 +55,7 @@ def test_deselect_is_what_jax_transposes_select_to(name):
 
     def slices(leaves):
         x = tree.unflatten(layout.structure, leaves)
-        return [
-            [part.select_fn(x, key) for key in part.keys_of(chosen)] for part in layout.parts
-        ]
+        return [[part.select_fn(x, key) for key in part.keys_of(chosen)] for part in layout.parts]
 
     ones = jax.tree.map(lambda e: np.full(e.shape, 3, e.dtype), jax.eval_shape(slices, like))
     (expected,) = jax.linear_transpose(slices, like)(ones)
@@ -109,7 +107,9 @@ def test_clients_lost_after_select_leave_the_mean_of_the_rest(data, gone):
     rest = [c for c in range(4) if c not in gone]
     found = kh.deselect_mean(updates.drop(gone), keys, layout.deselect).value
     full = [None] * 4
-    kh.map_clients(full.__setitem__, kh.at_clients(range(4)), kh.map_clients(layout.deselect, updates, keys))
+    kh.map_clients(
+        full.__setitem__, kh.at_clients(range(4)), kh.map_clients(layout.deselect, updates, keys)
+    )
     assert_trees_close(found, kh.aggregate_mean(kh.at_clients([full[c] for c in rest])).value)
 
 

@@ -1,4 +1,5 @@
-"""Laws of section 3.3: each reduced form delivers what the separate selects and broadcasts deliver."""
+"""Laws of section 3.3: each reduced form delivers what the separate selects and broadcasts
+deliver."""
 
 import numpy as np
 from hypothesis import given
@@ -45,9 +46,9 @@ def test_two_selects_fuse_over_the_product_space(x, y, pairs):
     product = kh.Product((ROW, COLUMN))
     first, second = ROW.keys([k for k, _ in pairs]), COLUMN.keys([k for _, k in pairs])
     joined = kh.at_clients([product.join(first, second)])
-    fused = read(
-        kh.select(kh.at_server((x, y)), joined, kh.fuse_selects(pick, columns, product))
-    )[0]
+    fused = read(kh.select(kh.at_server((x, y)), joined, kh.fuse_selects(pick, columns, product)))[
+        0
+    ]
     one = read(kh.select(kh.at_server(x), kh.at_clients([first]), pick))[0]
     two = read(kh.select(kh.at_server(y), kh.at_clients([second]), columns))[0]
     np.testing.assert_array_equal([a for a, _ in fused], one)

@@ -56,9 +56,7 @@ def test_a_constant_select_function_is_a_broadcast(x, keys):
 @given(whole_numbers((7, 3)), COHORTS)
 def test_select_is_generalized_select_with_a_list_of_slices(x, keys):
     by_keys = read(kh.select(kh.at_server(x), keys, pick_row))
-    by_value = read(
-        kh.generalized_select(kh.at_server(x), keys, lambda x, z: [x[k] for k in z])
-    )
+    by_value = read(kh.generalized_select(kh.at_server(x), keys, lambda x, z: [x[k] for k in z]))
     assert by_keys.keys() == by_value.keys()
     for client in by_keys:
         np.testing.assert_array_equal(by_keys[client], by_value[client])

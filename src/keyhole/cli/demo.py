@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from keyhole.tasks.demo import ARMS, Arm, Outcome, run_arm
+from keyhole.tasks.demo import ARMS, Arm, Outcome, make_users, run_arm
 
 __all__ = ["demo"]
 
 
 @click.command()
-@click.option("--rounds", default=40, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--rounds", default=30, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1))
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def demo(rounds: int, seed: int, as_json: bool) -> None:
     """Train a small model with and without select, and compare.
 
-    Predicts the topic of a post from its words, on data made on the spot from the seed. Each line of the table
-    is one way to choose keys; all see the same clients in the same rounds.
+    Predicts the topic of a post from its words, on data made on the spot from the seed. Each line
+    of the table is one way to choose keys; all see the same clients in the same rounds.
     """
     outcomes = _train(rounds, seed)
     if as_json:
@@ -43,17 +44,19 @@ def _train(rounds: int, seed: int) -> list[tuple[Arm, Outcome]]:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-    outcomes = []
+    outcomes, users = [], make_users(seed)
     with progress:
         for arm in ARMS:
             bar = progress.add_task(arm.name, total=rounds)
-            outcomes.append((arm, run_arm(arm, seed, rounds, lambda bar=bar: progress.advance(bar))))
+            outcomes.append(
+                (arm, run_arm(arm, users, seed, rounds, partial(progress.advance, bar)))
+            )
     return outcomes
 
 
 def _table(outcomes: list[tuple[Arm, Outcome]]) -> Table:
-    table = Table(title="Topic prediction, 30 clients a round")
-    for name in ("keys of a client", "accuracy", "client model", "of the server's", "KB per round"):
+    table = Table(title="Topic prediction on synthetic posts, 30 clients a round")
+    for name in ("keys of a client", "accuracy", "client model", "of the server's", "KB each way"):
         table.add_column(name, justify="left" if name.startswith("keys") else "right")
     whole = outcomes[0][1].client_size
     for arm, outcome in outcomes:

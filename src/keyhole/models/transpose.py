@@ -1,14 +1,13 @@
 """Deselect functions derived from select functions: phi is the transpose of psi.
 
-For a select function that is linear in the server value, `x -> [psi(x, k) for k in keys]` is a linear map,
-and phi is its transpose: the adjoint that JAX knows from reverse-mode differentiation.
+For a select function that is linear in the server value, `x -> [psi(x, k) for k in keys]` is a
+linear map, and phi is its transpose: the adjoint that JAX knows from reverse-mode differentiation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +27,9 @@ _Transpose = Callable[[list[Tree], Keys], Tree]
 def derive_deselect(select_fn: SelectFn, server_like: Tree, space: KeySpace) -> DeselectFn:
     r"""Returns the deselect function of a select function written in JAX.
 
-    $\phi(u, z) = \sum_i \psi(\cdot, z_i)^\top u_i$, by `jax.linear_transpose`. Slices may be trees, may
-    overlap between keys, and may differ in shape from key to key. Of a quantized or half-precision select
-    function, the plain one underneath is taken.
+    $\phi(u, z) = \sum_i \psi(\cdot, z_i)^\top u_i$, by `jax.linear_transpose`. Slices may be trees,
+    may overlap between keys, and may differ in shape from key to key. Of a quantized or
+    half-precision select function, the plain one underneath is taken.
 
     Args:
         select_fn: psi, `(server value, key) -> slice`, linear in the server value.
@@ -86,7 +85,7 @@ def _by_vmap(psi: SelectFn, like: Tree) -> _Transpose:
     @jax.jit
     def run(stacked: Tree, keys: jax.Array) -> Tree:
         def slices(x: Tree) -> Tree:
-            return jax.vmap(psi, in_axes=(None, 0))(x, keys)
+            return jax.vmap(lambda key: psi(x, key))(keys)
 
         return _transposed(slices, like)(stacked)
 
@@ -120,7 +119,8 @@ def _transposed(slices: Callable[[Tree], Tree], like: Tree) -> Callable[[Tree], 
 
 
 def _check_linear(psi: SelectFn, like: Tree, space: KeySpace) -> None:
-    """Raises NotLinearError unless psi has a transpose and is additive, at the first and last keys."""
+    """Raises NotLinearError unless psi has a transpose and is additive, at the first and last
+    keys."""
     name = _name(psi)
     for key in {0, space.num_keys - 1}:
 
@@ -128,7 +128,9 @@ def _check_linear(psi: SelectFn, like: Tree, space: KeySpace) -> None:
             return psi(x, key)
 
         try:
-            zeros = jax.tree.map(lambda e: jnp.zeros(e.shape, e.dtype), jax.eval_shape(at_key, like))
+            zeros = jax.tree.map(
+                lambda e: jnp.zeros(e.shape, e.dtype), jax.eval_shape(at_key, like)
+            )
             _transposed(at_key, like)(zeros)
         except (NotImplementedError, RuntimeError, TypeError, AssertionError) as error:
             reason = str(error).splitlines()[0] if not isinstance(error, AssertionError) else ""

@@ -1,1 +1,2 @@
-"""What the operations mean: plain definitions, slow and obvious, that every other way is held to."""
+"""What the operations mean: plain definitions, slow and obvious, that every other way is held
+to."""

@@ -60,8 +60,8 @@ def aggregate_sum(values: ClientValue[Tree]) -> ServerValue[Tree]:
 def aggregate_mean(values: ClientValue[Tree]) -> ServerValue[Tree]:
     r"""Averages the clients' values.
 
-    Eq. 1: $\text{Aggregate}_\text{mean}(\{x_1, \dots, x_N\}@C) = (\frac1N \sum_n x_n)@S$, where N counts
-    the clients that remain.
+    Eq. 1: $\text{Aggregate}_\text{mean}(\{x_1, \dots, x_N\}@C) = (\frac1N \sum_n x_n)@S$, where N
+    counts the clients that remain.
 
     >>> from keyhole.primitives.placement import at_clients
     >>> aggregate_mean(at_clients({"w": 1.0, "e": 3.0, "s": 8.0}).drop("s")).value

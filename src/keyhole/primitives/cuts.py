@@ -82,6 +82,6 @@ def _axis(leaves: Mapping[str, Any], path: str, axis: int, space: KeySpace) -> i
             f"axis {axis} of {path!r} is not as long as key space {space.name!r}",
             got=shape[axis],
             allowed=space.num_keys,
-            fix="store the parameter so that a key is one index of one axis, or resize the key space",
+            fix="store it so that a key is one index of one axis, or resize the key space",
         )
     return axis % len(shape)

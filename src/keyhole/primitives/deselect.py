@@ -50,8 +50,9 @@ def deselect_mean(
 ) -> ServerValue[Tree]:
     r"""Averages the updates over the cohort.
 
-    Eq. 5: $(\frac1N \sum_{n=1}^N \phi(u_n, z_n))@S$. N counts the clients that remain, whether or not
-    they chose a key; `deselect_mean_per_key` divides by those who did. Arguments as in `deselect`.
+    Eq. 5: $(\frac1N \sum_{n=1}^N \phi(u_n, z_n))@S$. N counts the clients that remain, whether or
+    not they chose a key; `deselect_mean_per_key` divides by those who did. Arguments as in
+    `deselect`.
 
     >>> from keyhole.primitives.keyspace import KeySpace
     >>> from keyhole.primitives.placement import at_clients
@@ -69,9 +70,9 @@ def deselect_mean_per_key(
 ) -> ServerValue[Tree]:
     r"""Averages each coordinate over the clients that selected it; zero where nobody did.
 
-    $\sum_n \phi(u_n, z_n) / \max(1, \sum_n [\phi(\mathbf{1}, z_n) \ne 0])$: a client has selected the
-    coordinates that an update of ones reaches. A phi whose weights cancel there (a difference of two
-    rows, say) needs `deselect` with an aggregate of its own. Arguments as in `deselect`.
+    $\sum_n \phi(u_n, z_n) / \max(1, \sum_n [\phi(\mathbf{1}, z_n) \ne 0])$: a client has selected
+    the coordinates that an update of ones reaches. A phi whose weights cancel there (a difference
+    of two rows, say) needs `deselect` with an aggregate of its own. Arguments as in `deselect`.
 
     >>> from keyhole.primitives.keyspace import KeySpace
     >>> from keyhole.primitives.placement import at_clients
@@ -89,4 +90,6 @@ def deselect_mean_per_key(
     phi = deselect_fn
     total = deselect_sum(updates, keys, phi).value
     counts = deselect(updates, keys, reached, aggregate_sum).value
-    return ServerValue(tree.map_leaves(lambda t, c: t / np.maximum(c, np.ones_like(c)), total, counts))
+    return ServerValue(
+        tree.map_leaves(lambda t, c: t / np.maximum(c, np.ones_like(c)), total, counts)
+    )

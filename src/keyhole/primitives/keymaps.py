@@ -20,10 +20,11 @@ __all__ = ["Buckets", "Product", "Sequences", "check_space"]
 
 @dataclass(frozen=True)
 class Product:
-    """Tuples of keys as one key, in mixed radix with the last factor fastest (footnote of section 3.3).
+    """Tuples of keys as one key, in mixed radix with the last factor fastest (footnote of section
+    3.3).
 
-    `(k_1, ..., k_r)` is the key `(...(k_1 K_2 + k_2) K_3 + ...) K_r + k_r` of `[K_1 K_2 ... K_r]`. The
-    product of no spaces has one key, 0: that is the key space of a broadcast.
+    `(k_1, ..., k_r)` is the key `(...(k_1 K_2 + k_2) K_3 + ...) K_r + k_r` of `[K_1 K_2 ... K_r]`.
+    The product of no spaces has one key, 0: that is the key space of a broadcast.
 
     Args:
         factors: the key spaces, in order.
@@ -142,13 +143,14 @@ class Sequences:
 class Buckets:
     """Groups of keys that are selected together, so that fewer slices need to be made (section 6).
 
-    Contiguous buckets hold neighbouring keys: bucket b is `b s, ..., b s + s - 1` for bucket size s.
-    Striped buckets deal keys out in turn, key k to bucket k mod B, which spreads the frequent keys of a
-    vocabulary ordered by frequency.
+    Contiguous buckets hold neighbouring keys: bucket b is `b s, ..., b s + s - 1` for bucket size
+    s. Striped buckets deal keys out in turn, key k to bucket k mod B, which spreads the frequent
+    keys of a vocabulary ordered by frequency.
 
     Args:
         items: the key space that is grouped.
-        size: the most keys in a bucket; fewer in the last one (contiguous) or by one in some (striped).
+        size: the most keys in a bucket; fewer in the last one (contiguous) or by one in some
+            (striped).
         striped: deal keys out instead of keeping neighbours together.
 
     >>> buckets = Buckets(KeySpace("word", 10), size=4)
@@ -195,7 +197,8 @@ class Buckets:
         return self.items.keys(bucket * np.uint64(self.size) + place)
 
     def covering(self, keys: Keys) -> Keys:
-        """Returns the distinct buckets that hold `keys`, in the order in which they are first needed."""
+        """Returns the distinct buckets that hold `keys`, in the order in which they are first
+        needed."""
         buckets = self.split(keys)[0].array
         _, first = np.unique(buckets, return_index=True)
         return Keys(self.space, buckets[np.sort(first)])
@@ -214,7 +217,7 @@ def check_space(keys: Keys, space: KeySpace) -> None:
     if found != space:
         raise KeySpaceError(
             "keys belong to another key space",
-            got=f"{found.name!r} of {found.num_keys}" if found else type(keys).__name__,
+            got=f"{found.name!r} of {found.num_keys}" if found is not None else type(keys).__name__,
             allowed=f"{space.name!r} of {space.num_keys}",
             fix="make them with KeySpace.keys of that space",
         )

@@ -1,8 +1,8 @@
 """Key spaces and keys: which numbers a client may ask for, checked in one place.
 
-A key space is `[K] = {0, ..., K-1}`. The paper counts from 1; keyhole counts from 0. `Keys` are what one
-client asks for: a sequence, so order and repeats mean something, and clients may have different numbers
-of keys, none included. Whoever holds a `Keys` knows that it has been checked.
+A key space is `[K] = {0, ..., K-1}`. The paper counts from 1; keyhole counts from 0. `Keys` are
+what one client asks for: a sequence, so order and repeats mean something, and clients may have
+different numbers of keys, none included. Whoever holds a `Keys` knows that it has been checked.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ rebuild the vocabulary or raise num_keys
         return map_clients(self.keys, at_clients(values))
 
     def _refuse_dtype(self, array: np.ndarray[Any, Any]) -> None:
-        """Python integers beyond 64 bits make an object array: those are out of range, not typed wrong."""
+        """Python integers beyond 64 bits make an object array: those are out of range, not typed
+        wrong."""
         if array.dtype == object and all(isinstance(key, int) for key in array):
             self._check_range(array)
         raise KeySpaceError(
@@ -118,8 +119,8 @@ rebuild the vocabulary or raise num_keys
 class Keys:
     """The keys of one client, checked: `z_n = [z_{n,1}, ..., z_{n,m}]`.
 
-    Made by `KeySpace.keys`. Iterating gives Python integers; `array` is int64, read-only. Printing shows
-    how many there are and never which: keys may be private.
+    Made by `KeySpace.keys`. Iterating gives Python integers; `array` is int64, read-only. Printing
+    shows how many there are and never which: keys may be private.
 
     >>> z = KeySpace("word", 10).keys([3, 1, 3])
     >>> z

@@ -48,8 +48,8 @@ class Layout:
             cuts: any number of cuts; none means that everything is broadcast.
 
         Raises:
-            CutError: a parameter or axis does not exist or is claimed twice, two cuts share a name, or an
-                axis is not as long as its key space.
+            CutError: a parameter or axis does not exist or is claimed twice, two cuts share a name,
+                or an axis is not as long as its key space.
         """
         leaves = tree.flatten(like)
         spaces = tuple(cut.space for cut in cuts)
@@ -142,7 +142,8 @@ class Layout:
         return {k.space.name: k for k in given}
 
     def check(self, value: Tree, keys: Mapping[str, Keys] | None = None) -> None:
-        """Raises ShapeError unless `value` is shaped as the server's model, or as `keys` select it."""
+        """Raises ShapeError unless `value` is shaped as the server's model, or as `keys` select
+        it."""
         leaves = tree.flatten(value)
         expected = {}
         for part in self.parts:

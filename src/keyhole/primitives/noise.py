@@ -1,7 +1,7 @@
 """Numbers that look random and are a pure function of (seed, key, position).
 
-Counter-based: any number can be made without those before it, so a slice rounded on demand has the bytes
-of the slice that was rounded beforehand. Not for secrets.
+Counter-based: any number can be made without those before it, so a slice rounded on demand has the
+bytes of the slice that was rounded beforehand. Not for secrets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def uniform(seed: int, keys: KeyArray, count: int, start: int = 0) -> NDArray[np
     >>> uniform(1, np.array([5, 9]), 3)[1] == uniform(1, np.array([9]), 3)[0]
     array([ True,  True,  True])
     """
-    stream = _mix(_mix(np.uint64([seed])) ^ _mix(keys.astype(np.uint64) + _GOLDEN))
+    stream = _mix(_mix(np.array([seed], np.uint64)) ^ _mix(keys.astype(np.uint64) + _GOLDEN))
     steps = np.arange(start + 1, start + count + 1, dtype=np.uint64) * _GOLDEN
     bits = _mix(stream[:, None] + steps) >> np.uint64(40)
     return bits.astype(np.float32) * np.float32(2**-24)

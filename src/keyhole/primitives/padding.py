@@ -1,8 +1,8 @@
 """Padding: sub-models of unequal size brought to one size, and back.
 
-Compiled client code wants few shapes. A sub-model is padded with zeros behind its selected slices, never with
-slices of a key that could be real; a mask says which slots hold a slice. Coming back, whatever stands in the
-padding is cut off, so padding a client changes nothing.
+Compiled client code wants few shapes. A sub-model is padded with zeros behind its selected slices,
+never with slices of a key that could be real; a mask says which slots hold a slice. Coming back,
+whatever stands in the padding is cut off, so padding a client changes nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from keyhole.types import Array, Tree
 __all__ = ["key_masks", "pad_submodel", "unpad_submodel"]
 
 
-def pad_submodel(
-    layout: Layout, submodel: Tree, keys: Keys | Iterable[Keys], **sizes: int
-) -> Tree:
+def pad_submodel(layout: Layout, submodel: Tree, keys: Keys | Iterable[Keys], **sizes: int) -> Tree:
     """Returns the sub-model with each cut axis extended with zeros to its padded size.
 
     Args:
@@ -82,14 +80,13 @@ def unpad_submodel(layout: Layout, padded: Tree, keys: Keys | Iterable[Keys]) ->
 
 
 def key_masks(layout: Layout, keys: Keys | Iterable[Keys], **sizes: int) -> dict[str, Array]:
-    """Returns, for each key space, which of its padded slots hold a slice: bool of shape (size,)."""
+    """Returns, for each key space, which of its padded slots hold a slice: bool of shape
+    (size,)."""
     chosen = layout.keys_by_space(keys)
     return {name: np.arange(sizes.get(name, len(z))) < len(z) for name, z in chosen.items()}
 
 
-def _map_fields(
-    layout: Layout, value: Tree, fn: Callable[[Array, dict[int, str]], Array]
-) -> Tree:
+def _map_fields(layout: Layout, value: Tree, fn: Callable[[Array, dict[int, str]], Array]) -> Tree:
     """Applies fn(leaf, {axis: name of the key space that cuts it}) to every parameter."""
     leaves = tree.flatten(value)
     mapped = {}

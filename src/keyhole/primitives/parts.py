@@ -1,9 +1,9 @@
 """Parts: the parameters that one key selects together, and the slice they make.
 
-Parameters that share their cuts form a part: the filters of a convolution, their biases and the dense
-weights they feed are one part, because one key selects all three. A part cut by two key spaces is keyed by
-their product, and what no cut touches is the part with the empty product: one key for everyone, which is a
-broadcast (section 3.3).
+Parameters that share their cuts form a part: the filters of a convolution, their biases and the
+dense weights they feed are one part, because one key selects all three. A part cut by two key
+spaces is keyed by their product, and what no cut touches is the part with the empty product: one
+key for everyone, which is a broadcast (section 3.3).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Field:
     def unstack(self, value: Array) -> Array:
         """The slices of a client's parameter, shape (number of slices, *slice_shape)."""
         moved = np.moveaxis(value, self.axes, range(len(self.axes)))
-        return moved.reshape(-1, *self.slice_shape)
+        return moved.reshape(prod(moved.shape[: len(self.axes)]), *self.slice_shape)
 
 
 @dataclass(frozen=True)

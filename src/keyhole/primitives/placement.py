@@ -1,7 +1,8 @@
 """Where a value lives: at the server, or on the clients of a cohort (section 2.1 of the paper).
 
-A server-placed value is read by the code of the server. A client-placed value is one value per client;
-the server may map a function over it, which runs on each client, or aggregate it. It may not read it.
+A server-placed value is read by the code of the server. A client-placed value is one value per
+client; the server may map a function over it, which runs on each client, or aggregate it. It may
+not read it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class ServerValue(Generic[T]):
 class ClientValue(Generic[T]):
     """One value per client of a cohort, `{x_1, ..., x_N}@C`; it knows who is still there.
 
-    Reading it, in any of the ways Python offers, raises PlacementError: a process that simulates the
-    clients holds their values in memory, but code written for the server must not depend on that.
-    Made by `at_clients`, `map_clients`, `broadcast` and `select`.
+    Reading it, in any of the ways Python offers, raises PlacementError: a process that simulates
+    the clients holds their values in memory, but code written for the server must not depend on
+    that. Made by `at_clients`, `map_clients`, `broadcast` and `select`.
 
     >>> temperatures = at_clients({"attic": 31.0, "cellar": 14.0})
     >>> temperatures
@@ -97,8 +98,8 @@ def _refuse(self: ClientValue[Any], *_: object, **__: object) -> NoReturn:
 # Python looks these up on the class, so each way of reading is closed by name.
 _WAYS_TO_READ = (
     "__getitem__ __iter__ __len__ __contains__ __array__ __bool__ __int__ __float__ __index__"
-    " __complex__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __radd__ __sub__ __rsub__ __mul__"
-    " __rmul__ __truediv__ __rtruediv__ __neg__ __abs__ __reduce_ex__"
+    " __complex__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __radd__ __sub__ __rsub__"
+    " __mul__ __rmul__ __truediv__ __rtruediv__ __neg__ __abs__ __reduce_ex__"
 )
 for _name in _WAYS_TO_READ.split():
     setattr(ClientValue, _name, _refuse)
@@ -118,7 +119,8 @@ def at_clients(values: Mapping[ClientId, T] | Sequence[T]) -> ClientValue[T]:
     Returns:
         The client-placed value, everyone present.
     """
-    held = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
+    held: dict[ClientId, T] = {}
+    held.update(values if isinstance(values, Mapping) else enumerate(values))
     return ClientValue(tuple(held), held)
 
 

@@ -19,7 +19,8 @@ class QuantizedRows:
     """Rows as unsigned codes with a scale and an offset per row: row = offset + scale * code.
 
     Attributes:
-        codes: uint8, (m, d) for 8 bits and (m, ceil(d / 2)) for 4, two codes a byte, low half first.
+        codes: uint8, (m, d) for 8 bits and (m, ceil(d / 2)) for 4, two codes a byte, low half
+            first.
         scale: float32, (m,).
         offset: float32, (m,).
         width: d, numbers in a row.
@@ -43,8 +44,9 @@ def quantize_rows(
 ) -> QuantizedRows:
     r"""Rounds each row to $2^b$ evenly spaced levels between its least and greatest number.
 
-    Stochastic: $c = \lfloor (v - \text{offset}) / \text{scale} + r \rfloor$ with r uniform in [0, 1) from
-    (seed, key, position), so the decoded number is right on average and off by less than one scale.
+    Stochastic: $c = \lfloor (v - \text{offset}) / \text{scale} + r \rfloor$ with r uniform in [0,
+    1) from (seed, key, position), so the decoded number is right on average and off by less than
+    one scale.
 
     Args:
         rows: (m, d), floating point.
@@ -126,4 +128,4 @@ def _unpack(packed: NDArray[np.uint8], bits: int, width: int) -> NDArray[np.uint
     if bits == 8:
         return packed
     halves = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
-    return halves.reshape(len(packed), -1)[:, :width]
+    return halves.reshape(len(packed), 2 * packed.shape[1])[:, :width]

@@ -1,7 +1,8 @@
-"""How select relates to broadcast and to itself: section 3.3 and the paper's examples, as functions.
+"""How select relates to broadcast and to itself: section 3.3 and the paper's examples, as
+functions.
 
-Each takes select functions and gives one select function. `tests/laws/test_reductions.py` holds the law of
-each: the reduced form delivers what the separate ones deliver.
+Each takes select functions and gives one select function. `tests/laws/test_reductions.py` holds the
+law of each: the reduced form delivers what the separate ones deliver.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def fuse_broadcast(select_fn: SelectFn) -> SelectFn:
 
 
 def fuse_selects(first: SelectFn, second: SelectFn, product: Product) -> SelectFn:
-    """One select over `[K1] x [K2]` in place of two: psi'((x, y), (k, l)) = (psi1(x, k), psi2(y, l)).
+    """One select over `[K1] x [K2]` in place of two: psi'((x, y), (k, l)) = (psi1(x, k), psi2(y,
+    l)).
 
     Args:
         first: psi1, over the first factor of `product`.
@@ -55,14 +57,15 @@ def fuse_selects(first: SelectFn, second: SelectFn, product: Product) -> SelectF
     """
 
     def fused(both: Any, key: int) -> tuple[Any, Any]:
-        (k,), (l,) = product.split(product.space.keys([key]))
-        return first(both[0], k), second(both[1], l)
+        (first_key,), (second_key,) = product.split(product.space.keys([key]))
+        return first(both[0], first_key), second(both[1], second_key)
 
     return fused
 
 
 def many_as_one(select_fn: SelectFn, sequences: Sequences) -> SelectFn:
-    """One key in place of m: psi'(x, z') is the list of psi(x, k) for the m keys that z' stands for.
+    """One key in place of m: psi'(x, z') is the list of psi(x, k) for the m keys that z' stands
+    for.
 
     Useful to reason with; pre-generated slices would number K^m.
     """
@@ -70,15 +73,17 @@ def many_as_one(select_fn: SelectFn, sequences: Sequences) -> SelectFn:
 
 
 def select_buckets(select_fn: SelectFn, buckets: Buckets) -> SelectFn:
-    """Buckets of keys as the keys: psi'(x, b) is the list of psi(x, k) for the members of bucket b."""
+    """Buckets of keys as the keys: psi'(x, b) is the list of psi(x, k) for the members of bucket
+    b."""
     return lambda x, bucket: [select_fn(x, k) for k in buckets.members(bucket)]
 
 
 def shared_as_key(select_fn: SelectFn, components: KeySpace) -> tuple[KeySpace, SelectFn]:
     """Conditional components with a shared one behind a last key (section 3.1).
 
-    The paper's x = (a_1, ..., a_C, b): keys 0..C-1 select a component of `a`, key C selects `b`, and every
-    client adds key C to its own. Delivers the same as `fuse_broadcast`, sending `b` once per client.
+    The paper's x = (a_1, ..., a_C, b): keys 0..C-1 select a component of `a`, key C selects `b`,
+    and every client adds key C to its own. Delivers the same as `fuse_broadcast`, sending `b` once
+    per client.
 
     Args:
         select_fn: psi over the components.

@@ -20,7 +20,8 @@ def select(
 ) -> ClientValue[list[Any]]:
     r"""Sends each client the slices it names, in the order it names them, repeats kept.
 
-    Eq. 4: $\text{FedSelect}(x@S, \{z_n\}@C, \psi) = \{[\psi(x, z_{n,1}), \dots, \psi(x, z_{n,m})]\}@C$.
+    Eq. 4: $\text{FedSelect}(x@S, \{z_n\}@C, \psi) = \{[\psi(x, z_{n,1}), \dots, \psi(x,
+    z_{n,m})]\}@C$.
 
     Args:
         server_value: x, at the server; any value.
@@ -51,9 +52,10 @@ def generalized_select(
 ) -> ClientValue[T]:
     r"""Sends each client any function of the server's value and its own.
 
-    Eq. 3: $(x@S, \{z_n\}@C) \mapsto \{\rho(x, z_n)\}@C$, for client values of any kind. Only two ways of
-    delivery can do this: broadcast, where the client computes it, and on demand, where the server sees
-    z_n. What is known for a finite key space only (pre-generated and private slices) needs `select`.
+    Eq. 3: $(x@S, \{z_n\}@C) \mapsto \{\rho(x, z_n)\}@C$, for client values of any kind. Only two
+    ways of delivery can do this: broadcast, where the client computes it, and on demand, where the
+    server sees z_n. What is known for a finite key space only (pre-generated and private slices)
+    needs `select`.
 
     Args:
         server_value: x, at the server.

@@ -1,8 +1,8 @@
 """Select functions that transform what they pick: slices of 8 or 4 bits, or of half precision.
 
-A transformed select function remembers the plain one. The client decodes its slices and trains on numbers;
-its update belongs to the plain slices, so deselect is the plain one's: rounding has no transpose, and needs
-none.
+A transformed select function remembers the plain one. The client decodes its slices and trains on
+numbers; its update belongs to the plain slices, so deselect is the plain one's: rounding has no
+transpose, and needs none.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class Quantized:
         coded, start = {}, 0
         for path, leaf in tree.flatten(piece).items():
             array = np.asarray(leaf)
-            row = quantize_rows(
-                array.reshape(1, -1), np.array([key]), self.bits, self.seed, start
-            )
+            row = quantize_rows(array.reshape(1, -1), np.array([key]), self.bits, self.seed, start)
             coded[path] = QuantizedArray(row, array.shape, array.dtype)
             start += array.size
         return tree.unflatten(piece, coded)
@@ -117,7 +115,5 @@ def decode(piece: Tree) -> Tree:
 
 
 def plain_select_fn(select_fn: SelectFn) -> SelectFn:
-    """Returns the select function under any transforms: the one whose deselect is used."""
-    while isinstance(select_fn, (Quantized, HalfPrecision)):
-        select_fn = select_fn.plain
-    return select_fn
+    """Returns the select function under a transform: the one whose deselect is used."""
+    return select_fn.plain if isinstance(select_fn, (Quantized, HalfPrecision)) else select_fn

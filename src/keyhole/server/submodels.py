@@ -1,13 +1,15 @@
-"""Sub-models at memory speed: what `Layout.select` and the deselects mean, without a loop over slices.
+"""Sub-models at memory speed: what `Layout.select` and the deselects mean, without a loop over
+slices.
 
-`tests/laws/test_two_speeds.py` holds each function here to its plain definition. The cost depends on what
-was selected: no row is read or written that no client chose.
+`tests/laws/test_two_speeds.py` holds each function here to its plain definition. The cost depends
+on what was selected: no row is read or written that no client chose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,7 +32,7 @@ __all__ = [
 ClientKeys: TypeAlias = Keys | Iterable[Keys]
 
 # (product keys of each client, distinct product keys) -> what each distinct key's sum is divided by
-_Divisor: TypeAlias = Callable[[Sequence[KeyArray], KeyArray], Array]
+_Divisor: TypeAlias = Callable[[Sequence[KeyArray], KeyArray], Array] | None
 
 
 def select_submodels(
@@ -44,8 +46,8 @@ def select_submodels(
         keys: each client's keys, one `Keys` per key space.
 
     Returns:
-        On each client the server's tree with shorter axes. What is not cut is shared between clients and
-        read-only.
+        On each client the server's tree with shorter axes. What is not cut is shared between
+        clients and read-only.
 
     Raises:
         ShapeError: the model does not have the shapes of the layout.
@@ -73,7 +75,8 @@ def deselect_submodels_sum(
 ) -> ServerValue[Tree]:
     """Adds the updates up under their keys: `deselect_sum` with `layout.deselect`.
 
-    Additions happen in cohort order, so the bytes depend neither on threads nor on the order of keys.
+    Additions happen in cohort order, so the bytes depend neither on threads nor on the order of
+    keys.
 
     Args:
         layout: the model and its cuts.
@@ -88,13 +91,14 @@ def deselect_submodels_sum(
         ShapeError: an update is not shaped as its sub-model.
         NotFiniteError: an update holds NaN or infinity.
     """
-    return _deselect(layout, updates, keys, lambda _, distinct: np.ones(len(distinct)))
+    return _deselect(layout, updates, keys, divisor=None)
 
 
 def deselect_submodels_mean(
     layout: Layout, updates: ClientValue[Tree], keys: ClientValue[ClientKeys]
 ) -> ServerValue[Tree]:
-    """Averages over the cohort, Eq. 5: `deselect_mean` with `layout.deselect`. Arguments as above."""
+    """Averages over the cohort, Eq. 5: `deselect_mean` with `layout.deselect`. Arguments as
+    above."""
     return _deselect(
         layout, updates, keys, lambda zs, distinct: np.full(len(distinct), float(len(zs)))
     )
@@ -121,7 +125,7 @@ def _gather(field: Field, part: Part, value: Array, chosen: Mapping[str, Keys]) 
         shared.setflags(write=False)
         return shared
     if field.axes == (0,):
-        rows = gather_rows(value.reshape(len(value), -1), zs[0])
+        rows = gather_rows(value.reshape(len(value), prod(field.slice_shape)), zs[0])
         return rows.reshape(field.client_shape([len(zs[0])]))
     for axis, z in zip(field.axes, zs, strict=True):
         value = np.take(value, z, axis=axis)
@@ -156,11 +160,14 @@ def _sum_field(
     divisor: _Divisor,
 ) -> Array:
     """The sum of one parameter over clients; `np.zeros` costs nothing for rows that stay zero."""
-    rows = np.concatenate(stacks).astype(field.dtype, copy=False)
-    distinct, sums = sum_rows(np.concatenate(zs), rows.reshape(len(rows), -1))
+    rows = np.ascontiguousarray(np.concatenate(stacks), field.dtype)
+    width = prod(field.slice_shape)
+    distinct, sums = sum_rows(np.concatenate(zs), rows.reshape(len(rows), width))
     _check_finite(sums, stacks)
-    sums /= divisor(zs, distinct).astype(sums.dtype)[:, None]
-    total = np.zeros(field.shape, field.dtype)
+    if divisor is not None:
+        is_float = np.issubdtype(sums.dtype, np.floating)
+        sums = sums / divisor(zs, distinct).astype(sums.dtype if is_float else np.float64)[:, None]
+    total = np.zeros(field.shape, sums.dtype)
     index = tuple(k.array for k in part.product.split(Keys(part.space, distinct)))
     by_slice = np.moveaxis(total, field.axes, range(len(field.axes)))
     by_slice[index] = sums.reshape(*([len(sums)] if index else []), *field.slice_shape)

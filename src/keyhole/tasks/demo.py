@@ -1,8 +1,8 @@
 """The demo: topic prediction from bags of words, with and without select, on data made on the spot.
 
-Users write posts about two of twenty topics. A post is a set of words: some of its topic, some that everyone
-uses. The model is one softmax regression, vocabulary x topics. A user knows a few hundred of its words, so
-most of what a broadcast sends is of no use to that user.
+Users write posts about two of twenty topics. Words have Zipf-like frequencies, and each topic
+prefers a few words of its own. The model is one softmax regression, vocabulary x topics. A user uses
+a tenth of the vocabulary, so most of what a broadcast sends is of no use to that user.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from keyhole.server.submodels import deselect_submodels_mean, select_submodels
 from keyhole.training import generator, train, train_with_select
 from keyhole.types import Array, Tree
 
-__all__ = ["ARMS", "Arm", "Outcome", "Posts", "run_arm"]
+__all__ = ["ARMS", "Arm", "Outcome", "Posts", "make_users", "run_arm"]
 
 WORD = KeySpace("word", 4000)
 TOPICS = 20
-USERS, TEST_USERS, POSTS, WORDS_PER_POST = 400, 100, 30, 20
+TRAIN_USERS, TEST_USERS, POSTS, WORDS_PER_POST = 400, 100, 30, 20
+PREFERRED, PREFERENCE = 0.05, 12.0  # share of the words that a topic prefers, and how much
 COHORT, BATCH, CLIENT_LR, SERVER_LR = 30, 10, 0.5, 2.0
 
 # Places of randomness within a run (see keyhole.training.randomness).
-_USERS, _COHORTS = 0, 1
+_TOPICS, _USERS, _COHORTS = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -66,25 +67,45 @@ class Outcome:
     client_bytes: float
 
 
-def run_arm(arm: Arm, seed: int, rounds: int, done: Callable[[], None]) -> Outcome:
+def make_users(seed: int) -> list[Posts]:
+    """Returns the users of a run: those to train on, then those to test on."""
+    rng = generator(seed, _TOPICS)
+    frequency = 1.0 / (10.0 + np.arange(WORD.num_keys))
+    preferred = rng.random((TOPICS, WORD.num_keys)) < PREFERRED
+    weights = np.where(preferred, PREFERENCE, 1.0) * frequency
+    cumulative = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
+    return [
+        _write_posts(cumulative, generator(seed, _USERS, user))
+        for user in range(TRAIN_USERS + TEST_USERS)
+    ]
+
+
+def run_arm(
+    arm: Arm, users: list[Posts], seed: int, rounds: int, done: Callable[[], None]
+) -> Outcome:
     """Trains one arm and evaluates it on users it has not seen.
 
     Args:
-        arm: which comparison line.
-        seed: of data, cohorts and nothing else: all arms see the same.
+        arm: which line of the comparison.
+        users: as `make_users` returns them.
+        seed: of the cohorts; all arms see the same.
         rounds: T.
         done: called after each round, for a progress bar.
 
     Returns:
         Accuracy, and numbers and bytes that a client received per round.
     """
-    users = [_write_posts(generator(seed, _USERS, user)) for user in range(USERS + TEST_USERS)]
-    model = {"kernel": np.zeros((WORD.num_keys, TOPICS), np.float32), "bias": np.zeros(TOPICS, np.float32)}
+    model = {
+        "kernel": np.zeros((WORD.num_keys, TOPICS), np.float32),
+        "bias": np.zeros(TOPICS, np.float32),
+    }
     layout = Layout.of(model, Cut(WORD, {"kernel": 0}))
     chosen: list[int] = []
-    cohorts = _cohorts(users[:USERS], seed, rounds)
+    cohorts = _cohorts(users[:TRAIN_USERS], seed, rounds)
     if arm.keys_per_client is None:
-        steps = train(at_server(model), cohorts, partial(_client_update, WORD.all_keys()), _server_update)
+        steps = train(
+            at_server(model), cohorts, partial(_client_update, WORD.all_keys()), _server_update
+        )
     else:
         steps = train_with_select(
             at_server(model),
@@ -98,20 +119,22 @@ def run_arm(arm: Arm, seed: int, rounds: int, done: Callable[[], None]) -> Outco
     for step in steps:
         model = step.value
         done()
-    m = float(np.mean(chosen)) if chosen else float(WORD.num_keys)
-    fixed, per_key = layout.client_size(word=0), TOPICS
-    size = fixed + per_key * m
-    return Outcome(_accuracy(model, users[USERS:]), size, size * model["kernel"].itemsize)
+    m = np.mean(chosen) if chosen else WORD.num_keys
+    fixed, per_key = (part.record.itemsize for part in layout.parts)
+    received = float(fixed + per_key * m)
+    return Outcome(
+        accuracy=_accuracy(model, users[TRAIN_USERS:]),
+        client_size=received / model["kernel"].itemsize,
+        client_bytes=received,
+    )
 
 
-def _write_posts(rng: np.random.Generator) -> Posts:
-    """One user: two topics, and words of Zipf-like frequency, a third of them everyone's."""
+def _write_posts(cumulative: Array, rng: np.random.Generator) -> Posts:
+    """One user: two topics, and for each post words drawn from the topic's distribution."""
     topics = rng.choice(rng.choice(TOPICS, size=2, replace=False), size=POSTS)
-    per_topic = WORD.num_keys // (TOPICS + 1)
-    rank = np.minimum(rng.zipf(1.3, size=(POSTS, WORDS_PER_POST)), per_topic) - 1
-    is_common = rng.random((POSTS, WORDS_PER_POST)) < 1 / 3
-    block = np.where(is_common, TOPICS, topics[:, None])
-    return Posts(block * per_topic + rank, topics)
+    draws = rng.random((POSTS, WORDS_PER_POST))
+    words = [np.searchsorted(cumulative[t], d) for t, d in zip(topics, draws, strict=True)]
+    return Posts(np.minimum(words, WORD.num_keys - 1), topics)
 
 
 def _cohorts(users: list[Posts], seed: int, rounds: int) -> Iterator[ClientValue[Posts]]:
@@ -154,7 +177,7 @@ def _bags(words: Array, keys: Keys) -> Array:
 
 
 def _softmax(logits: Array) -> Array:
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    odds: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
     return odds / odds.sum(axis=1, keepdims=True)
 
 

@@ -1,8 +1,8 @@
 """Federated model training, without select (Algorithm 1) and with it (Algorithm 2).
 
-Both are generators over rounds. A round's cohort arrives as its client-placed data; what a client or the server
-computes, and how slices and updates travel, are arguments. An update is start minus end, so a server step
-treats it as a gradient.
+Both are generators over rounds. A round's cohort arrives as its client-placed data; what a client
+or the server computes, and how slices and updates travel, are arguments. An update is start minus
+end, so a server step treats it as a gradient.
 """
 
 from __future__ import annotations

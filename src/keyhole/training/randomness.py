@@ -10,8 +10,8 @@ __all__ = ["generator"]
 def generator(seed: int, *place: int) -> np.random.Generator:
     """Returns the generator of one place in a run, such as (trial, round, client).
 
-    Two arms of a comparison that ask for the same place draw the same numbers, in whatever order and on
-    however many workers they run.
+    Two arms of a comparison that ask for the same place draw the same numbers, in whatever order
+    and on however many workers they run.
 
     Args:
         seed: of the run, 0 or more.

@@ -1,0 +1,81 @@
+"""Writes the pages of docs/ that follow from the code: api.md and cli.md.
+
+python docs/generate.py            write them
+python docs/generate.py --check    exit 1 if one is not current
+"""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import click
+
+from keyhole.cli.main import keyhole
+
+DOCS = Path(__file__).parent
+NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
+PACKAGES = {
+    "keyhole": "The primitives. NumPy only.",
+    "keyhole.server": "The same at memory speed, on numba.",
+    "keyhole.models": "What needs JAX.",
+    "keyhole.training": "Algorithms 1 and 2.",
+    "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
+}
+
+
+def first_sentence(value):
+    text = " ".join(inspect.getdoc(value).split("\n\n")[0].split())
+    return text.replace("|", "\\|")
+
+
+def signature(name, value):
+    if inspect.isfunction(value):
+        return f"`{name}({', '.join(inspect.signature(value).parameters)})`"
+    return f"`{name}`"
+
+
+def api_page():
+    lines = ["# API", "", NOTE]
+    for package, about in PACKAGES.items():
+        module = importlib.import_module(package)
+        lines += [f"## {package}", "", about, "", "| name | what it is |", "|---|---|"]
+        for name in module.__all__:
+            value = getattr(module, name)
+            lines.append(f"| {signature(name, value)} | {first_sentence(value)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def cli_page():
+    lines = ["# Command line", "", NOTE]
+    commands = {"keyhole": keyhole}
+    commands.update({f"keyhole {name}": command for name, command in keyhole.commands.items()})
+    for name, command in commands.items():
+        context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
+        lines += [f"## {name}", "", "```", command.get_help(context), "```", ""]
+    lines += [
+        "Exit codes: 0 done, 1 failed, 2 wrong input, 3 nobody left in the cohort, 130 interrupted.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main():
+    pages = {DOCS / "api.md": api_page(), DOCS / "cli.md": cli_page()}
+    if sys.argv[1:] == ["--check"]:
+        stale = [path.name for path, text in pages.items() if _read(path) != text]
+        if stale:
+            sys.exit(f"not current: {', '.join(stale)}; run make docs")
+        return
+    for path, text in pages.items():
+        path.write_text(text)
+        print(f"wrote docs/{path.name}")
+
+
+def _read(path):
+    return path.read_text() if path.exists() else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Every example runs, and prints what it says it shows."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT, load_example
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(path):
+    return subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs_without_a_word_on_stderr(path):
+    done = run(path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_hello_select_prints_slices_in_order_and_the_means():
+    out = run(ROOT / "examples" / "hello_select.py").stdout
+    assert "ann asks for [3, 0]: [6.0, 7.0]  [0.0, 1.0]" in out
+    assert "ben asks for [3, 3, 4]: [6.0, 7.0]  [6.0, 7.0]  [8.0, 9.0]" in out
+    assert "cem asks for []: nothing" in out
+    assert "[2.66666667 2.66666667]" in out  # row 3: (2 + 3 + 3) / 3 clients
+    assert "[4. 4.]" in out  # row 3: (2 + 3 + 3) / 2 who chose it
+    assert "cannot be read at the server" in out
+
+
+def test_algorithm_2_by_hand_equals_algorithm_1_by_hand():
+    out = run(ROOT / "examples" / "algorithm2_by_hand.py").stdout
+    assert "largest difference between the two models: 0.0" in out
+
+
+def test_the_oracle_knows_nothing_of_keyhole():
+    source = (ROOT / "examples" / "algorithm2_by_hand.py").read_text()
+    assert "import keyhole" not in source
+    assert "numpy" not in source
+
+
+def test_the_oracle_learns():
+    oracle = load_example("algorithm2_by_hand")
+    clients = oracle.make_clients(40, 50, seed=2)
+    trained = oracle.algorithm_1(
+        oracle.sgd_client(0.5), oracle.sgd_server(1.0), 40, [0.0] * 50, lambda t: clients
+    )
+    assert oracle.accuracy(trained, clients) > 0.9

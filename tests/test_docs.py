@@ -1,0 +1,67 @@
+"""Docs cannot rot: generated pages are current, named files exist, commands and errors are described."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from keyhole import errors
+from keyhole.cli.main import keyhole
+from tests.helpers import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def test_generated_pages_are_current():
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "generate.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_that_a_page_links_to_exist(page):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_file_of_the_paper_map_exists():
+    page = (ROOT / "docs" / "paper-map.md").read_text()
+    named = re.findall(r"`((?:src|tests|examples|benchmarks|docs)/[\w/.-]+)`", page)
+    assert len(named) > 20
+    for path in named:
+        assert (ROOT / path).exists(), path
+
+
+def test_every_test_of_the_paper_map_exists():
+    page = (ROOT / "docs" / "paper-map.md").read_text()
+    for path, name in re.findall(r"`(tests/[\w/.]+)`::`(\w+)`", page):
+        assert f"def {name}(" in (ROOT / path).read_text(), name
+
+
+def test_every_command_is_documented():
+    page = (ROOT / "docs" / "cli.md").read_text()
+    for name in keyhole.commands:
+        assert f"## keyhole {name}" in page
+
+
+def test_every_error_is_documented():
+    page = (ROOT / "docs" / "api.md").read_text()
+    for name in errors.__all__:
+        assert f"`{name}`" in page
+
+
+def test_the_readme_example_runs(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(code.strip().splitlines()) <= 16
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    expected = re.findall(r"# prints (.*)", code)
+    assert done.stdout.split("\n")[: len(expected)] == expected
