@@ -1,8 +1,7 @@
 """Rows of a table by key: gather them, add to them, sum them. Memory speed, fixed order.
 
 A table is a C-contiguous array (K, d), a key is a row number, M keys come with M rows. Keys are
-checked once, up front; the kernels below then move whole rows between addresses, so one compiled
-kernel serves every dtype and read-only memory. What makes them fast, in order of effect:
+checked once, up front; the kernels below then move whole rows. What makes them fast:
 
 * a row due a few steps later is fetched line by line while the current one is moved;
 * large outputs are streamed past the cache, which spares reading the lines they overwrite;
@@ -15,8 +14,7 @@ that one row is written by one thread in order of occurrence: the sum is the sam
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,9 +32,9 @@ _BLOCK = 256  # bytes moved without a branch
 _AHEAD = 4096  # bytes fetched before they are due; an eighth of a first-level cache
 _STREAM_FROM = 8 << 20  # bytes of output; below, the reader may still find it in the cache
 _PART = 16 << 20  # bytes of table that stay in a shared cache while a part is visited
-_THREAD_FROM = 8 << 20  # bytes moved; a thread costs about 0.1 ms to start
+_THREAD_FROM = 8 << 20  # bytes for each thread, which costs about 0.1 ms to start
 _DIGIT = 11  # bits per radix pass: 2048 counters stay in the first-level cache
-_BYTE, _WORD = np.uint8(0), ir.IntType(64)
+_WORD, _FLAG = ir.IntType(64), ir.IntType(32)
 _ADDABLE = tuple(np.dtype(name) for name in ("float32", "float64", "int32", "int64"))
 
 
@@ -121,8 +119,8 @@ def sum_rows(
         threads: how many threads may share a large job; the result does not depend on it.
 
     Returns:
-        The D distinct keys, ascending, int64 (D,), and their sums (D, d) of the rows' dtype: bit for
-        bit what `scatter_add_rows` leaves in a table of zeros.
+        The D distinct keys, ascending, int64 (D,), and their sums (D, d) of the rows' dtype: bit
+        for bit what `scatter_add_rows` leaves in a table of zeros.
 
     Raises:
         KeySpaceError: keys are not a vector of integers, or some are negative.
@@ -142,15 +140,12 @@ def sum_rows(
     return distinct, sums
 
 
-# Checks
-
-
 def _misfit(wrong: str, got: object, allowed: object, fix: str) -> ShapeError:
     return ShapeError(wrong, got=got, allowed=allowed, fix=fix)
 
 
 def _check_rows(name: str, rows: np.ndarray, *, addable: bool = False) -> None:
-    """Demands a C-contiguous matrix of numbers, of a dtype that the adding kernels know if asked."""
+    """Demands a C-contiguous matrix of numbers; `addable`: of a dtype the kernels can add."""
     if not isinstance(rows, np.ndarray) or rows.ndim != 2:
         got = rows.shape if isinstance(rows, np.ndarray) else type(rows).__name__
         raise _misfit(f"{name} is not a matrix", got, "an array (rows, d)", "reshape it")
@@ -172,8 +167,7 @@ def _checked_target(name: str, target: np.ndarray, source: np.ndarray) -> np.nda
     if not target.flags.writeable:
         raise _misfit(f"{name} is read-only", "writeable=False", "a writeable array", "copy it")
     if np.may_share_memory(target, source):
-        fix = "pass an array of its own"
-        raise _misfit(f"{name} overlaps what is read", "shared memory", "separate memory", fix)
+        raise _misfit(f"{name} overlaps what is read", "shared memory", "its own", "copy it")
     return target
 
 
@@ -184,16 +178,15 @@ def _checked_keys(keys: np.ndarray, num_keys: int) -> np.ndarray:
         fix = "pass one integer for each row"
         raise KeySpaceError("keys are not a vector", got=got, allowed="an array (M,)", fix=fix)
     if keys.dtype.kind not in "iu" or keys.dtype == np.uint64:
-        fix = "convert them to int64"
-        raise KeySpaceError("keys are not int64", got=keys.dtype, allowed="int64", fix=fix)
+        fix = "convert them with astype"
+        raise KeySpaceError("keys are not integers", got=keys.dtype, allowed="int64", fix=fix)
     # Read-only keys are copied: 8 bytes each, against a second compilation of every kernel.
     if keys.dtype != np.int64 or not keys.flags.carray:
         keys = np.array(keys, np.int64)
     if not _all_within(keys, num_keys - 1):
         count = np.count_nonzero((keys < 0) | (keys > num_keys - 1))
+        got, fix = f"{count} such keys of {keys.size}", "rebuild the key space or enlarge the table"
         allowed = f"0..{num_keys - 1}" if num_keys else "none, the table has no rows"
-        fix = "rebuild the key space or enlarge the table"
-        got = f"{count} such keys of {keys.size}"
         raise KeySpaceError("keys lie outside the table", got=got, allowed=allowed, fix=fix)
     return keys
 
@@ -206,50 +199,33 @@ def _share(threads: int, nbytes: int) -> int:
     return min(threads, max(1, nbytes // _THREAD_FROM))
 
 
-# Plans: which thread moves which rows, and in which order
-
-
 def _gather(table: np.ndarray, keys: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Gives each thread its own rows of the output."""
-    width, start, to = out.strides[0], table.ctypes.data, out.ctypes.data
-    streams = out.nbytes >= _STREAM_FROM and width % 16 == 0 and to % 16 == 0
+    table, out, streams = table.view(np.uint8), out.view(np.uint8), out.nbytes >= _STREAM_FROM
+    order = np.arange(len(keys)) if threads > 1 else None
     if table.nbytes > 2 * _PART and out.nbytes > 2 * table.nbytes:
-        order, block = np.empty_like(keys), max(1, _PART // width)
+        order, block = np.empty_like(keys), max(1, _PART // table.shape[1])
         _partition(keys, block, -(-len(table) // block), order)
-        orders = np.array_split(order, threads)
-        _run(lambda t: _copy_rows(start, keys, orders[t], to, width, streams), threads)
-    else:
-        cuts = [len(keys) * t // threads for t in range(threads + 1)]
-        parts = [keys[low:high] for low, high in pairwise(cuts)]
-        _run(
-            lambda t: _copy_rows(start, parts[t], None, to + cuts[t] * width, width, streams),
-            threads,
-        )
+    orders = [None] if order is None else np.array_split(order, threads)
+    _run(lambda order: _copy_rows(table, keys, order, out, streams), orders)
 
 
 def _scatter_add(table: np.ndarray, keys: np.ndarray, rows: np.ndarray, threads: int) -> None:
     """Gives each thread its own rows of the table: by turns, in blocks of about a line."""
-    width, start, source, zero = rows.strides[0], table.ctypes.data, rows.ctypes.data, table.dtype.type(0)
-    if threads == 1:
-        _add_rows(start, keys, None, source, width, zero)
-        return
-    order = np.empty_like(keys)
-    starts = _partition(keys, max(1, _LINE // width), threads, order)
-    orders = [order[low:high] for low, high in pairwise(starts)]
-    _run(lambda t: _add_rows(start, keys, orders[t], source, width, zero), threads)
+    orders: list[Any] = [None]
+    if threads > 1:
+        order, block = np.empty_like(keys), max(1, _LINE * len(rows) // rows.nbytes)
+        orders = np.split(order, _partition(keys, block, threads, order)[1:-1])
+    _run(lambda order: _add_rows(table, keys, order, rows), orders)
 
 
-def _run(work: Callable[[int], None], threads: int) -> None:
-    """Runs work(0), ..., work(threads - 1), the first of them in this thread."""
-    others = [Thread(target=work, args=(t,)) for t in range(1, threads)]
-    for other in others:
-        other.start()
-    work(0)
-    for other in others:
-        other.join()
-
-
-# Kernels
+def _run(work: Callable[[Any], None], orders: list[Any]) -> None:
+    """Does the work of each order in a thread of its own; a single one here."""
+    if len(orders) == 1:
+        work(orders[0])
+    else:
+        with ThreadPoolExecutor(len(orders)) as pool:
+            list(pool.map(work, orders))
 
 
 def _move(tail: tuple[int, ...], *, adds: bool = False, streams: bool = False) -> Any:
@@ -260,9 +236,9 @@ def _move(tail: tuple[int, ...], *, adds: bool = False, streams: bool = False) -
     """
 
     @intrinsic
-    def move(_: Any, target: Any, source: Any, ahead: Any, size: Any, zero: Any) -> Any:
+    def move(_: Any, target: Any, source: Any, ahead: Any, size: Any, kind: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            item = context.get_value_type(signature.args[4])
+            item = context.get_value_type(signature.args[4].dtype)
             width = context.get_abi_sizeof(item)
             done = _emit_units(builder, item, width, args, _WORD(0), _BLOCK, adds, streams)
             with builder.if_then(builder.icmp_signed("<", done, args[3])):
@@ -273,7 +249,7 @@ def _move(tail: tuple[int, ...], *, adds: bool = False, streams: bool = False) -
             _emit_fetches(builder, builder.add(args[2], builder.sub(args[3], _WORD(1))), _LINE)
             return context.get_dummy_value()
 
-        return types.void(target, source, ahead, size, zero), emit
+        return types.void(target, source, ahead, size, kind), emit
 
     return move
 
@@ -283,41 +259,33 @@ def _emit_units(
 ) -> Any:
     """Moves as many whole units as remain after the bytes that are done; returns what is done."""
     # Streaming needs alignment, and rows of a multiple of 16 bytes have no more than that.
-    chunk = min(unit, 16 if streams else 32)
+    chunk, align = (min(unit, 16), 16) if streams else (min(unit, 32), 1)
     pointer = ir.VectorType(item, chunk // width).as_pointer()
+    add = builder.add if isinstance(item, ir.IntType) else builder.fadd
     count = builder.sdiv(builder.sub(args[3], done), _WORD(unit))
     with cgutils.for_range(builder, count) as loop:
         offset = builder.add(done, builder.mul(loop.index, _WORD(unit)))
         _emit_fetches(builder, builder.add(args[2], offset), unit)
         for at in range(0, unit, chunk):
-            target, source = (builder.add(end, builder.add(offset, _WORD(at))) for end in args[:2])
-            _emit_chunk(builder, pointer, target, source, adds, streams)
+            here = builder.add(offset, _WORD(at))
+            target, source = (builder.inttoptr(builder.add(p, here), pointer) for p in args[:2])
+            value = builder.load(source, align=1)
+            if adds:
+                value = add(builder.load(target, align=1), value)
+            store = builder.store(value, target, align=align)
+            if streams:
+                store.set_metadata("nontemporal", builder.module.add_metadata([_FLAG(1)]))
     return builder.add(done, builder.mul(count, _WORD(unit)))
 
 
 def _emit_fetches(builder: Any, address: Any, size: int) -> None:
     """Asks for the whole lines from an address on, for reading, into all caches; never faults."""
-    pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _FLAG, _FLAG, _FLAG])
     fetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-    for line in range(size // _LINE):
-        at = builder.inttoptr(builder.add(address, _WORD(line * _LINE)), pointer)
-        builder.call(fetch, [at, number(0), number(3), number(1)])
-
-
-def _emit_chunk(
-    builder: Any, pointer: Any, target: Any, source: Any, adds: bool, streams: bool
-) -> None:
-    """One vector from source to target: copied, or added to what is there."""
-    target = builder.inttoptr(target, pointer)
-    value = builder.load(builder.inttoptr(source, pointer), align=1)
-    if adds:
-        is_float = isinstance(pointer.pointee.element, ir.FloatType | ir.DoubleType)
-        add = builder.fadd if is_float else builder.add
-        value = add(builder.load(target, align=1), value)
-    store = builder.store(value, target, align=16 if streams else 1)
-    if streams:
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+    for line in range(0, size - _LINE + 1, _LINE):
+        at = builder.inttoptr(builder.add(address, _WORD(line)), pointer)
+        builder.call(fetch, [at, _FLAG(0), _FLAG(3), _FLAG(1)])
 
 
 def _make_fence() -> Any:
@@ -341,32 +309,35 @@ _fence = _make_fence()
 
 
 @njit(cache=True, nogil=True)
-def _copy_rows(table, keys, order, out, width, streams):  # type: ignore[no-untyped-def]
-    """Copies occurrences `order`, or all if None; table and out are addresses."""
+def _copy_rows(table, keys, order, out, streams):  # type: ignore[no-untyped-def]
+    """Copies occurrences `order`, or all if None; table (K, width) and out (M, width) are bytes."""
     number = len(keys) if order is None else len(order)
+    start, to, width = table.ctypes.data, out.ctypes.data, table.shape[1]
     lead = min(32, max(2, _AHEAD // width))
+    streams = streams and (to | width) & 15 == 0
     for x in range(number):
         y = min(x + lead, number - 1)
         i, j = (x, y) if order is None else (order[x], order[y])
-        source, ahead = table + keys[i] * width, table + keys[j] * width
+        source, ahead = start + keys[i] * width, start + keys[j] * width
         if streams:
-            _stream_row(out + i * width, source, ahead, width, _BYTE)
+            _stream_row(to + i * width, source, ahead, width, table)
         else:
-            _copy_row(out + i * width, source, ahead, width, _BYTE)
+            _copy_row(to + i * width, source, ahead, width, table)
     if streams:
         _fence()
 
 
 @njit(cache=True, nogil=True)
-def _add_rows(table, keys, order, rows, width, zero):  # type: ignore[no-untyped-def]
-    """Adds occurrences `order`, or all if None; table and rows are addresses."""
+def _add_rows(table, keys, order, rows):  # type: ignore[no-untyped-def]
+    """Adds occurrences `order`, or all if None."""
     number = len(keys) if order is None else len(order)
+    start, source, width = table.ctypes.data, rows.ctypes.data, table.shape[1] * table.itemsize
     lead = min(32, max(2, _AHEAD // width))
     for x in range(number):
         y = min(x + lead, number - 1)
         i, j = (x, y) if order is None else (order[x], order[y])
-        target, ahead = table + keys[i] * width, table + keys[j] * width
-        _add_row(target, rows + i * width, ahead, width, zero)
+        target, ahead = start + keys[i] * width, start + keys[j] * width
+        _add_row(target, source + i * width, ahead, width, table)
 
 
 @njit(cache=True, nogil=True)
@@ -386,7 +357,7 @@ def _partition(keys, block, parts, order):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _number(source, work, slots):  # type: ignore[no-untyped-def]
-    """Fills slots[i] with the rank of key i among the distinct keys, and returns those, ascending."""
+    """Fills slots[i] with the rank of key i among the distinct keys; returns those, ascending."""
     keys, order = _sort(source, work)
     count = 0
     for x in range(len(keys)):
@@ -401,29 +372,22 @@ def _number(source, work, slots):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _sort(source, work):  # type: ignore[no-untyped-def]
     """Keys ascending and their occurrences, in work (4, M), by a stable radix sort."""
-    keys, order, spare_keys, spare_order = work[0], work[1], work[2], work[3]
-    top, shift = np.int64(0), 0
+    keys, order, to_keys, to_order = work[0], work[1], work[2], work[3]
+    top, shift, mask = np.int64(0), 0, (1 << _DIGIT) - 1
     for i, key in enumerate(source):
         keys[i], order[i], top = key, i, max(top, key)
     while shift < 63 and top >> shift > 0:
-        _sort_digit(keys, order, spare_keys, spare_order, shift)
-        keys, order, spare_keys, spare_order = spare_keys, spare_order, keys, order
+        nexts = np.zeros(mask + 2, np.int64)
+        for key in keys:
+            nexts[(key >> shift & mask) + 1] += 1
+        nexts = np.cumsum(nexts)
+        for i, key in enumerate(keys):
+            at = nexts[key >> shift & mask]
+            nexts[key >> shift & mask] = at + 1
+            to_keys[at], to_order[at] = key, order[i]
+        keys, order, to_keys, to_order = to_keys, to_order, keys, order
         shift += _DIGIT
     return keys, order
-
-
-@njit(cache=True, nogil=True)
-def _sort_digit(keys, order, to_keys, to_order, shift):  # type: ignore[no-untyped-def]
-    """One pass: equal digits stay in the order they came."""
-    mask = (1 << _DIGIT) - 1
-    nexts = np.zeros(mask + 2, np.int64)
-    for key in keys:
-        nexts[(key >> shift & mask) + 1] += 1
-    nexts = np.cumsum(nexts)
-    for i, key in enumerate(keys):
-        at = nexts[key >> shift & mask]
-        nexts[key >> shift & mask] = at + 1
-        to_keys[at], to_order[at] = key, order[i]
 
 
 @njit(cache=True, nogil=True)
