@@ -55,7 +55,7 @@ def cli_page():
         context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
         lines += [f"## {name}", "", "```", command.get_help(context), "```", ""]
     lines += [
-        "Exit codes: 0 done, 1 failed, 2 wrong input, 3 nobody left in the cohort, 130 interrupted.",
+        "Exit codes: 0 done, 1 failed, 2 wrong input, 3 nobody left in a cohort, 130 interrupted.",
         "",
     ]
     return "\n".join(lines)

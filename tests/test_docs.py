@@ -1,4 +1,4 @@
-"""Docs cannot rot: generated pages are current, named files exist, commands and errors are described."""
+"""Docs cannot rot: generated pages are current, and what pages name exists."""
 
 import re
 import subprocess
@@ -60,7 +60,12 @@ def test_the_readme_example_runs(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(code.strip().splitlines()) <= 16
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     expected = re.findall(r"# prints (.*)", code)

@@ -86,13 +86,20 @@ def test_broadcast_reaches_those_who_are_still_there():
     assert received.lost == (1,)
 
 
-def test_only_aggregations_use_the_door_out_of_a_client_placement():
-    users = {
+@pytest.mark.parametrize(
+    ("door", "users"),
+    [
+        ("contributions", {"primitives/aggregate.py", "server/submodels.py"}),
+        ("observe", {"delivery/ways.py", "training/visit.py"}),
+    ],
+)
+def test_only_those_named_here_use_a_door_out_of_a_client_placement(door, users):
+    found = {
         path.relative_to(ROOT / "src/keyhole").as_posix()
         for path in (ROOT / "src/keyhole").rglob("*.py")
-        if "contributions(" in path.read_text()
+        if f"{door}(" in path.read_text() and path.name != "placement.py"
     }
-    assert users == {"primitives/placement.py", "primitives/aggregate.py", "server/submodels.py"}
+    assert found == users
 
 
 def test_nothing_but_placement_touches_what_clients_hold():

@@ -49,7 +49,7 @@ class Field:
         chosen = dict(zip(self.axes, keys, strict=True))
         return tuple(chosen.get(axis, slice(None)) for axis in range(len(self.shape)))
 
-    def stack(self, slices: Sequence[Array], counts: Sequence[int]) -> Array:
+    def stack(self, slices: Sequence[Array] | Array, counts: Sequence[int]) -> Array:
         """The client's parameter from its slices, which come in the order of `Product.grid`."""
         stacked = np.asarray(slices, self.dtype).reshape(*counts, *self.slice_shape)
         return np.moveaxis(stacked, range(len(counts)), self.axes)
@@ -91,6 +91,26 @@ class Part:
     def keys_of(self, keys: Mapping[str, Keys]) -> Keys:
         """The keys of this part for a client that selected `keys`: every combination."""
         return self.product.grid(*(keys[factor.name] for factor in self.product.factors))
+
+    def to_rows(self, leaves: Mapping[str, Array]) -> Array:
+        """The slices of a model or sub-model as rows, (number of slices, slice_size).
+
+        The fields of a slice stand side by side, in the order of `record`.
+        """
+        blocks = [field.unstack(np.asarray(leaves[field.path])) for field in self.fields]
+        flat = [
+            b.reshape(len(b), prod(f.slice_shape)) for b, f in zip(blocks, self.fields, strict=True)
+        ]
+        return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+
+    def from_rows(self, rows: Array, counts: Sequence[int]) -> dict[str, Array]:
+        """The parameters of a client with `counts` keys: the inverse of `to_rows`."""
+        leaves, start = {}, 0
+        for field in self.fields:
+            stop = start + prod(field.slice_shape)
+            leaves[field.path] = field.stack(rows[:, start:stop], counts)
+            start = stop
+        return leaves
 
     def pack(self, piece: Mapping[str, Array]) -> bytes:
         """The bytes of one slice, laid out as `record`."""

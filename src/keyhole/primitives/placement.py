@@ -14,7 +14,15 @@ from typing import Any, Generic, NoReturn, TypeVar
 from keyhole.errors import CohortError, PlacementError
 from keyhole.types import ClientId
 
-__all__ = ["ClientValue", "ServerValue", "at_clients", "at_server", "contributions", "map_clients"]
+__all__ = [
+    "ClientValue",
+    "ServerValue",
+    "at_clients",
+    "at_server",
+    "contributions",
+    "map_clients",
+    "observe",
+]
 
 T = TypeVar("T")
 
@@ -177,4 +185,13 @@ def contributions(values: ClientValue[T]) -> list[T]:
             allowed="1 client or more",
             fix="skip the round, or select more clients",
         )
-    return list(values._held.values())
+    return list(observe(values).values())
+
+
+def observe(values: ClientValue[T]) -> dict[ClientId, T]:
+    """What each client holds, as the process that simulates the clients sees it.
+
+    For what counts cost, runs clients elsewhere, or is a party that the clients do show their
+    values to. A test names the modules that may use it.
+    """
+    return dict(values._held)

@@ -1,5 +1,4 @@
-"""Sub-models at memory speed: what `Layout.select` and the deselects mean, without a loop over
-slices.
+"""Sub-models at memory speed: `Layout.select` and the deselects without a loop over slices.
 
 `tests/laws/test_two_speeds.py` holds each function here to its plain definition. The cost depends
 on what was selected: no row is read or written that no client chose.
@@ -7,20 +6,21 @@ on what was selected: no row is read or written that no client chose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.errors import NotFiniteError
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.parts import Field, Part
 from keyhole.primitives.placement import ClientValue, ServerValue, contributions, map_clients
-from keyhole.server.rows import gather_rows, sum_rows
-from keyhole.types import Array, KeyArray, Tree
+from keyhole.server.aggregation import Over, sum_updates
+from keyhole.server.rows import gather_rows
+from keyhole.server.updates import RowUpdate
+from keyhole.types import Array, Tree
 
 __all__ = [
     "deselect_submodels_mean",
@@ -30,9 +30,6 @@ __all__ = [
 ]
 
 ClientKeys: TypeAlias = Keys | Iterable[Keys]
-
-# (product keys of each client, distinct product keys) -> what each distinct key's sum is divided by
-_Divisor: TypeAlias = Callable[[Sequence[KeyArray], KeyArray], Array] | None
 
 
 def select_submodels(
@@ -91,29 +88,21 @@ def deselect_submodels_sum(
         ShapeError: an update is not shaped as its sub-model.
         NotFiniteError: an update holds NaN or infinity.
     """
-    return _deselect(layout, updates, keys, divisor=None)
+    return _deselect(layout, updates, keys, "nothing")
 
 
 def deselect_submodels_mean(
     layout: Layout, updates: ClientValue[Tree], keys: ClientValue[ClientKeys]
 ) -> ServerValue[Tree]:
-    """Averages over the cohort, Eq. 5: `deselect_mean` with `layout.deselect`. Arguments as
-    above."""
-    return _deselect(
-        layout, updates, keys, lambda zs, distinct: np.full(len(distinct), float(len(zs)))
-    )
+    """Averages over the cohort, Eq. 5: `deselect_mean` with `layout.deselect`."""
+    return _deselect(layout, updates, keys, "cohort")
 
 
 def deselect_submodels_mean_per_key(
     layout: Layout, updates: ClientValue[Tree], keys: ClientValue[ClientKeys]
 ) -> ServerValue[Tree]:
-    """Averages each row over those who chose it: `deselect_mean_per_key`. Arguments as above."""
-
-    def choosers(zs: Sequence[KeyArray], _: KeyArray) -> Array:
-        once = np.concatenate([np.unique(z) for z in zs])
-        return sum_rows(once, np.ones((len(once), 1)))[1][:, 0]
-
-    return _deselect(layout, updates, keys, choosers)
+    """Averages each row over those who chose it: `deselect_mean_per_key` with `layout.deselect`."""
+    return _deselect(layout, updates, keys, "choosers")
 
 
 def _gather(field: Field, part: Part, value: Array, chosen: Mapping[str, Keys]) -> Array:
@@ -133,53 +122,27 @@ def _gather(field: Field, part: Part, value: Array, chosen: Mapping[str, Keys]) 
 
 
 def _deselect(
-    layout: Layout,
-    updates: ClientValue[Tree],
-    keys: ClientValue[ClientKeys],
-    divisor: _Divisor,
+    layout: Layout, updates: ClientValue[Tree], keys: ClientValue[ClientKeys], over: Over
 ) -> ServerValue[Tree]:
-    """Sums every part under its product keys and divides each row by `divisor`."""
     pairs = contributions(map_clients(lambda u, z: (u, layout.keys_by_space(z)), updates, keys))
-    for update, chosen in pairs:
-        layout.check(update, chosen)
-    given = [tree.flatten(update) for update, _ in pairs]
+    sums = sum_updates(layout, [u for u, _ in pairs], [z for _, z in pairs], over)
     leaves: dict[str, Array] = {}
-    for part in layout.parts:
-        zs = [part.keys_of(chosen).array for _, chosen in pairs]
-        for field in part.fields:
-            stacks = [field.unstack(np.asarray(leaf[field.path])) for leaf in given]
-            leaves[field.path] = _sum_field(part, field, zs, stacks, divisor)
+    for part, update in zip(layout.parts, sums, strict=True):
+        leaves |= _spread(part, update)
     return ServerValue(tree.unflatten(layout.structure, leaves))
 
 
-def _sum_field(
-    part: Part,
-    field: Field,
-    zs: Sequence[KeyArray],
-    stacks: Sequence[Array],
-    divisor: _Divisor,
-) -> Array:
-    """The sum of one parameter over clients; `np.zeros` costs nothing for rows that stay zero."""
-    rows = np.ascontiguousarray(np.concatenate(stacks), field.dtype)
-    width = prod(field.slice_shape)
-    distinct, sums = sum_rows(np.concatenate(zs), rows.reshape(len(rows), width))
-    _check_finite(sums, stacks)
-    if divisor is not None:
-        is_float = np.issubdtype(sums.dtype, np.floating)
-        sums = sums / divisor(zs, distinct).astype(sums.dtype if is_float else np.float64)[:, None]
-    total = np.zeros(field.shape, sums.dtype)
-    index = tuple(k.array for k in part.product.split(Keys(part.space, distinct)))
-    by_slice = np.moveaxis(total, field.axes, range(len(field.axes)))
-    by_slice[index] = sums.reshape(*([len(sums)] if index else []), *field.slice_shape)
-    return total
-
-
-def _check_finite(sums: Array, stacks: Sequence[Array]) -> None:
-    if not np.all(np.isfinite(sums)):
-        broken = sum(not np.all(np.isfinite(stack)) for stack in stacks)
-        raise NotFiniteError(
-            "updates hold NaN or infinity, or their sum overflows",
-            got=f"{broken} of {len(stacks)} clients",
-            allowed="finite numbers",
-            fix="lower client_lr or clip gradients; drop those clients from the round",
-        )
+def _spread(part: Part, update: RowUpdate) -> dict[str, Array]:
+    """The rows written into zeros; `np.zeros` costs nothing for rows that stay zero."""
+    index = tuple(k.array for k in part.product.split(Keys(part.space, update.keys)))
+    leaves, start = {}, 0
+    for field in part.fields:
+        stop = start + prod(field.slice_shape)
+        rows = update.rows[:, start:stop]
+        dtype = field.dtype if np.issubdtype(field.dtype, np.floating) else rows.dtype
+        total = np.zeros(field.shape, dtype)
+        by_slice = np.moveaxis(total, field.axes, range(len(field.axes)))
+        by_slice[index] = rows.reshape(*([len(rows)] if index else []), *field.slice_shape)
+        leaves[field.path] = total
+        start = stop
+    return leaves

@@ -1,8 +1,8 @@
-"""The demo: topic prediction from bags of words, with and without select, on data made on the spot.
+"""The demo: topic prediction from bags of words, with and without select, on data made here.
 
-Users write posts about two of twenty topics. Words have Zipf-like frequencies, and each topic
-prefers a few words of its own. The model is one softmax regression, vocabulary x topics. A user uses
-a tenth of the vocabulary, so most of what a broadcast sends is of no use to that user.
+Users write posts about two of twenty topics. Words have Zipf-like frequencies; a topic
+prefers a few words of its own. The model is one softmax regression, vocabulary x topics. A user
+uses a tenth of the vocabulary, so most of what a broadcast sends is of no use to that user.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def _bags(words: Array, keys: Keys) -> Array:
 
 def _softmax(logits: Array) -> Array:
     odds: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return odds / odds.sum(axis=1, keepdims=True)
+    total: Array = odds.sum(axis=1, keepdims=True)
+    return np.divide(odds, total)
 
 
 def _accuracy(model: Tree, users: list[Posts]) -> float:

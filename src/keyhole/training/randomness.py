@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 
-__all__ = ["generator"]
+__all__ = ["Place", "generator"]
+
+
+class Place(IntEnum):
+    """What a random number is for: the word between the trial and the round."""
+
+    INIT = 0
+    COHORT = 1
+    LOST_BEFORE = 2
+    LOST_AFTER = 3
+    KEYS = 4
+    CLIENT = 5
+    DEVICE = 6
+    DURATION = 7
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
-    """Returns the generator of one place in a run, such as (trial, round, client).
+    """Returns the generator of one place in a run, such as (trial, Place.CLIENT, round, client).
 
     Two arms of a comparison that ask for the same place draw the same numbers, in whatever order
     and on however many workers they run.

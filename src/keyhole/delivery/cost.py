@@ -1,0 +1,46 @@
+"""What a delivery costs and who sees what: reported with the slices, by every way alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from keyhole.primitives.placement import ClientValue
+from keyhole.server.state import ServerState
+from keyhole.types import ClientId, Tree
+
+__all__ = ["Cost", "Delivered", "Delivery"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of delivering one round.
+
+    Args:
+        bytes_down: bytes of slices that each client received.
+        bytes_up: bytes of keys that each client sent to receive them.
+        select_calls: slices that were computed, one for each call of the select function.
+        cache_hits: slices that were asked for and found computed.
+        distinct_keys: how many different slices the cohort asked for, over all parts that are cut.
+        seen_by: party -> what it learns of a client's keys.
+    """
+
+    bytes_down: Mapping[ClientId, int]
+    bytes_up: Mapping[ClientId, int]
+    select_calls: int
+    cache_hits: int
+    distinct_keys: int
+    seen_by: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Sub-models on the clients, and their cost."""
+
+    submodels: ClientValue[Tree]
+    cost: Cost
+
+
+Delivery: TypeAlias = Callable[[ServerState, ClientValue[Any]], Delivered]
+"""`deliver(state, keys)`: keys are each client's `Keys`, one for each key space."""

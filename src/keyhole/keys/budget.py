@@ -1,0 +1,107 @@
+"""Budgets: how many keys a device can afford, by the memory it has.
+
+The paper's section 3 notes that select lets devices of different strength train models of different
+size. A device class says how common such devices are and how many bytes of model they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isclose
+
+import numpy as np
+
+from keyhole.errors import InputError
+from keyhole.primitives.layout import Layout
+
+__all__ = ["DeviceClass", "assign_device", "keys_within"]
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """A kind of device.
+
+    Args:
+        name: such as "phone" or "watch".
+        share: which share of the population is of this kind, above 0 and at most 1.
+        model_bytes: how many bytes of model such a device can hold.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    name: str
+    share: float
+    model_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(
+                f"share of device class {self.name!r} is out of range",
+                got=self.share,
+                allowed="above 0, at most 1",
+                fix="shares of all classes add up to 1",
+            )
+
+
+def assign_device(classes: Sequence[DeviceClass], rng: np.random.Generator) -> DeviceClass:
+    """Draws the class of one client; a client keeps its class if `rng` is a function of the client.
+
+    Raises:
+        InputError: the shares do not add up to 1.
+
+    >>> phone, watch = DeviceClass("phone", 0.75, 4000), DeviceClass("watch", 0.25, 400)
+    >>> assign_device([phone, watch], np.random.default_rng(0)).name
+    'phone'
+    """
+    shares = [device.share for device in classes]
+    if not isclose(sum(shares), 1.0, abs_tol=1e-9):
+        raise InputError(
+            "shares of device classes do not add up",
+            got=sum(shares),
+            allowed="1",
+            fix="let the shares of all classes add up to 1",
+        )
+    return classes[int(rng.choice(len(classes), p=np.array(shares) / sum(shares)))]
+
+
+def keys_within(layout: Layout, model_bytes: int) -> dict[str, int]:
+    """Returns the most keys of each key space whose sub-model fits into `model_bytes`.
+
+    With several key spaces each gets the same share of its keys, as large as fits.
+
+    Args:
+        layout: the model and its cuts.
+        model_bytes: what a device can hold.
+
+    Raises:
+        InputError: even the part that everybody receives, with one key of each space, is larger.
+
+    >>> from keyhole.primitives.cuts import Cut
+    >>> from keyhole.primitives.keyspace import KeySpace
+    >>> word = KeySpace("word", 1000)
+    >>> layout = Layout.of({"w": np.zeros((1000, 10), np.float32)}, Cut(word, {"w": 0}))
+    >>> keys_within(layout, model_bytes=4100)
+    {'word': 102}
+    """
+    largest = max((space.num_keys for space in layout.spaces), default=1)
+
+    def counts(step: int) -> dict[str, int]:
+        return {s.name: max(1, s.num_keys * step // largest) for s in layout.spaces}
+
+    if layout.client_bytes(**counts(1)) > model_bytes:
+        raise InputError(
+            "the smallest sub-model does not fit the device",
+            got=f"{model_bytes} bytes",
+            allowed=f"{layout.client_bytes(**counts(1))} or more",
+            fix="cut more of the model, or leave such devices out",
+        )
+    low, high = 1, largest
+    while low < high:  # the largest step that fits
+        middle = (low + high + 1) // 2
+        if layout.client_bytes(**counts(middle)) <= model_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return counts(low)

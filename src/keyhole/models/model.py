@@ -1,0 +1,75 @@
+"""Model: what is trained, as a frozen record of functions with its cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from keyhole.primitives.cuts import Cut
+from keyhole.primitives.layout import Layout
+from keyhole.types import Array, Tree
+
+__all__ = ["Batch", "Model", "glorot"]
+
+Batch: TypeAlias = Mapping[str, Any]
+"""Named arrays whose first axis counts examples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model and how it is cut.
+
+    `loss` and `predict` read every size from the shapes of the parameters, so they serve the
+    server's model and a sub-model of any number of keys alike.
+
+    Args:
+        init: `seed -> parameters`, a tree of float32 arrays.
+        loss: `(parameters, batch, mask) -> scalar`, the mean over the examples where the bool mask
+            (batch size,) holds; traced by JAX.
+        predict: `(parameters, batch) -> outputs`, one row per example.
+        cuts: which axes of which parameters belong to which key space.
+        hide_padding: `(parameters, {key space: bool mask (slots,)}) -> parameters`. A padded slot
+            holds zeros, which weigh nothing in a hidden layer; where they would count, as in a
+            softmax over words, this function takes them out.
+        plain_sgd: `(parameters, examples, batches, client_lr) -> parameters` in NumPy: a faster way
+            to the same end as gradient steps on `loss`, if there is one. `batches` is int64
+            (steps, batch size), -1 for no example.
+
+    >>> from keyhole import Cut, KeySpace
+    >>> word = KeySpace("word", 50)
+    >>> model = Model(
+    ...     init=lambda seed: {"w": np.zeros((50, 3), np.float32)},
+    ...     loss=lambda w, batch, mask: (w["w"][batch["word"]].sum(axis=1) * mask).mean(),
+    ...     predict=lambda w, batch: w["w"][batch["word"]],
+    ...     cuts=(Cut(word, {"w": 0}),),
+    ... )
+    >>> model.layout.client_size(word=4), model.layout.server_size
+    (12, 150)
+    """
+
+    init: Callable[[int], Tree]
+    loss: Callable[[Tree, Batch, Any], Any]
+    predict: Callable[[Tree, Batch], Any]
+    cuts: tuple[Cut, ...]
+    hide_padding: Callable[[Tree, Mapping[str, Any]], Tree] | None = None
+    plain_sgd: Callable[[Tree, Batch, Array, float], Tree] | None = None
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The cuts checked against the shapes: select, deselect and sizes follow from it."""
+        return Layout.of(self.init(0), *self.cuts)
+
+
+def glorot(rng: np.random.Generator, *shape: int, fan_in: int, fan_out: int) -> Array:
+    """Draws weights uniformly from +-sqrt(6 / (fan_in + fan_out)), float32.
+
+    Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks,
+    2010, Eq. 16.
+    """
+    bound = np.float32(np.sqrt(6.0 / (fan_in + fan_out)))
+    unit = rng.random(shape, np.float32)
+    return (2.0 * unit - 1.0) * bound

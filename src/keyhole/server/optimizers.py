@@ -1,0 +1,372 @@
+"""Row-sparse server optimizers: the dense optimizer's result, at the cost of the touched rows.
+
+A dense optimizer moves every row in every step: where the gradient is zero, momentum still decays
+and still moves the value. Here a row remembers the step it is current at. When it is next touched
+or read, the steps that it missed are made up for, so that values equal optax's (0.2) with zero
+gradients on untouched rows, to float32 rounding. Missed steps cost nothing until then, and reading
+writes nothing.
+
+Gradients are updates: start minus end, so a step subtracts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+
+from keyhole.errors import InputError
+from keyhole.server import row_steps
+from keyhole.server.decay import Decay, decay_of, moments_horizon, momentum_horizon, momentum_sums
+from keyhole.server.slabs import Slab
+from keyhole.types import Array, KeyArray
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Momentum",
+    "Optimizer",
+    "Span",
+    "Yogi",
+    "describe_optimizer",
+    "optimizer_named",
+]
+
+Span: TypeAlias = Callable[[int, int], None]
+"""Work on touched rows start..stop; spans may run in any order and in any thread."""
+
+
+class Optimizer(Protocol):
+    """What a table asks of an optimizer.
+
+    `initial_moments` are the values that each number's state starts with. `horizon` is how many
+    steps a row goes on moving after it was touched. `moves_all` says that rows which nobody ever
+    touched move too.
+    """
+
+    @property
+    def initial_moments(self) -> tuple[float, ...]:
+        """The start of each state array, none to two of them."""
+        ...
+
+    @property
+    def horizon(self) -> int:
+        """Steps after which a row that is not touched stays where it is."""
+        ...
+
+    @property
+    def moves_all(self) -> bool:
+        """Whether rows that were never touched move."""
+        ...
+
+    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+        """Returns the work of step `now` (the first is 1) on the rows at `slots`."""
+        ...
+
+    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+        """Returns the work of writing the values after step `now` to `out`; slot -1 is passed
+        over."""
+        ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent: x - eta u; `optax.sgd(lr)`.
+
+    Args:
+        lr: eta, above 0.
+
+    Raises:
+        InputError: a setting is outside its range.
+    """
+
+    lr: float
+    initial_moments: ClassVar[tuple[float, ...]] = ()
+    horizon: ClassVar[int] = 0
+    moves_all: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_range("lr", self.lr)
+
+    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+        """Implements `Optimizer.step`."""
+        lr = np.float32(self.lr)
+        return lambda start, stop: row_steps.sgd(
+            slab.values, slab.last, slots, rows, now, lr, start, stop
+        )
+
+    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+        """Implements `Optimizer.read`."""
+        return lambda start, stop: row_steps.copy(slab.values, slots, out, start, stop)
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Steps shrink with the squares seen: a + u^2, x - eta u / sqrt(a + eps); `optax.adagrad`.
+
+    Args:
+        lr: eta, above 0.
+        eps: above 0, inside the root.
+        initial: what a starts with, 0 or more.
+
+    Raises:
+        InputError: a setting is outside its range.
+
+    Reference: Duchi et al. 2011; FedAdagrad in Reddi et al. 2021.
+    """
+
+    lr: float
+    eps: float = 1e-7
+    initial: float = 0.1
+    horizon: ClassVar[int] = 0
+    moves_all: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_range("lr", self.lr)
+        _check_range("eps", self.eps)
+        _check_range("initial", self.initial, zero=True)
+
+    @property
+    def initial_moments(self) -> tuple[float, ...]:
+        """Implements `Optimizer.initial_moments`."""
+        return (self.initial,)
+
+    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+        """Implements `Optimizer.step`."""
+        settings = np.float32(self.lr), np.float32(self.eps)
+        return lambda start, stop: row_steps.adagrad(
+            slab.values, slab.first, slab.last, slots, rows, now, *settings, start, stop
+        )
+
+    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+        """Implements `Optimizer.read`."""
+        return lambda start, stop: row_steps.copy(slab.values, slots, out, start, stop)
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Heavy ball: m = u + beta m, x - eta m; with `nesterov`, x - eta (u + beta m).
+
+    `optax.sgd(lr, momentum=beta, nesterov=nesterov)`. Missed steps have a closed form: after g of
+    them m is beta^g m and x has moved by eta m (beta + ... + beta^g), times beta with `nesterov`.
+
+    Args:
+        lr: eta, above 0.
+        beta: in [0, 1).
+        nesterov: look ahead.
+
+    Raises:
+        InputError: a setting is outside its range.
+    """
+
+    lr: float
+    beta: float = 0.9
+    nesterov: bool = False
+    initial_moments: ClassVar[tuple[float, ...]] = (0.0,)
+    moves_all: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_range("lr", self.lr)
+        _check_range("beta", self.beta, below=1, zero=True)
+
+    @property
+    def horizon(self) -> int:
+        """Implements `Optimizer.horizon`."""
+        return momentum_horizon(self.beta)
+
+    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+        """Implements `Optimizer.step`."""
+        sums, powers, base = momentum_sums(self.lr, self.beta, self.nesterov)
+        settings = np.float32(self.lr), np.float32(self.beta), self.nesterov
+        return lambda start, stop: row_steps.momentum(
+            *slab.arrays[:2],
+            slab.last,
+            slots,
+            rows,
+            now,
+            *settings,
+            sums,
+            powers,
+            base,
+            start,
+            stop,
+        )
+
+    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+        """Implements `Optimizer.read`."""
+        sums, _, _ = momentum_sums(self.lr, self.beta, self.nesterov)
+        return lambda start, stop: row_steps.read_momentum(
+            slab.values, slab.first, slab.last, slots, out, now, sums, start, stop
+        )
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam: m = b1 m + (1 - b1) u, v = b2 v + (1 - b2) u^2, x - eta m^ / (sqrt(v^) + eps).
+
+    `optax.adam`; m^ and v^ are divided by 1 - b1^t and 1 - b2^t. Missed steps have no closed form:
+    up to `horizon` of them are added up (about 240 for the usual settings), after which what is
+    left of the movement is below 2^-26 of it.
+
+    Args:
+        lr: eta, above 0.
+        b1: in [0, 1).
+        b2: in (0, 1).
+        eps: above 0, outside the root.
+
+    Raises:
+        InputError: a setting is outside its range.
+
+    Reference: Kingma and Ba 2015; FedAdam in Reddi et al. 2021.
+    """
+
+    lr: float
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    initial_moments: ClassVar[tuple[float, ...]] = (0.0, 0.0)
+    moves_all: ClassVar[bool] = False
+    is_yogi: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
+    @property
+    def horizon(self) -> int:
+        """Implements `Optimizer.horizon`."""
+        return moments_horizon(self.b1, self.b2, decays=True)
+
+    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+        """Implements `Optimizer.step`."""
+        return _step_moments(self, slab, slots, rows, now)
+
+    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+        """Implements `Optimizer.read`."""
+        return _read_moments(self, slab, slots, out, now)
+
+
+@dataclass(frozen=True)
+class Yogi:
+    """Adam with v - (1 - b2) sign(v - u^2) u^2, so that v shrinks slowly; `optax.yogi`.
+
+    As in optax, both moments start at `initial`: every row, also one that nobody ever touched,
+    moves a little in the first steps.
+
+    Args:
+        lr: eta, above 0.
+        b1: in [0, 1).
+        b2: in (0, 1).
+        eps: above 0, outside the root.
+        initial: what m and v start with, 0 or more.
+
+    Raises:
+        InputError: a setting is outside its range.
+
+    Reference: Zaheer et al. 2018; FedYogi in Reddi et al. 2021.
+    """
+
+    lr: float
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-3
+    initial: float = 1e-6
+    is_yogi: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
+        _check_range("initial", self.initial, zero=True)
+
+    @property
+    def initial_moments(self) -> tuple[float, ...]:
+        """Implements `Optimizer.initial_moments`."""
+        return (self.initial, self.initial)
+
+    @property
+    def horizon(self) -> int:
+        """Implements `Optimizer.horizon`."""
+        return moments_horizon(self.b1, self.b2, decays=False)
+
+    @property
+    def moves_all(self) -> bool:
+        """Implements `Optimizer.moves_all`."""
+        return self.initial > 0
+
+    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+        """Implements `Optimizer.step`."""
+        return _step_moments(self, slab, slots, rows, now)
+
+    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+        """Implements `Optimizer.read`."""
+        return _read_moments(self, slab, slots, out, now)
+
+
+_KINDS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "yogi": Yogi,
+}
+
+
+def optimizer_named(name: str, **settings: Any) -> Optimizer:
+    """Returns the optimizer of that name.
+
+    >>> optimizer_named("adam", lr=0.01)
+    Adam(lr=0.01, b1=0.9, b2=0.999, eps=1e-08)
+    """
+    if name not in _KINDS:
+        allowed = ", ".join(_KINDS)
+        raise InputError("no such optimizer", got=repr(name), allowed=allowed, fix="name one")
+    return _KINDS[name](**settings)
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Returns name and settings, from which `optimizer_named` makes it again."""
+    return {"name": type(optimizer).__name__.lower(), **asdict(optimizer)}  # type: ignore[call-overload]
+
+
+def _step_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+    decay = _decay(o, now)
+    numbers = (o.lr, o.b1, 1 - o.b1, o.b2, 1 - o.b2, o.eps)
+    settings = np.array(numbers, np.float32)
+    return lambda start, stop: row_steps.moments(
+        *slab.arrays, slots, rows, now, settings, o.is_yogi, o.moves_all, decay, start, stop
+    )
+
+
+def _read_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+    decay, eps = _decay(o, now), np.float32(o.eps)
+    return lambda start, stop: row_steps.read_moments(
+        *slab.arrays, slots, out, now, eps, o.moves_all, decay, start, stop
+    )
+
+
+def _decay(o: Adam | Yogi, now: int) -> Decay:
+    """The tables reach a power of two of steps: they are made log2(steps) times in a run."""
+    return decay_of(o.lr, o.b1, o.b2, not o.is_yogi, 1 << max(now, 1).bit_length())
+
+
+def _check_moments(optimizer: Adam | Yogi) -> None:
+    _check_range("lr", optimizer.lr)
+    _check_range("eps", optimizer.eps)
+    _check_range("b1", optimizer.b1, below=1, zero=True)
+    _check_range("b2", optimizer.b2, below=1)
+
+
+def _check_range(name: str, value: float, below: float = np.inf, zero: bool = False) -> None:
+    """Demands a number above 0 (or from 0) and below a bound, as float32 too; NaN fails."""
+    is_number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.float32(value) if is_number else np.float32(np.nan)
+    if not (0 < single < below or (zero and value == 0)):
+        low, high = "[0" if zero else "(0", "infinity" if below == np.inf else f"{below:g}"
+        raise InputError(
+            f"optimizer setting {name} is out of range",
+            got=value,
+            allowed=f"a number in {low}, {high})",
+            fix="choose it in that range; 0.001 to 1 is usual for lr",
+        )

@@ -1,0 +1,247 @@
+"""The server's training state: one table for each part of a layout, an optimizer, a step count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole import tree
+from keyhole.errors import InputError, ShapeError
+from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.layout import Layout
+from keyhole.primitives.parts import Part
+from keyhole.server.initial import Initial, RowInitial
+from keyhole.server.optimizers import Optimizer
+from keyhole.server.tables import DenseTable, LazyTable, Table
+from keyhole.server.updates import RowUpdate, check_float32, check_updates
+from keyhole.types import Array, KeyArray, Tree
+
+__all__ = ["ServerState"]
+
+_MOST_NUMBERS = 1 << 28  # 1 GiB of float32: beyond, a full model is more likely a mistake
+_MOST_STEPS = 2**31 - 1  # a row's step is int32
+
+
+@dataclass
+class ServerState:
+    """What the server holds between rounds. Made by `ServerState.dense` or `ServerState.lazy`.
+
+    Args:
+        layout: the model and its cuts; all parameters float32.
+        tables: one for each part, in the order of `layout.parts`.
+        optimizer: applied to all of them.
+        steps: how many steps were made.
+        threads: how many threads may share a large job; the bytes do not depend on it.
+
+    >>> from keyhole.primitives.cuts import Cut
+    >>> from keyhole.primitives.keyspace import KeySpace
+    >>> from keyhole.server.optimizers import SGD
+    >>> word = KeySpace("word", 10**9)
+    >>> like = {"w": np.broadcast_to(np.float32(0), (10**9, 2))}
+    >>> layout = Layout.of(like, Cut(word, {"w": 0}))
+    >>> state = ServerState.lazy(layout, SGD(lr=0.5))
+    >>> state.step([RowUpdate(np.array([7]), np.ones((1, 2), np.float32))])
+    >>> state.select(word.keys([3, 7]))["w"]
+    array([[ 0. ,  0. ],
+           [-0.5, -0.5]], dtype=float32)
+    """
+
+    layout: Layout
+    tables: tuple[Table, ...]
+    optimizer: Optimizer
+    steps: int = 0
+    threads: int = 1
+
+    @staticmethod
+    def dense(layout: Layout, model: Tree, optimizer: Optimizer, threads: int = 1) -> ServerState:
+        """A state that holds every row of `model`, copied.
+
+        Raises:
+            ShapeError: the model does not fit the layout, or is not float32.
+        """
+        check_float32(layout)
+        layout.check(model)
+        leaves = tree.flatten(model)
+        tables = tuple(DenseTable(_records(p, leaves), optimizer) for p in layout.parts)
+        return ServerState(layout, tables, optimizer, threads=threads)
+
+    @staticmethod
+    def lazy(
+        layout: Layout,
+        optimizer: Optimizer,
+        initial: Mapping[str, Initial] | None = None,
+        seed: int = 0,
+        threads: int = 1,
+    ) -> ServerState:
+        """A state whose rows exist once they are touched.
+
+        Args:
+            layout: the model and its cuts; only shapes are read.
+            optimizer: applied to every part.
+            initial: parameter path -> how it starts; those not named start at zero.
+            seed: of the initial values, from 0 to 2^64 - 1.
+            threads: how many threads may share a large job.
+
+        Raises:
+            ShapeError: a parameter is not float32.
+            InputError: `initial` names a parameter that does not exist.
+        """
+        check_float32(layout)
+        starts = dict(initial or {})
+        paths = {field.path for part in layout.parts for field in part.fields}
+        if starts.keys() - paths:
+            raise InputError(
+                "no such parameter to initialize",
+                got=", ".join(map(repr, sorted(starts.keys() - paths))),
+                allowed=", ".join(map(repr, sorted(paths))),
+                fix="name paths of the model",
+            )
+        tables = tuple(
+            LazyTable(
+                part.space.num_keys, RowInitial.of(part, starts, (seed + i) % 2**64), optimizer
+            )
+            for i, part in enumerate(layout.parts)
+        )
+        return ServerState(layout, tables, optimizer, threads=threads)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory set aside for tables and optimizer state."""
+        return sum(table.nbytes for table in self.tables)
+
+    def rows(self, part: int, keys: KeyArray) -> NDArray[np.float32]:
+        """Current rows of one part.
+
+        Args:
+            part: its place in `layout.parts`.
+            keys: (m,) int64 of the part's key space; order and repeats are kept.
+
+        Returns:
+            (m, width) float32: the fields of each slice side by side.
+        """
+        return self.tables[part].rows(_plain(keys), self.steps, self.threads)
+
+    def select(self, keys: Keys | Iterable[Keys]) -> Tree:
+        """Returns one client's sub-model: the bytes of `Layout.select` on the full model.
+
+        Raises:
+            KeySpaceError: keys are missing, or of another key space.
+        """
+        chosen = self.layout.keys_by_space(keys)
+        leaves: dict[str, Array] = {}
+        for place, part in enumerate(self.layout.parts):
+            counts = [len(chosen[factor.name]) for factor in part.product.factors]
+            rows = self.rows(place, part.keys_of(chosen).array)
+            leaves.update(_fields(part, rows, counts))
+        return tree.unflatten(self.layout.structure, leaves)
+
+    def step(self, updates: Sequence[RowUpdate]) -> None:
+        """Makes one optimizer step. Untouched rows are neither read nor written.
+
+        Args:
+            updates: one for each part, in the order of `layout.parts`.
+
+        Raises:
+            ShapeError, KeySpaceError, NotFiniteError: an update cannot be used; nothing changed.
+        """
+        self.apply(self.prepare(updates), updates)
+
+    def prepare(self, updates: Sequence[RowUpdate]) -> list[KeyArray]:
+        """The part of a step that can fail: checks the updates and makes room for their rows.
+
+        No value changes. Returns what `apply` takes; in between, the step can be made durable.
+        """
+        check_updates(self.layout, updates)
+        if self.steps >= _MOST_STEPS:
+            raise InputError(
+                "too many steps", got=self.steps + 1, allowed=_MOST_STEPS, fix="start a new state"
+            )
+        return [t.reserve(_plain(u.keys)) for t, u in zip(self.tables, updates, strict=True)]
+
+    def apply(self, slots: Sequence[KeyArray], updates: Sequence[RowUpdate]) -> None:
+        """The rest of the step, once for each `prepare`."""
+        for table, at, update in zip(self.tables, slots, updates, strict=True):
+            table.step(at, _plain(update.rows), self.steps + 1, self.threads)
+        self.steps += 1
+
+    def changed_since(self, step: int) -> tuple[KeyArray | None, ...]:
+        """Which rows may read differently now than after `step`.
+
+        Rows whose momentum still moves them count, for as long as the optimizer's horizon.
+
+        Args:
+            step: from 0 to `steps`.
+
+        Returns:
+            For each part the keys, ascending, or None where every row may differ.
+
+        Raises:
+            InputError: no such step was made.
+        """
+        if not 0 <= step <= self.steps:
+            raise InputError(
+                "no such step", got=step, allowed=f"0..{self.steps}", fix="ask for a past step"
+            )
+        if step == self.steps:
+            return tuple(np.empty(0, np.int64) for _ in self.tables)
+        if self.optimizer.moves_all and step < self.optimizer.horizon:
+            return tuple(None for _ in self.tables)
+        oldest = max(0, step - self.optimizer.horizon)
+        return tuple(table.touched_after(oldest) for table in self.tables)
+
+    def model(self) -> Tree:
+        """Returns the full model, every row caught up.
+
+        Raises:
+            ShapeError: lazy tables would have more than 2^28 numbers; select from them instead.
+        """
+        lazy = [table for table in self.tables if isinstance(table, LazyTable)]
+        numbers = sum(table.num_keys * table.width for table in lazy)
+        if numbers > _MOST_NUMBERS:
+            raise ShapeError(
+                "the full model of lazy tables is too large to build",
+                got=f"{numbers} numbers",
+                allowed=f"{_MOST_NUMBERS}",
+                fix="select the keys that are needed",
+            )
+        return self.select([space.all_keys() for space in self.layout.spaces])
+
+
+def _plain(array: Array) -> Array:
+    """The array if kernels take it as it is; read-only ones would be compiled for once more."""
+    return array if array.flags.carray else np.array(array, order="C")
+
+
+def _records(part: Part, leaves: Mapping[str, Array]) -> NDArray[np.float32]:
+    """The slices of a part as rows, (K, width)."""
+    rows = np.empty((part.space.num_keys, part.slice_size), np.float32)
+    start = 0
+    for field in part.fields:
+        stop = start + prod(field.slice_shape)
+        value = np.asarray(leaves[field.path])
+        if value.dtype != np.float32:
+            raise ShapeError(
+                f"parameter {field.path!r} has the wrong dtype",
+                got=value.dtype,
+                allowed="float32",
+                fix="pass the model that the layout was made for",
+            )
+        rows[:, start:stop] = field.unstack(value).reshape(len(rows), stop - start)
+        start = stop
+    return rows
+
+
+def _fields(part: Part, rows: NDArray[np.float32], counts: Sequence[int]) -> dict[str, Array]:
+    """The parameters of a client from the rows of its slices."""
+    leaves: dict[str, Array] = {}
+    start = 0
+    for field in part.fields:
+        stop = start + prod(field.slice_shape)
+        stacked = rows[:, start:stop].reshape(*counts, *field.slice_shape)
+        leaves[field.path] = np.moveaxis(stacked, range(len(counts)), field.axes)
+        start = stop
+    return leaves

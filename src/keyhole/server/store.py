@@ -1,0 +1,277 @@
+"""The store: a directory from which a killed run goes on with the same bytes.
+
+    snapshot-000000000040.khs    state after step 40        the last two are kept
+    log-000000000040.khl         steps 41, 42, ...          from the older of the two on
+
+A step is in the log before it is applied. A snapshot is written beside the old one; the log then
+goes on in a new file; what is no longer needed goes last. Whenever the process dies, the newest
+good snapshot and the entries behind it are there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from keyhole.errors import InputError
+from keyhole.primitives.layout import Layout
+from keyhole.server.delta_log import DeltaLog, Entry, LogEnd, create_log, read_log
+from keyhole.server.files import StorageError, storage_errors, sync_directory
+from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
+from keyhole.server.state import ServerState
+from keyhole.server.updates import RowUpdate
+
+__all__ = ["Recovered", "Store", "create_store", "recover"]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a directory held.
+
+    Args:
+        state: after the last durable step.
+        store: open, to go on.
+        metadata: what was stored with that step.
+        notes: files that were refused and bytes that were cut off, each as a sentence.
+    """
+
+    state: ServerState
+    store: Store
+    metadata: bytes
+    notes: tuple[str, ...]
+
+
+class Store:
+    """A directory open for writing by this process. Made by `create_store` or `recover`."""
+
+    def __init__(self, directory: Path, lock: int, log: DeltaLog, keep: int) -> None:
+        self.directory = directory
+        self._lock = lock
+        self._log = log
+        self._keep = keep
+
+    def commit(
+        self, state: ServerState, updates: Sequence[RowUpdate], metadata: bytes = b""
+    ) -> None:
+        """Makes one step durable, then applies it.
+
+        Args:
+            state: the state that this store was created with or recovered.
+            updates: one for each part.
+            metadata: anything to find again with this step.
+
+        Raises:
+            StorageError: the disk is full or failed; neither state nor log changed. Try again.
+            ShapeError, KeySpaceError, NotFiniteError: an update cannot be used; nothing changed.
+        """
+        slots = state.prepare(updates)
+        self._log.append(Entry(state.steps + 1, tuple(updates), metadata))
+        state.apply(slots, updates)
+
+    def snapshot(self, state: ServerState, metadata: bytes = b"") -> Path:
+        """Stores the whole state and lets go of what it replaces.
+
+        Raises:
+            StorageError: the disk is full or failed; older snapshots and the log still serve.
+        """
+        path = _snapshot_path(self.directory, state.steps)
+        save_snapshot(path, Snapshot(state, metadata))
+        self._start_log(state)
+        self._forget()
+        return path
+
+    def close(self) -> None:
+        """Closes the log and lets other processes open the directory."""
+        self._log.close()
+        os.close(self._lock)
+
+    def _start_log(self, state: ServerState) -> None:
+        """Goes on in a new file; the old one is kept as long as a snapshot needs it."""
+        path = _log_path(self.directory, state.steps)
+        if path == self._log.path:
+            return
+        log = DeltaLog.open(path, create_log(path, state.layout, state.steps))
+        self._log.close()
+        self._log = log
+
+    def _forget(self) -> None:
+        """Removes old snapshots, and logs whose successor reaches back to the oldest one kept."""
+        snapshots = _numbered(self.directory, "snapshot-*.khs")
+        with storage_errors(self.directory, "clean up"):
+            for step in sorted(snapshots)[: -self._keep]:
+                snapshots.pop(step).unlink()
+            logs = _numbered(self.directory, "log-*.khl")
+            starts = sorted(logs)
+            for start, following in pairwise(starts):
+                if following <= min(snapshots):
+                    logs[start].unlink()
+            sync_directory(self.directory)
+
+
+def create_store(
+    directory: Path | str, state: ServerState, metadata: bytes = b"", keep: int = 2
+) -> Store:
+    """Starts a store with a first snapshot of `state`.
+
+    Args:
+        directory: made if it does not exist; must hold no snapshots.
+        state: where training starts.
+        metadata: kept with the first snapshot.
+        keep: how many snapshots to keep, 1 or more.
+
+    Raises:
+        StorageError: the directory is in use, holds a run already, or cannot be written.
+    """
+    _check_keep(keep)
+    directory = Path(directory)
+    lock = _locked(directory)
+    if _numbered(directory, "snapshot-*.khs") or _numbered(directory, "log-*.khl"):
+        os.close(lock)
+        raise StorageError(
+            f"{directory.name} holds a run already",
+            got="its files",
+            allowed="an empty directory",
+            fix="recover it, or choose another directory",
+        )
+    path = _log_path(directory, state.steps)
+    end = create_log(path, state.layout, state.steps)
+    save_snapshot(_snapshot_path(directory, state.steps), Snapshot(state, metadata))
+    return Store(directory, lock, DeltaLog.open(path, end), keep)
+
+
+def recover(
+    directory: Path | str,
+    layout: Layout,
+    *,
+    keep: int = 2,
+    threads: int = 1,
+    until: int | None = None,
+) -> Recovered:
+    """Opens a store: newest good snapshot, then every durable step after it.
+
+    Args:
+        directory: of a store.
+        layout: that it was created with.
+        keep: how many snapshots to keep from now on.
+        threads: of the recovered state.
+        until: the last step to recover; later ones are dropped for good. For a damaged log.
+
+    Returns:
+        The state with the bytes of a run that was never interrupted, and what was found amiss.
+
+    Raises:
+        StorageError: in use, no good snapshot, or a log that is damaged before its end.
+    """
+    _check_keep(keep)
+    directory = Path(directory)
+    lock = _locked(directory)
+    try:
+        for leftover in directory.glob("*.tmp"):
+            leftover.unlink()
+        notes: list[str] = []
+        snapshot = _newest(directory, layout, threads, until, notes)
+        metadata, log = _replay(directory, snapshot, until, notes)
+    except BaseException:
+        os.close(lock)
+        raise
+    return Recovered(snapshot.state, Store(directory, lock, log, keep), metadata, tuple(notes))
+
+
+def _newest(
+    directory: Path, layout: Layout, threads: int, until: int | None, notes: list[str]
+) -> Snapshot:
+    """The newest snapshot that passes its checks; those refused go to the notes."""
+    found = _numbered(directory, "snapshot-*.khs")
+    for step in sorted(found, reverse=True):
+        if until is not None and step > until:
+            found[step].unlink()
+            continue
+        try:
+            return load_snapshot(found[step], layout, threads)
+        except StorageError as error:
+            notes.append(str(error))
+    raise StorageError(
+        f"{directory.name} holds no snapshot that can be used",
+        got="; ".join(notes) or "none",
+        allowed="a snapshot of this layout",
+        fix="restore one from a copy, or start a new run",
+    )
+
+
+def _replay(
+    directory: Path, snapshot: Snapshot, until: int | None, notes: list[str]
+) -> tuple[bytes, DeltaLog]:
+    """Applies what the logs hold beyond the snapshot; returns the last metadata and an open log."""
+    state, last = snapshot.state, [snapshot.metadata]
+
+    def apply(entry: Entry) -> None:
+        if entry.step > state.steps:
+            _check_next(directory, entry.step, state.steps)
+            state.step(entry.updates)
+            last[0] = entry.metadata
+
+    logs = _numbered(directory, "log-*.khl")
+    if until is not None:
+        for start in [start for start in logs if start > until]:
+            logs.pop(start).unlink()
+    first = max((start for start in logs if start <= state.steps), default=None)
+    path, end = None, LogEnd(0, 0, state.steps)
+    for start in sorted(start for start in logs if first is None or start >= first):
+        path = logs[start]
+        end = read_log(path, state.layout, apply, until)
+        notes += [end.torn] if end.torn else []
+    if path is None or end.last_step < state.steps:
+        path = _log_path(directory, state.steps)
+        end = create_log(path, state.layout, state.steps)
+    return last[0], DeltaLog.open(path, end)
+
+
+def _check_next(directory: Path, found: int, steps: int) -> None:
+    if found != steps + 1:
+        raise StorageError(
+            f"{directory.name} misses steps",
+            got=f"step {found} after {steps}",
+            allowed=f"step {steps + 1}",
+            fix=f"restore the log that is missing; recover(..., until={steps}) goes without it",
+        )
+
+
+def _locked(directory: Path) -> int:
+    """Takes the directory for this process; the lock ends with it, however it ends."""
+    with storage_errors(directory, "open"):
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StorageError(
+            f"{directory.name} is in use",
+            got="a lock of another process",
+            allowed="one process at a time",
+            fix="wait for it to end",
+        ) from error
+    return lock
+
+
+def _check_keep(keep: int) -> None:
+    if keep < 1:
+        raise InputError("too few snapshots to keep", got=keep, allowed="1 or more", fix="keep 2")
+
+
+def _snapshot_path(directory: Path, step: int) -> Path:
+    return directory / f"snapshot-{step:012d}.khs"
+
+
+def _log_path(directory: Path, start: int) -> Path:
+    return directory / f"log-{start:012d}.khl"
+
+
+def _numbered(directory: Path, pattern: str) -> dict[int, Path]:
+    """Files of a kind by their step; names that hold no number are none of ours."""
+    found = {path.stem.rpartition("-")[2]: path for path in directory.glob(pattern)}
+    return {int(number): path for number, path in found.items() if number.isdecimal()}

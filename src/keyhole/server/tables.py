@@ -1,0 +1,220 @@
+"""Tables: what the server holds of one part, one row of float32 for each key.
+
+`DenseTable` holds every row. `LazyTable` holds the rows that were touched and computes the others,
+so memory grows with training and not with the key space. With the same initial values both return
+the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from threading import Thread
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.errors import KeySpaceError
+from keyhole.server.index import KeyIndex
+from keyhole.server.initial import RowInitial
+from keyhole.server.optimizers import Optimizer
+from keyhole.server.rows import gather_rows
+from keyhole.server.slabs import Slab
+from keyhole.types import KeyArray
+
+__all__ = ["DenseTable", "LazyTable", "Table"]
+
+_FEWEST = 64  # rows of a new lazy slab
+_THREAD_FROM = 4 << 20  # bytes of rows; a thread costs about 0.1 ms to start
+
+
+class Table(Protocol):
+    """The rows of one part, with their optimizer state."""
+
+    @property
+    def num_keys(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory set aside; pages that were never written are not resident."""
+        ...
+
+    def rows(self, keys: KeyArray, now: int, threads: int = 1) -> NDArray[np.float32]:
+        """The rows of `keys` after step `now`, in their order, repeats kept."""
+        ...
+
+    def reserve(self, keys: KeyArray) -> KeyArray:
+        """Makes room for a step on `keys`, which then cannot run out of memory; returns slots."""
+        ...
+
+    def step(self, slots: KeyArray, rows: NDArray[np.float32], now: int, threads: int = 1) -> None:
+        """Applies step `now` to the rows at `slots`, which `reserve` returned."""
+        ...
+
+    def touched_after(self, step: int) -> KeyArray:
+        """The keys touched in later steps than `step`, ascending."""
+        ...
+
+
+class DenseTable:
+    """Every row in memory.
+
+    Args:
+        values: (K, width) float32, C-contiguous; the table takes it over.
+        optimizer: what steps and reads go through.
+    """
+
+    def __init__(self, values: NDArray[np.float32], optimizer: Optimizer) -> None:
+        moments = tuple(_full(values.shape, start) for start in optimizer.initial_moments)
+        self.slab = Slab(values, moments, np.zeros(len(values), np.int32))
+        self.optimizer = optimizer
+
+    @property
+    def num_keys(self) -> int:
+        """Implements `Table.num_keys`."""
+        return len(self.slab.values)
+
+    @property
+    def width(self) -> int:
+        """Implements `Table.width`."""
+        return int(self.slab.values.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Implements `Table.nbytes`."""
+        return self.slab.nbytes
+
+    def rows(self, keys: KeyArray, now: int, threads: int = 1) -> NDArray[np.float32]:
+        """Implements `Table.rows`."""
+        if not self.optimizer.horizon:  # values are current: a plain gather, faster on wide rows
+            return gather_rows(self.slab.values, keys, threads=threads)
+        check_keys(keys, self.num_keys)
+        out = np.empty((len(keys), self.width), np.float32)
+        share(self.optimizer.read(self.slab, keys, out, now), out, threads)
+        return out
+
+    def reserve(self, keys: KeyArray) -> KeyArray:
+        """Implements `Table.reserve`: all rows are there, each at its key."""
+        return keys
+
+    def step(self, slots: KeyArray, rows: NDArray[np.float32], now: int, threads: int = 1) -> None:
+        """Implements `Table.step`."""
+        share(self.optimizer.step(self.slab, slots, rows, now), rows, threads)
+
+    def touched_after(self, step: int) -> KeyArray:
+        """Implements `Table.touched_after`; one pass over 4 bytes a row."""
+        return np.flatnonzero(self.slab.last > step)
+
+
+class LazyTable:
+    """The touched rows in memory, the others computed when they are read.
+
+    A slab twice as large replaces a full one, so a row is copied about once in its life.
+
+    Args:
+        num_keys: K, up to 2^63.
+        initial: the rows' start.
+        optimizer: what steps and reads go through.
+    """
+
+    def __init__(self, num_keys: int, initial: RowInitial, optimizer: Optimizer) -> None:
+        self.num_keys = num_keys
+        self.width = initial.width
+        self.initial = initial
+        self.optimizer = optimizer
+        self.index = KeyIndex()
+        self.slab = Slab.empty(_FEWEST, self.width, len(optimizer.initial_moments))
+
+    def __len__(self) -> int:
+        """How many rows exist."""
+        return len(self.index)
+
+    @property
+    def nbytes(self) -> int:
+        """Implements `Table.nbytes`."""
+        return self.slab.nbytes + self.index.nbytes
+
+    def rows(self, keys: KeyArray, now: int, threads: int = 1) -> NDArray[np.float32]:
+        """Implements `Table.rows`; no row is made."""
+        check_keys(keys, self.num_keys)
+        out = np.empty((len(keys), self.width), np.float32)
+        slots = self.index.find(keys)
+        share(self.optimizer.read(self.slab, slots, out, now), out, threads)
+        untouched = np.flatnonzero(slots < 0)
+        self.initial.fill(keys[untouched], untouched, out)
+        if self.optimizer.moves_all and len(untouched):
+            out[untouched] += self._common_move(now)
+        return out
+
+    def reserve(self, keys: KeyArray) -> KeyArray:
+        """Implements `Table.reserve`: makes the rows that are missing, as they started."""
+        count = len(self.index)
+        if count + len(keys) > len(self.slab.values):
+            capacity = max(2 * len(self.slab.values), count + len(keys))
+            self.slab = self.slab.grown(capacity, count)
+        slots = self.index.claim(keys)
+        made = slice(count, len(self.index))
+        self.initial.fill(self.index.keys[made], np.arange(made.start, made.stop), self.slab.values)
+        for moment, start in zip(self.slab.moments, self.optimizer.initial_moments, strict=True):
+            moment[made] = start
+        self.slab.last[made] = 0
+        return slots
+
+    def step(self, slots: KeyArray, rows: NDArray[np.float32], now: int, threads: int = 1) -> None:
+        """Implements `Table.step`."""
+        share(self.optimizer.step(self.slab, slots, rows, now), rows, threads)
+
+    def touched_after(self, step: int) -> KeyArray:
+        """Implements `Table.touched_after`; one pass over the touched rows."""
+        touched = self.index.keys[self.slab.last[: len(self.index)] > step]
+        return np.sort(touched)
+
+    def _common_move(self, now: int) -> NDArray[np.float32]:
+        """How far every number of an untouched row has moved by step `now`."""
+        start = DenseTable(np.zeros((1, self.width), np.float32), self.optimizer)
+        return start.rows(np.zeros(1, np.int64), now)
+
+
+def check_keys(keys: KeyArray, num_keys: int) -> None:
+    """Raises KeySpaceError unless keys are int64 in [0, num_keys)."""
+    if keys.ndim != 1 or keys.dtype != np.int64:
+        raise KeySpaceError(
+            "keys are not a vector of int64",
+            got=f"{keys.dtype} of rank {keys.ndim}",
+            allowed="int64 of rank 1",
+            fix="make them with KeySpace.keys",
+        )
+    if len(keys) and not 0 <= keys.min() <= keys.max() < num_keys:
+        outside = int(np.sum((keys < 0) | (keys > num_keys - 1)))
+        raise KeySpaceError(
+            "keys lie outside the table",
+            got=f"{outside} such keys of {len(keys)}",
+            allowed=f"0..{num_keys - 1}",
+            fix="rebuild the vocabulary or raise num_keys",
+        )
+
+
+def share(work: Callable[[int, int], None], rows: NDArray[np.float32], threads: int) -> None:
+    """Splits work on rows between up to `threads` threads, this one included."""
+    count = len(rows)
+    threads = min(threads, max(1, rows.nbytes // _THREAD_FROM))
+    cuts = [count * i // threads for i in range(threads + 1)]
+    others = [Thread(target=work, args=span) for span in pairwise(cuts[1:])]
+    for other in others:
+        other.start()
+    work(0, cuts[1])
+    for other in others:
+        other.join()
+
+
+def _full(shape: tuple[int, ...], start: float) -> NDArray[np.float32]:
+    """Zeros come as untouched pages; other numbers have to be written."""
+    return np.full(shape, start, np.float32) if start else np.zeros(shape, np.float32)

@@ -1,0 +1,55 @@
+"""Clients: what the simulator knows of the devices of a run, and the work that one of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from keyhole.primitives.keyspace import Keys
+from keyhole.training.randomness import Place, generator
+from keyhole.types import Tree
+
+__all__ = ["ClientKeys", "Clients", "Job"]
+
+ClientKeys: TypeAlias = Keys | tuple[Keys, ...]
+"""One client's keys: one `Keys` for each key space; one alone need not be wrapped."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The population: its data, how a client chooses keys, and how it trains.
+
+    Args:
+        count: how many there are; they are numbered from 0.
+        data: `client -> its data`; may load it from disk.
+        choose: `(data, most keys of each key space, rng) -> keys`.
+        train: `(sub-model, data, keys, rng) -> update`, start minus end, shaped as the sub-model.
+    """
+
+    count: int
+    data: Callable[[int], Any]
+    choose: Callable[[Any, Mapping[str, int], np.random.Generator], ClientKeys]
+    train: Callable[[Tree, Any, ClientKeys, np.random.Generator], Tree]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's training in one round: all that a worker needs besides `Clients`."""
+
+    client: int
+    place: tuple[int, ...]
+    keys: ClientKeys
+    submodel: Tree
+
+    def run(self, clients: Clients) -> Tree:
+        """Trains; a function of the job and the client's data alone."""
+        rng = generator(*self.place)
+        return clients.train(self.submodel, clients.data(self.client), self.keys, rng)
+
+    @staticmethod
+    def of(seed: int, trial: int, t: int, client: int, keys: ClientKeys, submodel: Tree) -> Job:
+        """The job of a client in round t; its randomness is the client's in that round."""
+        return Job(client, (seed, trial, Place.CLIENT, t, client), keys, submodel)

@@ -1,0 +1,95 @@
+"""Records: what happened in a round, one line of JSON each.
+
+A record holds nothing that differs between two runs of the same seed: no times, no host.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from keyhole.errors import InputError
+
+__all__ = ["RoundRecord", "append_records", "decode_records", "encode_records", "read_records"]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round.
+
+    Args:
+        round: t, from 0.
+        step: server steps made after this round; a skipped round makes none.
+        clients: those asked, in order.
+        lost_before: those lost before their slices arrived.
+        lost_after: those lost after.
+        late: those that would have answered after the round had closed.
+        refused: those whose update held NaN or infinity.
+        bytes_down: bytes that each client received, in the order of `clients`.
+        bytes_up: bytes that each client sent: keys to select with, keys and update to add up.
+        select_calls: slices that were computed.
+        cache_hits: slices that were asked for and found computed.
+        distinct_keys: different keys that the cohort asked for.
+        peak_client_size: numbers in the largest sub-model.
+        seen_by: party -> what it learned of the clients' keys.
+        staleness: of each update that was added, in steps; all zero unless rounds are asynchronous.
+        metrics: name -> value, where the round was evaluated.
+    """
+
+    round: int
+    step: int
+    clients: list[int]
+    lost_before: list[int] = field(default_factory=list)
+    lost_after: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    bytes_down: list[int] = field(default_factory=list)
+    bytes_up: list[int] = field(default_factory=list)
+    select_calls: int = 0
+    cache_hits: int = 0
+    distinct_keys: int = 0
+    peak_client_size: int = 0
+    seen_by: Mapping[str, str] = field(default_factory=dict)
+    staleness: list[int] = field(default_factory=list)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether nobody was left to add up."""
+        return not self.staleness
+
+
+def encode_records(records: Iterable[RoundRecord]) -> bytes:
+    """Returns one line of JSON for each record."""
+    return b"".join(json.dumps(asdict(r), sort_keys=True).encode() + b"\n" for r in records)
+
+
+def decode_records(data: bytes) -> list[RoundRecord]:
+    """Returns the records of `encode_records`; an unfinished last line is left out.
+
+    Raises:
+        InputError: a line is not a record.
+    """
+    lines = data.split(b"\n")[:-1]
+    try:
+        return [RoundRecord(**json.loads(line)) for line in lines]
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "a line is not the record of a round",
+            got=str(error),
+            allowed="JSON lines as training writes them",
+            fix="point at the records.jsonl of a run",
+        ) from error
+
+
+def read_records(path: Path) -> list[RoundRecord]:
+    """Returns the records of a file, none if there is no such file."""
+    return decode_records(path.read_bytes()) if path.exists() else []
+
+
+def append_records(path: Path, records: Iterable[RoundRecord]) -> None:
+    """Writes records behind those of a file."""
+    with path.open("ab") as file:
+        file.write(encode_records(records))

@@ -1,0 +1,92 @@
+"""Synchronous rounds: Algorithm 2 with dropouts, over-selection, budgets and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keyhole.delivery.cost import Cost
+from keyhole.primitives.layout import Layout
+from keyhole.server.aggregation import sum_updates
+from keyhole.server.state import ServerState
+from keyhole.server.updates import RowUpdate
+from keyhole.training.clients import Clients
+from keyhole.training.cohort import sample_cohort
+from keyhole.training.plan import Plan
+from keyhole.training.record import RoundRecord
+from keyhole.training.visit import Executor, Visit, in_process, visit_clients
+
+__all__ = ["Synchronous", "record_visits", "run_round"]
+
+
+def run_round(
+    t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor = in_process
+) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+    """Runs round t up to the server step, which it leaves to the caller.
+
+    Args:
+        t: the round, from 0.
+        state: what the server holds; read only.
+        clients: the population.
+        plan: of the run.
+        execute: where clients train; the result does not depend on it.
+
+    Returns:
+        The mean update, or None if nobody was left; and the record, whose `step` counts the step
+        that the caller is about to make.
+    """
+    cohorts = plan.cohorts
+    asked = sample_cohort(cohorts, plan.seed, plan.trial, t)
+    most = cohorts.size if cohorts.over_selection > 1 else None
+    visits, cost = visit_clients(t, asked, state, clients, plan, execute, most)
+    sent = [visit for visit in visits if visit.fate == "sent"]
+    record = RoundRecord(
+        round=t,
+        step=state.steps + bool(sent),
+        staleness=[0] * len(sent),
+        **record_visits(visits, [cost]),
+    )
+    if not sent:
+        return None, record
+    return sum_updates(
+        state.layout, [v.update for v in sent], [v.keys for v in sent], plan.over
+    ), record
+
+
+class Synchronous:
+    """Synchronous rounds for a `Run`: nothing is under way between them."""
+
+    def next(
+        self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
+    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+        """Runs round t; see `run_round`."""
+        return run_round(t, state, clients, plan, execute)
+
+    def dump(self) -> bytes:
+        """Nothing to store between rounds."""
+        return b""
+
+    def load(self, data: bytes, layout: Layout) -> None:
+        """Nothing to restore."""
+
+
+def record_visits(visits: Sequence[Visit], costs: Sequence[Cost]) -> dict[str, Any]:
+    """What visits and deliveries put into the record of a round."""
+
+    def those(fate: str) -> list[int]:
+        return [visit.client for visit in visits if visit.fate == fate]
+
+    return {
+        "clients": [visit.client for visit in visits],
+        "lost_before": those("lost_before"),
+        "lost_after": those("lost_after"),
+        "late": those("late"),
+        "refused": those("refused"),
+        "bytes_down": [visit.bytes_down for visit in visits],
+        "bytes_up": [visit.bytes_up for visit in visits],
+        "peak_client_size": max((visit.size for visit in visits), default=0),
+        "select_calls": sum(cost.select_calls for cost in costs),
+        "cache_hits": sum(cost.cache_hits for cost in costs),
+        "distinct_keys": sum(cost.distinct_keys for cost in costs),
+        "seen_by": dict(costs[-1].seen_by) if costs else {},
+    }

@@ -1,0 +1,64 @@
+"""Deliveries: the same bytes, different costs and different things seen."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keyhole as kh
+from keyhole.delivery import broadcast, on_demand, pregenerated
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read
+
+WAYS = {"broadcast": broadcast, "on demand": on_demand, "pregenerated": pregenerated}
+ROW = kh.KeySpace("row", 100)
+MODEL = {"w": np.ones((100, 3), np.float32), "b": np.zeros(2, np.float32)}
+KEYS = [[5, 7, 5], [7], []]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(data=st.data())
+def test_every_way_delivers_what_select_means(way, name, data):
+    layout = LAYOUTS[name]
+    x = data.draw(model_of(layout))
+    keys = kh.at_clients([data.draw(client_keys(layout)) for _ in range(2)])
+    state = ServerState.dense(layout, x, SGD(1.0))
+    received = read(WAYS[way](state, keys).submodels)
+    for client, z in read(keys).items():
+        assert_trees_equal(received[client], layout.select(x, z))
+
+
+def cost_of(way):
+    layout = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
+    state = ServerState.dense(layout, MODEL, SGD(1.0))
+    return WAYS[way](state, ROW.place(KEYS)).cost
+
+
+def test_broadcast_sends_everything_and_nobody_learns_a_key():
+    cost = cost_of("broadcast")
+    assert dict(cost.bytes_down) == dict.fromkeys(range(3), 4 * (300 + 2))
+    assert dict(cost.bytes_up) == dict.fromkeys(range(3), 0)
+    assert cost.seen_by == {"server": "nothing"}
+
+
+def test_on_demand_computes_each_distinct_slice_once():
+    cost = cost_of("on demand")
+    assert dict(cost.bytes_down) == {0: 4 * (9 + 2), 1: 4 * (3 + 2), 2: 4 * 2}
+    assert dict(cost.bytes_up) == {0: 24, 1: 8, 2: 0}
+    assert (cost.select_calls, cost.cache_hits, cost.distinct_keys) == (2, 2, 2)
+
+
+def test_pregenerated_computes_every_slice():
+    cost = cost_of("pregenerated")
+    assert (cost.select_calls, cost.cache_hits, cost.distinct_keys) == (100, 4, 2)
+    assert cost.seen_by == {"slice server": "keys and whose they are"}
+
+
+def test_clients_that_are_gone_receive_nothing():
+    layout = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
+    state = ServerState.dense(layout, MODEL, SGD(1.0))
+    delivered = on_demand(state, ROW.place(KEYS).drop([0]))
+    assert set(delivered.cost.bytes_down) == {1, 2}
+    assert delivered.submodels.lost == (0,)

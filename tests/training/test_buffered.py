@@ -1,0 +1,74 @@
+"""Asynchronous rounds: synchronous if nobody is late, else they say how old updates were."""
+
+import pytest
+
+from keyhole.errors import InputError
+from keyhole.training.buffered import Buffered, Buffering, fade
+from keyhole.training.cohort import Cohorts
+from keyhole.training.loop import start_run
+from tests.training import toy
+
+
+def run(buffering=None, rounds=6, **plan):
+    kind = Buffered(buffering) if buffering else None
+    made = start_run(toy.make_state(), toy.make_clients(), toy.make_plan(**plan), kind=kind)
+    records = list(made.rounds(rounds))
+    return toy.model_bytes(made.state), records
+
+
+def slow(rng):
+    return rng.exponential()
+
+
+def test_no_delay_is_synchronous():
+    assert run(Buffering(concurrency=5, goal=5)) == run()
+
+
+def test_staleness_counts_the_steps_since_a_client_started():
+    """Two wait for each step, four work without delay: the second pair is one step old."""
+    _, records = run(Buffering(concurrency=4, goal=2), rounds=4)
+    assert [r.staleness for r in records] == [[0, 0], [1, 1], [0, 0], [1, 1]]
+
+
+def test_delays_make_updates_old_and_the_bound_leaves_the_oldest_out():
+    _, free = run(Buffering(10, 2, most_staleness=100, duration=slow), rounds=30)
+    _, bounded = run(Buffering(10, 2, most_staleness=2, duration=slow), rounds=30)
+    assert max(s for r in free for s in r.staleness) > 2
+    assert max(s for r in bounded for s in r.staleness) <= 2
+    assert all(len(r.staleness) == 2 for r in free + bounded)
+    assert sum(len(r.clients) for r in bounded) > sum(len(r.clients) for r in free)
+
+
+def test_old_updates_count_less():
+    full = run(Buffering(10, 2, weight=lambda s: 1.0, duration=slow))[0]
+    assert run(Buffering(10, 2, duration=slow))[0] != full
+    assert [fade(s) for s in (0, 3)] == [1.0, 0.5]
+
+
+def test_clients_that_drop_out_free_their_place():
+    cohorts = Cohorts(20, 5, lost_before=0.3, lost_after=0.3)
+    _, records = run(Buffering(5, 3, duration=slow), rounds=10, cohorts=cohorts)
+    assert all(len(r.staleness) == 3 for r in records)
+    assert any(r.lost_before for r in records)
+    assert any(r.lost_after for r in records)
+
+
+def test_a_step_that_nobody_answers_is_recorded_and_skipped():
+    _, records = run(Buffering(5, 3), rounds=2, cohorts=Cohorts(20, 5, lost_after=1.0))
+    assert all(r.is_skipped and r.step == 0 for r in records)
+
+
+def test_the_same_seed_gives_the_same_bytes():
+    buffering = Buffering(8, 3, duration=slow)
+    assert run(buffering) == run(buffering)
+
+
+@pytest.mark.parametrize("bad", [{"concurrency": 0}, {"goal": 0}, {"most_staleness": -1}])
+def test_numbers_out_of_range_are_refused(bad):
+    with pytest.raises(InputError, match="out of range"):
+        Buffering(**{"concurrency": 4, "goal": 2, **bad})
+
+
+def test_poisson_cohorts_have_no_stream_of_clients():
+    with pytest.raises(InputError, match="got poisson sampling"):
+        run(Buffering(4, 2), cohorts=Cohorts(20, 5, "poisson"))

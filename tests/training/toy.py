@@ -1,0 +1,56 @@
+"""A small sparse problem for tests of the simulator: the oracle's clients, as a run."""
+
+import numpy as np
+
+import keyhole as kh
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.training.clients import Clients
+from keyhole.training.cohort import Cohorts
+from keyhole.training.plan import Plan
+from tests.helpers import load_example
+
+oracle = load_example("algorithm2_by_hand")
+
+FEATURE = kh.KeySpace("feature", 60)
+EXAMPLES = oracle.make_clients(20, FEATURE.num_keys, seed=5)
+LAYOUT = kh.Layout.of({"x": np.zeros(60, np.float32)}, kh.Cut(FEATURE, {"x": 0}))
+
+
+def choose(examples, most, rng):
+    """A client's own features, as many as it may hold."""
+    return FEATURE.keys(oracle.own_features(examples)[: most["feature"]])
+
+
+def train(submodel, examples, keys, rng):
+    """The oracle's client in an order of its own; features that were not selected are left out."""
+    chosen = set(keys)
+    order = rng.permutation(len(examples))
+    seen = [([f for f in examples[i][0] if f in chosen], examples[i][1]) for i in order]
+    update = oracle.sgd_client(0.5)(submodel["x"].tolist(), seen, list(keys))
+    return {"x": np.array(update, np.float32)}
+
+
+def get_examples(client):
+    return EXAMPLES[client]
+
+
+def make_clients():
+    return Clients(len(EXAMPLES), get_examples, choose, train)
+
+
+def make_state(optimizer=None):
+    return ServerState.dense(LAYOUT, {"x": np.zeros(60, np.float32)}, optimizer or SGD(1.0))
+
+
+def make_plan(**changes):
+    cohorts = changes.pop("cohorts", None) or Cohorts(len(EXAMPLES), 5)
+    return Plan(cohorts, **{"keys_per_client": {"feature": 60}, "seed": 3, **changes})
+
+
+def model_bytes(state):
+    return state.model()["x"].tobytes()
+
+
+def metrics(state):
+    return {"accuracy": oracle.accuracy(state.model()["x"].tolist(), EXAMPLES)}
