@@ -9,6 +9,8 @@ KeyholeError
  |    +-- NotLinearError     a select function that has no transpose
  +-- CohortError         nobody is left, or two values come from different cohorts
  +-- PlacementError      code at the server reads a value that lives on the clients
+ +-- StorageError        a file of the server's state is damaged or foreign, or the disk refuses it
+ +-- WorkerError         a client's work kills every worker that tries it
 
 A message states four facts: what is wrong, the value, what is allowed, what to do. Messages that
 may be seen at the server never carry a key or an update of one client: they carry counts.
@@ -28,6 +30,8 @@ __all__ = [
     "NotLinearError",
     "PlacementError",
     "ShapeError",
+    "StorageError",
+    "WorkerError",
 ]
 
 
@@ -102,3 +106,14 @@ class CohortError(KeyholeError):
 
 class PlacementError(KeyholeError):
     """Code at the server tries to read a value that lives on the clients."""
+
+
+class StorageError(KeyholeError):
+    """A file of the server's state is damaged or foreign, or the disk refuses it."""
+
+    exit_code = 4
+    http_status = 507
+
+
+class WorkerError(KeyholeError):
+    """A client's work kills every worker that tries it."""

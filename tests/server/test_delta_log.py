@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.errors import StorageError
 from keyhole.server.delta_log import DeltaLog, Entry, create_log, read_log
-from keyhole.server.files import StorageError
 from keyhole.server.updates import RowUpdate
 from tests.helpers import LAYOUTS, SEEDS
 

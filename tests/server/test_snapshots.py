@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from keyhole.server.files import StorageError
+from keyhole.errors import StorageError
 from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot

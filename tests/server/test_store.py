@@ -11,10 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from keyhole.errors import InputError
+from keyhole.errors import InputError, StorageError
 from keyhole.server import store as store_module
 from keyhole.server.delta_log import DeltaLog
-from keyhole.server.files import StorageError
 from keyhole.server.store import create_store, recover
 from keyhole.server.updates import RowUpdate
 from tests.helpers import LAYOUTS, ROOT

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from keyhole.errors import InputError
+from keyhole.errors import InputError, WorkerError
 from keyhole.training.clients import Clients
 from keyhole.training.loop import start_run
-from keyhole.training.workers import WorkerError, Workers
+from keyhole.training.workers import Workers
 from tests.training import toy
 
 

@@ -59,6 +59,8 @@ class Product:
                 allowed="equal lengths",
                 fix="use grid to pair each key with each",
             )
+        if len(keys) == 1:
+            return Keys(self.space, keys[0].array)
         joined = np.zeros(len(keys[0]) if keys else 1, np.uint64)
         for factor, k in zip(self.factors, keys, strict=True):
             joined = joined * np.uint64(factor.num_keys) + k.array.view(np.uint64)
@@ -75,6 +77,8 @@ class Product:
 
     def grid(self, *keys: Keys) -> Keys:
         """Returns the product keys of every combination, the last sequence running fastest."""
+        if len(self.factors) == 1:  # its keys as they are: most models are cut once
+            return self.join(*keys)
         self._check(keys)
         spread = np.meshgrid(*(k.array for k in keys), indexing="ij")
         return self.join(*(Keys(k.space, s.ravel()) for k, s in zip(keys, spread, strict=True)))

@@ -23,7 +23,14 @@ from keyhole.primitives.quantize import (
 )
 from keyhole.types import Array, SelectFn, Tree
 
-__all__ = ["HalfPrecision", "Quantized", "decode", "plain_select_fn"]
+__all__ = [
+    "HalfArray",
+    "HalfPrecision",
+    "Quantized",
+    "QuantizedArray",
+    "decode",
+    "plain_select_fn",
+]
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from keyhole.errors import StorageError
 from keyhole.primitives.layout import Layout
 from keyhole.server.files import (
-    StorageError,
     checksum,
     layout_digest,
     replacing,

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TypeAlias
 from zlib import crc32
 
-from keyhole.errors import KeyholeError
+from keyhole.errors import StorageError
 from keyhole.primitives.layout import Layout
 
 __all__ = [
     "Buffer",
-    "StorageError",
     "checksum",
     "layout_digest",
     "replacing",
@@ -31,13 +30,6 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes to be written or checked; arrays come as `array.data`."""
 
 _MOST_AT_ONCE = 64  # buffers in one call; the least that POSIX lets a system take is 16
-
-
-class StorageError(KeyholeError):
-    """A file of the server's state is damaged or foreign, or the disk refuses it."""
-
-    exit_code = 4
-    http_status = 507
 
 
 def layout_digest(layout: Layout) -> bytes:

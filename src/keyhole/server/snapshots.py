@@ -19,11 +19,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from keyhole.errors import InputError
+from keyhole.errors import InputError, StorageError
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.parts import Part
 from keyhole.server.files import (
-    StorageError,
     checksum,
     layout_digest,
     replacing,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from keyhole import tree
 from keyhole.errors import InputError, ShapeError
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
-from keyhole.primitives.parts import Part
 from keyhole.server.initial import Initial, RowInitial
 from keyhole.server.optimizers import Optimizer
 from keyhole.server.tables import DenseTable, LazyTable, Table
@@ -65,8 +63,12 @@ class ServerState:
         """
         check_float32(layout)
         layout.check(model)
-        leaves = tree.flatten(model)
-        tables = tuple(DenseTable(_records(p, leaves), optimizer) for p in layout.parts)
+        leaves = {path: np.asarray(leaf) for path, leaf in tree.flatten(model).items()}
+        _check_model(leaves)
+        # Tables own their rows: a part of one field would else be a view of the caller's array.
+        tables = tuple(
+            DenseTable(np.array(p.to_rows(leaves), order="C"), optimizer) for p in layout.parts
+        )
         return ServerState(layout, tables, optimizer, threads=threads)
 
     @staticmethod
@@ -136,7 +138,7 @@ class ServerState:
         for place, part in enumerate(self.layout.parts):
             counts = [len(chosen[factor.name]) for factor in part.product.factors]
             rows = self.rows(place, part.keys_of(chosen).array)
-            leaves.update(_fields(part, rows, counts))
+            leaves |= part.from_rows(rows, counts)
         return tree.unflatten(self.layout.structure, leaves)
 
     def step(self, updates: Sequence[RowUpdate]) -> None:
@@ -216,32 +218,12 @@ def _plain(array: Array) -> Array:
     return array if array.flags.carray else np.array(array, order="C")
 
 
-def _records(part: Part, leaves: Mapping[str, Array]) -> NDArray[np.float32]:
-    """The slices of a part as rows, (K, width)."""
-    rows = np.empty((part.space.num_keys, part.slice_size), np.float32)
-    start = 0
-    for field in part.fields:
-        stop = start + prod(field.slice_shape)
-        value = np.asarray(leaves[field.path])
-        if value.dtype != np.float32:
+def _check_model(leaves: Mapping[str, Array]) -> None:
+    for path, leaf in leaves.items():
+        if leaf.dtype != np.float32:
             raise ShapeError(
-                f"parameter {field.path!r} has the wrong dtype",
-                got=value.dtype,
+                f"parameter {path!r} has the wrong dtype",
+                got=leaf.dtype,
                 allowed="float32",
                 fix="pass the model that the layout was made for",
             )
-        rows[:, start:stop] = field.unstack(value).reshape(len(rows), stop - start)
-        start = stop
-    return rows
-
-
-def _fields(part: Part, rows: NDArray[np.float32], counts: Sequence[int]) -> dict[str, Array]:
-    """The parameters of a client from the rows of its slices."""
-    leaves: dict[str, Array] = {}
-    start = 0
-    for field in part.fields:
-        stop = start + prod(field.slice_shape)
-        stacked = rows[:, start:stop].reshape(*counts, *field.slice_shape)
-        leaves[field.path] = np.moveaxis(stacked, range(len(counts)), field.axes)
-        start = stop
-    return leaves

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from keyhole.errors import InputError
+from keyhole.errors import InputError, StorageError
 from keyhole.primitives.layout import Layout
 from keyhole.server.delta_log import DeltaLog, Entry, LogEnd, create_log, read_log
-from keyhole.server.files import StorageError, storage_errors, sync_directory
+from keyhole.server.files import storage_errors, sync_directory
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate

@@ -114,13 +114,15 @@ class LocalSgd:
     def _train_compiled(self, slices: Tree, data: Batch, batches: Array) -> Tree:
         counts = _count_slots(self.model, slices)
         sizes = {name: self._round_slots(name, m) for name, m in counts.items()}
-        epochs, batch_size = self.settings.epochs, self.settings.batch_size
-        rows = max(FEWEST_BATCHES, _power_of_two(len(batches) // epochs)) * batch_size
+        most_steps = max(FEWEST_BATCHES, _power_of_two(len(batches)))
         update = self._train(
             _resize(self.model, slices, sizes),
             {name: np.arange(size) < counts[name] for name, size in sizes.items()},
-            {name: _lengthen(np.asarray(array), rows) for name, array in data.items()},
-            _lengthen(batches.astype(np.int32), rows // batch_size * epochs),
+            {
+                name: _arrange(np.asarray(array), batches, most_steps)
+                for name, array in data.items()
+            },
+            _fit(batches >= 0, (most_steps, batches.shape[1])),
             np.int32(len(batches)),
         )
         return _resize(self.model, update, counts)
@@ -136,10 +138,10 @@ class LocalSgd:
         """The compiled client: one call trains all epochs on one core."""
 
         def train(
-            start: Tree, slots: Mapping[str, Any], data: Batch, batches: Any, steps: Any
+            start: Tree, slots: Mapping[str, Any], batches: Batch, masks: Any, steps: Any
         ) -> Tree:
-            self._shapes.append(jax.tree.map(jnp.shape, (start, data, batches)))  # once a trace
-            return _descend(self.model, self.settings, start, slots, data, batches, steps)
+            self._shapes.append(jax.tree.map(jnp.shape, (start, batches)))  # once for each trace
+            return _descend(self.model, self.settings, start, slots, batches, masks, steps)
 
         # Threads within an operation cost more than they bring at these sizes; clients are what
         # runs in parallel.
@@ -171,21 +173,20 @@ def _descend(
     settings: ClientUpdate,
     start: Tree,
     slots: Mapping[str, Any],
-    data: Batch,
-    batches: Any,
+    batches: Batch,
+    masks: Any,
     steps: Any,
 ) -> Tree:
-    """Start minus end after `steps` steps; batches is (most steps, batch size), -1 for none."""
+    """Start minus end after `steps` steps; batches and masks are (most steps, batch size, ...)."""
 
-    def loss(params: Tree, index: Any) -> Any:
+    def loss(params: Tree, i: Any) -> Any:
         shown = model.hide_padding(params, slots) if model.hide_padding else params
-        # An empty place holds the first example under a mask: nothing that could become NaN alone.
-        batch = {name: array[jnp.maximum(index, 0)] for name, array in data.items()}
-        return model.loss(shown, batch, index >= 0)
+        batch = {name: array[i] for name, array in batches.items()}
+        return model.loss(shown, batch, masks[i])
 
     def step(i: Any, state: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         params, velocity = state
-        grads = _clip(settings, jax.grad(loss)(params, batches[i]))
+        grads = _clip(settings, jax.grad(loss)(params, i))
         grads = _pull(settings, grads, params, start)
         if settings.momentum:
             grads = jax.tree.map(lambda v, g: settings.momentum * v + g, velocity, grads)
@@ -245,8 +246,15 @@ def _fit(array: Array, shape: tuple[int, ...]) -> Array:
     return fitted
 
 
-def _lengthen(array: Array, length: int) -> Array:
-    return _fit(array, (length, *array.shape[1:]))
+def _arrange(array: Array, batches: Array, most_steps: int) -> Array:
+    """The examples of each step side by side, (most steps, batch size, ...).
+
+    NumPy gathers rows at the speed of memory, XLA within the loop several times slower. A place
+    without example holds the first one, under a mask: it cannot bring in a NaN of its own.
+    """
+    arranged = np.zeros((most_steps, *batches.shape[1:], *array.shape[1:]), array.dtype)
+    np.take(array, np.maximum(batches, 0), axis=0, out=arranged[: len(batches)], mode="clip")
+    return arranged
 
 
 def _power_of_two(count: int) -> int:

@@ -15,17 +15,13 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-from keyhole.errors import InputError, KeyholeError
+from keyhole.errors import InputError, WorkerError
 from keyhole.training.clients import Clients, Job
 from keyhole.types import Tree
 
-__all__ = ["WorkerError", "Workers"]
+__all__ = ["Workers"]
 
 MOST_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
-
-
-class WorkerError(KeyholeError):
-    """A client's work kills every worker that tries it."""
 
 
 class Workers:
