@@ -62,7 +62,7 @@ def test_all_own_words_reach_the_accuracy_of_no_select(short_demo):
     full, own, *_ = json.loads(short_demo.stdout)
     assert own["accuracy"] == pytest.approx(full["accuracy"], abs=0.002)
     assert own["client_size"] < 0.1 * full["client_size"]
-    assert own["client_bytes"] == 4 * own["client_size"]
+    assert own["bytes_down"] == 4 * own["client_size"]
 
 
 def test_the_same_seed_gives_the_same_bytes(short_demo):

@@ -138,10 +138,9 @@ from tests.training import test_loop
 directory, kind = Path(sys.argv[1]), sys.argv[2]
 known = (directory / "state").exists()
 run = test_loop.resume(directory, kind) if known else test_loop.start(directory, kind)
-print("ready", flush=True)
-for record in run.rounds(300, evaluation=test_loop.Evaluation(test_loop.toy.metrics, 3),
-                         snapshot_every=4):
-    pass
+evaluation = test_loop.Evaluation(test_loop.toy.metrics, 3)
+for record in run.rounds(150, evaluation=evaluation, snapshot_every=4):
+    print("round", flush=True)
 print("done", flush=True)
 """
 
@@ -149,7 +148,7 @@ print("done", flush=True)
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_bytes(kind, tmp_path):
     whole = start(None, kind)
-    list(whole.rounds(300, evaluation=Evaluation(toy.metrics, 3)))
+    list(whole.rounds(150, evaluation=Evaluation(toy.metrics, 3)))
     dice, kills = random.Random(0), 0
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     while True:
@@ -159,15 +158,13 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(kind, tmp_path):
             text=True,
             env=environment,
         )
-        if child.stdout.readline() != "ready\n":
-            pytest.fail("the run did not come back")
-        time.sleep(dice.uniform(0, 0.5))
+        assert child.stdout.readline() in ("round\n", "done\n"), "the run did not come back"
+        time.sleep(dice.uniform(0, 0.3))
         child.send_signal(signal.SIGKILL)
         rest, _ = child.communicate()
         if "done" in rest:
             break
         kills += 1
-        assert kills < 60
     assert kills >= 2
     again = resume(tmp_path, kind)
     assert toy.model_bytes(again.state) == toy.model_bytes(whole.state)

@@ -56,7 +56,14 @@ def _train(rounds: int, seed: int) -> list[tuple[Arm, Outcome]]:
 
 def _table(outcomes: list[tuple[Arm, Outcome]]) -> Table:
     table = Table(title="Topic prediction on synthetic posts, 30 clients a round")
-    for name in ("keys of a client", "accuracy", "client model", "of the server's", "KB each way"):
+    for name in (
+        "keys of a client",
+        "accuracy",
+        "client model",
+        "of the server's",
+        "KB down",
+        "KB up",
+    ):
         table.add_column(name, justify="left" if name.startswith("keys") else "right")
     whole = outcomes[0][1].client_size
     for arm, outcome in outcomes:
@@ -65,6 +72,7 @@ def _table(outcomes: list[tuple[Arm, Outcome]]) -> Table:
             f"{outcome.accuracy:.1%}",
             f"{outcome.client_size:,.0f}",
             f"{outcome.client_size / whole:.1%}",
-            f"{outcome.client_bytes / 1000:,.1f}",
+            f"{outcome.bytes_down / 1000:,.1f}",
+            f"{outcome.bytes_up / 1000:,.1f}",
         )
     return table

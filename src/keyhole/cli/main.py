@@ -10,6 +10,7 @@ import click
 
 from keyhole.cli.demo import demo
 from keyhole.errors import KeyholeError
+from keyhole.server.allocator import keep_freed_memory
 
 __all__ = ["keyhole", "main"]
 
@@ -27,6 +28,7 @@ keyhole.add_command(demo)
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Runs the command; an error is one line on standard error and a non-zero exit code."""
+    keep_freed_memory()
     try:
         code = keyhole.main(args, prog_name="keyhole", standalone_mode=False)
     except click.ClickException as error:

@@ -54,8 +54,16 @@ def _convolve_backward(
     # The images: the kernel turned by half a turn, its in and out swapped.
     by_images = _convolve(grad, kernel[::-1, ::-1].transpose(0, 1, 3, 2), pad)
     # The kernel: input features are the batch, examples the features, the gradient the kernel.
-    by_kernel = _convolve(images.transpose(3, 1, 2, 0), grad.transpose(1, 2, 0, 3), pad)
+    by_kernel = _convolve_wide(images.transpose(3, 1, 2, 0), grad.transpose(1, 2, 0, 3), pad)
     return by_images, by_kernel.transpose(1, 2, 0, 3)
+
+
+def _convolve_wide(images: jax.Array, kernel: jax.Array, pad: int) -> jax.Array:
+    """With a kernel as large as the images: 8 outputs at a time take two thirds of the time."""
+    if len(images) < 8:  # too little work in each part
+        return _convolve(images, kernel, pad)
+    parts = (kernel[..., i : i + 8] for i in range(0, kernel.shape[3], 8))
+    return jnp.concatenate([_convolve(images, part, pad) for part in parts], axis=3)
 
 
 convolve.defvjp(_convolve_forward, _convolve_backward)

@@ -7,22 +7,25 @@ uses a tenth of the vocabulary, so most of what a broadcast sends is of no use t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
+from keyhole.delivery.ways import broadcast, on_demand
 from keyhole.primitives.cuts import Cut
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
-from keyhole.primitives.placement import ClientValue, at_clients, at_server
-from keyhole.server.submodels import deselect_submodels_mean, select_submodels
-from keyhole.training import generator, train, train_with_select
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.training.clients import ClientKeys, Clients
+from keyhole.training.cohort import Cohorts
+from keyhole.training.loop import Rounds, Run, start_run
+from keyhole.training.plan import Plan
+from keyhole.training.randomness import generator
 from keyhole.types import Array, Tree
 
-__all__ = ["ARMS", "Arm", "Outcome", "Posts", "make_users", "run_arm"]
+__all__ = ["ARMS", "Arm", "Outcome", "Posts", "accuracy", "make_users", "run_arm", "start_arm"]
 
 WORD = KeySpace("word", 4000)
 TOPICS = 20
@@ -30,8 +33,8 @@ TRAIN_USERS, TEST_USERS, POSTS, WORDS_PER_POST = 400, 100, 30, 20
 PREFERRED, PREFERENCE = 0.05, 12.0  # share of the words that a topic prefers, and how much
 COHORT, BATCH, CLIENT_LR, SERVER_LR = 30, 10, 0.5, 2.0
 
-# Places of randomness within a run (see keyhole.training.randomness).
-_TOPICS, _USERS, _COHORTS = 0, 1, 2
+# Places of the data's randomness (see keyhole.training.randomness).
+_TOPICS, _USERS = 0, 1
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Outcome:
 
     accuracy: float
     client_size: float
-    client_bytes: float
+    bytes_down: float
+    bytes_up: float
 
 
 def make_users(seed: int) -> list[Posts]:
@@ -80,6 +84,33 @@ def make_users(seed: int) -> list[Posts]:
     ]
 
 
+def start_arm(arm: Arm, users: list[Posts], seed: int, rounds: Rounds | None = None) -> Run:
+    """Returns a run of one arm, in memory.
+
+    Args:
+        arm: which line of the comparison.
+        users: as `make_users` returns them.
+        seed: of the cohorts; all arms see the same.
+        rounds: synchronous if not given.
+    """
+    model = {
+        "kernel": np.zeros((WORD.num_keys, TOPICS), np.float32),
+        "bias": np.zeros(TOPICS, np.float32),
+    }
+    layout = Layout.of(model, Cut(WORD, {"kernel": 0}))
+    is_select = arm.keys_per_client is not None
+    clients = Clients(
+        TRAIN_USERS, users.__getitem__, _top_words if is_select else _all_words, _client_update
+    )
+    plan = Plan(
+        Cohorts(TRAIN_USERS, COHORT),
+        {"word": WORD.num_keys if arm.keys_per_client is None else arm.keys_per_client},
+        seed=seed,
+        deliver=on_demand if is_select else broadcast,
+    )
+    return start_run(ServerState.dense(layout, model, SGD(SERVER_LR)), clients, plan, kind=rounds)
+
+
 def run_arm(
     arm: Arm, users: list[Posts], seed: int, rounds: int, done: Callable[[], None]
 ) -> Outcome:
@@ -93,40 +124,24 @@ def run_arm(
         done: called after each round, for a progress bar.
 
     Returns:
-        Accuracy, and numbers and bytes that a client received per round.
+        Accuracy, and numbers and bytes that a client received per round, on average.
     """
-    model = {
-        "kernel": np.zeros((WORD.num_keys, TOPICS), np.float32),
-        "bias": np.zeros(TOPICS, np.float32),
-    }
-    layout = Layout.of(model, Cut(WORD, {"kernel": 0}))
-    chosen: list[int] = []
-    cohorts = _cohorts(users[:TRAIN_USERS], seed, rounds)
-    if arm.keys_per_client is None:
-        steps = train(
-            at_server(model), cohorts, partial(_client_update, WORD.all_keys()), _server_update
-        )
-    else:
-        steps = train_with_select(
-            at_server(model),
-            cohorts,
-            choose=partial(_top_words, arm.keys_per_client, chosen.append),
-            deliver=partial(select_submodels, layout),
-            client_update=lambda slices, posts, keys: _client_update(keys, slices, posts),
-            aggregate=partial(deselect_submodels_mean, layout),
-            server_update=_server_update,
-        )
-    for step in steps:
-        model = step.value
+    run = start_arm(arm, users, seed)
+    for _ in run.rounds(rounds):
         done()
-    m = np.mean(chosen) if chosen else WORD.num_keys
-    fixed, per_key = (part.record.itemsize for part in layout.parts)
-    received = float(fixed + per_key * m)
-    return Outcome(
-        accuracy=_accuracy(model, users[TRAIN_USERS:]),
-        client_size=received / model["kernel"].itemsize,
-        client_bytes=received,
-    )
+    down = float(np.mean([record.bytes_down for record in run.records]))
+    up = float(np.mean([record.bytes_up for record in run.records]))
+    size = down / np.dtype(np.float32).itemsize
+    return Outcome(accuracy(run.state, users), size, down, up)
+
+
+def accuracy(state: ServerState, users: list[Posts]) -> float:
+    """How many posts of unseen users the server's model assigns to their topic."""
+    model, unseen = state.model(), users[TRAIN_USERS:]
+    words = np.concatenate([user.words for user in unseen])
+    topics = np.concatenate([user.topics for user in unseen])
+    logits = _bags(words, WORD.all_keys()) @ model["kernel"] + model["bias"]
+    return float(np.mean(logits.argmax(axis=1) == topics))
 
 
 def _write_posts(cumulative: Array, rng: np.random.Generator) -> Posts:
@@ -137,22 +152,19 @@ def _write_posts(cumulative: Array, rng: np.random.Generator) -> Posts:
     return Posts(np.minimum(words, WORD.num_keys - 1), topics)
 
 
-def _cohorts(users: list[Posts], seed: int, rounds: int) -> Iterator[ClientValue[Posts]]:
-    for t in range(rounds):
-        cohort = generator(seed, _COHORTS, t).choice(len(users), size=COHORT, replace=False)
-        yield at_clients({int(user): users[user] for user in cohort})
-
-
-def _top_words(most: int, count: Callable[[int], Any], posts: Posts) -> Keys:
-    """The user's most frequent words, ties to the smaller key; reports how many there are."""
+def _top_words(posts: Posts, most: Mapping[str, int], _: np.random.Generator) -> Keys:
+    """The user's most frequent words, ties to the smaller key."""
     words, counts = np.unique(posts.words, return_counts=True)
-    keys = WORD.keys(words[np.argsort(-counts, kind="stable")][:most])
-    count(len(keys))
-    return keys
+    return WORD.keys(words[np.argsort(-counts, kind="stable")][: most["word"]])
 
 
-def _client_update(keys: Keys, model: Tree, posts: Posts) -> Tree:
+def _all_words(_: Posts, __: Mapping[str, int], ___: np.random.Generator) -> Keys:
+    return WORD.all_keys()
+
+
+def _client_update(model: Tree, posts: Posts, keys: ClientKeys, _: np.random.Generator) -> Tree:
     """One epoch of mini-batch SGD on the words that were selected: start minus end."""
+    assert isinstance(keys, Keys)
     kernel, bias = model["kernel"].copy(), model["bias"].copy()
     bags = _bags(posts.words, keys)
     for start in range(0, POSTS, BATCH):
@@ -161,10 +173,6 @@ def _client_update(keys: Keys, model: Tree, posts: Posts) -> Tree:
         kernel -= CLIENT_LR * (x.T @ error)
         bias -= CLIENT_LR * error.sum(axis=0)
     return {"kernel": model["kernel"] - kernel, "bias": model["bias"] - bias}
-
-
-def _server_update(model: Tree, update: Tree) -> Tree:
-    return {name: model[name] - np.float32(SERVER_LR) * update[name] for name in model}
 
 
 def _bags(words: Array, keys: Keys) -> Array:
@@ -180,10 +188,3 @@ def _softmax(logits: Array) -> Array:
     odds: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
     total: Array = odds.sum(axis=1, keepdims=True)
     return np.divide(odds, total)
-
-
-def _accuracy(model: Tree, users: list[Posts]) -> float:
-    words = np.concatenate([user.words for user in users])
-    topics = np.concatenate([user.topics for user in users])
-    logits = _bags(words, WORD.all_keys()) @ model["kernel"] + model["bias"]
-    return float(np.mean(logits.argmax(axis=1) == topics))

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from keyhole.errors import InputError, WorkerError
+from keyhole.server.allocator import keep_freed_memory
 from keyhole.training.clients import Clients, Job
 from keyhole.types import Tree
 
@@ -152,6 +153,7 @@ class Workers:
 
 def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
     """The life of a worker."""
+    keep_freed_memory()
     clients = factory()
     while True:
         try:
