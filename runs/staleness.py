@@ -34,8 +34,10 @@ def run(concurrency, weight, seed, users):
 
 
 def main():
-    print(f"{ARM.name}, {COHORT} updates a step, {STEPS} steps, seeds {SEEDS.start}..{SEEDS.stop - 1}")
-    print("| clients at work | mean staleness | accuracy, old updates fade | accuracy, all count alike |")
+    print(
+        f"{ARM.name}, {COHORT} updates a step, {STEPS} steps, seeds {SEEDS.start}..{SEEDS.stop - 1}"
+    )
+    print("| clients at work | mean staleness | old updates fade | all count alike |")
     print("|---|---|---|---|")
     worlds = {seed: make_users(seed) for seed in SEEDS}
     for concurrency in (0, 30, 60, 120, 240, 480):

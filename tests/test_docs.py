@@ -70,3 +70,19 @@ def test_the_readme_example_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     expected = re.findall(r"# prints (.*)", code)
     assert done.stdout.split("\n")[: len(expected)] == expected
+
+
+def test_the_training_page_runs(tmp_path):
+    code = "\n".join(
+        re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.S)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3

@@ -57,14 +57,14 @@ def _train(rounds: int, seed: int) -> list[tuple[Arm, Outcome]]:
 def _table(outcomes: list[tuple[Arm, Outcome]]) -> Table:
     table = Table(title="Topic prediction on synthetic posts, 30 clients a round")
     for name in (
-        "keys of a client",
+        "client's keys",
         "accuracy",
-        "client model",
-        "of the server's",
+        "numbers held",
+        "share",
         "KB down",
         "KB up",
     ):
-        table.add_column(name, justify="left" if name.startswith("keys") else "right")
+        table.add_column(name, justify="left" if name.startswith("client") else "right")
     whole = outcomes[0][1].client_size
     for arm, outcome in outcomes:
         table.add_row(

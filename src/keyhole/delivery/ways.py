@@ -6,7 +6,7 @@ are counted from what the way would have to compute and send.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,9 +18,9 @@ from keyhole.primitives.placement import ClientValue, map_clients, observe
 from keyhole.server.state import ServerState
 from keyhole.types import ClientId
 
-__all__ = ["broadcast", "on_demand", "pregenerated"]
+__all__ = ["broadcast", "key_bytes", "on_demand", "pregenerated"]
 
-KEY_BYTES = 8  # an int64 on the wire
+_KEY_BYTES = 8  # an int64 on the wire
 
 _Demand: TypeAlias = Mapping[ClientId, Mapping[str, Keys]]
 
@@ -59,6 +59,11 @@ def pregenerated(state: ServerState, keys: ClientValue[Any]) -> Delivered:
     )
 
 
+def key_bytes(keys: Iterable[Keys]) -> int:
+    """The bytes that name keys on the wire; none where a client takes every key of a space."""
+    return sum(_KEY_BYTES * len(z) for z in keys if len(z) < z.space.num_keys)
+
+
 def _deliver(state: ServerState, keys: ClientValue[Any], cost: Cost) -> Delivered:
     return Delivered(map_clients(state.select, keys), cost)
 
@@ -67,7 +72,7 @@ def _served(layout: Layout, demand: _Demand, calls: int, hits: int, server: str)
     """The cost of a way in which clients ask a server for slices."""
     return Cost(
         bytes_down={c: _bytes_down(layout, z) for c, z in demand.items()},
-        bytes_up={c: KEY_BYTES * sum(len(k) for k in z.values()) for c, z in demand.items()},
+        bytes_up={c: key_bytes(z.values()) for c, z in demand.items()},
         select_calls=calls,
         cache_hits=hits,
         distinct_keys=_distinct(layout, demand),

@@ -14,7 +14,7 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.delivery.cost import Cost
-from keyhole.delivery.ways import KEY_BYTES
+from keyhole.delivery.ways import key_bytes
 from keyhole.errors import InputError
 from keyhole.keys.budget import assign_device, keys_within
 from keyhole.primitives.keyspace import Keys
@@ -147,7 +147,7 @@ def _visit(
 ) -> Visit:
     counts = {name: len(z) for name, z in keys.items()}
     has_sent = fate in ("sent", "late", "refused")
-    sent = KEY_BYTES * sum(counts.values()) + layout.client_bytes(**counts) if has_sent else 0
+    sent = key_bytes(keys.values()) + layout.client_bytes(**counts) if has_sent else 0
     return Visit(
         client=client,
         fate=fate,
