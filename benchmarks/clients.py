@@ -31,7 +31,7 @@ from keyhole.models.model import Model
 from keyhole.models.transformer import transformer
 from keyhole.server.submodels import select_submodels
 from keyhole.training.client_update import ClientUpdate
-from keyhole.training.devices import Client
+from keyhole.training.devices import Client, use_cpu_devices
 from keyhole.training.local_sgd import LocalSgd, draw_batches
 
 try:
@@ -211,6 +211,7 @@ def make_clients(task: Task, count: int) -> list[Client]:
 
 def train_alone(task: Task) -> None:
     """What a new process does before its first update arrives."""
+    use_cpu_devices(1)
     by_keyhole(task, make_clients(task, 1))()
 
 
@@ -312,6 +313,7 @@ def show(cells: list[Cell], firsts: list[FirstRound]) -> None:
 
 def main() -> int:
     flags = parser(__doc__.splitlines()[0], RESULTS).parse_args()
+    use_cpu_devices(1)
     kept = kept_times()
     cells = [measure_cell(task, kept) for task in tasks(flags.quick)]
     firsts = [measure_first_update(name) for name in ("2NN m=50", "tags m=1000")]

@@ -32,6 +32,7 @@ RESERVED = {
     "flwr": {"engines"},
     "ray": {"engines"},
     "torch": {"engines", "training"},
+    "tensorboardX": {"training"},
 }
 
 SOURCE = ROOT / "src" / "keyhole"
