@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from keyhole.models.convolution import convolve, max_pool
+from keyhole.models.matmul import multiply
 
 
 def plain_convolve(images, kernel):
@@ -31,6 +32,15 @@ def test_convolution_and_its_derivatives(side):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     for a, b in zip(found_vjp(out), expected_vjp(out), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_and_its_derivatives():
+    rows, kernel, out = normal(0, 7, 3), normal(1, 3, 5), normal(2, 7, 5)
+    found, found_vjp = jax.vjp(multiply, rows, kernel)
+    np.testing.assert_allclose(found, rows @ kernel, rtol=1e-5, atol=1e-5)
+    by_rows, by_kernel = found_vjp(out)
+    np.testing.assert_allclose(by_rows, out @ kernel.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(by_kernel, rows.T @ out, rtol=1e-5, atol=1e-5)
 
 
 def test_pooling_and_its_derivative():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keyhole import tree
 from keyhole.errors import ShapeError
 from keyhole.models.logistic import tag_regression
-from keyhole.models.sparse_logistic import sparse_sgd
+from keyhole.models.sparse_logistic import _probability_minus, sparse_sgd
 from tests.helpers import SEEDS, assert_trees_close
 
 MODEL = tag_regression(words=30, tags=6)
@@ -71,3 +71,14 @@ def test_a_word_beyond_the_kernel_is_refused():
     with pytest.raises(ShapeError, match=r"got place 3, allowed is -1\.\.2"):
         sparse_sgd(params, examples, np.array([[0]]), 0.5)
     assert np.isnan(MODEL.predict(params, {"words": jnp.array([[3]])})).all()
+
+
+def test_probabilities_are_right_to_float32_rounding_and_nan_is_not_hidden():
+    scores = np.concatenate([np.linspace(-90, 90, 20001), [0.0]]).astype(np.float32)
+    found = scores.copy()
+    _probability_minus(found, np.zeros_like(scores), np.empty(len(scores), np.int32))
+    exact = 1 / (1 + np.exp(-scores.clip(-87, 87).astype(np.float64)))
+    np.testing.assert_allclose(found, exact, rtol=4e-7)
+    bad = np.array([np.nan, np.inf, -np.inf], np.float32)
+    _probability_minus(bad, np.zeros_like(bad), np.empty(3, np.int32))
+    assert np.isnan(bad).all()

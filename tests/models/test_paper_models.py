@@ -11,7 +11,7 @@ from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
 from keyhole.models.transformer import TransformerSizes, transformer
-from keyhole.primitives.padding import key_masks, pad_submodel, unpad_submodel
+from keyhole.primitives.padding import resize_submodel, slot_masks
 from tests.helpers import assert_trees_close, assert_trees_equal
 
 SMALL = TransformerSizes(words=11, embedding=6, width=8, heads=2, neurons=5)
@@ -142,14 +142,15 @@ def test_padded_slots_change_nothing_and_stay_zero(name):
     sub = model.layout.select(random_params(model), keys)
     batch, mask = batch_of(name, rng), np.ones(4, bool)
     sizes = {space.name: 7 for space in model.layout.spaces}
-    padded = pad_submodel(model.layout, sub, keys, **sizes)
-    slots = key_masks(model.layout, keys, **sizes)
+    counts = {space.name: 4 for space in model.layout.spaces}
+    padded = resize_submodel(model.layout, sub, sizes)
+    slots = slot_masks(counts, sizes)
     loss, grads = grad(model, padded, batch, mask, slots)
     expected, expected_grads = grad(model, sub, batch, mask)
     assert loss == pytest.approx(expected, rel=1e-5)
-    unpadded = unpad_submodel(model.layout, grads, keys)
+    unpadded = resize_submodel(model.layout, grads, counts)
     assert_trees_close(unpadded, expected_grads, rtol=1e-4, atol=1e-5)
-    assert_trees_equal(pad_submodel(model.layout, unpadded, keys, **sizes), grads)
+    assert_trees_equal(resize_submodel(model.layout, unpadded, sizes), grads)
 
 
 @pytest.mark.parametrize("name", UNTIED)

@@ -43,43 +43,89 @@ def sparse_sgd(params: Tree, examples: Batch, batches: Array, client_lr: float) 
     return {"kernel": kernel, "bias": bias}
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"})
+_FAST = {"contract", "reassoc", "nsz"}
+_MOST = np.float32(87)  # beyond, e^x leaves float32; a probability is 0 or 1 long before
+
+
+@numba.njit(cache=True, nogil=True, fastmath=_FAST)
 def _descend(
     kernel: Array, bias: Array, words: Array, tags: Array, batches: Array, client_lr: np.float32
 ) -> None:
     """Steps in place. The scores of a whole batch are computed before any row moves."""
-    batch_size, num_tags = batches.shape[1], bias.shape[0]
-    errors = np.empty((batch_size, num_tags), np.float32)
-    seen = np.full(kernel.shape[0], -1, np.int64)  # which example last used a word
+    errors = np.empty((batches.shape[1], len(bias)), np.float32)
+    scratch = np.empty(len(bias), np.int32)
+    own = np.empty((batches.shape[1], words.shape[1]), np.int32)
+    counts = np.empty(batches.shape[1], np.int64)
+    seen = np.full(len(kernel), -1, np.int64)  # which visit last used a word
     visit = 0
     for batch in batches:
-        count = 0
+        filled = 0
         for example in batch:
-            if example < 0:
-                continue
-            error = errors[count]
-            error[:] = bias
-            for word in words[example]:
-                if word >= 0 and seen[word] != visit:
-                    seen[word] = visit
-                    error += kernel[word]
-            visit += 1
+            if example >= 0:
+                counts[filled] = _distinct(words[example], seen, visit, own[filled])
+                visit += 1
+                errors[filled] = bias
+                _add_rows(kernel, own[filled, : counts[filled]], errors[filled])
+                _probability_minus(errors[filled], tags[example], scratch)
+                filled += 1
+        step = client_lr / np.float32(max(filled, 1))
+        for i in range(filled):
+            for t in range(len(bias)):
+                errors[i, t] *= step
+                bias[t] -= errors[i, t]
+            for word in own[i, : counts[i]]:
+                for t in range(len(bias)):
+                    kernel[word, t] -= errors[i, t]
+
+
+@numba.njit(cache=True, nogil=True)
+def _distinct(words: Array, seen: Array, visit: int, own: Array) -> int:
+    """Collects the words of an example, each once; returns how many there are."""
+    count = 0
+    for word in words:
+        if word >= 0 and seen[word] != visit:
+            seen[word] = visit
+            own[count] = word
             count += 1
-            for t in range(num_tags):
-                error[t] = np.float32(1) / (np.float32(1) + np.exp(-error[t])) - tags[example, t]
-        step = client_lr / np.float32(max(count, 1))
-        count = 0
-        for example in batch:
-            if example < 0:
-                continue
-            error = errors[count]
-            count += 1
-            for t in range(num_tags):
-                error[t] *= step
-                bias[t] -= error[t]
-            for word in words[example]:
-                if word >= 0 and seen[word] != visit:
-                    seen[word] = visit
-                    for t in range(num_tags):
-                        kernel[word, t] -= error[t]
-            visit += 1
+    return count
+
+
+@numba.njit(cache=True, nogil=True, fastmath=_FAST)
+def _add_rows(kernel: Array, own: Array, scores: Array) -> None:
+    """Adds rows to the scores, four at a time: scores are read and written a quarter as often."""
+    at = 0
+    while at + 4 <= len(own):
+        a, b, c, d = kernel[own[at]], kernel[own[at + 1]], kernel[own[at + 2]], kernel[own[at + 3]]
+        for t in range(len(scores)):
+            scores[t] += (a[t] + b[t]) + (c[t] + d[t])
+        at += 4
+    for word in own[at:]:
+        row = kernel[word]
+        for t in range(len(scores)):
+            scores[t] += row[t]
+
+
+@numba.njit(cache=True, nogil=True, fastmath=_FAST)
+def _probability_minus(scores: Array, tags: Array, powers: Array) -> None:
+    """Turns scores s into 1 / (1 + e^-s) - tag, to 2e-7 of the probability.
+
+    The C library's exp takes one number at a time. This one is plain arithmetic, which the compiler
+    does on whole vectors: e^x = 2^n e^r with n whole and |r| <= ln(2) / 2, and a polynomial in r
+    (the coefficients are those of the Cephes library's expf). What is not finite becomes NaN.
+    """
+    f = np.float32
+    for t in range(len(scores)):
+        x = min(max(-scores[t], -_MOST), _MOST) + f(0) * scores[t]
+        n = np.floor(x * f(1.44269504) + f(0.5))
+        r = x - n * f(0.693359375) + n * f(2.12194440e-4)
+        p = f(1.9875691500e-4)
+        p = p * r + f(1.3981999507e-3)
+        p = p * r + f(8.3334519073e-3)
+        p = p * r + f(4.1665795894e-2)
+        p = p * r + f(1.6666665459e-1)
+        p = p * r + f(5.0000001201e-1)
+        scores[t] = p * r * r + r + f(1)
+        powers[t] = (np.int32(n) + np.int32(127)) << np.int32(23)  # 2^n, bit by bit
+    scale = powers.view(np.float32)
+    for t in range(len(scores)):
+        scores[t] = f(1) / (f(1) + scores[t] * scale[t]) - tags[t]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keyhole.models.losses import cross_entropy, masked_mean
+from keyhole.models.matmul import multiply
 from keyhole.models.model import Batch, Model, glorot
 from keyhole.primitives.cuts import Cut
 from keyhole.primitives.keyspace import KeySpace
@@ -141,7 +142,7 @@ def _logits(params: Tree, tokens: jax.Array, heads: int) -> jax.Array:
 
 
 def _dense(layer: Tree, x: jax.Array) -> jax.Array:
-    return jnp.asarray(x @ layer["kernel"] + layer["bias"][None, :])
+    return jnp.asarray(multiply(x, layer["kernel"]) + layer["bias"][None, :])
 
 
 def _norm(layer: Tree, x: jax.Array) -> jax.Array:

@@ -77,7 +77,7 @@ class Product:
 
     def grid(self, *keys: Keys) -> Keys:
         """Returns the product keys of every combination, the last sequence running fastest."""
-        if len(self.factors) == 1:  # its keys as they are: most models are cut once
+        if len(self.factors) < 2:  # as they are: most models are cut once
             return self.join(*keys)
         self._check(keys)
         spread = np.meshgrid(*(k.array for k in keys), indexing="ij")

@@ -34,10 +34,15 @@ class Field:
     dtype: np.dtype[Any]
     axes: tuple[int, ...]
 
-    @property
+    @cached_property
     def slice_shape(self) -> tuple[int, ...]:
         """The shape of one slice: the parameter's without the cut axes."""
         return tuple(n for axis, n in enumerate(self.shape) if axis not in self.axes)
+
+    @cached_property
+    def _leads(self) -> bool:
+        """Whether the cut axes come first, in order: then slices lie as they are."""
+        return self.axes == tuple(range(len(self.axes)))
 
     def client_shape(self, counts: Sequence[int]) -> tuple[int, ...]:
         """The shape on a client that selected `counts[i]` keys of the i-th key space."""
@@ -52,11 +57,13 @@ class Field:
     def stack(self, slices: Sequence[Array] | Array, counts: Sequence[int]) -> Array:
         """The client's parameter from its slices, which come in the order of `Product.grid`."""
         stacked = np.asarray(slices, self.dtype).reshape(*counts, *self.slice_shape)
+        if self._leads:
+            return stacked
         return np.moveaxis(stacked, range(len(counts)), self.axes)
 
     def unstack(self, value: Array) -> Array:
         """The slices of a client's parameter, shape (number of slices, *slice_shape)."""
-        moved = np.moveaxis(value, self.axes, range(len(self.axes)))
+        moved = value if self._leads else np.moveaxis(value, self.axes, range(len(self.axes)))
         return moved.reshape(prod(moved.shape[: len(self.axes)]), *self.slice_shape)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from keyhole import tree
 from keyhole.errors import InputError, ShapeError
 from keyhole.models.model import Batch, Model
+from keyhole.primitives.padding import count_slots, resize_submodel, slot_masks
 from keyhole.training.client_update import ClientUpdate
 from keyhole.types import Array, Tree
 
@@ -119,21 +120,22 @@ class LocalSgd:
         return len(self._shapes)
 
     def _train_compiled(self, slices: Tree, data: Batch, batches: Array) -> Tree:
-        counts = _count_slots(self.model, slices)
+        layout = self.model.layout
+        counts = count_slots(layout, slices)
         sizes = {name: self._round_slots(name, m) for name, m in counts.items()}
         epochs = self.settings.epochs
         most_steps = epochs * max(FEWEST_BATCHES, _power_of_two(len(batches) // epochs))
         update = self._train(
-            _resize(self.model, slices, sizes),
-            {name: np.arange(size) < counts[name] for name, size in sizes.items()},
+            resize_submodel(layout, slices, sizes),
+            slot_masks(counts, sizes),
             {
                 name: _arrange(np.asarray(array), batches, most_steps)
                 for name, array in data.items()
             },
-            _fit(batches >= 0, (most_steps, batches.shape[1])),
+            np.pad(batches >= 0, ((0, most_steps - len(batches)), (0, 0))),
             np.int32(len(batches)),
         )
-        return _resize(self.model, update, counts)
+        return resize_submodel(layout, update, counts)
 
     def _round_slots(self, name: str, count: int) -> int:
         (num_keys,) = (s.num_keys for s in self.model.layout.spaces if s.name == name)
@@ -218,38 +220,6 @@ def _pull(settings: ClientUpdate, grads: Tree, params: Tree, start: Tree) -> Tre
     if not settings.proximal:
         return grads
     return jax.tree.map(lambda g, w, y: g + settings.proximal * (w - y), grads, params, start)
-
-
-def _count_slots(model: Model, slices: Tree) -> dict[str, int]:
-    """How many keys of each key space a sub-model holds, read from its shapes."""
-    leaves = tree.flatten(slices)
-    counts: dict[str, int] = {}
-    for part in model.layout.parts:
-        for fld in part.fields:
-            shape = np.shape(leaves[fld.path])
-            names = (factor.name for factor in part.product.factors)
-            counts.update({n: shape[axis] for n, axis in zip(names, fld.axes, strict=True)})
-    return counts
-
-
-def _resize(model: Model, value: Tree, sizes: Mapping[str, int]) -> Tree:
-    """Brings every cut axis to its size: zeros behind, or the end cut off."""
-    leaves = tree.flatten(value)
-    resized = {}
-    for part in model.layout.parts:
-        counts = [sizes[factor.name] for factor in part.product.factors]
-        for fld in part.fields:
-            resized[fld.path] = _fit(np.asarray(leaves[fld.path]), fld.client_shape(counts))
-    return tree.unflatten(model.layout.structure, resized)
-
-
-def _fit(array: Array, shape: tuple[int, ...]) -> Array:
-    if array.shape == shape:
-        return array
-    fitted = np.zeros(shape, array.dtype)
-    common = tuple(slice(min(a, b)) for a, b in zip(array.shape, shape, strict=True))
-    fitted[common] = array[common]
-    return fitted
 
 
 def _arrange(array: Array, batches: Array, most_steps: int) -> Array:
