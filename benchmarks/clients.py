@@ -3,7 +3,7 @@
     python benchmarks/clients.py [--check] [--quick] [--json]
 
 Both sides take turns in one process. Where PyTorch is not installed, its side is the time kept in
-results/clients.json: then the ratio also compares two moments and perhaps two machines, and the
+results/clients.json, scaled by how long NumPy takes for the same small products now and then; the
 table says "kept". Last comes the time from an empty process to its first update.
 """
 
@@ -29,6 +29,7 @@ from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
 from keyhole.models.model import Model
 from keyhole.models.transformer import transformer
+from keyhole.server.allocator import keep_freed_memory
 from keyhole.server.submodels import select_submodels
 from keyhole.training.client_update import ClientUpdate
 from keyhole.training.devices import Client, use_cpu_devices
@@ -64,6 +65,7 @@ class Cell:
     batch_size: int
     keyhole_cpu: float
     torch_cpu: float
+    yardstick_cpu: float
     is_torch_kept: bool
     ratio: float
     at_most: float
@@ -257,18 +259,19 @@ def as_torch(path: str, array: np.ndarray):
 def measure_cell(task: Task, kept: dict[str, float]) -> Cell:
     progress(task.name)
     clients = make_clients(task, task.clients)
-    contestants = {"keyhole": by_keyhole(task, clients)}
+    contestants = {"keyhole": by_keyhole(task, clients), "yardstick": yardstick()}
     if torch:
         contestants["torch"] = by_torch(task, clients)
     timings = measure(contestants)
-    ours = timings["keyhole"].cpu
-    theirs = timings["torch"].cpu if torch else kept.get(task.name, math.nan)
+    ours, unit = timings["keyhole"].cpu, timings["yardstick"].cpu
+    theirs = timings["torch"].cpu if torch else kept.get(task.name, math.nan) * unit
     return Cell(
         task.name,
         task.clients,
         task.batch_size,
         ours,
         theirs,
+        unit,
         not torch,
         ours / theirs,
         task.at_most,
@@ -292,11 +295,18 @@ def measure_first_update(name: str) -> FirstRound:
 
 
 def kept_times() -> dict[str, float]:
-    """PyTorch's CPU seconds by task, as last measured."""
+    """PyTorch's CPU time by task as last measured, in units of the yardstick."""
     if not RESULTS.exists():
         return {}
     cells = json.loads(RESULTS.read_text())["cells"]
-    return {cell["task"]: cell["torch_cpu"] for cell in cells if "torch_cpu" in cell}
+    return {c["task"]: c["torch_cpu"] / c["yardstick_cpu"] for c in cells if "torch_cpu" in c}
+
+
+def yardstick() -> Callable[[], object]:
+    """Products that NumPy computes on one thread, by which two moments can be compared."""
+    a = np.random.default_rng(0).random((2000, 64, 64), np.float32)
+    out = np.empty_like(a)
+    return lambda: np.matmul(a, a, out=out)
 
 
 def show(cells: list[Cell], firsts: list[FirstRound]) -> None:
@@ -313,6 +323,7 @@ def show(cells: list[Cell], firsts: list[FirstRound]) -> None:
 
 def main() -> int:
     flags = parser(__doc__.splitlines()[0], RESULTS).parse_args()
+    keep_freed_memory()  # as a run does; it serves both sides
     use_cpu_devices(1)
     kept = kept_times()
     cells = [measure_cell(task, kept) for task in tasks(flags.quick)]
