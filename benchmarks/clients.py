@@ -32,7 +32,7 @@ from keyhole.models.transformer import transformer
 from keyhole.server.allocator import keep_freed_memory
 from keyhole.server.submodels import select_submodels
 from keyhole.training.client_update import ClientUpdate
-from keyhole.training.devices import Client, use_cpu_devices
+from keyhole.training.devices import use_cpu_devices
 from keyhole.training.local_sgd import LocalSgd, draw_batches
 
 try:
@@ -43,6 +43,7 @@ except ImportError:  # optional: the kept measurement stands in
 
 RESULTS = Path(__file__).parent / "results" / "clients.json"
 RATE = 0.1
+Client = tuple[dict, dict[str, np.ndarray], np.random.Generator]  # slices, data, rng
 FIRST_UPDATE_GOAL = 10.0  # seconds
 FIRST_UPDATE = """
 import sys, time

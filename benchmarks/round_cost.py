@@ -111,11 +111,10 @@ def keyhole_round(num_keys: int, m: int, data: list[Data]) -> Callable[[], objec
     def choose(own: Data, most: dict[str, int], rng: np.random.Generator) -> object:
         return cut.space.keys(own.ranked[: most["word"]])
 
-    def train(submodel: object, own: Data, keys: object, rng: np.random.Generator) -> object:
-        words = np.where(own.ranks < m, own.ranks, np.int32(-1))
-        return local(submodel, {"words": words, "tags": own.tags}, rng)
+    def localize(own: Data, keys: object) -> dict[str, np.ndarray]:
+        return {"words": np.where(own.ranks < m, own.ranks, np.int32(-1)), "tags": own.tags}
 
-    clients = Clients(CLIENTS, data.__getitem__, choose, train)
+    clients = Clients(CLIENTS, data.__getitem__, choose, local, localize)
     plan = Plan(Cohorts(CLIENTS, CLIENTS), {"word": m})
     state = ServerState.lazy(layout, Adagrad(SERVER_LR, eps=EPS, initial=START))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from keyhole import errors
 from keyhole.cli.main import keyhole
 
 DOCS = Path(__file__).parent
@@ -54,10 +55,12 @@ def cli_page():
     for name, command in commands.items():
         context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
         lines += [f"## {name}", "", "```", command.get_help(context), "```", ""]
-    lines += [
-        "Exit codes: 0 done, 1 failed, 2 wrong input, 3 nobody left in a cohort, 130 interrupted.",
-        "",
-    ]
+    lines += ["| exit code | when |", "|---|---|", "| 0 | done |"]
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    for code in sorted({kind.exit_code for kind in kinds}):
+        names = ", ".join(f"`{kind.__name__}`" for kind in kinds if kind.exit_code == code)
+        lines.append(f"| {code} | {names} |")
+    lines += ["| 130 | interrupted |", ""]
     return "\n".join(lines)
 
 

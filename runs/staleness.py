@@ -9,7 +9,7 @@ there are, the older an update is when it counts. Prints a table for docs/experi
 import numpy as np
 
 from keyhole.tasks.demo import ARMS, COHORT, accuracy, make_users, start_arm
-from keyhole.training.buffered import Buffered, Buffering, fade
+from keyhole.training.buffering import Buffering, fade
 
 STEPS, SEEDS = 60, range(3)
 ARM = ARMS[2]
@@ -24,10 +24,8 @@ def never_fade(_):
 
 
 def run(concurrency, weight, seed, users):
-    kind = None
-    if concurrency:
-        kind = Buffered(Buffering(concurrency, COHORT, 10_000, weight, slow))
-    made = start_arm(ARM, users, seed, kind)
+    buffering = Buffering(concurrency, COHORT, 10_000, weight, slow) if concurrency else None
+    made = start_arm(ARM, users, seed, buffering)
     records = list(made.rounds(STEPS))
     ages = [age for record in records[STEPS // 2 :] for age in record.staleness]
     return accuracy(made.state, users), np.mean(ages)

@@ -47,12 +47,12 @@ def test_on_demand_computes_each_distinct_slice_once():
     cost = cost_of("on demand")
     assert dict(cost.bytes_down) == {0: 4 * (9 + 2), 1: 4 * (3 + 2), 2: 4 * 2}
     assert dict(cost.bytes_up) == {0: 24, 1: 8, 2: 0}
-    assert (cost.select_calls, cost.cache_hits, cost.distinct_keys) == (2, 2, 2)
+    assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (2, 2, 2)
 
 
 def test_pregenerated_computes_every_slice():
     cost = cost_of("pregenerated")
-    assert (cost.select_calls, cost.cache_hits, cost.distinct_keys) == (100, 4, 2)
+    assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (100, 4, 2)
     assert cost.seen_by == {"slice server": "keys and whose they are"}
 
 
@@ -62,3 +62,15 @@ def test_clients_that_are_gone_receive_nothing():
     delivered = on_demand(state, ROW.place(KEYS).drop([0]))
     assert set(delivered.cost.bytes_down) == {1, 2}
     assert delivered.submodels.lost == (0,)
+
+
+@pytest.mark.parametrize(("way", "calls", "hits"), [("on demand", 8, 4), ("pregenerated", 200, 12)])
+def test_a_parameter_cut_twice_has_a_slice_for_each_pair_of_keys(way, calls, hits):
+    """3 x 2 keys of one client, the same and 2 new ones of another: 12 asked for, 8 distinct."""
+    a, b = kh.KeySpace("a", 10), kh.KeySpace("b", 20)
+    model = {"w": np.zeros((10, 20), np.float32)}
+    layout = kh.Layout.of(model, kh.Cut(a, {"w": 0}), kh.Cut(b, {"w": 1}))
+    state = ServerState.dense(layout, model, SGD(1.0))
+    keys = [(a.keys([1, 2, 3]), b.keys([4, 5])), (a.keys([1, 2]), b.keys([4, 5, 6]))]
+    cost = WAYS[way](state, kh.at_clients(keys)).cost
+    assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (calls, hits, 8)

@@ -119,3 +119,10 @@ def test_a_cohort_that_chose_nothing_has_a_zero_mean():
     updates = kh.at_clients([{"w": np.zeros((0, 3), np.float32)}] * 2)
     mean = kh.deselect_mean(updates, keys, layout.deselect).value["w"]
     np.testing.assert_array_equal(mean, np.zeros((7, 3), np.float32))
+
+
+def test_fractions_of_an_integer_parameter_are_not_cut_off():
+    row = kh.KeySpace("row", 3)
+    layout = kh.Layout.of({"w": np.zeros(3, np.int64)}, kh.Cut(row, {"w": 0}))
+    total = layout.deselect({"w": np.array([0.5, 0.25])}, row.keys([1, 1]))
+    assert total["w"].tolist() == [0, 0.75, 0]

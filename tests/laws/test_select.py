@@ -1,5 +1,7 @@
 """Laws of select: Eq. 4 and its limit cases."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,3 +124,9 @@ def test_packed_slices_come_back(name, data):
         packed = part.pack(piece)
         assert len(packed) == part.record.itemsize
         assert_trees_equal(part.unpack(packed), piece)
+
+
+def test_keys_stay_read_only_on_their_way_to_another_process():
+    again = pickle.loads(pickle.dumps(keys := ROW.keys([3, 1])))
+    assert again == keys
+    assert not again.array.flags.writeable

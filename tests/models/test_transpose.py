@@ -119,6 +119,25 @@ def only_the_last_key_is_odd(x, k):
     return jnp.sin(x[k]) if k == 5 else x[k]
 
 
+def test_a_branch_that_is_not_linear_is_found_when_its_key_is_used():
+    def odd_one_out(x, k):
+        return x[k] ** 2 if k == 3 else x[k]
+
+    wide = kh.KeySpace("row", 1000)
+    phi = derive_deselect(odd_one_out, np.zeros((1000, 2), np.float32), wide)
+    one = np.ones(2, np.float32)
+    assert phi([one], wide.keys([4]))[4].tolist() == [1, 1]
+    with pytest.raises(NotLinearError, match="odd_one_out"):
+        phi([one], wide.keys([3]))
+
+
+def test_float64_is_taken_as_jax_holds_it_and_integers_are_refused():
+    phi = derive_deselect(lambda x, k: x[k], np.zeros((6, 3)), ROW)
+    assert phi([np.ones(3)], ROW.keys([2])).sum() == 3
+    with pytest.raises(ShapeError, match="got int32, allowed is floating point"):
+        derive_deselect(lambda x, k: x[k], np.zeros((6, 3), np.int32), ROW)
+
+
 NOT_LINEAR = [
     square,
     shifted,

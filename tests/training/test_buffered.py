@@ -3,15 +3,15 @@
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.training.buffered import Buffered, Buffering, fade
+from keyhole.training.buffering import Buffering, fade
 from keyhole.training.cohort import Cohorts
 from keyhole.training.loop import start_run
 from tests.training import toy
 
 
 def run(buffering=None, rounds=6, **plan):
-    kind = Buffered(buffering) if buffering else None
-    made = start_run(toy.make_state(), toy.make_clients(), toy.make_plan(**plan), kind=kind)
+    plan = toy.make_plan(buffering=buffering, **plan)
+    made = start_run(toy.make_state(), toy.make_clients(), plan)
     records = list(made.rounds(rounds))
     return toy.model_bytes(made.state), records
 
@@ -36,7 +36,10 @@ def test_delays_make_updates_old_and_the_bound_leaves_the_oldest_out():
     assert max(s for r in free for s in r.staleness) > 2
     assert max(s for r in bounded for s in r.staleness) <= 2
     assert all(len(r.staleness) == 2 for r in free + bounded)
-    assert sum(len(r.clients) for r in bounded) > sum(len(r.clients) for r in free)
+    assert sum(len(r.stale) for r in free) == 0
+    for r in bounded:
+        assert len(r.clients) == len(r.staleness) + len(r.stale)
+    assert any(r.stale for r in bounded)
 
 
 def test_old_updates_count_less():
@@ -72,3 +75,17 @@ def test_numbers_out_of_range_are_refused(bad):
 def test_poisson_cohorts_have_no_stream_of_clients():
     with pytest.raises(InputError, match="got poisson sampling"):
         run(Buffering(4, 2), cohorts=Cohorts(20, 5, "poisson"))
+
+
+@pytest.mark.parametrize("duration", [-1.0, float("nan"), float("inf")])
+def test_a_duration_that_is_no_length_of_time_is_refused(duration):
+    with pytest.raises(InputError, match="duration is out of range"):
+        run(Buffering(4, 2, duration=lambda rng: duration))
+
+
+def test_distinct_keys_count_a_key_once_however_many_deliveries_it_took():
+    few = {"feature": 1}
+    _, records = run(Buffering(3, 6, duration=slow), rounds=3, keys_per_client=few)
+    for record in records:
+        first = {toy.oracle.own_features(toy.EXAMPLES[c])[0] for c in record.clients}
+        assert record.distinct_keys == len(first)

@@ -37,7 +37,7 @@ def test_a_run_is_algorithm_2_step_by_step():
 
     def train(slices, place, keys):
         rng = generator(plan.seed, plan.trial, Place.CLIENT, *place)
-        return toy.train(slices, toy.EXAMPLES[place[1]], keys, rng)
+        return toy.train(slices, toy.localize(toy.EXAMPLES[place[1]], keys), rng)
 
     *_, last = train_with_select(
         kh.at_server({"x": np.zeros(60, np.float32)}),
@@ -99,13 +99,20 @@ def test_a_round_with_nobody_left_is_recorded_and_skipped():
     assert [(r.is_skipped, r.step, len(r.lost_before)) for r in records] == [(True, 0, 5)] * 3
 
 
-def test_an_update_that_is_not_finite_is_refused_and_the_round_goes_on():
-    def spoiled(submodel, examples, keys, rng):
-        update = toy.train(submodel, examples, keys, rng)
-        return {"x": update["x"] * np.float32(np.nan if examples == toy.EXAMPLES[bad] else 1)}
-
+@pytest.mark.parametrize("poison", [np.nan, np.inf, 1e39, 3e38])
+def test_an_update_that_cannot_be_added_up_is_refused_and_the_round_goes_on(poison):
+    """1e39 is beyond float32, and five times 3e38 would be."""
     bad = sample_cohort(Cohorts(20, 5), 3, 0, 0)[2]
-    clients = replace(toy.make_clients(), train=spoiled)
+
+    def localize(examples, keys):
+        return toy.localize(examples, keys), examples == toy.EXAMPLES[bad]
+
+    def spoiled(submodel, data, rng):
+        examples, is_bad = data
+        update = toy.train(submodel, examples, rng)["x"]
+        return {"x": update.astype(np.float64) + (poison if is_bad else 0)}
+
+    clients = replace(toy.make_clients(), train=spoiled, localize=localize)
     updates, record = run_round(0, toy.make_state(), clients, toy.make_plan())
     assert record.refused == [bad]
     assert len(record.staleness) == 4
@@ -152,6 +159,9 @@ def test_a_choice_beyond_the_budget_is_refused():
         ({"keys_per_client": {"feature": 61}}, "got 61, allowed is 0..60"),
         ({"keys_per_client": {"word": 3}}, "got word, allowed is feature"),
         ({"cohorts": Cohorts(30, 5)}, "got 30, allowed is 20"),
+        ({"keys_per_client": {"feature": 2.5}}, "got 2.5, allowed is a whole number"),
+        ({"seed": -1}, "got -1, allowed is a whole number from 0"),
+        ({"over": "chooser"}, "got chooser"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused_before_the_first_round(changes, message):

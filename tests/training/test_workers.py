@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from keyhole.errors import InputError, WorkerError
-from keyhole.training.clients import Clients
+from keyhole.training.clients import Clients, Job
 from keyhole.training.loop import start_run
 from keyhole.training.workers import Workers
 from tests.training import toy
@@ -41,28 +41,28 @@ def test_a_dead_worker_is_replaced_and_its_clients_are_done_again():
 def make_suicidal_clients():
     """Kills its worker in the middle of its first job; a file remembers that it did."""
 
-    def train(submodel, examples, keys, rng):
+    def train(submodel, examples, rng):
         mark = Path(os.environ["KEYHOLE_TEST_MARK"])
         if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return toy.train(submodel, examples, keys, rng)
+        return toy.train(submodel, examples, rng)
 
-    return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train)
+    return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train, toy.localize)
 
 
 def make_deadly_clients():
-    def train(submodel, examples, keys, rng):
+    def train(submodel, examples, rng):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train)
+    return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train, toy.localize)
 
 
 def make_failing_clients():
-    def train(submodel, examples, keys, rng):
+    def train(submodel, examples, rng):
         raise InputError("it broke", got=1, allowed="0", fix="mend it")
 
-    return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train)
+    return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train, toy.localize)
 
 
 def test_a_worker_that_dies_in_a_job_loses_nothing(tmp_path, monkeypatch):
@@ -83,6 +83,39 @@ def test_an_error_of_a_client_arrives_as_it_was_and_the_workers_live_on():
             with pytest.raises(InputError, match="it broke"):
                 run(workers)
         assert len(workers.pids) == 2
+
+
+class StubbornError(Exception):
+    """Comes out of a pickle only if it is made with two arguments."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def make_clients_of_whom_one_fails():
+    def train(submodel, examples, rng):
+        if len(submodel["x"]) == FEWEST:
+            raise StubbornError(1, 2)
+        return toy.train(submodel, examples, rng)
+
+    return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train, toy.localize)
+
+
+FEWEST = min(len(toy.choose(e, {"feature": 60}, None)) for e in toy.EXAMPLES)
+
+
+def test_after_a_failed_call_the_next_one_gets_its_own_answers():
+    clients = make_clients_of_whom_one_fails()
+    jobs = [
+        Job.of(0, 0, 0, c, z := toy.choose(e, {"feature": 60}, None), toy.make_state().select(z))
+        for c, e in enumerate(toy.EXAMPLES)
+    ]
+    good = [job for job in jobs if len(job.keys) != FEWEST]
+    with Workers(make_clients_of_whom_one_fails, 3) as workers:
+        with pytest.raises(WorkerError, match="cannot be sent"):
+            workers(clients, jobs)
+        for job, update in zip(good, workers(clients, good), strict=True):
+            assert update["x"].tobytes() == job.run(clients)["x"].tobytes()
 
 
 def test_no_workers_at_all_are_refused():

@@ -22,12 +22,17 @@ def choose(examples, most, rng):
     return FEATURE.keys(oracle.own_features(examples)[: most["feature"]])
 
 
-def train(submodel, examples, keys, rng):
-    """The oracle's client in an order of its own; features that were not selected are left out."""
-    chosen = set(keys)
-    order = rng.permutation(len(examples))
-    seen = [([f for f in examples[i][0] if f in chosen], examples[i][1]) for i in order]
-    update = oracle.sgd_client(0.5)(submodel["x"].tolist(), seen, list(keys))
+def localize(examples, keys):
+    """Features as places among the client's keys; those that were not selected are left out."""
+    place = {k: i for i, k in enumerate(keys)}
+    return [([place[f] for f in features if f in place], label) for features, label in examples]
+
+
+def train(submodel, examples, rng):
+    """The oracle's client, in an order of its own."""
+    shuffled = [examples[i] for i in rng.permutation(len(examples))]
+    y = submodel["x"].tolist()
+    update = oracle.sgd_client(0.5)(y, shuffled, range(len(y)))
     return {"x": np.array(update, np.float32)}
 
 
@@ -36,7 +41,7 @@ def get_examples(client):
 
 
 def make_clients():
-    return Clients(len(EXAMPLES), get_examples, choose, train)
+    return Clients(len(EXAMPLES), get_examples, choose, train, localize)
 
 
 def make_state(optimizer=None):

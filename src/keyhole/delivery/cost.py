@@ -22,7 +22,7 @@ class Cost:
         bytes_up: bytes of keys that each client sent to receive them.
         select_calls: slices that were computed, one for each call of the select function.
         cache_hits: slices that were asked for and found computed.
-        distinct_keys: how many different slices the cohort asked for, over all parts that are cut.
+        distinct_slices: how many different slices of cut parts the cohort asked for.
         seen_by: party -> what it learns of a client's keys.
     """
 
@@ -30,7 +30,7 @@ class Cost:
     bytes_up: Mapping[ClientId, int]
     select_calls: int
     cache_hits: int
-    distinct_keys: int
+    distinct_slices: int
     seen_by: Mapping[str, str]
 
 

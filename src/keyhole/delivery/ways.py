@@ -14,6 +14,7 @@ import numpy as np
 from keyhole.delivery.cost import Cost, Delivered
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
+from keyhole.primitives.parts import Part
 from keyhole.primitives.placement import ClientValue, map_clients, observe
 from keyhole.server.state import ServerState
 from keyhole.types import ClientId
@@ -32,9 +33,9 @@ def broadcast(state: ServerState, keys: ClientValue[Any]) -> Delivered:
     cost = Cost(
         bytes_down=dict.fromkeys(demand, whole),
         bytes_up=dict.fromkeys(demand, 0),
-        select_calls=_asked(demand),
+        select_calls=_asked(state.layout, demand),
         cache_hits=0,
-        distinct_keys=_distinct(state.layout, demand),
+        distinct_slices=_distinct(state.layout, demand),
         seen_by={"server": "nothing"},
     )
     return _deliver(state, keys, cost)
@@ -44,7 +45,7 @@ def on_demand(state: ServerState, keys: ClientValue[Any]) -> Delivered:
     """Option 2: clients send their keys, each distinct slice is computed once and kept for the
     round."""
     demand = _demand(state.layout, keys)
-    asked, distinct = _asked(demand), _distinct(state.layout, demand)
+    asked, distinct = _asked(state.layout, demand), _distinct(state.layout, demand)
     return _deliver(
         state, keys, _served(state.layout, demand, distinct, asked - distinct, "server")
     )
@@ -53,9 +54,11 @@ def on_demand(state: ServerState, keys: ClientValue[Any]) -> Delivered:
 def pregenerated(state: ServerState, keys: ClientValue[Any]) -> Delivered:
     """Option 3: all slices are computed before the round, and clients fetch theirs."""
     demand = _demand(state.layout, keys)
-    every = sum(space.num_keys for space in state.layout.spaces)
+    every = sum(part.space.num_keys for part in _cut_parts(state.layout))
     return _deliver(
-        state, keys, _served(state.layout, demand, every, _asked(demand), "slice server")
+        state,
+        keys,
+        _served(state.layout, demand, every, _asked(state.layout, demand), "slice server"),
     )
 
 
@@ -75,7 +78,7 @@ def _served(layout: Layout, demand: _Demand, calls: int, hits: int, server: str)
         bytes_up={c: key_bytes(z.values()) for c, z in demand.items()},
         select_calls=calls,
         cache_hits=hits,
-        distinct_keys=_distinct(layout, demand),
+        distinct_slices=_distinct(layout, demand),
         seen_by={server: "keys and whose they are"},
     )
 
@@ -89,15 +92,19 @@ def _bytes_down(layout: Layout, chosen: Mapping[str, Keys]) -> int:
     return layout.client_bytes(**{name: len(z) for name, z in chosen.items()})
 
 
-def _asked(demand: _Demand) -> int:
+def _asked(layout: Layout, demand: _Demand) -> int:
     """How many slices of the cut parts the cohort asked for."""
-    return sum(len(z) for chosen in demand.values() for z in chosen.values())
+    return sum(len(part.keys_of(z)) for part in _cut_parts(layout) for z in demand.values())
 
 
 def _distinct(layout: Layout, demand: _Demand) -> int:
-    """How many different keys the cohort asked for, over all key spaces."""
+    """How many different slices those are."""
     total = 0
-    for space in layout.spaces:
-        asked = [chosen[space.name].array for chosen in demand.values()]
+    for part in _cut_parts(layout):
+        asked = [part.keys_of(z).array for z in demand.values()]
         total += len(np.unique(np.concatenate(asked))) if asked else 0
     return total
+
+
+def _cut_parts(layout: Layout) -> list[Part]:
+    return [part for part in layout.parts if part.product.factors]

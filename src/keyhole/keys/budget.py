@@ -36,6 +36,13 @@ class DeviceClass:
     model_bytes: int
 
     def __post_init__(self) -> None:
+        if self.model_bytes < 1:
+            raise InputError(
+                f"device class {self.name!r} holds nothing",
+                got=f"{self.model_bytes} bytes",
+                allowed="1 or more",
+                fix="give the memory it has for a model",
+            )
         if not 0 < self.share <= 1:
             raise InputError(
                 f"share of device class {self.name!r} is out of range",

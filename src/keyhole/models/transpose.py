@@ -39,8 +39,12 @@ def derive_deselect(select_fn: SelectFn, server_like: Tree, space: KeySpace) -> 
     Returns:
         phi, `(list of updates, keys) -> value shaped like the server's`, in NumPy arrays.
 
+    Linearity is checked at up to eight keys when phi is made, and at every key that is used where
+    psi branches on the key.
+
     Raises:
         NotLinearError: psi is not linear in the server value.
+        ShapeError: the server value is not floating point.
 
     >>> row = KeySpace("row", 3)
     >>> phi = derive_deselect(lambda x, k: 2 * x[k], np.zeros(3, np.float32), row)
@@ -48,8 +52,10 @@ def derive_deselect(select_fn: SelectFn, server_like: Tree, space: KeySpace) -> 
     array([10.,  0.,  4.], dtype=float32)
     """
     psi = plain_select_fn(select_fn)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), server_like)
-    _check_linear(psi, like, space)
+    like = jax.tree.map(_shape_of, server_like)
+    last = space.num_keys - 1
+    for key in {last * i // 7 for i in range(8)}:
+        _check_linear(psi, like, key)
     transpose = _by_vmap(psi, like) if _traces(psi, like, space) else _by_loop(psi, like)
 
     def deselect_fn(update: list[Tree], keys: Keys) -> Tree:
@@ -97,9 +103,13 @@ def _by_vmap(psi: SelectFn, like: Tree) -> _Transpose:
 
 
 def _by_loop(psi: SelectFn, like: Tree) -> _Transpose:
-    """Key by key, for select functions that branch on the key."""
+    """Key by key, for select functions that branch on the key; each is checked when first used."""
+    checked: set[int] = set()
 
     def transpose(update: list[Tree], keys: Keys) -> Tree:
+        for key in set(keys) - checked:
+            _check_linear(psi, like, key)
+            checked.add(key)
         return _transposed(lambda x: [psi(x, key) for key in keys], like)(update)
 
     return transpose
@@ -118,25 +128,33 @@ def _transposed(slices: Callable[[Tree], Tree], like: Tree) -> Callable[[Tree], 
     return run
 
 
-def _check_linear(psi: SelectFn, like: Tree, space: KeySpace) -> None:
-    """Raises NotLinearError unless psi has a transpose and is additive, at the first and last
-    keys."""
-    name = _name(psi)
-    for key in {0, space.num_keys - 1}:
+def _shape_of(leaf: Tree) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a leaf as JAX holds it (float64 becomes float32 unless x64 is on)."""
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ShapeError(
+            "a server value that is not floating point has no derivative",
+            got=dtype,
+            allowed="floating point",
+            fix="convert it, or pass your own deselect_fn",
+        )
+    return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
-        def at_key(x: Tree, key: int = key) -> Tree:
-            return psi(x, key)
 
-        try:
-            zeros = jax.tree.map(
-                lambda e: jnp.zeros(e.shape, e.dtype), jax.eval_shape(at_key, like)
-            )
-            _transposed(at_key, like)(zeros)
-        except (NotImplementedError, RuntimeError, TypeError, AssertionError) as error:
-            reason = str(error).splitlines()[0] if not isinstance(error, AssertionError) else ""
-            raise _not_linear(name, reason or "it multiplies or branches on it") from error
-        if not _is_additive(at_key, like):
-            raise _not_linear(name, "psi(x + y, k) differs from psi(x, k) + psi(y, k)")
+def _check_linear(psi: SelectFn, like: Tree, key: int) -> None:
+    """Raises NotLinearError unless psi has a transpose and is additive at `key`."""
+
+    def at_key(x: Tree) -> Tree:
+        return psi(x, key)
+
+    try:
+        zeros = jax.tree.map(lambda e: jnp.zeros(e.shape, e.dtype), jax.eval_shape(at_key, like))
+        _transposed(at_key, like)(zeros)
+    except (NotImplementedError, RuntimeError, TypeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if not isinstance(error, AssertionError) else ""
+        raise _not_linear(psi, reason or "it multiplies or branches on it") from error
+    if not _is_additive(at_key, like):
+        raise _not_linear(psi, "psi(x + y, k) differs from psi(x, k) + psi(y, k)")
 
 
 def _is_additive(at_key: Callable[[Tree], Tree], like: Tree) -> bool:
@@ -162,9 +180,9 @@ def _name(psi: SelectFn) -> str:
     return f"{name} in {Path(code.co_filename).name}:{code.co_firstlineno}" if code else name
 
 
-def _not_linear(name: str, reason: str) -> NotLinearError:
+def _not_linear(psi: SelectFn, reason: str) -> NotLinearError:
     return NotLinearError(
-        f"select function {name!r} is not linear in the server value",
+        f"select function {_name(psi)!r} is not linear in the server value",
         got=reason,
         allowed="select functions that pick, scale and add",
         fix="pass your own deselect_fn",

@@ -152,5 +152,9 @@ class Keys:
     def __hash__(self) -> int:
         return hash((self.space, self.array.tobytes()))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keys stay read-only in another process."""
+        return Keys, (self.space, self.array)
+
     def __repr__(self) -> str:
         return f"Keys({len(self)} of {self.space.name!r})"

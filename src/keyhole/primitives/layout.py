@@ -122,8 +122,9 @@ class Layout:
             keys_of_slices = zip(*part.product.split(part.keys_of(chosen)), strict=True)
             index = list(keys_of_slices) if part.product.factors else [()]
             for field in part.fields:
-                total = np.zeros(field.shape, field.dtype)
-                for at, piece in zip(index, field.unstack(given[field.path]), strict=True):
+                pieces = field.unstack(np.asarray(given[field.path]))
+                total = np.zeros(field.shape, np.result_type(field.dtype, pieces.dtype))
+                for at, piece in zip(index, pieces, strict=True):
                     total[field.index(at)] += piece
                 leaves[field.path] = total
         return tree.unflatten(self.structure, leaves)

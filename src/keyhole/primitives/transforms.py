@@ -43,7 +43,9 @@ class QuantizedArray:
 
     def decode(self) -> Array:
         """The array it stands for."""
-        return dequantize_rows(self.row).reshape(self.shape).astype(self.dtype)
+        numbers = dequantize_rows(self.row).reshape(self.shape)
+        is_whole = np.issubdtype(self.dtype, np.integer)
+        return (np.rint(numbers) if is_whole else numbers).astype(self.dtype)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _sum_part(
 ) -> RowUpdate:
     zs = [part.keys_of(chosen).array for chosen in keys]
     blocks = [part.to_rows(leaf) for leaf in leaves]
-    dtype = np.result_type(*(field.dtype for field in part.fields))
+    dtype = np.result_type(*(f.dtype for f in part.fields), *(b.dtype for b in blocks))
     distinct, sums = sum_rows(
         np.concatenate(zs), np.ascontiguousarray(np.concatenate(blocks), dtype)
     )

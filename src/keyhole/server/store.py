@@ -48,11 +48,14 @@ class Recovered:
 class Store:
     """A directory open for writing by this process. Made by `create_store` or `recover`."""
 
-    def __init__(self, directory: Path, lock: int, log: DeltaLog, keep: int) -> None:
+    def __init__(
+        self, directory: Path, lock: int, log: DeltaLog, keep: int, refused: Sequence[Path] = ()
+    ) -> None:
         self.directory = directory
         self._lock = lock
         self._log = log
         self._keep = keep
+        self._refused = refused
 
     def commit(
         self, state: ServerState, updates: Sequence[RowUpdate], metadata: bytes = b""
@@ -100,8 +103,10 @@ class Store:
 
     def _forget(self) -> None:
         """Removes old snapshots, and logs whose successor reaches back to the oldest one kept."""
-        snapshots = _numbered(self.directory, "snapshot-*.khs")
         with storage_errors(self.directory, "clean up"):
+            for path in self._refused:  # a damaged one must not count among those kept
+                path.unlink(missing_ok=True)
+            snapshots = _numbered(self.directory, "snapshot-*.khs")
             for step in sorted(snapshots)[: -self._keep]:
                 snapshots.pop(step).unlink()
             logs = _numbered(self.directory, "log-*.khl")
@@ -129,18 +134,22 @@ def create_store(
     _check_keep(keep)
     directory = Path(directory)
     lock = _locked(directory)
-    if _numbered(directory, "snapshot-*.khs") or _numbered(directory, "log-*.khl"):
+    try:
+        if _numbered(directory, "snapshot-*.khs"):
+            raise StorageError(
+                f"{directory.name} holds a run already",
+                got="its files",
+                allowed="an empty directory",
+                fix="recover it, or choose another directory",
+            )
+        # A log without a snapshot is what a start that was cut short may leave: it is replaced.
+        path = _log_path(directory, state.steps)
+        end = create_log(path, state.layout, state.steps)
+        save_snapshot(_snapshot_path(directory, state.steps), Snapshot(state, metadata))
+        return Store(directory, lock, DeltaLog.open(path, end), keep)
+    except BaseException:
         os.close(lock)
-        raise StorageError(
-            f"{directory.name} holds a run already",
-            got="its files",
-            allowed="an empty directory",
-            fix="recover it, or choose another directory",
-        )
-    path = _log_path(directory, state.steps)
-    end = create_log(path, state.layout, state.steps)
-    save_snapshot(_snapshot_path(directory, state.steps), Snapshot(state, metadata))
-    return Store(directory, lock, DeltaLog.open(path, end), keep)
+        raise
 
 
 def recover(
@@ -173,27 +182,30 @@ def recover(
         for leftover in directory.glob("*.tmp"):
             leftover.unlink()
         notes: list[str] = []
-        snapshot = _newest(directory, layout, threads, until, notes)
+        snapshot, refused = _newest(directory, layout, threads, until, notes)
         metadata, log = _replay(directory, snapshot, until, notes)
     except BaseException:
         os.close(lock)
         raise
-    return Recovered(snapshot.state, Store(directory, lock, log, keep), metadata, tuple(notes))
+    store = Store(directory, lock, log, keep, refused)
+    return Recovered(snapshot.state, store, metadata, tuple(notes))
 
 
 def _newest(
     directory: Path, layout: Layout, threads: int, until: int | None, notes: list[str]
-) -> Snapshot:
-    """The newest snapshot that passes its checks; those refused go to the notes."""
+) -> tuple[Snapshot, list[Path]]:
+    """The newest snapshot that passes its checks, and newer ones that do not."""
     found = _numbered(directory, "snapshot-*.khs")
+    refused: list[Path] = []
     for step in sorted(found, reverse=True):
         if until is not None and step > until:
             found[step].unlink()
             continue
         try:
-            return load_snapshot(found[step], layout, threads)
+            return load_snapshot(found[step], layout, threads), refused
         except StorageError as error:
             notes.append(str(error))
+            refused.append(found[step])
     raise StorageError(
         f"{directory.name} holds no snapshot that can be used",
         got="; ".join(notes) or "none",

@@ -139,8 +139,7 @@ def _spread(part: Part, update: RowUpdate) -> dict[str, Array]:
     for field in part.fields:
         stop = start + prod(field.slice_shape)
         rows = update.rows[:, start:stop]
-        dtype = field.dtype if np.issubdtype(field.dtype, np.floating) else rows.dtype
-        total = np.zeros(field.shape, dtype)
+        total = np.zeros(field.shape, rows.dtype)
         by_slice = np.moveaxis(total, field.axes, range(len(field.axes)))
         by_slice[index] = rows.reshape(*([len(rows)] if index else []), *field.slice_shape)
         leaves[field.path] = total

@@ -18,9 +18,10 @@ from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
+from keyhole.training.buffering import Buffering
 from keyhole.training.clients import ClientKeys, Clients
 from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import Rounds, Run, start_run
+from keyhole.training.loop import Run, start_run
 from keyhole.training.plan import Plan
 from keyhole.training.randomness import generator
 from keyhole.types import Array, Tree
@@ -84,14 +85,14 @@ def make_users(seed: int) -> list[Posts]:
     ]
 
 
-def start_arm(arm: Arm, users: list[Posts], seed: int, rounds: Rounds | None = None) -> Run:
+def start_arm(arm: Arm, users: list[Posts], seed: int, buffering: Buffering | None = None) -> Run:
     """Returns a run of one arm, in memory.
 
     Args:
         arm: which line of the comparison.
         users: as `make_users` returns them.
         seed: of the cohorts; all arms see the same.
-        rounds: synchronous if not given.
+        buffering: for asynchronous rounds; synchronous if not given.
     """
     model = {
         "kernel": np.zeros((WORD.num_keys, TOPICS), np.float32),
@@ -100,15 +101,20 @@ def start_arm(arm: Arm, users: list[Posts], seed: int, rounds: Rounds | None = N
     layout = Layout.of(model, Cut(WORD, {"kernel": 0}))
     is_select = arm.keys_per_client is not None
     clients = Clients(
-        TRAIN_USERS, users.__getitem__, _top_words if is_select else _all_words, _client_update
+        TRAIN_USERS,
+        users.__getitem__,
+        choose=_top_words if is_select else _all_words,
+        train=_client_update,
+        localize=_localize,
     )
     plan = Plan(
         Cohorts(TRAIN_USERS, COHORT),
         {"word": WORD.num_keys if arm.keys_per_client is None else arm.keys_per_client},
         seed=seed,
         deliver=on_demand if is_select else broadcast,
+        buffering=buffering,
     )
-    return start_run(ServerState.dense(layout, model, SGD(SERVER_LR)), clients, plan, kind=rounds)
+    return start_run(ServerState.dense(layout, model, SGD(SERVER_LR)), clients, plan)
 
 
 def run_arm(
@@ -162,13 +168,17 @@ def _all_words(_: Posts, __: Mapping[str, int], ___: np.random.Generator) -> Key
     return WORD.all_keys()
 
 
-def _client_update(model: Tree, posts: Posts, keys: ClientKeys, _: np.random.Generator) -> Tree:
-    """One epoch of mini-batch SGD on the words that were selected: start minus end."""
+def _localize(posts: Posts, keys: ClientKeys) -> dict[str, Array]:
+    """Posts as bags of the words that were selected."""
     assert isinstance(keys, Keys)
+    return {"bags": _bags(posts.words, keys), "topics": posts.topics}
+
+
+def _client_update(model: Tree, posts: Mapping[str, Array], _: np.random.Generator) -> Tree:
+    """One epoch of mini-batch SGD: start minus end."""
     kernel, bias = model["kernel"].copy(), model["bias"].copy()
-    bags = _bags(posts.words, keys)
     for start in range(0, POSTS, BATCH):
-        x, topics = bags[start : start + BATCH], posts.topics[start : start + BATCH]
+        x, topics = (posts[name][start : start + BATCH] for name in ("bags", "topics"))
         error = (_softmax(x @ kernel + bias) - np.eye(TOPICS, dtype=np.float32)[topics]) / len(x)
         kernel -= CLIENT_LR * (x.T @ error)
         bias -= CLIENT_LR * error.sum(axis=0)

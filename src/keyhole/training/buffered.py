@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from keyhole.primitives.layout import Layout
 from keyhole.server.aggregation import sum_updates
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
+from keyhole.training.buffering import Buffering
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import sample_cohort
 from keyhole.training.plan import Plan
@@ -34,52 +35,10 @@ from keyhole.training.round import record_visits
 from keyhole.training.visit import Executor, Visit, visit_clients
 from keyhole.types import Tree
 
-__all__ = ["Buffered", "Buffering", "fade", "no_delay"]
+__all__ = ["Buffered"]
 
 
 _PATIENCE = 100  # clients per update waited for, before a round counts as one with nobody left
-
-
-def fade(staleness: int) -> float:
-    """Weighs an update by its age: 1 / sqrt(1 + s), as Nguyen et al. do."""
-    return float((1.0 + staleness) ** -0.5)
-
-
-def no_delay(_: np.random.Generator) -> float:
-    """Every client answers at once."""
-    return 0.0
-
-
-@dataclass(frozen=True)
-class Buffering:
-    """How asynchronous rounds go.
-
-    Args:
-        concurrency: clients at work at any time.
-        goal: updates that a step waits for.
-        most_staleness: an update older than this many steps is left out.
-        weight: staleness -> factor of an update.
-        duration: rng -> how long a client takes, 0 or more, in any unit.
-
-    Raises:
-        InputError: a number is out of range.
-    """
-
-    concurrency: int
-    goal: int
-    most_staleness: int = 20
-    weight: Callable[[int], float] = fade
-    duration: Callable[[np.random.Generator], float] = no_delay
-
-    def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("goal", 1), ("most_staleness", 0)):
-            if getattr(self, name) < least:
-                raise InputError(
-                    f"{name} is out of range",
-                    got=getattr(self, name),
-                    allowed=f"{least} or more",
-                    fix="choose another",
-                )
 
 
 @dataclass(order=True, frozen=True)
@@ -94,7 +53,7 @@ class _Flight:
 
 @dataclass
 class Buffered:
-    """Asynchronous rounds for a `Run`: each round is one server step.
+    """Asynchronous rounds of one run: each round is one server step.
 
     Args:
         buffering: how they go.
@@ -110,29 +69,28 @@ class Buffered:
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Lets time pass until a step is due; see `run_round` for the arguments."""
         ended: list[Visit] = []
+        stale: list[_Flight] = []
         added: list[_Flight] = []
         costs: list[Cost] = []
         _check_sampling(plan)
         while len(added) < self.buffering.goal:
             if len(ended) >= _PATIENCE * self.buffering.goal:
-                return None, RoundRecord(round=t, step=state.steps, **record_visits(ended, costs))
+                return None, _record(t, state.steps, ended, stale, [], costs)
             # Clients that end at the same time all end before the next ones start.
             if not self._flights or self._flights[0].finish > self._now:
                 costs += self._fill(state, clients, plan, execute)
             flight = heapq.heappop(self._flights)
             self._now = flight.finish
             ended.append(flight.visit)
-            is_fresh = state.steps - flight.version <= self.buffering.most_staleness
-            if flight.visit.fate == "sent" and is_fresh:
-                added.append(flight)
+            if flight.visit.fate == "sent":
+                is_fresh = state.steps - flight.version <= self.buffering.most_staleness
+                (added if is_fresh else stale).append(flight)
         ages = [state.steps - flight.version for flight in added]
         updates = [
             _scale(f.visit.update, self.buffering.weight(age))
             for f, age in zip(added, ages, strict=True)
         ]
-        record = RoundRecord(
-            round=t, step=state.steps + 1, staleness=ages, **record_visits(ended, costs)
-        )
+        record = _record(t, state.steps + 1, ended, stale, ages, costs)
         keys = [flight.visit.keys for flight in added]
         return sum_updates(state.layout, updates, keys, plan.over), record
 
@@ -176,11 +134,28 @@ class Buffered:
             visits, cost = visit_clients(t, asked, state, clients, plan, execute)
             for visit in visits:
                 rng = generator(plan.seed, plan.trial, Place.DURATION, t, visit.client)
-                finish = self._now + self.buffering.duration(rng)
+                finish = self._now + self.buffering.draw_duration(rng)
                 heapq.heappush(self._flights, _Flight(finish, self._drawn, state.steps, visit))
                 self._drawn += 1
             costs.append(cost)
         return costs
+
+
+def _record(
+    t: int,
+    step: int,
+    ended: list[Visit],
+    stale: list[_Flight],
+    ages: list[int],
+    costs: list[Cost],
+) -> RoundRecord:
+    return RoundRecord(
+        round=t,
+        step=step,
+        stale=[flight.visit.client for flight in stale],
+        staleness=ages,
+        **record_visits(ended, costs),
+    )
 
 
 def _check_sampling(plan: Plan) -> None:

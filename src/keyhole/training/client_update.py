@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from keyhole.errors import InputError
-from keyhole.models.model import Batch
 from keyhole.types import Tree
 
 __all__ = ["ClientUpdate", "ClientUpdateFn"]
@@ -22,7 +21,7 @@ class ClientUpdateFn(Protocol):
     function of (seed, round, client).
     """
 
-    def __call__(self, slices: Tree, data: Batch, rng: np.random.Generator) -> Tree:
+    def __call__(self, slices: Tree, data: Any, rng: np.random.Generator, /) -> Tree:
         """Trains on `data` from `slices` on."""
         ...
 

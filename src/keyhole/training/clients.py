@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from keyhole.primitives.keyspace import Keys
+from keyhole.training.client_update import ClientUpdateFn
 from keyhole.training.randomness import Place, generator
 from keyhole.types import Tree
 
@@ -16,6 +17,10 @@ __all__ = ["ClientKeys", "Clients", "Job"]
 
 ClientKeys: TypeAlias = Keys | tuple[Keys, ...]
 """One client's keys: one `Keys` for each key space; one alone need not be wrapped."""
+
+
+def _as_they_are(data: Any, _: ClientKeys) -> Any:
+    return data
 
 
 @dataclass(frozen=True)
@@ -26,13 +31,16 @@ class Clients:
         count: how many there are; they are numbered from 0.
         data: `client -> its data`; may load it from disk.
         choose: `(data, most keys of each key space, rng) -> keys`.
-        train: `(sub-model, data, keys, rng) -> update`, start minus end, shaped as the sub-model.
+        train: `(sub-model, data, rng) -> update`, start minus end, shaped as the sub-model.
+        localize: `(data, keys) -> data` in which keys are counted among the client's own, as the
+            sub-model has them; data that name no keys stay as they are.
     """
 
     count: int
     data: Callable[[int], Any]
     choose: Callable[[Any, Mapping[str, int], np.random.Generator], ClientKeys]
-    train: Callable[[Tree, Any, ClientKeys, np.random.Generator], Tree]
+    train: ClientUpdateFn
+    localize: Callable[[Any, ClientKeys], Any] = _as_they_are
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,8 @@ class Job:
 
     def run(self, clients: Clients) -> Tree:
         """Trains; a function of the job and the client's data alone."""
-        rng = generator(*self.place)
-        return clients.train(self.submodel, clients.data(self.client), self.keys, rng)
+        data = clients.localize(clients.data(self.client), self.keys)
+        return clients.train(self.submodel, data, generator(*self.place))
 
     @staticmethod
     def of(seed: int, trial: int, t: int, client: int, keys: ClientKeys, submodel: Tree) -> Job:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Literal
+
+import numpy as np
 
 from keyhole.errors import InputError
 from keyhole.training.randomness import Place, generator
 
-__all__ = ["Cohorts", "sample_cohort", "sample_dropouts"]
+__all__ = ["Cohorts", "check_count", "sample_cohort", "sample_dropouts"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Cohorts:
         population: how many clients there are.
         size: N, how many updates a round waits for.
         sampling: "fixed" draws without replacement; "poisson" takes each client with probability
-            size / population, so a cohort's size varies.
+            asked / population, so a cohort's size varies.
         over_selection: how many times more clients are asked than are waited for; the round closes
             with the first `size` that answer.
         lost_before: probability that a client drops out before its slices arrive.
@@ -39,6 +41,15 @@ class Cohorts:
     lost_after: float = 0.0
 
     def __post_init__(self) -> None:
+        check_count("population", self.population, 1)
+        check_count("size", self.size, 0)
+        if not 1 <= self.over_selection < inf:
+            raise InputError(
+                "over_selection asks fewer clients than the round waits for",
+                got=self.over_selection,
+                allowed="1 or more",
+                fix="1.3 asks 30 % more",
+            )
         if not 1 <= self.asked <= self.population:
             raise InputError(
                 "cohort does not fit the population",
@@ -61,18 +72,22 @@ class Cohorts:
                     allowed="0..1",
                     fix="give the share of clients that drop out there",
                 )
-        if self.over_selection < 1:
-            raise InputError(
-                "over_selection asks fewer clients than the round waits for",
-                got=self.over_selection,
-                allowed="1 or more",
-                fix="1.3 asks 30 % more",
-            )
 
     @property
     def asked(self) -> int:
         """How many clients a round asks, on average if sampling is Poisson."""
         return ceil(self.size * self.over_selection - 1e-9)
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Raises InputError unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise InputError(
+            f"{name} is out of range",
+            got=value,
+            allowed=f"a whole number from {least}",
+            fix="choose another",
+        )
 
 
 def sample_cohort(cohorts: Cohorts, seed: int, trial: int, t: int) -> tuple[int, ...]:

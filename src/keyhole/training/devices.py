@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TypeAlias
 
 import jax
-import numpy as np
 
 from keyhole.errors import InputError
-from keyhole.models.model import Batch
-from keyhole.training.client_update import ClientUpdateFn
+from keyhole.training.clients import Clients, Job
 from keyhole.types import Tree
 
-__all__ = ["Client", "run_cohort", "use_cpu_devices"]
-
-Client: TypeAlias = tuple[Tree, Batch, np.random.Generator]
-"""What a client update is called with: slices, data, rng."""
+__all__ = ["on_devices", "use_cpu_devices"]
 
 
 def use_cpu_devices(count: int) -> None:
@@ -55,20 +49,21 @@ def use_cpu_devices(count: int) -> None:
         os.environ.setdefault("NPROC", "1")
 
 
-def run_cohort(
-    client_update: ClientUpdateFn,
-    clients: Iterable[Client],
-    devices: Iterable[jax.Device] | None = None,
+def on_devices(
+    clients: Clients, jobs: Sequence[Job], devices: Iterable[jax.Device] | None = None
 ) -> list[Tree]:
-    """Returns the update of every client, in the order of the clients.
+    """Runs jobs on the CPU devices of this process: an executor for rounds.
 
-    A client's update depends on its slices, data and rng alone, so the result is the same for any
-    number of devices, to the byte.
+    A client's update depends on its job and data alone, so the result is the same for any number of
+    devices, to the byte.
 
     Args:
-        client_update: `(slices, data, rng) -> update`; called from as many threads as devices.
-        clients: slices, data and rng of each.
+        clients: the population; its `train` is called from as many threads as there are devices.
+        jobs: of one round.
         devices: where to train; all CPU devices of this process if not given.
+
+    Returns:
+        Updates in the order of the jobs.
 
     Raises:
         Exception: whatever the first client that failed has raised.
@@ -77,13 +72,13 @@ def run_cohort(
     for device in devices or jax.local_devices(backend="cpu"):
         free.put(device)
 
-    def train(client: Client) -> Tree:
+    def work(job: Job) -> Tree:
         device = free.get()
         try:
             with jax.default_device(device):
-                return client_update(*client)
+                return job.run(clients)
         finally:
             free.put(device)
 
     with ThreadPoolExecutor(free.qsize()) as pool:
-        return list(pool.map(train, clients))
+        return list(pool.map(work, jobs))

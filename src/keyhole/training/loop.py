@@ -8,9 +8,10 @@ function of the state: where the last ones were lost, they are computed again.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,15 +22,24 @@ from keyhole.primitives.layout import Layout
 from keyhole.server.state import ServerState
 from keyhole.server.store import Store, create_store, recover
 from keyhole.server.updates import RowUpdate
+from keyhole.training.buffered import Buffered
 from keyhole.training.clients import Clients
+from keyhole.training.cohort import check_count
 from keyhole.training.plan import Plan
-from keyhole.training.record import RoundRecord, decode_records, encode_records, read_records
+from keyhole.training.record import (
+    RoundRecord,
+    append_records,
+    decode_records,
+    encode_records,
+    read_records,
+    write_records,
+)
 from keyhole.training.round import Synchronous
 from keyhole.training.visit import Executor, in_process
 
 __all__ = ["Evaluation", "Rounds", "Run", "resume_run", "start_run", "stop_on_signals"]
 
-_RECORDS, _STATE = "records.jsonl", "state"
+_RECORDS, _PLAN, _STATE = "records.jsonl", "plan.json", "state"
 
 
 @dataclass(frozen=True)
@@ -38,15 +48,25 @@ class Evaluation:
 
     Args:
         metrics: `state -> {name: value}`.
-        every: after every so many rounds, and after the last.
+        every: after every so many rounds.
+
+    Raises:
+        InputError: `every` is below 1.
     """
 
-    metrics: Callable[[ServerState], dict[str, float]]
+    metrics: Callable[[ServerState], Mapping[str, float]]
     every: int = 1
 
-    def is_due(self, t: int, until: int) -> bool:
-        """Whether round t of `until` is evaluated."""
-        return (t + 1) % self.every == 0 or t + 1 == until
+    def __post_init__(self) -> None:
+        check_count("every", self.every, 1)
+
+    def is_due(self, t: int) -> bool:
+        """Whether round t is evaluated; it does not depend on how many rounds there will be."""
+        return (t + 1) % self.every == 0
+
+    def of(self, state: ServerState) -> dict[str, float]:
+        """The metrics of a state, as plain numbers."""
+        return {name: float(value) for name, value in self.metrics(state).items()}
 
 
 class Rounds(Protocol):
@@ -75,7 +95,7 @@ class Run:
         state: the server's.
         clients: the population.
         plan: what stays the same in every round.
-        kind: synchronous or asynchronous rounds.
+        kind: synchronous or asynchronous rounds, as the plan has it.
         records: of the rounds that have been made.
         directory: where the run is kept; None keeps it in memory only.
         store: of the state, in that directory.
@@ -112,20 +132,28 @@ class Run:
         Raises:
             StorageError: a round could not be stored; it was not applied.
         """
-        self._complete_last(until, evaluation)
-        for t in range(len(self.records), until):
+        check_count("snapshot_every", snapshot_every, 1)
+        self._complete_last(evaluation)
+        for t in range(self.next_round, until):
             updates, record = self.kind.next(t, self.state, self.clients, self.plan, execute)
             if updates is not None:
                 self._commit(updates, record)
-            if evaluation is not None and evaluation.is_due(t, until):
-                record = replace(record, metrics=evaluation.metrics(self.state))
-            self._keep(record)
+            self.records.append(record)  # from here on the round has been made
+            if evaluation is not None and evaluation.is_due(t):
+                self.records[-1] = replace(record, metrics=evaluation.of(self.state))
+            if self.directory is not None:
+                append_records(self.directory / _RECORDS, self.records[-1:])
             is_last = t + 1 == until or (stop is not None and stop.is_set())
             if is_last or (t + 1) % snapshot_every == 0:
                 self._snapshot()
-            yield record
+            yield self.records[-1]
             if is_last:
                 return
+
+    @property
+    def next_round(self) -> int:
+        """The number of the next round."""
+        return self.records[-1].round + 1 if self.records else 0
 
     def close(self) -> None:
         """Lets another process open the run; nothing is lost without it."""
@@ -140,8 +168,10 @@ class Run:
             self.store.commit(self.state, updates, metadata)
 
     def _metadata(self, records: list[RoundRecord]) -> bytes:
-        """What is stored with a step: records, which hold no NUL, and what is under way."""
-        return encode_records(records) + b"\0" + self.kind.dump()
+        """What is stored with a step: plan and records, which hold no NUL, and what is under
+        way."""
+        plan = json.dumps(self.plan.describe()).encode()
+        return b"\0".join([plan, encode_records(records), self.kind.dump()])
 
     def _skipped(self) -> list[RoundRecord]:
         """The rounds since the last step, which the store does not know of."""
@@ -150,32 +180,22 @@ class Run:
             count += 1
         return self.records[len(self.records) - count :]
 
-    def _keep(self, record: RoundRecord) -> None:
-        self.records.append(record)
-        if self.directory is not None:
-            with (self.directory / _RECORDS).open("ab") as file:
-                file.write(encode_records([record]))
-
     def _snapshot(self) -> None:
         if self.store is not None:
             self.store.snapshot(self.state, self._metadata(self.records[-1:]))
 
-    def _complete_last(self, until: int, evaluation: Evaluation | None) -> None:
+    def _complete_last(self, evaluation: Evaluation | None) -> None:
         """Computes the metrics that were lost if the run was killed before it had written them."""
         if self.records and evaluation is not None:
             last = self.records[-1]
-            if evaluation.is_due(last.round, until) and not last.metrics:
-                self.records[-1] = replace(last, metrics=evaluation.metrics(self.state))
+            if evaluation.is_due(last.round) and not last.metrics:
+                self.records[-1] = replace(last, metrics=evaluation.of(self.state))
                 if self.directory is not None:
-                    (self.directory / _RECORDS).write_bytes(encode_records(self.records))
+                    write_records(self.directory / _RECORDS, self.records)
 
 
 def start_run(
-    state: ServerState,
-    clients: Clients,
-    plan: Plan,
-    directory: Path | str | None = None,
-    kind: Rounds | None = None,
+    state: ServerState, clients: Clients, plan: Plan, directory: Path | str | None = None
 ) -> Run:
     """Starts a run.
 
@@ -184,7 +204,6 @@ def start_run(
         clients: the population.
         plan: what stays the same in every round.
         directory: where to keep the run; must hold none yet. None keeps it in memory only.
-        kind: of rounds; synchronous if not given.
 
     Raises:
         InputError: the plan does not fit the model or the population.
@@ -192,20 +211,15 @@ def start_run(
     """
     _check(state, clients, plan)
     if directory is None:
-        return Run(state, clients, plan, kind or Synchronous())
+        return Run(state, clients, plan, _rounds_of(plan))
     directory = Path(directory)
-    store = create_store(directory / _STATE, state)
-    (directory / _RECORDS).write_bytes(b"")
-    return Run(state, clients, plan, kind or Synchronous(), directory=directory, store=store)
+    store = create_store(directory / _STATE, state, json.dumps(plan.describe()).encode() + b"\0")
+    write_records(directory / _RECORDS, [])
+    (directory / _PLAN).write_text(json.dumps(plan.describe(), indent=1) + "\n")
+    return Run(state, clients, plan, _rounds_of(plan), directory=directory, store=store)
 
 
-def resume_run(
-    state: ServerState,
-    clients: Clients,
-    plan: Plan,
-    directory: Path | str,
-    kind: Rounds | None = None,
-) -> Run:
+def resume_run(state: ServerState, clients: Clients, plan: Plan, directory: Path | str) -> Run:
     """Opens a run that was stopped or killed, at its last durable round.
 
     Args:
@@ -213,23 +227,26 @@ def resume_run(
         clients: the same population.
         plan: the same plan.
         directory: of the run.
-        kind: the same kind of rounds, fresh.
 
     Raises:
+        InputError: the plan is not the one that the run was started with.
         StorageError: no run is there, or its files are damaged beyond the last round.
     """
     _check(state, clients, plan)
     directory = Path(directory)
     found = recover(directory / _STATE, state.layout, threads=state.threads)
-    lines, _, under_way = found.metadata.partition(b"\0")
-    stored = decode_records(lines)
-    durable = stored[-1].round if stored else -1
-    kept = {r.round: r for r in read_records(directory / _RECORDS) if r.round <= durable}
-    records = _merge(kept, stored)
-    (directory / _RECORDS).write_bytes(encode_records(records))
-    kind = kind or Synchronous()
-    kind.load(under_way, state.layout)
-    return Run(found.state, clients, plan, kind, records, directory, found.store, found.notes)
+    try:
+        lines, under_way = _unpack(found.metadata, plan)
+        stored = decode_records(lines)
+        records, notes = _merge(read_records(directory / _RECORDS), stored)
+        write_records(directory / _RECORDS, records)
+        kind = _rounds_of(plan)
+        kind.load(under_way, state.layout)
+    except BaseException:
+        found.store.close()
+        raise
+    notes = (*found.notes, *notes)
+    return Run(found.state, clients, plan, kind, records, directory, found.store, notes)
 
 
 @contextmanager
@@ -251,10 +268,35 @@ def stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _merge(kept: dict[int, RoundRecord], stored: list[RoundRecord]) -> list[RoundRecord]:
-    """All records by round; those of the store fill in what the file lost."""
-    merged = {r.round: r for r in stored} | kept
-    return [merged[t] for t in sorted(merged)]
+def _rounds_of(plan: Plan) -> Rounds:
+    return Synchronous() if plan.buffering is None else Buffered(plan.buffering)
+
+
+def _unpack(metadata: bytes, plan: Plan) -> tuple[bytes, bytes]:
+    """Records and what is under way, from what is stored with a step; checks the plan."""
+    described, _, rest = metadata.partition(b"\0")
+    known, given = json.loads(described), plan.describe()
+    for name in sorted(known.keys() | given):
+        if known.get(name) != given.get(name):
+            raise InputError(
+                f"the run was started with another {name}",
+                got=given.get(name),
+                allowed=known.get(name),
+                fix="resume with the plan it was started with, or start a new run",
+            )
+    lines, _, under_way = rest.partition(b"\0")
+    return lines, under_way
+
+
+def _merge(
+    kept: list[RoundRecord], stored: list[RoundRecord]
+) -> tuple[list[RoundRecord], tuple[str, ...]]:
+    """All durable records by round; those of the store fill in what the file lost."""
+    durable = stored[-1].round if stored else -1
+    merged = {r.round: r for r in stored} | {r.round: r for r in kept if r.round <= durable}
+    lost = durable + 1 - len(merged)
+    note = f"{_RECORDS}: the records of {lost} rounds are lost; the rounds themselves are not"
+    return [merged[t] for t in sorted(merged)], (note,) if lost else ()
 
 
 def _check(state: ServerState, clients: Clients, plan: Plan) -> None:

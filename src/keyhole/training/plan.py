@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_args
 
 from keyhole.delivery.cost import Delivery
 from keyhole.delivery.ways import on_demand
@@ -11,7 +12,8 @@ from keyhole.errors import InputError
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import Layout
 from keyhole.server.aggregation import Over
-from keyhole.training.cohort import Cohorts
+from keyhole.training.buffering import Buffering
+from keyhole.training.cohort import Cohorts, check_count
 
 __all__ = ["Plan"]
 
@@ -28,6 +30,10 @@ class Plan:
         trial: which repetition; both arms of a comparison use the same.
         over: what sums are divided by: the cohort (Eq. 5) or those who chose the key.
         deliver: how slices travel.
+        buffering: asynchronous rounds; None for synchronous ones.
+
+    Raises:
+        InputError: `over` or a number is not allowed.
     """
 
     cohorts: Cohorts
@@ -37,6 +43,21 @@ class Plan:
     trial: int = 0
     over: Over = "cohort"
     deliver: Delivery = on_demand
+    buffering: Buffering | None = None
+
+    def __post_init__(self) -> None:
+        if self.over not in get_args(Over):
+            raise InputError(
+                "no such divisor", got=self.over, allowed=get_args(Over), fix="choose one of them"
+            )
+        for name in ("seed", "trial"):
+            check_count(name, getattr(self, name), 0)
+        for name, m in self.keys_per_client.items():
+            check_count(f"keys_per_client of {name!r}", m, 0)
+
+    def describe(self) -> dict[str, str]:
+        """The plan as text, to tell whether two plans are the same; functions go by their name."""
+        return {field.name: _text(getattr(self, field.name)) for field in fields(self)}
 
     def check(self, layout: Layout) -> None:
         """Raises InputError unless the plan fits the model."""
@@ -49,10 +70,22 @@ class Plan:
                 fix="give one number for each key space",
             )
         for name, m in self.keys_per_client.items():
-            if not 0 <= m <= sizes[name]:
+            if m > sizes[name]:
                 raise InputError(
                     f"keys_per_client of {name!r} is out of range",
                     got=m,
                     allowed=f"0..{sizes[name]}",
                     fix="a client cannot select more keys than there are",
                 )
+
+
+def _text(value: Any) -> str:
+    """A value in words that do not depend on where it lies in memory."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = ", ".join(f"{f.name}={_text(getattr(value, f.name))}" for f in fields(value))
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_text(value[name])}" for name in sorted(value))
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, value))
+    return str(getattr(value, "__qualname__", value))

@@ -12,7 +12,6 @@ __all__ = ["Place", "generator"]
 class Place(IntEnum):
     """What a random number is for: the word between the trial and the round."""
 
-    INIT = 0
     COHORT = 1
     LOST_BEFORE = 2
     LOST_AFTER = 3

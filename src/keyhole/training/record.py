@@ -11,8 +11,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from keyhole.errors import InputError
+from keyhole.server.files import replacing, write_all
 
-__all__ = ["RoundRecord", "append_records", "decode_records", "encode_records", "read_records"]
+__all__ = [
+    "RoundRecord",
+    "append_records",
+    "decode_records",
+    "encode_records",
+    "read_records",
+    "write_records",
+]
 
 
 @dataclass(frozen=True)
@@ -22,16 +30,17 @@ class RoundRecord:
     Args:
         round: t, from 0.
         step: server steps made after this round; a skipped round makes none.
-        clients: those asked, in order.
+        clients: those whose part in the run ended in this round, in order.
         lost_before: those lost before their slices arrived.
         lost_after: those lost after.
         late: those that would have answered after the round had closed.
-        refused: those whose update held NaN or infinity.
+        refused: those whose update held NaN, infinity, or numbers too large to add up.
+        stale: those whose update was too old to count.
         bytes_down: bytes that each client received, in the order of `clients`.
         bytes_up: bytes that each client sent: keys to select with, keys and update to add up.
-        select_calls: slices that were computed.
-        cache_hits: slices that were asked for and found computed.
-        distinct_keys: different keys that the cohort asked for.
+        select_calls: slices that were computed for the deliveries of this round.
+        cache_hits: slices that were asked for in them and found computed.
+        distinct_keys: different keys that `clients` received slices of.
         peak_client_size: numbers in the largest sub-model.
         seen_by: party -> what it learned of the clients' keys.
         staleness: of each update that was added, in steps; all zero unless rounds are asynchronous.
@@ -45,6 +54,7 @@ class RoundRecord:
     lost_after: list[int] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
     bytes_down: list[int] = field(default_factory=list)
     bytes_up: list[int] = field(default_factory=list)
     select_calls: int = 0
@@ -93,3 +103,9 @@ def append_records(path: Path, records: Iterable[RoundRecord]) -> None:
     """Writes records behind those of a file."""
     with path.open("ab") as file:
         file.write(encode_records(records))
+
+
+def write_records(path: Path, records: Iterable[RoundRecord]) -> None:
+    """Writes a file of records; it is replaced whole or not at all."""
+    with replacing(path) as descriptor:
+        write_all(descriptor, [encode_records(records)])

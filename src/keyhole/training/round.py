@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from keyhole.delivery.cost import Cost
 from keyhole.primitives.layout import Layout
 from keyhole.server.aggregation import sum_updates
@@ -15,6 +17,7 @@ from keyhole.training.cohort import sample_cohort
 from keyhole.training.plan import Plan
 from keyhole.training.record import RoundRecord
 from keyhole.training.visit import Executor, Visit, in_process, visit_clients
+from keyhole.types import KeyArray
 
 __all__ = ["Synchronous", "record_visits", "run_round"]
 
@@ -54,7 +57,7 @@ def run_round(
 
 
 class Synchronous:
-    """Synchronous rounds for a `Run`: nothing is under way between them."""
+    """Synchronous rounds of a run: nothing is under way between them."""
 
     def next(
         self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
@@ -68,6 +71,16 @@ class Synchronous:
 
     def load(self, data: bytes, layout: Layout) -> None:
         """Nothing to restore."""
+
+
+def _count_distinct(visits: Sequence[Visit]) -> int:
+    """How many different keys reached a client, over all key spaces."""
+    reached: dict[str, list[KeyArray]] = {}
+    for visit in visits:
+        if visit.fate != "lost_before":
+            for name, z in visit.keys.items():
+                reached.setdefault(name, []).append(z.array)
+    return sum(len(np.unique(np.concatenate(arrays))) for arrays in reached.values())
 
 
 def record_visits(visits: Sequence[Visit], costs: Sequence[Cost]) -> dict[str, Any]:
@@ -87,6 +100,6 @@ def record_visits(visits: Sequence[Visit], costs: Sequence[Cost]) -> dict[str, A
         "peak_client_size": max((visit.size for visit in visits), default=0),
         "select_calls": sum(cost.select_calls for cost in costs),
         "cache_hits": sum(cost.cache_hits for cost in costs),
-        "distinct_keys": sum(cost.distinct_keys for cost in costs),
+        "distinct_keys": _count_distinct(visits),
         "seen_by": dict(costs[-1].seen_by) if costs else {},
     }

@@ -36,6 +36,9 @@ Fate: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused"
 """How a visit ended; only what was sent is added up."""
 
 
+_LARGEST = np.finfo(np.float32).max / 2**20  # a million of them still add up
+
+
 def in_process(clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
     """Runs jobs one after the other in this process."""
     return (job.run(clients) for job in jobs)
@@ -101,8 +104,8 @@ def visit_clients(
     for client in asked:
         keys, update = state.layout.keys_by_space(chosen[client]), updates.get(client)
         fate: Fate = fates[client]
-        if fate == "sent" and not _is_finite(update):
-            fate, update = "refused", None
+        if fate == "sent" and (update := _usable(update)) is None:
+            fate = "refused"
         visits.append(_visit(client, fate, keys, update, state.layout, delivered.cost))
     return visits, delivered.cost
 
@@ -159,6 +162,9 @@ def _visit(
     )
 
 
-def _is_finite(update: Tree) -> bool:
-    """Whether an update can be added up."""
-    return all(np.all(np.isfinite(leaf)) for leaf in tree.flatten(update).values())
+def _usable(update: Tree) -> Tree | None:
+    """The update in float32, or None if it is not finite or too large to add up."""
+    with np.errstate(over="ignore"):
+        cast = tree.map_leaves(lambda leaf: np.asarray(leaf, np.float32), update)
+    is_small = all(np.all(np.abs(leaf) <= _LARGEST) for leaf in tree.flatten(cast).values())
+    return cast if is_small else None

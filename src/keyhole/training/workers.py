@@ -7,6 +7,8 @@ one job at a time. A worker that dies is replaced, and its job is done again by 
 from __future__ import annotations
 
 import multiprocessing
+import pickle
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -78,9 +80,17 @@ class Workers:
             Exception: whatever the first client that failed has raised.
         """
         results: list[Tree] = [None] * len(jobs)
+        busy: dict[Connection, int] = {}
+        try:
+            self._work(jobs, results, busy)
+        except BaseException:
+            self._drain(busy)  # else the next call would read this one's answers
+            raise
+        return results
+
+    def _work(self, jobs: Sequence[Job], results: list[Tree], busy: dict[Connection, int]) -> None:
         waiting = deque(range(len(jobs)))
         attempts = [0] * len(jobs)
-        busy: dict[Connection, int] = {}
         while waiting or busy:
             for connection in [c for c in self._processes if c not in busy]:
                 if waiting:
@@ -94,10 +104,8 @@ class Workers:
                     waiting.appendleft(index)
                     continue
                 if not is_update:
-                    self._drain(busy)
                     raise value
                 results[index] = value
-        return results
 
     def close(self) -> None:
         """Ends the workers."""
@@ -154,15 +162,30 @@ class Workers:
 def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
     """The life of a worker."""
     keep_freed_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     clients = factory()
     while True:
         try:
             job: Any = connection.recv()
-        except (EOFError, OSError, KeyboardInterrupt):
+        except (EOFError, OSError):
             return
         try:
             answer = True, job.run(clients)
         except Exception as error:  # noqa: BLE001
             # The parent raises it.
-            answer = False, error
+            answer = False, _portable(error)
         connection.send(answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error if it survives the way to the parent, else its words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001
+        return WorkerError(
+            "a client failed with an error that cannot be sent",
+            got=repr(error),
+            allowed="an update or an exception",
+            fix="run without workers to see where",
+        )
+    return error
