@@ -14,11 +14,15 @@ included.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+# Threads of BLAS that spin after a product would be charged to whoever comes next.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
