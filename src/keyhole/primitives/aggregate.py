@@ -24,6 +24,7 @@ __all__ = [
     "aggregate_sum",
     "aggregate_trimmed_mean",
     "aggregate_weighted_mean",
+    "divide",
 ]
 
 
@@ -67,7 +68,7 @@ def aggregate_mean(values: ClientValue[Tree]) -> ServerValue[Tree]:
     >>> aggregate_mean(at_clients({"w": 1.0, "e": 3.0, "s": 8.0}).drop("s")).value
     np.float64(2.0)
     """
-    return aggregate(values, lambda leaves: _divide(_total(leaves), len(leaves)))
+    return aggregate(values, lambda leaves: divide(_total(leaves), len(leaves)))
 
 
 def aggregate_weighted_mean(
@@ -95,7 +96,7 @@ def aggregate_weighted_mean(
             fix="weight clients by their number of examples, or use aggregate_mean",
         )
     weighted = aggregate_sum(map_clients(_scale, weights, values)).value
-    return ServerValue(tree.map_leaves(lambda leaf: _divide(leaf, total), weighted))
+    return ServerValue(tree.map_leaves(lambda leaf: divide(leaf, total), weighted))
 
 
 def aggregate_median(values: ClientValue[Tree]) -> ServerValue[Tree]:
@@ -133,7 +134,7 @@ def aggregate_trimmed_mean(values: ClientValue[Tree], trim: float) -> ServerValu
     def combine(leaves: Sequence[Array]) -> Any:
         cut = int(trim * len(leaves))
         kept = np.sort(np.stack(leaves), axis=0)[cut : len(leaves) - cut]
-        return _divide(_total(list(kept)), len(kept))
+        return divide(_total(list(kept)), len(kept))
 
     return aggregate(values, combine)
 
@@ -143,7 +144,7 @@ def _total(leaves: Sequence[Array]) -> Any:
     return reduce(np.add, leaves)
 
 
-def _divide(total: Any, count: Any) -> Any:
+def divide(total: Any, count: Any) -> Any:
     """Divides without leaving the float type of `total`; integers become float64."""
     is_float = np.issubdtype(np.asarray(total).dtype, np.floating)
     return np.divide(total, np.asarray(count, total.dtype if is_float else np.float64))

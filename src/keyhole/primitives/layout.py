@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.parts import Field, Part
 from keyhole.types import Array, Tree
 
-__all__ = ["Layout"]
+__all__ = ["ClientKeys", "Layout"]
+
+ClientKeys: TypeAlias = Keys | Sequence[Keys]
+"""One client's keys: one `Keys` for each key space; one alone need not be wrapped."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Layout:
         """How many bytes those numbers take."""
         return sum(n * p.record.itemsize for n, p in self._slices(keys_per_client))
 
-    def select(self, server_value: Tree, keys: Keys | Iterable[Keys]) -> Tree:
+    def select(self, server_value: Tree, keys: ClientKeys) -> Tree:
         """Returns the sub-model of one client: the server's tree with shorter axes.
 
         Args:
@@ -104,7 +108,7 @@ class Layout:
                 leaves[field.path] = field.stack([s[field.path] for s in slices], counts)
         return tree.unflatten(self.structure, leaves)
 
-    def deselect(self, update: Tree, keys: Keys | Iterable[Keys]) -> Tree:
+    def deselect(self, update: Tree, keys: ClientKeys) -> Tree:
         """phi: adds each slice of `update` into zeros at the key it came from; repeats add up.
 
         Args:
@@ -129,7 +133,7 @@ class Layout:
                 leaves[field.path] = total
         return tree.unflatten(self.structure, leaves)
 
-    def keys_by_space(self, keys: Keys | Iterable[Keys]) -> dict[str, Keys]:
+    def keys_by_space(self, keys: ClientKeys) -> dict[str, Keys]:
         """Returns a client's keys by the name of their key space; all must be there."""
         given = (keys,) if isinstance(keys, Keys) else tuple(keys)
         found = sorted((k.space for k in given), key=lambda space: space.name)

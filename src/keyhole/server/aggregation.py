@@ -14,6 +14,7 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.errors import NotFiniteError
+from keyhole.primitives.aggregate import divide
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.parts import Part
@@ -68,9 +69,9 @@ def _sum_part(
     )
     _check_finite(sums, blocks)
     if over == "cohort":
-        sums = _divide(sums, len(zs))
+        sums = divide(sums, len(zs))
     if over == "choosers":
-        sums = _divide(sums, _choosers(zs)[:, None])
+        sums = divide(sums, _choosers(zs)[:, None])
     return RowUpdate(distinct, sums)
 
 
@@ -78,13 +79,6 @@ def _choosers(zs: Sequence[KeyArray]) -> Array:
     """How many clients chose each distinct key, ascending by key."""
     once = np.concatenate([np.unique(z) for z in zs])
     return np.unique(once, return_counts=True)[1]
-
-
-def _divide(sums: Array, count: Array | int) -> Array:
-    """Divides without leaving the float type of `sums`; integers become float64."""
-    is_float = np.issubdtype(sums.dtype, np.floating)
-    mean: Array = np.divide(sums, np.asarray(count, sums.dtype if is_float else np.float64))
-    return mean
 
 
 def _check_finite(sums: Array, blocks: Sequence[Array]) -> None:

@@ -12,6 +12,7 @@ import secrets
 import numpy as np
 from numba import njit
 
+from keyhole.server.mixing import mix
 from keyhole.types import KeyArray
 
 __all__ = ["KeyIndex"]
@@ -80,11 +81,8 @@ def _empty(size: int) -> KeyArray:
 
 @njit(cache=True, nogil=True)
 def _home(key, salt, mask):  # type: ignore[no-untyped-def]
-    """Where the search for a key begins: SplitMix64's finalizer on the salted key."""
-    x = np.uint64(key) ^ salt
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.int64((x ^ (x >> np.uint64(31))) & np.uint64(mask))
+    """Where the search for a key begins."""
+    return np.int64(mix(np.uint64(key) ^ salt) & np.uint64(mask))
 
 
 @njit(cache=True, nogil=True)

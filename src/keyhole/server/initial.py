@@ -16,16 +16,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.errors import InputError
+from keyhole.primitives.noise import GOLDEN
 from keyhole.primitives.parts import Part
+from keyhole.server.mixing import mix
 from keyhole.types import Array, KeyArray
 
 __all__ = ["Initial", "Normal", "RowInitial", "Uniform", "Zeros"]
 
-_GOLDEN, _MIX_1, _MIX_2 = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-    np.uint64(0x94D049BB133111EB),
-)
 _ZEROS, _UNIFORM, _NORMAL = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
@@ -139,32 +136,24 @@ def _check_scale(scale: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _mix(x):  # type: ignore[no-untyped-def]
-    """SplitMix64's finalizer."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
-
-
-@njit(cache=True, nogil=True)
 def _fill(seed, keys, places, kinds, scales, out):  # type: ignore[no-untyped-def]
     """Number j of a row comes from number j of its key's stream, a normal one also from number
     width + j."""
     width = len(kinds)
     grain = np.float32(2.0**-24)
     for i in range(len(keys)):
-        stream = _mix(_mix(seed) ^ _mix(np.uint64(keys[i]) + _GOLDEN))
+        stream = mix(mix(seed) ^ mix(np.uint64(keys[i]) + GOLDEN))
         place = places[i]
         for j in range(width):
             if kinds[j] == _ZEROS:
                 out[place, j] = 0
                 continue
-            bits = _mix(stream + np.uint64(j + 1) * _GOLDEN) >> np.uint64(40)
+            bits = mix(stream + np.uint64(j + 1) * GOLDEN) >> np.uint64(40)
             if kinds[j] == _UNIFORM:
                 number = np.float32(bits) * grain
                 out[place, j] = scales[j] * (np.float32(2) * number - np.float32(1))
             else:
-                more = _mix(stream + np.uint64(width + j + 1) * _GOLDEN) >> np.uint64(40)
+                more = mix(stream + np.uint64(width + j + 1) * GOLDEN) >> np.uint64(40)
                 out[place, j] = np.float32(scales[j] * _box_muller(bits, more))
 
 

@@ -14,9 +14,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["LINE", "add_rows", "all_within", "copy_rows", "number_keys", "partition"]
+from keyhole.server.prefetch import LINE, emit_fetch
 
-LINE = 64  # bytes in a cache line
+__all__ = ["add_rows", "all_within", "copy_rows", "number_keys", "partition"]
+
 _BLOCK = 256  # bytes moved without a branch
 _AHEAD = 4096  # bytes fetched before they are due; an eighth of a first-level cache
 _DIGIT = 11  # bits per radix pass: 2048 counters stay in the first-level cache
@@ -74,13 +75,9 @@ def _emit_units(
 
 
 def _emit_fetches(builder: Any, address: Any, size: int) -> None:
-    """Asks for the whole lines from an address on, for reading, into all caches; never faults."""
-    pointer = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [pointer, _FLAG, _FLAG, _FLAG])
-    fetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    """Asks for the whole lines from an address on."""
     for line in range(0, size - LINE + 1, LINE):
-        at = builder.inttoptr(builder.add(address, _WORD(line)), pointer)
-        builder.call(fetch, [at, _FLAG(0), _FLAG(3), _FLAG(1)])
+        emit_fetch(builder, builder.add(address, _WORD(line)), for_writing=False)
 
 
 def _make_fence() -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import InputError, KeySpaceError, ShapeError
+from keyhole.server.prefetch import LINE
 from keyhole.server.row_kernels import (
-    LINE,
     add_rows,
     all_within,
     copy_rows,

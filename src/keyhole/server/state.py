@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from keyhole import tree
 from keyhole.errors import InputError, ShapeError
-from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.server.initial import Initial, RowInitial
 from keyhole.server.optimizers import Optimizer
 from keyhole.server.tables import DenseTable, LazyTable, Table
@@ -127,7 +126,7 @@ class ServerState:
         """
         return self.tables[part].rows(_plain(keys), self.steps, self.threads)
 
-    def select(self, keys: Keys | Iterable[Keys]) -> Tree:
+    def select(self, keys: ClientKeys) -> Tree:
         """Returns one client's sub-model: the bytes of `Layout.select` on the full model.
 
         Raises:

@@ -6,15 +6,14 @@ on what was selected: no row is read or written that no client chose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
-from typing import TypeAlias
 
 import numpy as np
 
 from keyhole import tree
 from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.primitives.parts import Field, Part
 from keyhole.primitives.placement import ClientValue, ServerValue, contributions, map_clients
 from keyhole.server.aggregation import Over, sum_updates
@@ -28,8 +27,6 @@ __all__ = [
     "deselect_submodels_sum",
     "select_submodels",
 ]
-
-ClientKeys: TypeAlias = Keys | Iterable[Keys]
 
 
 def select_submodels(

@@ -15,11 +15,11 @@ import numpy as np
 from keyhole.delivery.ways import broadcast, on_demand
 from keyhole.primitives.cuts import Cut
 from keyhole.primitives.keyspace import Keys, KeySpace
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.training.buffering import Buffering
-from keyhole.training.clients import ClientKeys, Clients
+from keyhole.training.clients import Clients
 from keyhole.training.cohort import Cohorts
 from keyhole.training.loop import Run, start_run
 from keyhole.training.plan import Plan

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.layout import ClientKeys
 from keyhole.training.client_update import ClientUpdateFn
 from keyhole.training.randomness import Place, generator
 from keyhole.types import Tree
 
-__all__ = ["ClientKeys", "Clients", "Job"]
-
-ClientKeys: TypeAlias = Keys | tuple[Keys, ...]
-"""One client's keys: one `Keys` for each key space; one alone need not be wrapped."""
+__all__ = ["Clients", "Job"]
 
 
 def _as_they_are(data: Any, _: ClientKeys) -> Any:

@@ -18,10 +18,10 @@ from keyhole.delivery.ways import key_bytes
 from keyhole.errors import InputError
 from keyhole.keys.budget import assign_device, keys_within
 from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.primitives.placement import ClientValue, observe
 from keyhole.server.state import ServerState
-from keyhole.training.clients import ClientKeys, Clients, Job
+from keyhole.training.clients import Clients, Job
 from keyhole.training.cohort import sample_dropouts
 from keyhole.training.plan import Plan
 from keyhole.training.randomness import Place, generator
