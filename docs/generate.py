@@ -18,9 +18,11 @@ DOCS = Path(__file__).parent
 NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
 PACKAGES = {
     "keyhole": "The primitives. NumPy only.",
-    "keyhole.server": "The same at memory speed, on numba.",
-    "keyhole.models": "What needs JAX.",
-    "keyhole.training": "Algorithms 1 and 2.",
+    "keyhole.server": "The same at memory speed, and the state of a server, on numba.",
+    "keyhole.models": "What is trained, in JAX.",
+    "keyhole.delivery": "How slices travel, in process, and what each way costs.",
+    "keyhole.keys": "How clients choose keys.",
+    "keyhole.training": "Algorithms 1 and 2, and runs of them.",
     "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
 }
 

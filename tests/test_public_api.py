@@ -11,7 +11,15 @@ import keyhole
 from tests.helpers import ROOT
 
 HEAVY = ("jax", "numba", "flwr", "ray", "torch", "click", "rich")
-PACKAGES = ["keyhole", "keyhole.errors", "keyhole.models", "keyhole.server", "keyhole.training"]
+PACKAGES = [
+    "keyhole",
+    "keyhole.delivery",
+    "keyhole.errors",
+    "keyhole.keys",
+    "keyhole.models",
+    "keyhole.server",
+    "keyhole.training",
+]
 
 
 def exported(package):
@@ -22,7 +30,8 @@ def exported(package):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_exports_are_sorted(package):
     names = importlib.import_module(package).__all__
-    assert names == sorted(names)
+    constants_first = sorted(names, key=lambda name: (not name.isupper(), name))
+    assert names == constants_first
 
 
 def test_exports_are_complete():
@@ -64,6 +73,11 @@ def run(code):
 def test_importing_keyhole_loads_nothing_heavy():
     loaded = run("import sys, keyhole; print(*sys.modules)").split()
     assert not set(HEAVY) & set(loaded)
+
+
+def test_importing_the_simulator_does_not_load_jax():
+    loaded = run("import sys, keyhole.training, keyhole.server; print(*sys.modules)").split()
+    assert "jax" not in loaded
 
 
 def test_importing_keyhole_costs_little_more_than_numpy():
