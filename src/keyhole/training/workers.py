@@ -7,6 +7,7 @@ one job at a time. A worker that dies is replaced, and its job is done again by 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
 from collections import deque
@@ -162,6 +163,7 @@ class Workers:
 def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
     """The life of a worker."""
     keep_freed_memory()
+    os.environ.setdefault("NPROC", "1")  # XLA: workers share the cores, not single operations
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     clients = factory()
     while True:
