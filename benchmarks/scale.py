@@ -160,16 +160,10 @@ def status_bytes(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def least_of(contestants: dict[str, Callable[[], object]]) -> dict[str, Timing]:
-    """The least of three medians: what other processes add to CPU time comes and goes."""
-    tries = [measure(contestants) for _ in range(3)]
-    return {name: min((t[name] for t in tries), key=lambda t: t.cpu) for name in contestants}
-
-
 def measure_group(workload: str, name: str, width: int, sizes: Sequence[int]) -> list[Cell]:
     """All table sizes take turns."""
     loads = {size: Load.of(workload, size, width, OPTIMIZERS[name]) for size in sizes}
-    rounds = least_of({str(size): rounds_of(workload, load) for size, load in loads.items()})
+    rounds = measure({str(size): rounds_of(workload, load) for size, load in loads.items()})
     per_call = ROUNDS if workload == "uniform" else 1
     cells = []
     with tempfile.TemporaryDirectory() as directory:
