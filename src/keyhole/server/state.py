@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +61,10 @@ class ServerState:
         Raises:
             ShapeError: the model does not fit the layout, or is not float32.
         """
-        check_float32(layout)
+        check_float32(_dtypes(layout))
         layout.check(model)
         leaves = {path: np.asarray(leaf) for path, leaf in tree.flatten(model).items()}
-        _check_model(leaves)
+        check_float32({path: leaf.dtype for path, leaf in leaves.items()})
         # Tables own their rows: a part of one field would else be a view of the caller's array.
         tables = tuple(
             DenseTable(np.array(p.to_rows(leaves), order="C"), optimizer) for p in layout.parts
@@ -91,7 +92,7 @@ class ServerState:
             ShapeError: a parameter is not float32.
             InputError: `initial` names a parameter that does not exist.
         """
-        check_float32(layout)
+        check_float32(_dtypes(layout))
         starts = dict(initial or {})
         paths = {field.path for part in layout.parts for field in part.fields}
         if starts.keys() - paths:
@@ -217,12 +218,5 @@ def _plain(array: Array) -> Array:
     return array if array.flags.carray else np.array(array, order="C")
 
 
-def _check_model(leaves: Mapping[str, Array]) -> None:
-    for path, leaf in leaves.items():
-        if leaf.dtype != np.float32:
-            raise ShapeError(
-                f"parameter {path!r} has the wrong dtype",
-                got=leaf.dtype,
-                allowed="float32",
-                fix="pass the model that the layout was made for",
-            )
+def _dtypes(layout: Layout) -> dict[str, np.dtype[Any]]:
+    return {field.path: field.dtype for part in layout.parts for field in part.fields}

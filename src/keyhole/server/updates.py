@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -39,17 +40,20 @@ def no_update(part: Part) -> RowUpdate:
     return RowUpdate(np.empty(0, np.int64), np.empty((0, part.slice_size), np.float32))
 
 
-def check_float32(layout: Layout) -> None:
-    """Raises ShapeError unless every parameter is float32: optimizers keep float32 rows."""
-    for part in layout.parts:
-        for field in part.fields:
-            if field.dtype != np.float32:
-                raise ShapeError(
-                    f"parameter {field.path!r} cannot be trained",
-                    got=field.dtype,
-                    allowed="float32",
-                    fix="convert the model before the layout is made",
-                )
+def check_float32(dtypes: Mapping[str, Any]) -> None:
+    """Raises ShapeError unless every parameter is float32: optimizers keep float32 rows.
+
+    Args:
+        dtypes: parameter path -> dtype.
+    """
+    for path, dtype in dtypes.items():
+        if dtype != np.float32:
+            raise ShapeError(
+                f"parameter {path!r} cannot be trained",
+                got=dtype,
+                allowed="float32",
+                fix="convert the model, and make its layout from that",
+            )
 
 
 def check_updates(layout: Layout, updates: Sequence[RowUpdate]) -> None:
