@@ -1,0 +1,1 @@
+"""Client datasets: readers of known files, data made on the spot, splits."""
