@@ -13,7 +13,7 @@ from keyhole.errors import ShapeError
 from keyhole.models.model import Batch
 from keyhole.types import Array, Tree
 
-__all__ = ["sparse_sgd"]
+__all__ = ["sparse_scores", "sparse_sgd"]
 
 
 def sparse_sgd(params: Tree, examples: Batch, batches: Array, client_lr: float) -> Tree:
@@ -32,15 +32,36 @@ def sparse_sgd(params: Tree, examples: Batch, batches: Array, client_lr: float) 
     bias = np.array(params["bias"], np.float32)
     words = np.ascontiguousarray(examples["words"], np.int32)
     tags = np.ascontiguousarray(examples["tags"], np.float32)
-    if words.max(initial=-1) >= len(kernel):
+    _check_places(words, len(kernel))
+    _descend(kernel, bias, words, tags, batches, np.float32(client_lr))
+    return {"kernel": kernel, "bias": bias}
+
+
+def sparse_scores(params: Tree, words: Array) -> Array:
+    """Returns the scores of all tags, float32 (n, tags): `predict` over the words that occur.
+
+    Args:
+        params: as in `sparse_sgd`.
+        words: int32 (n, most words), -1 for none, each once in a row.
+
+    Raises:
+        ShapeError: a word is beyond the rows of the kernel.
+    """
+    kernel = np.ascontiguousarray(params["kernel"], np.float32)
+    _check_places(words, len(kernel))
+    scores = np.tile(np.asarray(params["bias"], np.float32), (len(words), 1))
+    _add_all_rows(kernel, np.ascontiguousarray(words, np.int32), scores)
+    return scores
+
+
+def _check_places(words: Array, rows: int) -> None:
+    if words.max(initial=-1) >= rows:
         raise ShapeError(
             "a word is no row of this client's kernel",
             got=f"place {words.max()}",
-            allowed=f"-1..{len(kernel) - 1}",
+            allowed=f"-1..{rows - 1}",
             fix="count words among the client's own keys and leave out the rest",
         )
-    _descend(kernel, bias, words, tags, batches, np.float32(client_lr))
-    return {"kernel": kernel, "bias": bias}
 
 
 _FAST = {"contract", "reassoc", "nsz"}
@@ -103,6 +124,19 @@ def _add_rows(kernel: Array, own: Array, scores: Array) -> None:
         row = kernel[word]
         for t in range(len(scores)):
             scores[t] += row[t]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_all_rows(kernel: Array, words: Array, scores: Array) -> None:
+    """Adds the rows of each example's words to its scores."""
+    own = np.empty(words.shape[1], np.int32)
+    for i in range(len(words)):
+        count = 0
+        for word in words[i]:
+            if word >= 0:
+                own[count] = word
+                count += 1
+        _add_rows(kernel, own[:count], scores[i])
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_FAST)

@@ -1,0 +1,141 @@
+"""Task: a model, the clients that train it, and how well it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from keyhole.data.federated import Dataset, Kind
+from keyhole.errors import InputError
+from keyhole.keys.counts import KeyCounts
+from keyhole.models.model import Model
+from keyhole.primitives.layout import ClientKeys
+from keyhole.server.state import ServerState
+from keyhole.types import KeyArray
+
+__all__ = ["Metrics", "Settings", "Task", "TaskKind", "check_sizes", "check_words"]
+
+Metrics = Callable[[ServerState], Mapping[str, float]]
+"""`state -> {name: value}`, on one split."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a task is trained.
+
+    Args:
+        algorithm: a name of `keyhole.training.named.ALGORITHMS`.
+        client_lr: gamma.
+        server_lr: eta.
+        eps: of an adaptive server optimizer.
+        batch_size: examples of a client's step.
+        max_examples: most examples of a client in a round; None for all.
+        cohort: N, clients of a round.
+        rounds: T.
+        evaluate_every: rounds between two evaluations.
+    """
+
+    algorithm: str
+    client_lr: float
+    server_lr: float
+    eps: float = 1e-3
+    batch_size: int = 20
+    max_examples: int | None = None
+    cohort: int = 50
+    rounds: int = 1500
+    evaluate_every: int = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What one experiment trains and measures, on one dataset.
+
+    Args:
+        model: with its cuts.
+        clients: how many there are to train on.
+        data: `client -> its data`.
+        count_keys: `data -> {key space: what occurs}`.
+        localize: `(data, keys) -> examples` in which keys are counted among the client's own.
+        metrics: split -> metrics on it.
+        always: key space -> keys that every client has first, whatever it chooses.
+    """
+
+    model: Model
+    clients: int
+    data: Callable[[int], Any]
+    count_keys: Callable[[Any], Mapping[str, KeyCounts]]
+    localize: Callable[[Any, ClientKeys], Any]
+    metrics: Mapping[str, Metrics]
+    always: Mapping[str, KeyArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """A task before it has data: what `keyhole train` knows by name.
+
+    Args:
+        name: such as "so_tag".
+        about: one sentence.
+        kind: of the dataset it needs.
+        sizes: name -> size of the model, the paper's where the task is the paper's.
+        settings: how it is trained unless told otherwise.
+        keys: key space -> name of the choice of keys.
+        keys_per_client: key space -> m, unless told otherwise; None for every key.
+        metric: the one that figures show.
+        make: `(dataset, sizes, is_tuning) -> task`; tuning leaves the clients of the validation
+            split out of training where the source has none of its own.
+    """
+
+    name: str
+    about: str
+    kind: Kind
+    sizes: Mapping[str, int]
+    settings: Settings
+    keys: Mapping[str, str]
+    keys_per_client: Mapping[str, int | None]
+    metric: str
+    make: Callable[[Dataset, Mapping[str, int], bool], Task]
+
+    def on(
+        self, dataset: Dataset, sizes: Mapping[str, int] | None = None, is_tuning: bool = False
+    ) -> Task:
+        """Returns the task on a dataset, in other sizes where they are given.
+
+        Raises:
+            InputError: the dataset is of another kind, or a size has no such name.
+        """
+        if dataset.kind != self.kind:
+            raise InputError(
+                f"task {self.name} cannot use dataset {dataset.name}",
+                got=f"a dataset of {dataset.kind}",
+                allowed=f"a dataset of {self.kind}",
+                fix="keyhole data list shows what there is",
+            )
+        check_sizes(self.sizes, sizes or {})
+        return self.make(dataset, {**self.sizes, **(sizes or {})}, is_tuning)
+
+
+def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
+    """Raises InputError where a size has no such name or is below 1."""
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(
+                "no such size",
+                got=name,
+                allowed=", ".join(sorted(known)) or "none",
+                fix="choose one of them",
+            )
+        if value < 1:
+            raise InputError(f"{name} is out of range", got=value, allowed="1 or more", fix="raise")
+
+
+def check_words(dataset: Dataset, words: int) -> None:
+    """Raises InputError where the vocabulary is larger than the dataset's lexicon."""
+    if words > len(dataset.names["words"]):
+        raise InputError(
+            "the vocabulary is larger than what the data hold",
+            got=words,
+            allowed=f"1..{len(dataset.names['words'])} words in {dataset.name}",
+            fix="ask for fewer words or bring more data",
+        )

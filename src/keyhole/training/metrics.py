@@ -1,0 +1,67 @@
+"""Metrics of the paper's tasks, on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from keyhole.types import Array
+
+__all__ = ["accuracy", "masked_accuracies", "recall_at"]
+
+
+def accuracy(predicted: Array, label: Array) -> float:
+    """The share of examples whose prediction is right; NaN where there is no example.
+
+    >>> accuracy(np.array([1, 2, 3, 4]), np.array([1, 2, 0, 0]))
+    0.5
+    """
+    return float(np.mean(predicted == label)) if len(label) else float("nan")
+
+
+def recall_at(k: int, scores: Array, example: Array, tag: Array) -> float:
+    """The share of all true tags that are among the k best of their example (micro recall).
+
+    Of tags with equal scores the one of the smaller number comes first, as in TensorFlow's top_k.
+
+    Args:
+        k: how many tags are named for each example.
+        scores: (n, tags).
+        example: int (pairs,), the example of each true tag.
+        tag: int (pairs,), the tag itself; each pair once.
+
+    Returns:
+        The share, NaN where there is no true tag.
+
+    The first example has its tag 2 in second place; the other's tag 1 ties with 0, which wins.
+
+    >>> scores = np.array([[0.1, 0.9, 0.5], [0.7, 0.7, 0.0]])
+    >>> recall_at(1, scores, np.array([0, 0, 1]), np.array([1, 2, 1]))
+    0.3333333333333333
+    """
+    if not len(tag):
+        return float("nan")
+    others, own = scores[example], scores[example, tag][:, None]
+    is_before = np.arange(scores.shape[1])[None, :] < tag[:, None]
+    places = np.sum((others > own) | ((others == own) & is_before), axis=1)
+    return float(np.mean(places < k))
+
+
+def masked_accuracies(
+    predicted: Array, target: Array, masks: Mapping[str, Array]
+) -> dict[str, float]:
+    """Accuracy over the targets that each mask leaves.
+
+    Args:
+        predicted: int, any shape.
+        target: int, the same shape.
+        masks: name -> the targets that do not count.
+
+    >>> target = np.array([[5, 9, 0], [5, 5, 9]])
+    >>> predicted = np.array([[5, 9, 0], [5, 7, 7]])
+    >>> masked_accuracies(predicted, target, {"no_pad": np.array([0])})
+    {'no_pad': 0.6}
+    """
+    counted = {name: ~np.isin(target, tokens) for name, tokens in masks.items()}
+    return {name: accuracy(predicted[at], target[at]) for name, at in counted.items()}
