@@ -5,10 +5,12 @@ A new member is added here once and runs through all the laws that concern it.
 """
 
 import importlib.util
+import os
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 import keyhole as kh
@@ -152,3 +154,11 @@ def load_example(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def shared_file(name):
+    """The path of a file of real data; a test that needs one is skipped where it is not."""
+    folder = Path(os.environ.get("KEYHOLE_DATA") or ROOT.parent / "shared" / "data")
+    if not (folder / name).is_file():
+        pytest.skip(f"{name} is not in the folder KEYHOLE_DATA")
+    return folder / name

@@ -27,6 +27,7 @@ RESERVED = {
     "jax": {"models", "training"},
     "optax": {"models", "training"},
     "numba": {"models", "private", "server"},
+    "matplotlib": {"data", "report"},
     "click": {"cli"},
     "rich": {"cli"},
     "flwr": {"engines"},

@@ -93,9 +93,12 @@ def test_records_that_are_lost_for_good_are_noted_and_no_round_is_made_twice(tmp
 
 def test_another_plan_is_refused_by_the_name_of_what_differs(tmp_path):
     start(tmp_path).close()
-    other = replace(plan("synchronous"), seed=99)
-    with pytest.raises(InputError, match="another seed: got 99, allowed is 3"):
-        resume_run(toy.make_state(Adam(0.1)), toy.make_clients(), other, tmp_path)
+    for other, message in [
+        (replace(plan("synchronous"), seed=99), "another seed: got 99, allowed is 3"),
+        (replace(plan("synchronous"), shared_keys=True), "another shared_keys: got True"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            resume_run(toy.make_state(Adam(0.1)), toy.make_clients(), other, tmp_path)
     resume(tmp_path).close()
 
 

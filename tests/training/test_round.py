@@ -8,9 +8,11 @@ import pytest
 import keyhole as kh
 from keyhole.delivery import broadcast, on_demand, pregenerated
 from keyhole.errors import InputError
-from keyhole.keys.budget import DeviceClass
+from keyhole.keys import DeviceClass, KeyCounts, choose_with, independent, top
+from keyhole.primitives.placement import observe
 from keyhole.server.optimizers import Adam
 from keyhole.training import train_with_select
+from keyhole.training.buffering import Buffering
 from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.loop import start_run
 from keyhole.training.randomness import Place, generator
@@ -145,6 +147,61 @@ def test_a_record_accounts_for_every_byte_and_slice():
     assert record.select_calls + record.cache_hits == sum(keys)
     assert record.peak_client_size == max(keys)
     assert record.seen_by == {"server": "keys and whose they are"}
+
+
+def chosen_keys(choice, rounds=3, **plan):
+    """The keys of every client, by delivery."""
+    seen = {}
+
+    def count(examples):
+        own = np.array(toy.oracle.own_features(examples), np.int64)
+        return {"feature": KeyCounts.of(toy.FEATURE, own)}
+
+    def train(submodel, data, rng):
+        return {"x": np.zeros_like(submodel["x"])}
+
+    def deliver(state, keys):
+        seen[len(seen)] = dict(observe(keys))
+        return on_demand(state, keys)
+
+    clients = replace(
+        toy.make_clients(), choose=choose_with({"feature": choice}, count), train=train
+    )
+    run(rounds, clients, keys_per_client={"feature": 7}, deliver=deliver, **plan)
+    return [[tuple(*z) for z in keys.values()] for keys in seen.values()]
+
+
+def test_shared_keys_are_the_same_for_all_clients_of_a_round_and_others_in_the_next():
+    rounds = chosen_keys(independent, shared_keys=True)
+    assert [len(set(keys)) for keys in rounds] == [1, 1, 1]
+    assert len({keys[0] for keys in rounds}) == 3
+
+
+def test_keys_are_each_clients_own_unless_shared():
+    for keys in chosen_keys(independent):
+        assert len(set(keys)) == len(keys)
+
+
+def test_structured_keys_do_not_change_when_random_ones_are_shared():
+    assert chosen_keys(top, shared_keys=True) == chosen_keys(top)
+
+
+def test_a_small_device_shares_the_first_keys_of_a_large_one():
+    devices = (DeviceClass("phone", 0.5, 240), DeviceClass("watch", 0.5, 20))
+    for keys in chosen_keys(independent, shared_keys=True, devices=devices):
+        longest = max(keys, key=len)
+        assert all(z == longest[: len(z)] for z in keys)
+
+
+def test_clients_of_one_cohort_share_keys_whatever_step_they_start_at():
+    """Three start at once, then one whenever another ends: no cohort of five starts together."""
+    buffering = Buffering(concurrency=3, goal=2, duration=lambda rng: rng.exponential())
+    batches = chosen_keys(independent, rounds=6, buffering=buffering, shared_keys=True)
+    assert {len(keys) for keys in batches} == {3, 1}
+    started = [keys for batch in batches for keys in batch]
+    cohorts = [started[i : i + 5] for i in range(0, len(started), 5)]
+    assert [len(set(keys)) for keys in cohorts] == [1] * len(cohorts)
+    assert len({keys[0] for keys in cohorts}) == len(cohorts)
 
 
 def test_a_choice_beyond_the_budget_is_refused():

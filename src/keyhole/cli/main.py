@@ -8,7 +8,11 @@ from typing import NoReturn
 
 import click
 
+from keyhole.cli.data import data
 from keyhole.cli.demo import demo
+from keyhole.cli.report import report
+from keyhole.cli.sweep import sweep
+from keyhole.cli.train import train
 from keyhole.errors import KeyholeError
 from keyhole.server.allocator import keep_freed_memory
 
@@ -23,7 +27,11 @@ def keyhole() -> None:
     """Federated select: devices train on the slices of a model they ask for."""
 
 
+keyhole.add_command(data)
 keyhole.add_command(demo)
+keyhole.add_command(train)
+keyhole.add_command(sweep)
+keyhole.add_command(report)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

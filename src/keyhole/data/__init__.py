@@ -1,1 +1,24 @@
 """Client datasets: readers of known files, data made on the spot, splits."""
+
+from keyhole.data.cache import Manifest, cache_root
+from keyhole.data.federated import (
+    Dataset,
+    FederatedData,
+    Ragged,
+    draw_pool,
+    hold_out,
+)
+from keyhole.data.open import list_datasets, open_dataset, verify
+
+__all__ = [
+    "Dataset",
+    "FederatedData",
+    "Manifest",
+    "Ragged",
+    "cache_root",
+    "draw_pool",
+    "hold_out",
+    "list_datasets",
+    "open_dataset",
+    "verify",
+]

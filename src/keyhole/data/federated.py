@@ -61,8 +61,16 @@ class Ragged:
             assert step == 1, "rows of a slice are neighbours"
             return Ragged(self.values, self.offsets[start : max(start, stop) + 1])
         if isinstance(at, np.ndarray):
-            return Ragged.of([self[int(i)] for i in at], self.values.dtype)
-        return self.values[self.offsets[at] : self.offsets[at + 1]]
+            return self._gather(at)
+        row = at + len(self) if at < 0 else at
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def _gather(self, rows: Array) -> Ragged:
+        """These rows in this order, as a copy."""
+        starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[places], offsets)
 
     @property
     def flat(self) -> Array:

@@ -48,6 +48,12 @@ def transformer(sizes: TransformerSizes | None = None, is_tied: bool = False) ->
     its i-th word key, and its first word key is the padding token. Positions 0..length-1 predict
     positions 1..length; a padding token is no target.
 
+    A client's softmax runs over its own words. Where some of them are random ones that stand for
+    the words it does not hold (end of section 4.1.1), a batch also holds "own", int32 (n,), how
+    many words are not random, counted from the first, and "correction", float32 (n,), what
+    is added to the logits of the others in the loss; both are the same in each example. See
+    `keyhole.keys.sampled_correction` for the two numbers and for what they leave biased.
+
     Args:
         sizes: of the layers.
         is_tied: logits reuse the embedding and have no bias, as in the Field Guide's code.
@@ -67,6 +73,8 @@ def transformer(sizes: TransformerSizes | None = None, is_tied: bool = False) ->
     def loss(params: Tree, batch: Batch, mask: jax.Array) -> jax.Array:
         tokens = batch["tokens"]
         logits = _logits(params, tokens[:, :-1], s.heads)
+        if "correction" in batch:
+            logits = logits + _correction(batch, logits.shape[-1])[:, None, :]
         targets = tokens[:, 1:]
         is_target = mask[:, None] & (targets != PAD)
         losses = cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
@@ -139,6 +147,13 @@ def _logits(params: Tree, tokens: jax.Array, heads: int) -> jax.Array:
     if "bias" in output:
         logits = logits + output["bias"][None, :]
     return jnp.reshape(logits, (n, length, -1))
+
+
+def _correction(batch: Batch, words: int) -> jax.Array:
+    """What is added to the logits of each example, (n, words): only random words have any."""
+    own = jnp.asarray(batch["own"])[:, None]
+    is_random = jnp.arange(words, dtype=own.dtype)[None, :] >= own
+    return jnp.where(is_random, jnp.asarray(batch["correction"])[:, None], 0.0)
 
 
 def _dense(layer: Tree, x: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -88,9 +89,12 @@ def _localize(bags: Bags, keys: ClientKeys) -> dict[str, Array]:
 
 
 def _recall_on(split: FederatedData, words: int, tags: int) -> Metrics:
+    @cache
+    def pool() -> Bags:
+        return Bags.of(draw_pool(split, MOST_EVALUATED, np.random.default_rng(0)), words, tags)
+
     def metrics(state: ServerState) -> dict[str, float]:
-        pool = draw_pool(split, MOST_EVALUATED, np.random.default_rng(0))
-        bags = Bags.of(pool, words, tags)
+        bags = pool()
         scores = sparse_scores(state.model(), pad_rows(bags.post, bags.word, len(bags.tags)))
         return {"recall_at_5": recall_at(5, scores, *np.nonzero(bags.tags))}
 
@@ -103,7 +107,7 @@ SO_TAG = TaskKind(
     kind="posts",
     sizes={"words": 10_000, "tags": 500},
     settings=Settings(
-        "FedAdagrad", client_lr=1.0, server_lr=0.1, batch_size=100, max_examples=1000
+        "FedAdagrad", client_lr=10.0, server_lr=1.0, batch_size=100, max_examples=1000
     ),
     keys={"word": "top"},
     keys_per_client={"word": 1000},

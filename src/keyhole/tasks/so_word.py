@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from keyhole.types import Array
 __all__ = ["LENGTH", "SO_WORD", "Tokens", "cut_sentences"]
 
 LENGTH = 20
-MOST_EVALUATED = 10_000
+MOST_EVALUATED = 10_000  # sentences, as in Reddi et al. 2021
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
         localize=_localize,
         metrics=_metrics(dataset, model, tokens),
         always={"word": tokens.special},
+        outputs="word",
     )
 
 
@@ -134,12 +136,15 @@ def _metrics(dataset: Dataset, model: Model, tokens: Tokens) -> dict[str, Metric
     }
 
     def on(split: FederatedData) -> Metrics:
+        @cache
+        def pool() -> Array:
+            rng = np.random.default_rng(0)
+            sentences = cut_sentences(draw_pool(split, MOST_EVALUATED, rng), tokens)
+            return rng.permutation(sentences)[:MOST_EVALUATED]
+
         def metrics(state: ServerState) -> dict[str, float]:
-            # A post has several sentences: fewer posts than sentences are drawn, then cut.
-            pool = cut_sentences(draw_pool(split, 1000, np.random.default_rng(0)), tokens)
-            pool = pool[:MOST_EVALUATED]
-            predicted = largest(state.model(), {"tokens": pool[:, :-1]})
-            return masked_accuracies(predicted, pool[:, 1:], masks)
+            predicted = largest(state.model(), {"tokens": pool()[:, :-1]})
+            return masked_accuracies(predicted, pool()[:, 1:], masks)
 
         return metrics
 

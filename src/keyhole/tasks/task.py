@@ -31,6 +31,7 @@ class Settings:
         eps: of an adaptive server optimizer.
         batch_size: examples of a client's step.
         max_examples: most examples of a client in a round; None for all.
+        min_examples: clients with fewer are left out of training.
         cohort: N, clients of a round.
         rounds: T.
         evaluate_every: rounds between two evaluations.
@@ -42,6 +43,7 @@ class Settings:
     eps: float = 1e-3
     batch_size: int = 20
     max_examples: int | None = None
+    min_examples: int = 1
     cohort: int = 50
     rounds: int = 1500
     evaluate_every: int = 10
@@ -59,6 +61,7 @@ class Task:
         localize: `(data, keys) -> examples` in which keys are counted among the client's own.
         metrics: split -> metrics on it.
         always: key space -> keys that every client has first, whatever it chooses.
+        outputs: the key space whose keys are the outputs of a softmax, if there is one.
     """
 
     model: Model
@@ -68,6 +71,7 @@ class Task:
     localize: Callable[[Any, ClientKeys], Any]
     metrics: Mapping[str, Metrics]
     always: Mapping[str, KeyArray] = field(default_factory=dict)
+    outputs: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import SimpleQueue
 
 import jax
@@ -13,7 +14,7 @@ from keyhole.errors import InputError
 from keyhole.training.clients import Clients, Job
 from keyhole.types import Tree
 
-__all__ = ["on_devices", "use_cpu_devices"]
+__all__ = ["keep_compiled", "on_devices", "use_cpu_devices"]
 
 
 def use_cpu_devices(count: int) -> None:
@@ -47,6 +48,11 @@ def use_cpu_devices(count: int) -> None:
             ) from None
     else:
         os.environ.setdefault("NPROC", "1")
+
+
+def keep_compiled(directory: Path) -> None:
+    """Keeps what JAX compiles in a directory, so that the next process need not compile it."""
+    jax.config.update("jax_compilation_cache_dir", str(directory))
 
 
 def on_devices(

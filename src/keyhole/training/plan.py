@@ -31,6 +31,10 @@ class Plan:
         over: what sums are divided by: the cohort (Eq. 5) or those who chose the key.
         deliver: how slices travel.
         buffering: asynchronous rounds; None for synchronous ones.
+        shared_keys: all clients of a round draw their keys from the same random numbers: random
+            keys are the same for everybody, "fixed" in section 5.3, while keys that only depend on
+            a client's data stay as they are. Of asynchronous rounds, those draw the same who
+            belong to one cohort in the stream of cohorts, whatever step they start at.
 
     Raises:
         InputError: `over` or a number is not allowed.
@@ -44,6 +48,7 @@ class Plan:
     over: Over = "cohort"
     deliver: Delivery = on_demand
     buffering: Buffering | None = None
+    shared_keys: bool = False
 
     def __post_init__(self) -> None:
         if self.over not in get_args(Over):

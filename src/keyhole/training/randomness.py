@@ -19,6 +19,8 @@ class Place(IntEnum):
     CLIENT = 5
     DEVICE = 6
     DURATION = 7
+    ROUND_KEYS = 8
+    MODEL = 9
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:

@@ -79,7 +79,8 @@ def visit_clients(
     """Lets clients choose keys, receive slices and train.
 
     Args:
-        t: the round, from which all randomness of its clients derives.
+        t: the round, from which all randomness of its clients derives; of asynchronous rounds, the
+            place of their cohort in the stream of cohorts.
         asked: the clients, in order.
         state: what the server holds; read only.
         clients: the population.
@@ -132,7 +133,8 @@ def _choose_keys(client: int, t: int, layout: Layout, clients: Clients, plan: Pl
         rng = generator(plan.seed, plan.trial, Place.DEVICE, client)
         fits = keys_within(layout, assign_device(plan.devices, rng).model_bytes)
         most = {name: min(m, fits[name]) for name, m in most.items()}
-    rng = generator(plan.seed, plan.trial, Place.KEYS, t, client)
+    place = (Place.ROUND_KEYS, t) if plan.shared_keys else (Place.KEYS, t, client)
+    rng = generator(plan.seed, plan.trial, *place)
     keys = clients.choose(clients.data(client), most, rng)
     for name, z in layout.keys_by_space(keys).items():
         if len(z) > most[name]:

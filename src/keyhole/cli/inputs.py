@@ -1,0 +1,86 @@
+"""What training commands read: data, and options that several of them share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from keyhole.cli.progress import progress_bars
+from keyhole.data.cache import cache_root
+from keyhole.data.federated import Dataset, Kind
+from keyhole.data.open import open_dataset
+from keyhole.data.synthetic import make_synthetic
+
+__all__ = ["SYNTHETIC", "data_option", "load_data", "parse_pairs", "seed_option", "use_all_cores"]
+
+SYNTHETIC = "synthetic"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def data_option(command: _Command) -> _Command:
+    """`--data`."""
+    return click.option(
+        "--data",
+        default=SYNTHETIC,
+        show_default=True,
+        metavar="PATH|NAME",
+        help="A file or folder of a known format, a name of `keyhole data list`, or `synthetic`.",
+    )(command)
+
+
+def seed_option(command: _Command) -> _Command:
+    """`--seed`."""
+    return click.option(
+        "--seed",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0, 2**32 - 1),
+        help="Of everything random; the same seed gives the same bytes.",
+    )(command)
+
+
+def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
+    """Opens a dataset, importing it first where that has not been done; shows how far it is.
+
+    Args:
+        source: as `--data` takes it.
+        kind: what a synthetic dataset is to hold.
+        seed: of a synthetic dataset.
+        sizes: of a synthetic dataset, where they differ from its defaults.
+    """
+    if source == SYNTHETIC:
+        return make_synthetic(kind, seed, **sizes)
+    with progress_bars() as bars:
+        bar = bars.add_task(f"reading {source}", total=None, note="", visible=False)
+        return open_dataset(
+            source,
+            progress=lambda done, total: bars.update(
+                bar, completed=done, total=total, visible=True
+            ),
+        )
+
+
+def parse_pairs(
+    _: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    """Turns `name=value` options into a mapping; a callback of click."""
+    pairs = {}
+    for text in values:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param=option)
+        pairs[name] = value
+    return pairs
+
+
+def use_all_cores() -> None:
+    """One JAX device per core that this process may use, and compiled code kept between runs."""
+    # Starting JAX takes a second: commands that do not train go without.
+    from keyhole.training.devices import keep_compiled, use_cpu_devices
+
+    use_cpu_devices(len(os.sched_getaffinity(0)))
+    keep_compiled(cache_root() / "compiled")

@@ -1,0 +1,101 @@
+"""`keyhole sweep`: all runs behind a figure or table of the paper."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keyhole.cli.inputs import SYNTHETIC, data_option, load_data, seed_option, use_all_cores
+
+if TYPE_CHECKING:
+    from keyhole.data.federated import Dataset
+    from keyhole.tasks.arms import Arm
+    from keyhole.tasks.sweeps import Sweep
+
+__all__ = ["sweep"]
+
+
+@click.command()
+@click.argument("figure")
+@click.option(
+    "--scale",
+    type=click.Choice(["small", "paper"]),
+    default="small",
+    show_default=True,
+    help="small: minutes on two cores; paper: the paper's settings, for its full data.",
+)
+@data_option
+@click.option("--rounds", type=click.IntRange(1), help="In place of the scale's.")
+@click.option("--trials", type=click.IntRange(1, 1000), help="In place of the scale's.")
+@click.option("--cohort", type=click.IntRange(1), help="In place of the scale's.")
+@seed_option
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("keyhole-runs"),
+    show_default=True,
+    help="Where runs are kept; sweeps that share an arm share its runs.",
+)
+@click.option("--keep-state", is_flag=True, help="Keep the models of finished runs on disk.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> None:
+    """Run everything behind FIGURE, trial by trial.
+
+    FIGURE is one of tag-recall, tag-keys, emnist-cnn, emnist-2nn, emnist-cnn-fixed,
+    emnist-2nn-fixed, word-alpha, divisor, so-tag-rates, emnist-cnn-rates, emnist-2nn-rates,
+    so-word-rates.
+
+    What is finished is not run again, so a sweep that was stopped goes on where it was. Draw the
+    figure with `keyhole report`.
+    """
+    from keyhole.cli.trials import run_trials  # these start JAX, which --help need not wait for
+    from keyhole.tasks.named import task_named
+    from keyhole.tasks.sweeps import sweep_named
+
+    asked = _changed(sweep_named(figure, options["scale"]), options)
+    use_all_cores()
+    most_words = max(line.arm.sizes.get("words", 0) for line in asked.lines)
+    sizes = {"words": most_words} if most_words and data == SYNTHETIC else {}
+    dataset = load_data(data, task_named(asked.task).kind, options["seed"], **sizes)
+    work = _work(asked, dataset, out)
+    out.mkdir(parents=True, exist_ok=True)
+    described = asked.describe(options["scale"], dataset.name)
+    (out / f"{asked.name}.json").write_text(json.dumps(described, indent=1) + "\n")
+    rows = []
+    for path, result in run_trials(work, len(work), options["keep_state"]):
+        rows.append({"run": str(path), "seconds": result.seconds, **result.metrics})
+        if not as_json:
+            metrics = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+            click.echo(f"{path.relative_to(out)}: {metrics} ({result.seconds:.0f} s)")
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        click.echo(f"runs: {out}; draw them with: keyhole report {out}")
+
+
+def _changed(asked: Sweep, options: dict[str, Any]) -> Sweep:
+    """The sweep with what the command line says in place of the scale's settings."""
+    named = {name: options[name] for name in ("rounds", "cohort") if options[name] is not None}
+
+    def changed(arm: Arm) -> Arm:
+        return replace(arm, settings=replace(arm.settings, **named), seed=options["seed"])
+
+    lines = tuple(replace(line, arm=changed(line.arm)) for line in asked.lines)
+    return replace(asked, lines=lines, trials=options["trials"] or asked.trials)
+
+
+def _work(asked: Sweep, dataset: Dataset, out: Path) -> list[tuple[str, Any, int, Path]]:
+    """Every trial of every arm, each arm once; first trial of all arms, then the second."""
+    from keyhole.tasks.experiment import Experiment
+
+    arms = {line.arm.name: line.arm for line in asked.lines}
+    experiments = {name: Experiment(arm, dataset) for name, arm in arms.items()}
+    return [
+        (f"{name}, trial {trial}", experiment, trial, out / name / f"trial-{trial}")
+        for trial in range(asked.trials)
+        for name, experiment in experiments.items()
+    ]

@@ -1,0 +1,199 @@
+"""`keyhole train`: train one task with one way to choose keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from keyhole.cli.inputs import data_option, load_data, parse_pairs, seed_option, use_all_cores
+from keyhole.errors import InputError
+
+if TYPE_CHECKING:
+    from keyhole.tasks.arms import Arm
+    from keyhole.tasks.experiment import Result
+    from keyhole.tasks.task import TaskKind
+
+__all__ = ["train"]
+
+FIXED = "fixed"
+SETTINGS = (
+    "rounds",
+    "cohort",
+    "algorithm",
+    "client_lr",
+    "server_lr",
+    "batch_size",
+    "max_examples",
+    "min_examples",
+    "evaluate_every",
+)
+
+
+@click.command()
+@click.argument("task")
+@click.option(
+    "--keys",
+    "choices",
+    multiple=True,
+    metavar="[SPACE=]CHOICE",
+    help="How clients choose keys: top, random, random-top, independent, fixed (drawn once a round "
+    "for all clients) or all. Tasks with several key spaces take SPACE=CHOICE.",
+)
+@click.option(
+    "--m",
+    "counts",
+    multiple=True,
+    metavar="[SPACE=]COUNT",
+    help="Keys per client; `all` for every key.",
+)
+@data_option
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of training.")
+@click.option("--trials", default=1, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--cohort", type=click.IntRange(1), help="Clients of a round.")
+@click.option("--algorithm", help="FedAvg, FedProx, FedAdagrad, FedAdam or FedYogi.")
+@click.option("--client-lr", type=click.FloatRange(0, min_open=True))
+@click.option("--server-lr", type=click.FloatRange(0, min_open=True))
+@click.option("--batch-size", type=click.IntRange(1), help="Examples of a client's step.")
+@click.option("--max-examples", type=click.IntRange(1), help="Most examples of a client a round.")
+@click.option("--min-examples", type=click.IntRange(1), help="Leave out clients with fewer.")
+@click.option("--evaluate-every", type=click.IntRange(1), help="Rounds between evaluations.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    callback=parse_pairs,
+    metavar="NAME=N",
+    help="A size of the model, such as words=50000.",
+)
+@click.option(
+    "--mean-over",
+    type=click.Choice(["cohort", "choosers"]),
+    default="cohort",
+    show_default=True,
+    help="Divide a key's sum by the cohort (Eq. 5) or by those who chose the key.",
+)
+@click.option(
+    "--negatives",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="so_word: share of a client's words that are drawn at random, for a sampled softmax.",
+)
+@seed_option
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("keyhole-runs"),
+    show_default=True,
+    help="Where runs are kept; the same command goes on with a run that was stopped.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options: Any) -> None:
+    """Train TASK: so_tag, emnist_cnn, emnist_2nn, so_word, experts or movies.
+
+    Options that are not given take the task's defaults, which are the paper's where it names them.
+    A run directory holds run.json (what was asked, versions, seed), records.jsonl (one line a
+    round), state/ (the model) and result.json (metrics on the test split, sizes, bytes).
+    """
+    from keyhole.cli.trials import run_trials  # these start JAX, which --help need not wait for
+    from keyhole.tasks.experiment import Experiment
+    from keyhole.tasks.named import task_named
+
+    kind = task_named(task)
+    arm = _arm(kind, options)
+    use_all_cores()
+    experiment = Experiment(arm, load_data(data, kind.kind, options["seed"]))
+    work = [
+        (f"{arm.name}, trial {trial}", experiment, trial, out / arm.name / f"trial-{trial}")
+        for trial in range(trials)
+    ]
+    done = dict(run_trials(work, trials, keep_state=True))
+    if as_json:
+        rows = [{"directory": str(path), **asdict(result)} for path, result in done.items()]
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        Console().print(_table(arm, experiment.describe(0)["size"], list(done.values())))
+        click.echo(f"runs: {out / arm.name}")
+
+
+def _arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
+    from keyhole.tasks.arms import arm_of
+
+    choices = _by_space(kind, options["choices"])
+    counts = {space: _count(text) for space, text in _by_space(kind, options["counts"]).items()}
+    counts |= {space: None for space, choice in choices.items() if choice == "all"}
+    shared = FIXED in choices.values()
+    return arm_of(
+        kind.name,
+        sizes={name: _whole(value) for name, value in options["sizes"].items()},
+        keys={s: "independent" if c == FIXED else c for s, c in choices.items()},
+        keys_per_client=counts,
+        changes={name: options[name] for name in SETTINGS if options[name] is not None},
+        shared_keys=shared,
+        over=options["mean_over"],
+        negatives=options["negatives"],
+        seed=options["seed"],
+    )
+
+
+def _by_space(kind: TaskKind, texts: tuple[str, ...]) -> dict[str, str]:
+    """`SPACE=VALUE`, or a value alone where the task has one key space."""
+    found = {}
+    for text in texts:
+        space, sign, value = text.rpartition("=")
+        if not sign and len(kind.keys) > 1:
+            raise InputError(
+                f"task {kind.name} has several key spaces",
+                got=text,
+                allowed=", ".join(f"{name}={text}" for name in kind.keys),
+                fix="say which one is meant",
+            )
+        found[space if sign else next(iter(kind.keys))] = value
+    return found
+
+
+def _count(text: str) -> int | None:
+    return None if text == "all" else _whole(text)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text.replace("_", ""))
+    except ValueError:
+        raise InputError(
+            "not a whole number", got=text, allowed="digits", fix="write it such as 1000"
+        ) from None
+
+
+def _table(arm: Arm, size: Mapping[str, int], results: list[Result]) -> Table:
+    table = Table(title=arm.name)
+    for name in ("trial", *results[0].metrics, "client size", "share", "KB down", "KB up", "s"):
+        table.add_column(name, justify="right")
+    rows = [
+        [
+            *result.metrics.values(),
+            result.client_size,
+            result.client_size / size["server"],
+            result.bytes_down / 1000,
+            result.bytes_up / 1000,
+            result.seconds,
+        ]
+        for result in results
+    ]
+    metrics = len(results[0].metrics)
+    shapes = ["{:.4f}"] * metrics + ["{:,.0f}", "{:.2%}", "{:,.1f}", "{:,.1f}", "{:,.1f}"]
+    for trial, row in enumerate(rows):
+        cells = [shape.format(value) for shape, value in zip(shapes, row, strict=True)]
+        table.add_row(str(trial), *cells)
+    if len(rows) > 1:
+        mean = [shape.format(value) for shape, value in zip(shapes, np.mean(rows, 0), strict=True)]
+        table.add_row("mean", *mean)
+    return table

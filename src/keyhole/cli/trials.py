@@ -1,0 +1,60 @@
+"""Trials on the screen: bars that move with the rounds, Ctrl-C that loses none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+from rich.progress import TaskID
+
+from keyhole.cli.progress import progress_bars
+from keyhole.tasks.experiment import Experiment, Result
+from keyhole.tasks.named import task_named
+from keyhole.training.devices import on_devices
+from keyhole.training.loop import stop_on_signals
+from keyhole.training.record import RoundRecord
+
+__all__ = ["run_trials"]
+
+
+def run_trials(
+    work: Iterable[tuple[str, Experiment, int, Path]], total: int, keep_state: bool
+) -> Iterator[tuple[Path, Result]]:
+    """Runs trials one after the other and yields their results.
+
+    The first Ctrl-C finishes the round under way, which is stored, and ends the command; the same
+    command goes on from there.
+
+    Args:
+        work: description, experiment, trial and directory of each.
+        total: how many there are.
+        keep_state: whether models stay on disk.
+    """
+    with progress_bars() as bars, stop_on_signals() as stop:
+        whole = bars.add_task("trials", total=total, note="")
+        for description, experiment, trial, directory in work:
+            settings = experiment.arm.settings
+            metric = task_named(experiment.arm.task).metric
+            bar = bars.add_task(description, total=settings.rounds, note="")
+
+            def show(record: RoundRecord, bar: TaskID = bar, metric: str = metric) -> None:
+                note = f"{metric} {record.metrics[metric]:.4f}" if record.metrics else None
+                bars.advance(bar)
+                if note is not None:
+                    bars.update(bar, note=note)
+
+            result = experiment.run(
+                trial,
+                directory,
+                execute=on_devices,
+                stop=stop,
+                on_round=show,
+                keep_state=keep_state,
+            )
+            if result is None:
+                click.echo(f"{directory} keeps what was done; the same command goes on", err=True)
+                raise click.Abort
+            bars.update(bar, visible=False)
+            bars.advance(whole)
+            yield directory, result

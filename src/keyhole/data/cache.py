@@ -1,0 +1,218 @@
+"""Imported datasets on disk: a directory of array files and a manifest for each.
+
+A directory appears under its name when it is whole: it is built in `.work` and renamed. So a killed
+import leaves nothing that could be mistaken for a dataset; the next import removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.data.columns import COLUMNS
+from keyhole.data.federated import Column, Dataset, FederatedData, Kind, Ragged
+from keyhole.data.source import bad_file, reading
+from keyhole.data.texts import Texts
+from keyhole.types import Array
+
+__all__ = [
+    "VERSION",
+    "Manifest",
+    "cache_root",
+    "hash_file",
+    "load",
+    "manifests",
+    "publish",
+    "read_manifest",
+    "verify",
+    "workplace",
+]
+
+VERSION = 1
+"""Of the layout of the files; another version is imported anew."""
+
+_AGAIN = "import the source again: keyhole data import"
+_PIECE = 1 << 20  # bytes read at a time for a checksum
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a directory of the cache holds.
+
+    Args:
+        name: of the dataset.
+        kind: of its examples.
+        origin: the path it was imported from.
+        sources: for each file of the source its path, bytes, mtime_ns and sha256.
+        facts: as in `Dataset`.
+        splits: split -> how many clients and examples.
+        names: what has names, such as "words".
+        files: array file -> its bytes and sha256.
+        version: of the layout.
+    """
+
+    name: str
+    kind: Kind
+    origin: str
+    sources: Sequence[Mapping[str, Any]]
+    facts: Mapping[str, str]
+    splits: Mapping[str, Mapping[str, int]]
+    names: Sequence[str]
+    files: Mapping[str, Mapping[str, Any]]
+    version: int = VERSION
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all array files."""
+        return sum(int(file["bytes"]) for file in self.files.values())
+
+
+def cache_root() -> Path:
+    """Returns the folder of imported datasets: KEYHOLE_CACHE, or keyhole in the user's cache."""
+    if chosen := os.environ.get("KEYHOLE_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keyhole"
+
+
+def hash_file(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    digest = sha256()
+    with reading(path, "a file that can be read"), path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextmanager
+def workplace(root: Path, key: str) -> Iterator[Path]:
+    """Gives an empty directory to build in, to one process at a time; it is gone afterwards."""
+    work = root / ".work"
+    work.mkdir(parents=True, exist_ok=True)
+    with _locked(work / f"{key}.lock", wait=True):
+        _sweep(work)
+        directory = work / key
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def publish(directory: Path, target: Path, manifest: Manifest) -> None:
+    """Writes the manifest and gives a finished directory its name, in place of a damaged one."""
+    (directory / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
+    if target.exists():
+        old = directory.with_name(f"{directory.name}.old")
+        target.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    directory.rename(target)
+
+
+def manifests(root: Path) -> dict[Path, Manifest]:
+    """Returns the manifests of all datasets in a cache, by directory; others are passed over."""
+    found = {}
+    for path in sorted(root.glob("[!.]*/manifest.json")):
+        with suppress(OSError, ValueError):
+            found[path.parent] = _parse(path.read_text())
+    return found
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Returns the manifest of one dataset, after a look at the size of every file.
+
+    Raises:
+        InputError: there is none, or a file is missing or of another size.
+    """
+    with reading(directory / "manifest.json", f"a manifest of version {VERSION}; {_AGAIN}"):
+        manifest = _parse((directory / "manifest.json").read_text())
+    for name, file in manifest.files.items():
+        path = directory / name
+        size = path.stat().st_size if path.exists() else "no file"
+        if size != file["bytes"]:
+            raise bad_file(path, got=f"{size}", allowed=f"{file['bytes']} bytes", fix=_AGAIN)
+    return manifest
+
+
+def _parse(text: str) -> Manifest:
+    """The manifest in a text; ValueError where it is something else."""
+    try:
+        manifest = Manifest(**json.loads(text))
+    except TypeError as error:
+        raise ValueError("fields of something else") from error
+    if manifest.version != VERSION:
+        raise ValueError(f"version {manifest.version}")
+    return manifest
+
+
+def verify(directory: Path) -> None:
+    """Computes every checksum of a dataset again.
+
+    Raises:
+        InputError: a file is not what was imported.
+    """
+    for name, file in read_manifest(directory).files.items():
+        if (found := hash_file(directory / name)) != file["sha256"]:
+            path = directory / name
+            raise bad_file(path, got=f"sha256 {found}", allowed=file["sha256"], fix=_AGAIN)
+
+
+def load(directory: Path) -> Dataset:
+    """Opens a dataset; arrays are memory maps, read as they are used."""
+    manifest = read_manifest(directory)
+    splits = {split: _open_split(directory, manifest.kind, split) for split in manifest.splits}
+    names = {what: Texts(_open_ragged(directory, f"names.{what}")) for what in manifest.names}
+    return Dataset(manifest.name, manifest.kind, splits, names, manifest.facts)
+
+
+def _open_split(directory: Path, kind: Kind, split: str) -> FederatedData:
+    columns: dict[str, Column] = {}
+    for name, (_, shape) in COLUMNS[kind].items():
+        stem = f"{split}.{name}"
+        columns[name] = (
+            _open_ragged(directory, stem) if shape is None else _open(directory / f"{stem}.npy")
+        )
+    offsets = _open(directory / f"{split}.offsets.npy")
+    ids = Texts(_open_ragged(directory, f"{split}.client_ids"))
+    return FederatedData(ids, offsets[:-1], offsets[1:], columns)
+
+
+def _open_ragged(directory: Path, stem: str) -> Ragged:
+    values, offsets = (_open(directory / f"{stem}.{part}.npy") for part in ("values", "offsets"))
+    return Ragged(values, offsets)
+
+
+def _open(path: Path) -> Array:
+    """A plain array over the map: slices of it are arrays like any other."""
+    with reading(path, "a whole .npy file"):
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _sweep(work: Path) -> None:
+    """Removes what killed imports have left: directories whose lock nobody holds."""
+    for directory in [path for path in work.iterdir() if path.is_dir()]:
+        with _locked(work / f"{directory.name.removesuffix('.old')}.lock", wait=False) as is_ours:
+            if is_ours:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path, wait: bool) -> Iterator[bool]:
+    """Holds a lock that ends with the process; says whether it was had."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

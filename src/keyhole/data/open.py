@@ -1,0 +1,96 @@
+"""Opening a dataset: found by path or name, imported once, then read from the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keyhole.data import cache as store
+from keyhole.data.federated import Dataset
+from keyhole.data.importing import find_imported, import_source
+from keyhole.data.locate import locate
+from keyhole.data.readers.find import find_source
+from keyhole.data.source import Progress, bad_file
+from keyhole.errors import InputError
+
+__all__ = ["find_dataset", "import_dataset", "list_datasets", "open_dataset", "verify"]
+
+
+def open_dataset(
+    source: str | Path, *, cache: Path | None = None, progress: Progress | None = None
+) -> Dataset:
+    """Opens client data from any file we can read; the first time it is imported to the cache.
+
+    Args:
+        source: a file or directory of a known format, or the bare name of a file in the folder
+            KEYHOLE_DATA, such as "femnist".
+        cache: the folder of imported data, else `cache_root()`.
+        progress: called with what is done and how much there is while data is imported.
+
+    Returns:
+        a dataset whose arrays are memory maps.
+
+    Raises:
+        InputError: there is no such file, or it is not whole.
+        StorageError: the disk refuses the cache.
+    """
+    return store.load(import_dataset(source, cache=cache, progress=progress))
+
+
+def import_dataset(
+    source: str | Path, *, cache: Path | None = None, progress: Progress | None = None
+) -> Path:
+    """Returns the directory of a dataset in the cache, which is made where it is missing."""
+    path, root = locate(source), cache or store.cache_root()
+    found = find_imported(path, root)
+    return found or import_source(path, find_source(path), root, progress or _silent)
+
+
+def list_datasets(cache: Path | None = None) -> list[store.Manifest]:
+    """Returns what is imported, by name."""
+    return list(store.manifests(cache or store.cache_root()).values())
+
+
+def find_dataset(source: str | Path, *, cache: Path | None = None) -> Path:
+    """Returns the directory of a dataset that is imported already, by its name or its source.
+
+    Of several imports of one name it is the latest.
+
+    Raises:
+        InputError: it is not imported.
+    """
+    root = cache or store.cache_root()
+    named = [d for d, manifest in store.manifests(root).items() if manifest.name == str(source)]
+    found = max(named, key=lambda d: d.stat().st_mtime) if named else None
+    found = found or find_imported(locate(source), root)
+    if found is None:
+        raise InputError(
+            f"{source} is not imported",
+            got="a file that was not read yet, or has changed since",
+            allowed="an imported dataset",
+            fix=f"run: keyhole data import {source}",
+        )
+    return found
+
+
+def verify(source: str | Path, *, cache: Path | None = None) -> store.Manifest:
+    """Computes the checksums of an imported dataset again, and of the files it came from.
+
+    Returns:
+        what was verified. Files of the source that are gone are left out.
+
+    Raises:
+        InputError: it is not imported, or a file is not what it was.
+    """
+    directory = find_dataset(source, cache=cache)
+    store.verify(directory)
+    manifest = store.read_manifest(directory)
+    for file in manifest.sources:
+        path = Path(file["path"])
+        if path.exists() and (found := store.hash_file(path)) != file["sha256"]:
+            fix = f"import it again: keyhole data import {manifest.origin}"
+            raise bad_file(path, got=f"sha256 {found}", allowed=file["sha256"], fix=fix)
+    return manifest
+
+
+def _silent(done: int, total: int) -> None:
+    """Draws no bar."""

@@ -1,0 +1,102 @@
+"""A mixture of experts: one key is a whole expert (sections 2.4 and 3.1).
+
+Jacobs et al., Adaptive Mixtures of Local Experts, 1991, Eq. 1.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keyhole.models.losses import masked_mean
+from keyhole.models.model import Batch, Model, glorot
+from keyhole.primitives.cuts import Cut
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.types import Tree
+
+__all__ = ["mixture"]
+
+HIDDEN_LOGIT = -1e30  # its exponential is 0 in float32: a padded expert has no share in the gate
+
+
+def mixture(
+    pixels: int = 784, features: int = 32, experts: int = 8, hidden: int = 128, classes: int = 62
+) -> Model:
+    r"""Returns a shared trunk, experts of one hidden layer behind it, and a gate that mixes them.
+
+    With features $h = relu(A^\top (1 - x) + a)$ of the trunk, expert k says
+    $p_k(y | x) = softmax(C_k^\top relu(B_k^\top h + b_k) + c_k)_y$, the gate weighs it with
+    $g_k(x) = softmax_k(w_k^\top h + v_k)$ over the experts that are there, and
+
+    $\ell = -\log \sum_k g_k(x) \, p_k(y | x)$.
+
+    Probabilities are mixed, not scores: an example trains the experts by how well each of them
+    explained it, so they part ways. Key k of "expert" selects both layers of expert k and its
+    column of the gate; the trunk is broadcast. A batch holds "pixels", float32 (n, pixels) or any
+    shape that flattens to it, from 0 (ink) to 1 (paper), and "label", int32 (n,).
+
+    Args:
+        pixels: of an image.
+        features: outputs of the trunk.
+        experts: K.
+        hidden: neurons of an expert.
+        classes: that labels have.
+
+    An expert is 32 * 128 + 128 + 128 * 62 + 62 numbers and 33 of the gate; the trunk 784 * 32 + 32.
+
+    >>> model = mixture()
+    >>> model.layout.server_size, model.layout.client_size(expert=2)
+    (123160, 49630)
+    """
+
+    def init(seed: int) -> Tree:
+        rng = np.random.Generator(np.random.Philox(seed))
+
+        def layer(fan_in: int, fan_out: int, *stack: int) -> Tree:
+            kernel = glorot(rng, *stack, fan_in, fan_out, fan_in=fan_in, fan_out=fan_out)
+            return {"kernel": kernel, "bias": np.zeros((*stack, fan_out), np.float32)}
+
+        return {
+            "trunk": layer(pixels, features),
+            "gate": layer(features, experts),
+            "inner": layer(features, hidden, experts),
+            "outer": layer(hidden, classes, experts),
+        }
+
+    expert = KeySpace("expert", experts)
+    layers = {f"{name}/{leaf}": 0 for name in ("inner", "outer") for leaf in ("kernel", "bias")}
+    cut = Cut(expert, {**layers, "gate/kernel": 1, "gate/bias": 0})
+    return Model(init, _loss, _predict, (cut,), hide_padding=_hide_padding)
+
+
+def _predict(params: Tree, batch: Batch) -> jax.Array:
+    """The logarithms of the probabilities of all classes, (n, classes)."""
+    # Ink is 1: an image of nearly all ones would hold the trunk back at any rate that is stable.
+    x = 1.0 - batch["pixels"].reshape(len(batch["pixels"]), -1)
+    h = jax.nn.relu(x @ params["trunk"]["kernel"] + params["trunk"]["bias"][None, :])
+    gate = jax.nn.log_softmax(h @ params["gate"]["kernel"] + params["gate"]["bias"][None, :])
+    says = jax.nn.log_softmax(_experts(params, h), axis=-1)
+    return jax.nn.logsumexp(gate.T[:, :, None] + says, axis=0)
+
+
+def _experts(params: Tree, h: jax.Array) -> jax.Array:
+    """The scores that each expert gives, (experts, n, classes)."""
+    inner, outer = params["inner"], params["outer"]
+    neurons = jnp.einsum("nf,kfh->knh", h, inner["kernel"]) + inner["bias"][:, None, :]
+    scores = jnp.einsum("knh,khc->knc", jax.nn.relu(neurons), outer["kernel"])
+    return scores + outer["bias"][:, None, :]
+
+
+def _loss(params: Tree, batch: Batch, mask: jax.Array) -> jax.Array:
+    chosen = jnp.take_along_axis(_predict(params, batch), batch["label"][:, None], axis=1)
+    return masked_mean(-chosen[:, 0], mask)
+
+
+def _hide_padding(params: Tree, slots: Mapping[str, jax.Array]) -> Tree:
+    """Gives padded experts a weight of 0 in the gate."""
+    gate = params["gate"]
+    bias = jnp.where(slots["expert"], gate["bias"], HIDDEN_LOGIT)
+    return {**params, "gate": {**gate, "bias": bias}}

@@ -1,0 +1,123 @@
+"""Placing: labels beside points, where they hide neither a point nor a line nor another label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
+
+__all__ = ["Point", "place_labels"]
+
+Point: TypeAlias = tuple[float, float]
+"""x and y, in data units or in pixels."""
+
+# Offsets in points with the side of the text that touches the point, best first.
+_OFFSETS: tuple[tuple[int, int, str, str], ...] = (
+    (0, 8, "center", "bottom"),
+    (0, -8, "center", "top"),
+    (8, 0, "left", "center"),
+    (-8, 0, "right", "center"),
+    (6, 6, "left", "bottom"),
+    (-6, 6, "right", "bottom"),
+    (6, -6, "left", "top"),
+    (-6, -6, "right", "top"),
+    (0, 20, "center", "bottom"),
+    (0, -20, "center", "top"),
+    (12, 16, "left", "bottom"),
+    (-12, 16, "right", "bottom"),
+    (12, -16, "left", "top"),
+    (-12, -16, "right", "top"),
+)
+_POINT = 6.0  # half the side, in pixels, of the box that a marker and its error bar take
+_NEAR = 12.0  # pixels within which two points with one label need it once
+
+
+def place_labels(
+    axes: Axes, series: Sequence[Sequence[Point]], labels: Sequence[Sequence[str]], color: str
+) -> None:
+    """Writes a label beside each point of each series, greedily at the first free offset.
+
+    Args:
+        axes: with limits and scales set, in a figure that is otherwise complete.
+        series: the points of each line, in data units, in the order in which they are joined.
+        labels: one for each point; a point near another with the same label gets none.
+        color: of the text.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    # Settles the layout, so that pixels mean what they will mean in the file.
+    figure.draw_without_rendering()
+    lines = [[_pixels(axes, point) for point in points] for points in series]
+    marks = [_box(point) for points in lines for point in points]
+    taken: list[Bbox] = []
+    done: list[tuple[str, Point]] = []
+    for points, pixels, names in zip(series, lines, labels, strict=True):
+        for point, pixel, name in zip(points, pixels, names, strict=True):
+            if not any(name == other and _is_near(pixel, at) for other, at in done):
+                done.append((name, pixel))
+                taken.append(_place(axes, point, name, color, marks + taken, lines))
+
+
+def _place(
+    axes: Axes,
+    point: Point,
+    name: str,
+    color: str,
+    boxes: Sequence[Bbox],
+    lines: Sequence[Sequence[Point]],
+) -> Bbox:
+    """Writes one label where it hides least and returns the box it takes."""
+    text = axes.annotate(name, point, (0, 0), textcoords="offset points", fontsize=9, color=color)
+    text.set_in_layout(False)
+    costs = []
+    for offset in _OFFSETS:
+        box = _move(text, offset)
+        costs.append(_cost(box, axes.bbox, boxes, lines))
+        if costs[-1] == 0:
+            return box
+    return _move(text, _OFFSETS[costs.index(min(costs))])
+
+
+def _move(text: Annotation, offset: tuple[int, int, str, str]) -> Bbox:
+    """Puts a label at an offset and returns its box in pixels."""
+    text.set_position(offset[:2])
+    text.set(ha=offset[2], va=offset[3])
+    return text.get_window_extent()
+
+
+def _cost(box: Bbox, frame: Bbox, boxes: Sequence[Bbox], lines: Sequence[Sequence[Point]]) -> int:
+    """How much a label at this box would hide; text on text is worst."""
+    hidden = sum(box.overlaps(other) for other in boxes)
+    crossed = sum(_crosses(box, a, b) for points in lines for a, b in pairwise(points))
+    inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 <= box.y1 <= frame.y1
+    return 10 * hidden + 3 * crossed + 20 * (not inside)
+
+
+def _crosses(box: Bbox, start: Point, end: Point) -> bool:
+    """Whether a segment runs through a box, tried at steps shorter than a letter."""
+    length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
+    steps = max(1, int(length / 4))
+    return any(
+        box.contains(
+            start[0] + (end[0] - start[0]) * i / steps, start[1] + (end[1] - start[1]) * i / steps
+        )
+        for i in range(steps + 1)
+    )
+
+
+def _pixels(axes: Axes, point: Point) -> Point:
+    x, y = axes.transData.transform(point)
+    return float(x), float(y)
+
+
+def _box(point: Point) -> Bbox:
+    x, y = point
+    return Bbox.from_extents(x - _POINT, y - _POINT, x + _POINT, y + _POINT)
+
+
+def _is_near(one: Point, other: Point) -> bool:
+    return abs(one[0] - other[0]) < _NEAR and abs(one[1] - other[1]) < _NEAR

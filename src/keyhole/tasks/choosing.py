@@ -1,0 +1,74 @@
+"""How the clients of an arm choose keys, and what their examples say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import InputError
+from keyhole.keys.choice import Choice
+from keyhole.keys.combined import always, with_negatives
+from keyhole.keys.named import choice_named
+from keyhole.keys.softmax import sampled_correction
+from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.layout import ClientKeys
+from keyhole.tasks.arms import Arm
+from keyhole.tasks.task import Task
+
+__all__ = ["choices_of", "localize_of"]
+
+
+def choices_of(arm: Arm, task: Task) -> dict[str, Choice]:
+    """Returns the choice of each key space: what everybody has, what the arm names, what is drawn.
+
+    Raises:
+        InputError: there is no such choice, or the arm draws words where there is no softmax.
+    """
+    _check_negatives(arm, task)
+    return {space: _choice(arm, task, space) for space in arm.keys}
+
+
+def localize_of(arm: Arm, task: Task) -> Callable[[Any, ClientKeys], Any]:
+    """Returns the task's `localize`, with the correction of a sampled softmax where words are
+    drawn."""
+    if not arm.negatives:
+        return task.localize
+    assert task.outputs is not None
+    name = task.outputs
+
+    def localize(data: Any, keys: ClientKeys) -> Any:
+        examples = task.localize(data, keys)
+        (words,) = [z for z in ([keys] if isinstance(keys, Keys) else keys) if z.space.name == name]
+        first = task.always.get(name, np.empty(0, np.int64)).tolist()
+        own, correction = sampled_correction(
+            words, task.count_keys(data)[name], arm.negatives, first
+        )
+        count = len(next(iter(examples.values())))
+        return {
+            **examples,
+            "own": np.full(count, own, np.int32),
+            "correction": np.full(count, correction, np.float32),
+        }
+
+    return localize
+
+
+def _choice(arm: Arm, task: Task, space: str) -> Choice:
+    choice, is_all = choice_named(arm.keys[space]), arm.keys[space] == "all"
+    if space in task.always and not is_all:
+        choice = always(task.always[space].tolist(), choice)
+    if arm.negatives and space == task.outputs and not is_all:
+        choice = with_negatives(choice, arm.negatives)
+    return choice
+
+
+def _check_negatives(arm: Arm, task: Task) -> None:
+    if arm.negatives and task.outputs is None:
+        raise InputError(
+            f"task {arm.task} has no softmax that is cut",
+            got=f"negatives {arm.negatives}",
+            allowed="0",
+            fix="leave negatives out; so_word has them",
+        )

@@ -1,0 +1,297 @@
+"""Experiments: an arm on a dataset, trial by trial, each in a directory that explains itself.
+
+A trial's directory holds `run.json` (what was asked, with versions and seeds), what the training
+loop keeps (`plan.json`, `records.jsonl`, `state/`), and in the end `result.json`: metrics on the
+test split, what a client held, sent and received, and how long it took.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.data.federated import Dataset
+from keyhole.delivery.ways import broadcast, on_demand
+from keyhole.errors import InputError
+from keyhole.keys.choice import choose_with
+from keyhole.server.files import replacing, write_all
+from keyhole.server.state import ServerState
+from keyhole.tasks.arms import Arm
+from keyhole.tasks.choosing import choices_of, localize_of
+from keyhole.tasks.named import task_named
+from keyhole.tasks.task import Task
+from keyhole.training.clients import Clients
+from keyhole.training.cohort import Cohorts
+from keyhole.training.local_sgd import LocalSgd
+from keyhole.training.loop import Evaluation, Run, resume_run, start_run
+from keyhole.training.named import Algorithm, algorithm_named
+from keyhole.training.plan import Plan
+from keyhole.training.randomness import Place, generator
+from keyhole.training.record import RoundRecord
+from keyhole.training.visit import Executor, in_process
+
+__all__ = ["Experiment", "Result", "read_result"]
+
+_RUN, _RESULT, _CLOCK = "run.json", "result.json", "clock.json"
+LIBRARIES = ("keyhole", "numpy", "jax", "numba")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a trial reached and what it cost.
+
+    Args:
+        rounds: T.
+        seconds: wall time of training and evaluation, where no process was killed.
+        metrics: on the test split, in the end.
+        client_size: numbers in a client's sub-model, on average.
+        bytes_down: what a client received in a round, on average.
+        bytes_up: what it sent.
+    """
+
+    rounds: int
+    seconds: float
+    metrics: Mapping[str, float]
+    client_size: float
+    bytes_down: float
+    bytes_up: float
+
+
+def read_result(directory: Path) -> Result | None:
+    """Returns the result of a trial, None if it is not finished."""
+    path = directory / _RESULT
+    return Result(**json.loads(path.read_text())) if path.exists() else None
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """An arm on a dataset.
+
+    Args:
+        arm: how to train.
+        dataset: on what.
+
+    Raises:
+        InputError: the dataset does not fit the task, or a setting is out of range.
+    """
+
+    arm: Arm
+    dataset: Dataset
+
+    @cached_property
+    def task(self) -> Task:
+        """The task on this dataset."""
+        splits = self.dataset.splits
+        train = splits["train"].with_at_least(self.arm.settings.min_examples)
+        dataset = replace(self.dataset, splits={**splits, "train": train})
+        return task_named(self.arm.task).on(dataset, self.arm.sizes, self.arm.is_tuning)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """How clients train and how the server steps."""
+        s = self.arm.settings
+        adaptive = {} if s.algorithm.lower() in ("fedavg", "fedprox") else {"eps": s.eps}
+        return algorithm_named(
+            s.algorithm,
+            client_lr=s.client_lr,
+            server_lr=s.server_lr,
+            batch_size=s.batch_size,
+            max_examples=s.max_examples,
+            **adaptive,
+        )
+
+    @cached_property
+    def keys_per_client(self) -> dict[str, int]:
+        """m of each key space; every key where the arm says so, never more than there are."""
+        given = self.arm.keys_per_client
+        return {
+            space.name: space.num_keys if given[space.name] is None else _count(given, space.name)
+            for space in self.task.model.layout.spaces
+        }
+
+    @cached_property
+    def clients(self) -> Clients:
+        """The population; trials share what it has compiled."""
+        slots = {name: [m] for name, m in self.keys_per_client.items()}
+        return Clients(
+            count=self.task.clients,
+            data=self.task.data,
+            choose=choose_with(choices_of(self.arm, self.task), self.task.count_keys),
+            train=LocalSgd(self.task.model, self.algorithm.client, slots),
+            localize=localize_of(self.arm, self.task),
+        )
+
+    def plan(self, trial: int) -> Plan:
+        """The plan of one trial."""
+        is_select = any(choice != "all" for choice in self.arm.keys.values())
+        return Plan(
+            cohorts=Cohorts(self.task.clients, min(self.arm.settings.cohort, self.task.clients)),
+            keys_per_client=self.keys_per_client,
+            seed=self.arm.seed,
+            trial=trial,
+            over=self.arm.over,
+            deliver=on_demand if is_select else broadcast,
+            shared_keys=self.arm.shared_keys,
+        )
+
+    def start(self, trial: int, directory: Path | None) -> Run:
+        """Starts a trial, or goes on with it where it stopped.
+
+        Raises:
+            InputError: the directory holds another run.
+        """
+        seed = int(generator(self.arm.seed, trial, Place.MODEL).integers(2**31))
+        model, layout = self.task.model.init(seed), self.task.model.layout
+        state = ServerState.dense(layout, model, self.algorithm.server)
+        clients, plan = self.clients, self.plan(trial)
+        plan.check(layout)  # before anything is written
+        if directory is None:
+            return start_run(state, clients, plan)
+        asked = self.describe(trial)
+        is_resumable = (directory / "state").exists()
+        if (directory / _RUN).exists():
+            _check_same(json.loads((directory / _RUN).read_text()), asked, directory)
+            (directory / _RESULT).unlink(missing_ok=True)
+            if not is_resumable:
+                shutil.rmtree(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(directory / _RUN, asked)
+        begin = resume_run if is_resumable else start_run
+        return begin(state, clients, plan, directory)
+
+    def run(
+        self,
+        trial: int,
+        directory: Path | None = None,
+        *,
+        execute: Executor = in_process,
+        stop: threading.Event | None = None,
+        on_round: Callable[[RoundRecord], None] = lambda _: None,
+        keep_state: bool = True,
+    ) -> Result | None:
+        """Runs a trial to its end.
+
+        Args:
+            trial: which.
+            directory: where to keep it; None keeps it in memory only.
+            execute: where clients train.
+            stop: once set, the round under way is the last for now.
+            on_round: called after each round that is made, and for those made before.
+            keep_state: whether the server's state stays on disk after the last round.
+
+        Returns:
+            The result, None if `stop` came first.
+        """
+        settings = self.arm.settings
+        done = None if directory is None else read_result(directory)
+        if done is not None and done.rounds == settings.rounds:
+            return done
+        started, run = time.perf_counter(), self.start(trial, directory)
+        for record in run.records:
+            on_round(record)
+        try:
+            metrics = self.task.metrics[self._curve_split]
+            evaluation = Evaluation(metrics, settings.evaluate_every)
+            for record in run.rounds(
+                settings.rounds, execute=execute, evaluation=evaluation, stop=stop
+            ):
+                on_round(record)
+        finally:
+            run.close()
+            seconds = _add_seconds(directory, time.perf_counter() - started)
+        if run.next_round < settings.rounds:
+            return None
+        result = self._result(run, seconds)
+        if directory is not None:
+            _write(directory / _RESULT, asdict(result))
+            if not keep_state:
+                shutil.rmtree(directory / "state")
+        return result
+
+    def describe(self, trial: int) -> dict[str, Any]:
+        """What is asked of a trial: `run.json`."""
+        layout, facts = self.task.model.layout, self.dataset.facts
+        kind = task_named(self.arm.task)
+        return {
+            **self.arm.describe(),
+            "trial": trial,
+            "metric": kind.metric,
+            "curve": self._curve_split,
+            "data": {
+                "name": self.dataset.name,
+                "kind": self.dataset.kind,
+                "sha256": facts.get("sha256", ""),
+                "clients": self.task.clients,
+            },
+            "size": {
+                "server": layout.server_size,
+                "client": layout.client_size(**self.keys_per_client),
+            },
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in LIBRARIES},
+        }
+
+    @property
+    def _curve_split(self) -> str:
+        """Validation where there is one, else test, as in the paper's EMNIST figures."""
+        return "validation" if "validation" in self.task.metrics else "test"
+
+    def _result(self, run: Run, seconds: float) -> Result:
+        down = [b for record in run.records for b in record.bytes_down]
+        up = [b for record in run.records for b in record.bytes_up]
+        metrics = Evaluation(self.task.metrics["test"]).of(run.state)
+        itemsize = np.dtype(np.float32).itemsize
+        size = float(np.mean(down)) / itemsize
+        return Result(
+            run.next_round, seconds, metrics, size, float(np.mean(down)), float(np.mean(up))
+        )
+
+
+def _count(given: Mapping[str, int | None], name: str) -> int:
+    m = given[name]
+    assert m is not None
+    return m
+
+
+def _check_same(known: Mapping[str, Any], asked: Mapping[str, Any], directory: Path) -> None:
+    """A directory goes on with the run it began with; more rounds and other versions are fine."""
+
+    def compared(run: Mapping[str, Any]) -> dict[str, Any]:
+        settings = {k: v for k, v in run["settings"].items() if k not in ("rounds",)}
+        return {k: v for k, v in run.items() if k not in ("versions",)} | {"settings": settings}
+
+    a, b = compared(known), compared(json.loads(json.dumps(asked)))
+    for name in sorted(a.keys() | b):
+        if a.get(name) != b.get(name):
+            raise InputError(
+                f"{directory} holds a run with another {name}",
+                got=b.get(name),
+                allowed=a.get(name),
+                fix="choose another --out, or ask for the same",
+            )
+
+
+def _add_seconds(directory: Path | None, seconds: float) -> float:
+    """Adds to the time that a trial has taken so far, over all its processes."""
+    if directory is None:
+        return seconds
+    path = directory / _CLOCK
+    before = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
+    _write(path, {"seconds": before + seconds})
+    return float(before + seconds)
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    with replacing(path) as descriptor:
+        write_all(descriptor, [(json.dumps(value, indent=1) + "\n").encode()])

@@ -1,0 +1,137 @@
+"""`keyhole data`: what it prints, and one line and exit code 2 for a bad file."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from keyhole.cli.data import data
+from keyhole.cli.main import main
+from tests.data import files
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    """A folder of data with one file, and an empty cache."""
+    (tmp_path / "data").mkdir()
+    files.write_femnist(tmp_path / "data" / "femnist_mini.npz")
+    monkeypatch.setenv("KEYHOLE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("KEYHOLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def run(*args):
+    done = CliRunner().invoke(data, args, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def fail(capsys, *args):
+    with pytest.raises(SystemExit) as ended:
+        main(["data", *args])
+    return ended.value.code, capsys.readouterr().err
+
+
+def test_list_shows_what_waits_and_what_is_imported():
+    assert "not imported" in run("list")
+    run("import", "femnist_mini")
+    shown = run("list")
+    assert "not imported" not in shown
+    assert "public domain (NIST)" in shown
+    found = json.loads(run("list", "--json"))
+    assert found["files"][0]["imported"] is True
+    assert found["imported"][0]["splits"]["train"] == {"clients": 2, "examples": 3}
+
+
+def test_list_of_nothing_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("KEYHOLE_DATA")
+    assert "keyhole data import PATH" in run("list")
+    assert json.loads(run("list", "--json"))["imported"] == []
+
+
+def test_import_says_what_came_in_and_the_second_time_that_it_was_there(folders):
+    path = str(folders / "data" / "femnist_mini.npz")
+    first = json.loads(run("import", path, "--json"))
+    assert first["was_there"] is False
+    assert first["kind"] == "writers"
+    assert json.loads(run("import", path, "--json")) == first | {"was_there": True}
+    assert "femnist_mini was imported" in run("import", path)
+
+
+def test_info_shows_counts_licence_and_checksum():
+    imported = json.loads(run("import", "femnist_mini", "--json"))
+    shown = run("info", "femnist_mini")
+    assert imported["sha256"] in shown
+    assert "public domain" in shown
+    assert "not computed again" in shown
+    assert "all match" in run("info", "femnist_mini", "--verify")
+    assert json.loads(run("info", "femnist_mini", "--json"))["files"].keys()
+
+
+def test_info_of_a_path_is_info_of_what_came_from_it(folders):
+    run("import", "femnist_mini")
+    shown = json.loads(run("info", str(folders / "data" / "femnist_mini.npz"), "--json"))
+    assert shown["name"] == "femnist_mini"
+
+
+def test_info_before_import_names_the_command(capsys):
+    code, error = fail(capsys, "info", "femnist_mini")
+    assert code == 2
+    assert "run: keyhole data import femnist_mini" in error
+
+
+def test_verify_names_the_damaged_file(capsys):
+    directory = json.loads(run("import", "femnist_mini", "--json"))["directory"]
+    array = Path(directory, "train.pixels.npy")
+    array.write_bytes(array.read_bytes()[:-1] + b"\x99")
+    code, error = fail(capsys, "info", "femnist_mini", "--verify")
+    assert code == 2
+    assert "train.pixels.npy" in error
+
+
+@pytest.mark.parametrize("command", ["info", "import"])
+def test_a_name_of_nothing_is_one_line_and_exit_code_2(command, capsys):
+    code, error = fail(capsys, command, "no_such_thing")
+    assert code == 2
+    assert error.startswith("keyhole: cannot find no_such_thing")
+    assert error.count("\n") == 1
+
+
+def test_a_bad_file_is_one_line_and_exit_code_2(folders, capsys):
+    path = folders / "half.npz"
+    path.write_bytes((folders / "data" / "femnist_mini.npz").read_bytes()[:300])
+    code, error = fail(capsys, "import", str(path))
+    assert code == 2
+    assert error.splitlines()[-1].startswith(f"keyhole: cannot use {path}: got ")
+    assert "Traceback" not in error
+
+
+INTERRUPTED = """
+import sys
+from keyhole.cli.main import main
+main(["data", "import", sys.argv[1]])
+"""
+
+
+def test_ctrl_c_leaves_nothing_half(folders):
+    posts = (files.stack_record(user, f"word{user} and more " * 20) for user in range(20_000))
+    path = files.write_stackexchange(folders / "many.jsonl.xz", posts)
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, path], stderr=subprocess.PIPE, text=True
+    )
+    work = folders / "cache" / ".work"
+    while not list(work.glob("*/train.words.values.npy")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.strip().splitlines()[-1] == "keyhole: interrupted"
+    assert [path for path in work.iterdir() if path.is_dir()] == []

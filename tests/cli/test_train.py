@@ -1,0 +1,125 @@
+"""`keyhole train` and `keyhole sweep`: results, directories, wrong values, Ctrl-C."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from keyhole.tasks.named import TASKS
+from keyhole.tasks.sweeps import SWEEPS
+from tests.cli.conftest import COMMAND
+from tests.helpers import ROOT
+
+TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2")
+
+
+@pytest.fixture(scope="module")
+def trained(keyhole, few_writers, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    options = ("--data", few_writers, "--m", 8, "--trials", 2, "--out", out, "--json")
+    return keyhole("train", "emnist_2nn", *TINY, *options), out
+
+
+def test_train_prints_what_each_trial_reached(trained):
+    done, out = trained
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["rounds"] for row in rows] == [2, 2]
+    assert rows[0]["client_size"] == 8 * 793 + 566
+    assert (out / "emnist_2nn-neurons16-hidden8-independent8-neurons" / "trial-1").is_dir()
+
+
+def test_the_same_command_does_not_train_again(trained, keyhole, few_writers):
+    first, out = trained
+    options = ("--data", few_writers, "--m", 8, "--trials", 2, "--out", out, "--json")
+    again = keyhole("train", "emnist_2nn", *TINY, *options)
+    assert again.stdout == first.stdout
+
+
+def test_train_shows_a_table(keyhole, few_writers, tmp_path):
+    done = keyhole(
+        "train", "emnist_2nn", *TINY, "--data", few_writers, "--keys", "fixed", "--out", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    assert "-fixed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["train", "no_such_task"], "no such task: got no_such_task"),
+        (["train", "emnist_2nn", "--m", "201"], "allowed is 0..200"),
+        (["train", "emnist_2nn", "--m", "many"], "not a whole number: got many"),
+        (["train", "emnist_2nn", "--keys", "best"], "no such way to choose keys: got best"),
+        (["train", "emnist_2nn", "--keys", "word=top"], "no such key space: got word"),
+        (["train", "emnist_2nn", "--size", "words=5"], "no such size: got words"),
+        (["train", "emnist_2nn", "--size", "neurons"], "is not NAME=VALUE"),
+        (["train", "emnist_2nn", "--rounds", "0"], "0 is not in the range"),
+        (["train", "emnist_2nn", "--client-lr", "0"], "0.0 is not in the range"),
+        (["train", "emnist_2nn", "--algorithm", "FedMax"], "no such algorithm: got FedMax"),
+        (["train", "so_word", "--keys", "top"], "several key spaces: got top"),
+        (["train", "so_tag"], "a dataset of posts"),
+        (["train", "emnist_2nn", "--data", "no/such/file.npz"], "no/such/file.npz"),
+        (["sweep", "no-such-figure"], "no such sweep: got no-such-figure"),
+        (["sweep", "emnist-2nn", "--scale", "huge"], "'huge' is not one of"),
+        (["sweep", "emnist-2nn", "--trials", "0"], "0 is not in the range"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_exit_code_2(args, said, keyhole, few_writers, tmp_path):
+    data = [] if "--data" in args else ["--data", few_writers]
+    done = keyhole(*args, *data, "--out", tmp_path / "runs")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*/*/state")), "nothing was started"
+
+
+def test_a_sweep_shares_arms_and_leaves_no_models(keyhole, few_writers, tmp_path):
+    options = ("--data", few_writers, "--out", tmp_path, "--rounds", "1", "--trials", "1")
+    options += ("--cohort", "2", "--json")
+    first = keyhole("sweep", "emnist-2nn", *options)
+    assert first.returncode == 0, first.stderr
+    assert len(json.loads(first.stdout)) == 4
+    second = keyhole("sweep", "divisor", *options)
+    assert second.returncode == 0, second.stderr
+    assert len(list(tmp_path.glob("*/trial-0/result.json"))) == 4 + 3  # three arms are new
+    assert not list(tmp_path.glob("*/trial-0/state"))
+    described = json.loads((tmp_path / "divisor.json").read_text())
+    assert {line["arm"] for line in described["lines"]} <= {p.name for p in tmp_path.iterdir()}
+
+
+def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
+    args = ["train", "emnist_2nn", *TINY[:-1], "100000", "--m", "8"]
+    args += ["--data", few_writers, "--out", tmp_path]
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, args)], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    deadline = time.monotonic() + 120
+    try:
+        while time.monotonic() < deadline and process.poll() is None:
+            found = list(tmp_path.glob("*/trial-0/records.jsonl"))
+            if found and len(found[0].read_bytes().splitlines()) >= 3:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "the same command goes on" in err
+    (found,) = tmp_path.glob("*/trial-0/records.jsonl")
+    assert len(found.read_bytes().splitlines()) >= 3
+
+
+def test_help_names_every_task_and_every_sweep(keyhole):
+    assert all(name in keyhole("train", "--help").stdout for name in TASKS)
+    assert all(name in keyhole("sweep", "--help").stdout for name in SWEEPS)
+
+
+def test_every_sweep_has_a_script():
+    scripts = "".join(path.read_text() for path in (ROOT / "runs").glob("*.sh"))
+    for name in SWEEPS:
+        assert name in scripts

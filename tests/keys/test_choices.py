@@ -1,0 +1,149 @@
+"""Every way to choose keys: distinct, in range, within its number, a function of its arguments."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keyhole import KeySpace
+from keyhole.errors import InputError
+from keyhole.keys import CHOICES, KeyCounts, always, choice_named, with_negatives
+from keyhole.keys.draws import draw_distinct
+from keyhole.keys.sampled import every, independent
+from keyhole.keys.structured import random_own, random_top, top
+from tests.helpers import SEEDS
+
+STRUCTURED = {"top": top, "random": random_own, "random-top": random_top}
+DRAWN = {
+    **STRUCTURED,
+    "independent": independent,
+    "special words first": always([0], top),
+    "special words before random ones": always([0], independent),
+    "with negatives": with_negatives(top, 0.4),
+    "all of it": with_negatives(always([0], random_top), 0.3),
+}
+
+
+@st.composite
+def key_counts(draw, most_keys=30):
+    """What a client may know: any space, any keys of it, none included."""
+    space = KeySpace("word", draw(st.integers(1, most_keys)))
+    occurrences = draw(st.lists(st.integers(0, space.num_keys - 1), max_size=60))
+    return KeyCounts.of(space, np.array(occurrences, np.int64))
+
+
+COUNTS, NUMBERS = key_counts(), st.integers(0, 40)
+
+
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("choice", DRAWN.values(), ids=DRAWN)
+@given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
+def test_a_choice_is_of_distinct_keys_within_its_number(choice, counts, m, seed):
+    keys = choice(counts, m, rng(seed))
+    assert keys.dtype == np.int64
+    assert len(counts.space.keys(keys)) <= m  # raises if out of range
+    assert len(np.unique(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("choice", DRAWN.values(), ids=DRAWN)
+@given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
+def test_a_choice_is_a_function_of_its_arguments(choice, counts, m, seed):
+    before = counts.keys.copy(), counts.counts.copy()
+    np.testing.assert_array_equal(choice(counts, m, rng(seed)), choice(counts, m, rng(seed)))
+    np.testing.assert_array_equal((counts.keys, counts.counts), before)
+
+
+@pytest.mark.parametrize("choice", STRUCTURED.values(), ids=STRUCTURED)
+@given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
+def test_structured_keys_are_the_clients_own_and_as_many_as_it_has(choice, counts, m, seed):
+    keys = choice(counts, m, rng(seed))
+    assert set(keys) <= set(counts.keys)
+    assert len(keys) == min(m, len(counts.keys))
+
+
+@pytest.mark.parametrize("choice", [top, random_own, independent])
+@given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
+def test_fewer_keys_are_the_first_of_more(choice, counts, m, seed):
+    fewer, more = (choice(counts, n, rng(seed)) for n in (m, m + 1))
+    np.testing.assert_array_equal(fewer, more[:m])
+
+
+@given(counts=COUNTS, m=NUMBERS)
+def test_top_keys_occur_at_least_as_often_as_those_left_out(counts, m):
+    occurs = dict(zip(counts.keys.tolist(), counts.counts.tolist(), strict=True))
+    chosen = top(counts, m).tolist()
+    by_hand = sorted(occurs, key=lambda key: (-occurs[key], key))
+    assert chosen == by_hand[:m]
+
+
+@given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
+def test_random_top_keys_are_among_the_top_twice_as_many(counts, m, seed):
+    assert set(random_top(counts, m, rng(seed))) <= set(top(counts, 2 * m))
+
+
+@given(counts=COUNTS)
+def test_all_keys_are_all_keys(counts):
+    everything = counts.space.all_keys().array
+    np.testing.assert_array_equal(every(counts, counts.space.num_keys), everything)
+    assert set(independent(counts, counts.space.num_keys, rng(0))) == set(everything)
+
+
+def test_all_keys_do_not_fit_a_client_that_may_hold_fewer():
+    with pytest.raises(InputError, match="got 2 keys per client, allowed is 3"):
+        every(KeyCounts.none(KeySpace("filter", 3)), 2)
+
+
+def test_independent_keys_are_uniform_as_sets_and_in_order():
+    """Chi-square over the 6 * 5 = 30 ordered pairs: 29 degrees of freedom, mean 29 and standard
+    deviation sqrt(58) = 7.6, so below 29 + 4 * 7.6 unless a pair is favoured."""
+    counts, draws, generator = KeyCounts.none(KeySpace("filter", 6)), 6000, rng(1)
+    found = np.zeros((6, 6))
+    for _ in range(draws):
+        first, second = independent(counts, 2, generator)
+        found[first, second] += 1
+    assert np.all(np.diag(found) == 0)
+    expected = draws / 30
+    pairs = found[~np.eye(6, dtype=bool)]
+    assert np.sum((pairs - expected) ** 2 / expected) < 29 + 4 * 58**0.5
+
+
+def test_random_own_keys_are_uniform():
+    """Each of 5 keys is among 2 of 5 with probability 0.4; five standard deviations of a count."""
+    counts = KeyCounts.of(KeySpace("word", 100), np.array([3, 3, 3, 9, 27, 81, 82]))
+    draws, generator = 3000, rng(2)
+    found = np.concatenate([random_own(counts, 2, generator) for _ in range(draws)])
+    occurs = np.unique(found, return_counts=True)[1]
+    assert np.all(np.abs(occurs - 0.4 * draws) < 5 * (draws * 0.4 * 0.6) ** 0.5)
+
+
+@pytest.mark.parametrize("num_keys", [10**9, 10**12, 2**63])
+def test_the_cost_of_independent_keys_does_not_grow_with_their_space(num_keys):
+    """CPU time: a list of 10^9 keys alone takes seconds, of more it does not fit in memory."""
+    start = time.process_time()
+    keys = independent(KeyCounts.none(KeySpace("row", num_keys)), 1000, rng(0))
+    assert time.process_time() - start < 0.5
+    assert len(np.unique(keys)) == 1000
+    assert keys.max() > num_keys // 2
+
+
+@given(below=st.integers(0, 40), count=NUMBERS, seed=SEEDS)
+def test_a_draw_is_the_beginning_of_a_shuffle(below, count, seed):
+    everything = draw_distinct(below, below, rng(seed))
+    assert sorted(everything.tolist()) == list(range(below))
+    np.testing.assert_array_equal(draw_distinct(below, count, rng(seed)), everything[:count])
+
+
+def test_choices_have_the_names_of_the_paper():
+    assert list(CHOICES) == ["top", "random", "random-top", "independent", "all"]
+    assert choice_named("Top") is top
+
+
+def test_a_name_that_is_no_choice_is_refused_with_those_that_are():
+    message = "got best, allowed is top, random, random-top, independent, all"
+    with pytest.raises(InputError, match=message):
+        choice_named("best")

@@ -1,0 +1,32 @@
+"""docs/own-keys.md: its code runs, prints what it says, and the choice takes ten lines."""
+
+import re
+
+from tests.helpers import ROOT
+
+PAGE = (ROOT / "docs" / "own-keys.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+def test_the_page_runs_and_prints_what_it_says(capsys):
+    scope = {}
+    for code in BLOCKS:
+        exec(compile(code, "own-keys.md", "exec"), scope)
+    expected = re.findall(r"# prints (.*)", PAGE)
+    assert capsys.readouterr().out.splitlines() == expected
+    assert len(expected) == 4
+
+
+def test_the_choice_takes_ten_lines_at_most():
+    strategy = BLOCKS[0]
+    assert "def distinctive" in strategy
+    assert len([line for line in strategy.splitlines() if line.strip()]) <= 10
+
+
+def test_every_choice_of_the_library_is_on_the_page():
+    from keyhole import keys
+
+    for name in re.findall(r"^\| `(\w+)", PAGE, re.M):
+        assert hasattr(keys, name), name
+    for choice in keys.CHOICES.values():
+        assert f"| `{choice.__name__}`" in PAGE
