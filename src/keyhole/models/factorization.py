@@ -101,7 +101,7 @@ def _fit_user(vectors: jax.Array, residuals: jax.Array, counts: jax.Array) -> ja
     """Level and taste, (1 + factors,), that explain the residuals (n,) that count."""
     known = jnp.where(counts[:, None], _with_level(vectors), 0.0)
     normal = known.T @ known + jnp.diag(_ridge(vectors.shape[1]))
-    return jnp.linalg.solve(normal, known.T @ jnp.where(counts, residuals, 0.0))
+    return jnp.asarray(jnp.linalg.solve(normal, known.T @ jnp.where(counts, residuals, 0.0)))
 
 
 def _with_level(vectors: jax.Array) -> jax.Array:

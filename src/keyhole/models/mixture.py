@@ -87,7 +87,7 @@ def _experts(params: Tree, h: jax.Array) -> jax.Array:
     inner, outer = params["inner"], params["outer"]
     neurons = jnp.einsum("nf,kfh->knh", h, inner["kernel"]) + inner["bias"][:, None, :]
     scores = jnp.einsum("knh,khc->knc", jax.nn.relu(neurons), outer["kernel"])
-    return scores + outer["bias"][:, None, :]
+    return jnp.asarray(scores + outer["bias"][:, None, :])
 
 
 def _loss(params: Tree, batch: Batch, mask: jax.Array) -> jax.Array:

@@ -79,12 +79,19 @@ SMALL: dict[str, dict[str, Any]] = {
     "so_tag": {"rounds": 200, "evaluate_every": 10, "min_examples": 5},
     "emnist_cnn": {"rounds": 120, "cohort": 20, "evaluate_every": 10},
     "emnist_2nn": {"rounds": 400, "evaluate_every": 20},
-    "so_word": {"rounds": 150, "cohort": 20, "evaluate_every": 15, "min_examples": 5},
+    "so_word": {
+        "rounds": 200,
+        "cohort": 10,
+        "evaluate_every": 20,
+        "min_examples": 5,
+        "server_lr": 0.003,
+        "eps": 1e-6,
+    },
 }
 """Fields of the settings that differ at small scale."""
 
 SMALL_SIZES: dict[str, dict[str, int]] = {
-    "so_word": {"words": 4000, "embedding": 32, "width": 128, "heads": 4, "neurons": 1024},
+    "so_word": {"words": 2000, "embedding": 48, "width": 96, "heads": 4, "neurons": 1024},
 }
 
 VOCABULARIES: dict[Scale, tuple[int, ...]] = {
