@@ -14,14 +14,14 @@ __all__ = ["EMNIST_CNN"]
 
 def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
     model = cnn(filters=(32, sizes["filters"]), hidden=sizes["hidden"], classes=CLASSES)
-    return writers_task(dataset, model, is_tuning)
+    return writers_task(dataset, model, is_tuning, sizes["ink"])
 
 
 EMNIST_CNN = TaskKind(
     name="emnist_cnn",
     about="Recognise handwritten characters with a CNN; a key is a filter of its second layer.",
     kind="writers",
-    sizes={"filters": 64, "hidden": 512},
+    sizes={"filters": 64, "hidden": 512, "ink": 0},
     settings=Settings("FedAvg", client_lr=0.1, server_lr=1.0, batch_size=20),
     keys={"filter": "independent"},
     keys_per_client={"filter": 16},

@@ -36,8 +36,7 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
     train, test = dataset.splits["train"], dataset.splits["test"]
     model = factorization(len(dataset.names["items"]), sizes["factors"])
     (space,) = model.layout.spaces
-    tests = [(_ratings(train.client(i)), _ratings(test.client(i))) for i in range(len(test))]
-    metrics = {"test": _rmse_on(tests, model, train)}
+    metrics = {"test": _rmse_on(_same_users(train, test), model, train)}
     if is_tuning:
         train, held = hold_out(train, HELD_OUT, np.random.default_rng(1))
         users = [_divide(_ratings(held.client(i))) for i in range(len(held))]
@@ -50,6 +49,16 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
         localize=_localize,
         metrics=metrics,
     )
+
+
+def _same_users(train: FederatedData, test: FederatedData) -> list[tuple[Ratings, Ratings]]:
+    """The known and the asked ratings of everybody who has both."""
+    place = {name: i for i, name in enumerate(train.client_ids)}
+    return [
+        (_ratings(train.client(place[name])), _ratings(test.client(i)))
+        for i, name in enumerate(test.client_ids)
+        if name in place
+    ]
 
 
 def rmse_of_means(train: FederatedData, asked: Ratings) -> float:

@@ -91,6 +91,8 @@ SMALL: dict[str, dict[str, Any]] = {
 """Fields of the settings that differ at small scale."""
 
 SMALL_SIZES: dict[str, dict[str, int]] = {
+    "emnist_cnn": {"ink": 1},  # see `writers_task`: there are a tenth of the paper's rounds
+    "emnist_2nn": {"ink": 1},
     "so_word": {"words": 2000, "embedding": 48, "width": 96, "heads": 4, "neurons": 1024},
 }
 
