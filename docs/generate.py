@@ -22,7 +22,9 @@ PACKAGES = {
     "keyhole.models": "What is trained, in JAX.",
     "keyhole.delivery": "How slices travel, in process, and what each way costs.",
     "keyhole.keys": "How clients choose keys.",
+    "keyhole.data": "Client data: known files, imported once.",
     "keyhole.training": "Algorithms 1 and 2, and runs of them.",
+    "keyhole.tasks": "The experiments, and what runs them.",
     "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
 }
 
@@ -45,16 +47,22 @@ def api_page():
         lines += [f"## {package}", "", about, "", "| name | what it is |", "|---|---|"]
         for name in module.__all__:
             value = getattr(module, name)
-            lines.append(f"| {signature(name, value)} | {first_sentence(value)} |")
+            meaning = "A mapping by name." if isinstance(value, dict) else first_sentence(value)
+            lines.append(f"| {signature(name, value)} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
 
 
+def commands_of(name, command):
+    """A command and, if it is a group, those below it."""
+    yield name, command
+    for below, inner in getattr(command, "commands", {}).items():
+        yield from commands_of(f"{name} {below}", inner)
+
+
 def cli_page():
     lines = ["# Command line", "", NOTE]
-    commands = {"keyhole": keyhole}
-    commands.update({f"keyhole {name}": command for name, command in keyhole.commands.items()})
-    for name, command in commands.items():
+    for name, command in commands_of("keyhole", keyhole):
         context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
         lines += [f"## {name}", "", "```", command.get_help(context), "```", ""]
     lines += ["| exit code | when |", "|---|---|", "| 0 | done |"]

@@ -13,11 +13,13 @@ from tests.helpers import ROOT
 HEAVY = ("jax", "numba", "flwr", "ray", "torch", "click", "rich")
 PACKAGES = [
     "keyhole",
+    "keyhole.data",
     "keyhole.delivery",
     "keyhole.errors",
     "keyhole.keys",
     "keyhole.models",
     "keyhole.server",
+    "keyhole.tasks",
     "keyhole.training",
 ]
 

@@ -40,7 +40,17 @@ def test_the_same_command_does_not_train_again(trained, keyhole, few_writers):
 
 def test_train_shows_a_table(keyhole, few_writers, tmp_path):
     done = keyhole(
-        "train", "emnist_2nn", *TINY, "--data", few_writers, "--keys", "fixed", "--out", tmp_path
+        "train",
+        "emnist_2nn",
+        *TINY,
+        "--m",
+        8,
+        "--data",
+        few_writers,
+        "--keys",
+        "fixed",
+        "--out",
+        tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout

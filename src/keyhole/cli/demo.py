@@ -1,78 +1,118 @@
-"""`keyhole demo`: train a small model with and without select, and compare."""
+"""`keyhole demo`: train the tag task with and without select, and compare."""
 
 from __future__ import annotations
 
 import json
-from functools import partial
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 from rich.table import Table
 
-from keyhole.tasks.demo import ARMS, Arm, Outcome, make_users, run_arm
+from keyhole.cli.inputs import seed_option, use_all_cores
+from keyhole.cli.progress import progress_bars
+
+if TYPE_CHECKING:
+    from keyhole.tasks.experiment import Result
+    from keyhole.training.record import RoundRecord
 
 __all__ = ["demo"]
 
+METRIC = "recall_at_5"
+COLUMNS = ("client's keys", "recall@5", "numbers held", "share", "KB down", "KB up")
+
 
 @click.command()
-@click.option("--rounds", default=30, show_default=True, type=click.IntRange(1, 10_000))
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1))
+@click.option("--rounds", default=40, show_default=True, type=click.IntRange(1, 10_000))
+@seed_option
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("keyhole-demo"),
+    show_default=True,
+    help="Where the picture and the table are written.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def demo(rounds: int, seed: int, as_json: bool) -> None:
+def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
     """Train a small model with and without select, and compare.
 
-    Predicts the topic of a post from its words, on data made on the spot from the seed. Each line
-    of the table is one way to choose keys; all see the same clients in the same rounds.
+    Predicts the tags of a post from its words, on posts made on the spot from the seed. Each line
+    of the table is one way to choose keys; all see the same clients in the same rounds. A picture
+    of recall over rounds and the table are written to files.
     """
-    outcomes = _train(rounds, seed)
+    use_all_cores()
+    results, curves = _train(rounds, seed)
+    out.mkdir(parents=True, exist_ok=True)
+    rows = _rows(results)
+    written = [out / "demo.md", *_draw(curves, out / "demo")]
+    written[0].write_text(_markdown(rows))
     if as_json:
-        rows = [
-            {"keys": arm.name, **outcome.__dict__, "rounds": rounds, "seed": seed}
-            for arm, outcome in outcomes
+        described = [
+            {"keys": label, **asdict(result), "seed": seed} for label, result in results.items()
         ]
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(json.dumps(described, indent=2))
         return
-    Console().print(_table(outcomes))
+    table = Table(title="Tag prediction on synthetic posts, 30 clients a round")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == COLUMNS[0] else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    click.echo("written: " + ", ".join(map(str, written)))
 
 
-def _train(rounds: int, seed: int) -> list[tuple[Arm, Outcome]]:
-    progress = Progress(
-        TextColumn("{task.description:14}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    outcomes, users = [], make_users(seed)
-    with progress:
-        for arm in ARMS:
-            bar = progress.add_task(arm.name, total=rounds)
-            outcomes.append(
-                (arm, run_arm(arm, users, seed, rounds, partial(progress.advance, bar)))
-            )
-    return outcomes
+def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[RoundRecord]]]:
+    """Result and records of each arm, in memory."""
+    from keyhole.tasks.demo import demo_arms, demo_data  # these start JAX: not for --help
+    from keyhole.tasks.experiment import Experiment
+    from keyhole.training.devices import on_devices
+
+    results: dict[str, Result] = {}
+    records: dict[str, list[RoundRecord]] = {}
+    with progress_bars() as bars:
+        data = demo_data(seed)
+        for label, arm in demo_arms(rounds, seed).items():
+            bar, records[label] = bars.add_task(f"{label:14}", total=rounds, note=""), []
+
+            def show(record: RoundRecord, bar: TaskID = bar, label: str = label) -> None:
+                records[label].append(record)
+                bars.advance(bar)
+
+            result = Experiment(arm, data).run(0, execute=on_devices, on_round=show)
+            assert result is not None
+            bars.update(bar, note=f"recall@5 {result.metrics[METRIC]:.1%}")
+            results[label] = result
+    return results, records
 
 
-def _table(outcomes: list[tuple[Arm, Outcome]]) -> Table:
-    table = Table(title="Topic prediction on synthetic posts, 30 clients a round")
-    for name in (
-        "client's keys",
-        "accuracy",
-        "numbers held",
-        "share",
-        "KB down",
-        "KB up",
-    ):
-        table.add_column(name, justify="left" if name.startswith("client") else "right")
-    whole = outcomes[0][1].client_size
-    for arm, outcome in outcomes:
-        table.add_row(
-            arm.name,
-            f"{outcome.accuracy:.1%}",
-            f"{outcome.client_size:,.0f}",
-            f"{outcome.client_size / whole:.1%}",
-            f"{outcome.bytes_down / 1000:,.1f}",
-            f"{outcome.bytes_up / 1000:,.1f}",
-        )
-    return table
+def _draw(records: dict[str, list[RoundRecord]], stem: Path) -> list[Path]:
+    """The picture: recall over rounds, one line for each way to choose."""
+    from keyhole.report.figures import draw_curves, save_figure
+    from keyhole.report.results import curve_of
+    from keyhole.report.spread import mean_curve
+
+    lines = {label: mean_curve([curve_of(made, METRIC)]) for label, made in records.items()}
+    return save_figure(draw_curves({"": lines}, METRIC, split="validation"), stem)
+
+
+def _rows(results: dict[str, Result]) -> list[list[str]]:
+    whole = next(iter(results.values())).client_size
+    return [
+        [
+            label,
+            f"{result.metrics[METRIC]:.1%}",
+            f"{result.client_size:,.0f}",
+            f"{result.client_size / whole:.1%}",
+            f"{result.bytes_down / 1000:,.1f}",
+            f"{result.bytes_up / 1000:,.1f}",
+        ]
+        for label, result in results.items()
+    ]
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    lines = [COLUMNS, ["---", *["---:"] * (len(COLUMNS) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -45,9 +45,19 @@ __all__ = ["sweep"]
 def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> None:
     """Run everything behind FIGURE, trial by trial.
 
-    FIGURE is one of tag-recall, tag-keys, emnist-cnn, emnist-2nn, emnist-cnn-fixed,
-    emnist-2nn-fixed, word-alpha, divisor, so-tag-rates, emnist-cnn-rates, emnist-2nn-rates,
-    so-word-rates.
+    FIGURE is one of
+
+    \b
+    tag-recall        recall@5 by vocabulary and keys per client (so_tag)
+    tag-keys          recall@5 by choice of keys (so_tag)
+    emnist-cnn        accuracy by random keys per client
+    emnist-2nn        accuracy by random keys per client
+    emnist-cnn-fixed  keys drawn by each client, or once a round
+    emnist-2nn-fixed  keys drawn by each client, or once a round
+    word-alpha        accuracy against client size (so_word)
+    divisor           means over the cohort, or over those who chose a key
+    so-tag-rates emnist-cnn-rates emnist-2nn-rates so-word-rates
+                      client and server rates, without select
 
     What is finished is not run again, so a sweep that was stopped goes on where it was. Draw the
     figure with `keyhole report`.

@@ -9,6 +9,7 @@ from keyhole.data.federated import (
     hold_out,
 )
 from keyhole.data.open import list_datasets, open_dataset, verify
+from keyhole.data.synthetic import make_synthetic
 
 __all__ = [
     "Dataset",
@@ -19,6 +20,7 @@ __all__ = [
     "draw_pool",
     "hold_out",
     "list_datasets",
+    "make_synthetic",
     "open_dataset",
     "verify",
 ]

@@ -80,9 +80,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "emnist_cnn": {"rounds": 120, "cohort": 20, "evaluate_every": 10},
     "emnist_2nn": {"rounds": 400, "evaluate_every": 20},
     "so_word": {
-        "rounds": 200,
+        "rounds": 150,
         "cohort": 10,
-        "evaluate_every": 20,
+        "evaluate_every": 25,
         "min_examples": 5,
         "server_lr": 0.003,
         "eps": 1e-6,
@@ -101,7 +101,7 @@ VOCABULARIES: dict[Scale, tuple[int, ...]] = {
     "paper": (10_000, 100_000),
 }
 WORDS_PER_CLIENT: dict[Scale, tuple[int, ...]] = {
-    "small": (30, 100, 300, 1_000),
+    "small": (30, 100, 300, 1_000, 10_000),
     "paper": (100, 1_000, 10_000),
 }
 CHOSEN: dict[Scale, tuple[tuple[int, int], ...]] = {

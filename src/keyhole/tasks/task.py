@@ -121,7 +121,7 @@ class TaskKind:
 
 
 def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
-    """Raises InputError where a size has no such name or is below 1."""
+    """Raises InputError where a size has no such name or is below 1, or 0 where that is known."""
     for name, value in given.items():
         if name not in known:
             raise InputError(
@@ -130,8 +130,11 @@ def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
                 allowed=", ".join(sorted(known)) or "none",
                 fix="choose one of them",
             )
-        if value < 1:
-            raise InputError(f"{name} is out of range", got=value, allowed="1 or more", fix="raise")
+        least = min(known[name], 1)
+        if value < least:
+            raise InputError(
+                f"{name} is out of range", got=value, allowed=f"{least} or more", fix="raise it"
+            )
 
 
 def check_words(dataset: Dataset, words: int) -> None:
