@@ -87,6 +87,17 @@ def test_a_wrong_value_is_one_line_and_exit_code_2(args, said, keyhole, few_writ
     assert not list(tmp_path.glob("runs/*/*/state")), "nothing was started"
 
 
+@pytest.mark.parametrize("command", [["train", "emnist_2nn", "--m", "8", *TINY], ["demo"]])
+def test_a_place_that_cannot_be_written_is_one_line_and_exit_code_4(
+    command, keyhole, few_writers, tmp_path
+):
+    (tmp_path / "file").write_text("no directory")
+    data = ["--data", few_writers] if command[0] == "train" else []
+    done = keyhole(*command, *data, "--out", tmp_path / "file" / "runs")
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("keyhole: cannot make ")
+
+
 def test_a_sweep_shares_arms_and_leaves_no_models(keyhole, few_writers, tmp_path):
     options = ("--data", few_writers, "--out", tmp_path, "--rounds", "1", "--trials", "1")
     options += ("--cohort", "2", "--json")

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from keyhole.cli.inputs import seed_option, use_all_cores
 from keyhole.cli.progress import progress_bars
+from keyhole.server.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
     from keyhole.tasks.experiment import Result
@@ -44,11 +45,12 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
     of recall over rounds and the table are written to files.
     """
     use_all_cores()
+    make_directory(out)
     results, curves = _train(rounds, seed)
-    out.mkdir(parents=True, exist_ok=True)
     rows = _rows(results)
     written = [out / "demo.md", *_draw(curves, out / "demo")]
-    written[0].write_text(_markdown(rows))
+    with storage_errors(written[0], "write"):
+        written[0].write_text(_markdown(rows))
     if as_json:
         described = [
             {"keys": label, **asdict(result), "seed": seed} for label, result in results.items()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.inputs import SYNTHETIC, data_option, load_data, seed_option, use_all_cores
+from keyhole.server.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
     from keyhole.data.federated import Dataset
@@ -72,9 +73,11 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     sizes = {"words": most_words} if most_words and data == SYNTHETIC else {}
     dataset = load_data(data, task_named(asked.task).kind, options["seed"], **sizes)
     work = _work(asked, dataset, out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     described = asked.describe(options["scale"], dataset.name)
-    (out / f"{asked.name}.json").write_text(json.dumps(described, indent=1) + "\n")
+    path = out / f"{asked.name}.json"
+    with storage_errors(path, "write"):
+        path.write_text(json.dumps(described, indent=1) + "\n")
     rows = []
     for path, result in run_trials(work, len(work), options["keep_state"]):
         rows.append({"run": str(path), "seconds": result.seconds, **result.metrics})

@@ -9,7 +9,7 @@ from keyhole.report.page import Section, make_page
 from keyhole.report.paper import find_finding
 from keyhole.report.results import Sweep
 from keyhole.report.tables import Table, make_table, to_markdown
-from keyhole.server.files import storage_errors
+from keyhole.server.files import make_directory, storage_errors
 
 __all__ = ["write_page", "write_section"]
 
@@ -27,8 +27,7 @@ def write_section(sweep: Sweep, to: Path) -> tuple[Section, list[Path]]:
     Raises:
         StorageError: a file cannot be written.
     """
-    with storage_errors(to, "make"):
-        to.mkdir(parents=True, exist_ok=True)
+    make_directory(to)
     table = make_table(sweep)
     saved = {
         kind: save_figure(figure, to / f"{sweep.name}-{kind}")

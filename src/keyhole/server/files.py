@@ -20,6 +20,7 @@ __all__ = [
     "Buffer",
     "checksum",
     "layout_digest",
+    "make_directory",
     "replacing",
     "storage_errors",
     "sync_directory",
@@ -90,6 +91,16 @@ def replacing(path: Path) -> Iterator[int]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it, where they are missing.
+
+    Raises:
+        StorageError: the system refuses.
+    """
+    with storage_errors(path, "make"):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager

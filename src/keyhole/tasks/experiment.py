@@ -25,7 +25,7 @@ from keyhole.data.federated import Dataset
 from keyhole.delivery.ways import broadcast, on_demand
 from keyhole.errors import InputError
 from keyhole.keys.choice import choose_with
-from keyhole.server.files import replacing, write_all
+from keyhole.server.files import make_directory, replacing, write_all
 from keyhole.server.state import ServerState
 from keyhole.tasks.arms import Arm
 from keyhole.tasks.choosing import choices_of, localize_of
@@ -165,7 +165,7 @@ class Experiment:
             (directory / _RESULT).unlink(missing_ok=True)
             if not is_resumable:
                 shutil.rmtree(directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         _write(directory / _RUN, asked)
         begin = resume_run if is_resumable else start_run
         return begin(state, clients, plan, directory)
