@@ -9,7 +9,6 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 keyhole=$root/.venv/bin/keyhole
 [ -x "$keyhole" ] || keyhole=keyhole
-export KEYHOLE_DATA=${KEYHOLE_DATA:-$root/../shared/data}
 
 # run_sweeps SMALL_DATA "FIGURE..." [options]
 run_sweeps() {
@@ -27,6 +26,9 @@ run_sweeps() {
     done
     if [ "$scale" = small ]; then
         data=${data:-$small_data}
+    elif [ "$scale" != paper ]; then
+        echo "--scale is small or paper, not $scale" >&2
+        exit 2
     elif [ -z "$data" ]; then
         echo "--scale paper needs --data, the file or folder of the full data (docs/data.md)" >&2
         exit 2

@@ -1,7 +1,10 @@
 """`keyhole data`: what it prints, and one line and exit code 2 for a bad file."""
 
+import io
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,10 +13,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
+from rich.filesize import decimal
 
 from keyhole.cli.data import data
 from keyhole.cli.main import main
+from keyhole.cli.progress import progress_bars
+from keyhole.cli.report import report
 from tests.data import files
+from tests.report.runs import write_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +89,35 @@ def test_info_of_a_path_is_info_of_what_came_from_it(folders):
     assert shown["name"] == "femnist_mini"
 
 
+def test_import_after_a_touch_makes_info_of_the_path_work_again(folders, capsys):
+    path = folders / "data" / "femnist_mini.npz"
+    run("import", str(path))
+    os.utime(path, ns=(1, 1))
+    assert "is not imported" in fail(capsys, "info", str(path))[1]
+    run("import", str(path))
+    assert "public domain" in run("info", str(path))
+    assert json.loads(run("import", str(path), "--json"))["was_there"] is True
+
+
+def test_what_is_listed_can_be_imported_by_its_name(folders):
+    path = files.write_movielens(folders / "my_movies.npz")
+    run("import", str(path))
+    path.unlink()
+    assert "my_movies was imported" in run("import", "my_movies")
+
+
+def test_import_shows_hashing_and_reading_with_their_units(folders):
+    """The frames go to no terminal, so the last one is printed: both bars, each in its unit."""
+    path = folders / "data" / "femnist_mini.npz"
+    done = CliRunner().invoke(data, ["import", str(path)], catch_exceptions=False)
+    hashing, reading = (line for line in done.stderr.splitlines() if line.strip())
+    size = decimal(path.stat().st_size)
+    assert hashing.startswith("hash femnist_mini")
+    assert f"{size}/{size}" in hashing
+    assert reading.startswith("import femnist_mini")
+    assert "2/2 clients" in reading
+
+
 def test_info_before_import_names_the_command(capsys):
     code, error = fail(capsys, "info", "femnist_mini")
     assert code == 2
@@ -111,6 +148,32 @@ def test_a_bad_file_is_one_line_and_exit_code_2(folders, capsys):
     assert code == 2
     assert error.splitlines()[-1].startswith(f"keyhole: cannot use {path}: got ")
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("fields", "count", "rate"),
+    [
+        ({}, "4000000/9000000", "1,000,000.0/s"),
+        ({"unit": "clients"}, "4000000/9000000 clients", "1,000,000.0 clients/s"),
+        ({"unit": "bytes"}, "4.0 MB/9.0 MB", "1.0 MB/s"),
+    ],
+)
+def test_a_bar_shows_count_and_rate_in_its_unit(fields, count, rate):
+    bars, seconds = progress_bars(), itertools.count()
+    bars.get_time = lambda: float(next(seconds))
+    bar = bars.add_task("reading", total=9_000_000, note="a note", **fields)
+    for _ in range(4):
+        bars.advance(bar, 1_000_000)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(bars.get_renderable())
+    for expected in ("reading", count, rate, "a note"):
+        assert expected in console.file.getvalue()
+
+
+def test_the_bar_of_a_report_shows_a_rate(tmp_path):
+    write_sweep(tmp_path / "runs", "emnist-cnn", [("", "a", 1, "cnn")], figures=[])
+    done = CliRunner().invoke(report, [str(tmp_path / "runs")], catch_exceptions=False)
+    assert re.search(r"drawing .*1/1 sweeps +[\d,.]+ sweeps/s", done.stderr)
 
 
 INTERRUPTED = """

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import zipfile
 
 import h5py
 import numpy as np
@@ -75,6 +76,44 @@ def emnist_with(**columns):
     return write
 
 
+def stackoverflow_with(**columns):
+    """The first user's group with other columns; a function makes one in the group."""
+
+    def write(folder):
+        path = files.write_stackoverflow_hdf5(folder)
+        with h5py.File(path, "a") as file:
+            group = file["examples/0010"]
+            for name, values in columns.items():
+                del group[name]
+                if callable(values):
+                    values(group)
+                else:
+                    group[name] = values
+        return path
+
+    return write
+
+
+def hdf5_with(place, values):
+    """EMNIST with an array where a group should be."""
+
+    def write(folder):
+        path = files.write_emnist_hdf5(folder)
+        with h5py.File(path, "a") as file:
+            del file[place]
+            file[place] = values
+        return path
+
+    return write
+
+
+def npz_of_raw_bytes(folder):
+    path = files.write_movielens(folder / "movies.npz", user=None)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("user", "no array")
+    return path
+
+
 def stackoverflow_without_held_out(folder):
     path = files.write_stackoverflow_hdf5(folder)
     (folder / "stackoverflow_held_out.h5").unlink()
@@ -139,6 +178,23 @@ BAD = {
     "eleven half stars": (movielens(half_stars=np.full(22, 11)), "to 11"),
     "item of no title": (movielens(item=np.full(22, 21)), "items from 21"),
     "fewer ratings": (movielens(item=np.zeros(3, int)), "'item': 3"),
+    "femnist with a label of no rank": (femnist(labels=np.uint8(3)), r"labels of shape \(\)"),
+    "femnist with images of no rank": (femnist(images=np.uint8(3)), r"images of shape \(\)"),
+    "femnist with writers in a table": (
+        femnist(writer=np.array([["f1"], ["f2"]])),
+        r"writer of shape \(2, 1\)",
+    ),
+    "movielens with one number": (movielens(half_stars=np.uint8(3)), r"half_stars of shape \(\)"),
+    "movielens in a table": (
+        movielens(item=np.zeros((22, 2), np.uint16)),
+        r"item of shape \(22, 2\)",
+    ),
+    "movielens with one title": (movielens(item_title=np.array("one")), "item_title of shape"),
+    "npz of raw bytes": (npz_of_raw_bytes, "user of bytes"),
+    "half a character in a title": (
+        movielens(item_title=np.array(["\ud800", *"abcdefghijklmnopqrst"])),
+        r"'\\ud800'",
+    ),
     "xz of nothing": (plain("a.jsonl.xz"), "not supported"),
     "xz cut short": (
         lambda f: cut(posts(*[files.stack_record(i, "word " * i) for i in range(99)])(f)),
@@ -151,6 +207,11 @@ BAD = {
         posts(files.stack_record(5, "a"), files.stack_record(3, "b")),
         "user 3 after user 5",
     ),
+    "half a character in a tag": (
+        posts(files.stack_record(2, "a", tags=["\ud83d"])),
+        r"'\\ud83d'",
+    ),
+    "half a character in a name": (femnist(writer=np.array(["f1", "f\udc00"])), r"'f\\udc00'"),
     "no posts": (lines(b""), "clients for nothing"),
     "hdf5 of nothing": (plain("fed_emnist_train.h5"), "signature"),
     "hdf5 cut short": (lambda f: cut(files.write_emnist_hdf5(f)), "truncated"),
@@ -166,6 +227,28 @@ BAD = {
         "to 255.0",
     ),
     "pixels that are no number": (emnist_with(pixels=np.full((2, 28, 28), np.nan)), "nan"),
+    "hdf5 of an array": (hdf5_with("examples", np.zeros(3)), "'examples' that is no group"),
+    "hdf5 with an array for a client": (
+        hdf5_with("examples/f0001_10", np.zeros(3)),
+        "'f0001_10' that is no group",
+    ),
+    "hdf5 with an array for a later client": (
+        hdf5_with("examples/f0002_11", np.float32(0)),
+        "'f0002_11' that is no group",
+    ),
+    "hdf5 with a group for an array": (
+        stackoverflow_with(title=lambda group: group.create_group("title")),
+        "'title' that is no array",
+    ),
+    "hdf5 with one text": (stackoverflow_with(tokens="a b"), r"tokens of shape \(\)"),
+    "hdf5 with no text": (
+        stackoverflow_with(tokens=h5py.Empty(h5py.string_dtype())),
+        "tokens of shape None",
+    ),
+    "hdf5 with numbers for texts": (
+        stackoverflow_with(tokens=np.arange(2)),
+        "tokens of int64",
+    ),
     "sqlite of nothing": (plain("a.sqlite"), "not a database"),
     "sqlite without tables": (plain("a.sqlite", b""), "no such table"),
     "sqlite cut short": (
@@ -182,7 +265,18 @@ BAD = {
     ),
     "fewer examples than counted": (
         sqlite(GOOD_EMNIST, {("f0001_10", "all_train"): 7}),
-        "a client of 2 examples",
+        "a client of 2 examples in all_train",
+    ),
+    "a client without its test examples": (
+        sqlite(
+            [row for row in GOOD_EMNIST if row[:2] != ("all_test", "f0001_10")],
+            {("f0001_10", "all_test"): 1},
+        ),
+        "a client of 0 examples in all_test.*1, as in client_metadata",
+    ),
+    "sqlite with text for a message": (
+        sqlite([*GOOD_EMNIST, ("all_train", "f0001_10", "text")]),
+        "a message of str",
     ),
     "fewer clients than counted": (
         sqlite(GOOD_EMNIST, {("f0003_12", "all_train"): 7}),
@@ -213,6 +307,12 @@ BAD = {
     "json of numbers": (
         leaf(lambda c: c | {"user_data": {"f0001_10": {"x": 1, "y": 2}}}),
         "another number for f0001_10",
+    ),
+    "half a character in a user": (
+        leaf(
+            lambda c: c | {"users": ["\ud800"], "user_data": {"\ud800": c["user_data"]["f0001_10"]}}
+        ),
+        r"'\\ud800'",
     ),
     "json of nameless writers": (leaf(lambda c: c | {"users": [[]]}), "another shape"),
     "leaf train without test": (leaf_without_test, "no test file"),

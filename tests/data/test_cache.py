@@ -75,6 +75,80 @@ def test_the_same_bytes_elsewhere_are_not_imported_again(source, cache, tmp_path
     assert len(list_datasets(cache)) == 1
 
 
+def test_a_touched_file_is_imported_once_it_was_compared(source, cache, monkeypatch):
+    directory = import_dataset(source, cache=cache)
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(InputError, match="not imported"):
+        find_dataset(source, cache=cache)
+    assert import_dataset(source, cache=cache, progress=refuse) == directory
+    assert find_dataset(source, cache=cache) == directory
+    monkeypatch.setattr("keyhole.data.cache.hash_file", refuse)
+    assert labels(open_dataset(source, cache=cache)) == [3, 61, 10]
+
+
+def test_a_moved_file_is_imported_once_it_was_compared(source, cache, tmp_path, monkeypatch):
+    directory = import_dataset(source, cache=cache)
+    (tmp_path / "moved").mkdir()
+    moved = source.rename(tmp_path / "moved" / "femnist.npz")
+    import_dataset(moved, cache=cache)
+    assert find_dataset(moved, cache=cache) == directory
+    manifest = read_manifest(directory)
+    assert manifest.origin == manifest.sources[0]["path"] == str(moved.resolve())
+    monkeypatch.setattr("keyhole.data.cache.hash_file", refuse)
+    assert import_dataset(moved, cache=cache) == directory
+
+
+def test_hashing_says_how_far_it_is(tmp_path, cache):
+    folder = files.write_leaf(tmp_path / "femnist" / "data")
+    calls = []
+    import_dataset(folder, cache=cache, hashing=lambda *call: calls.append(call))
+    total = sum(path.stat().st_size for path in folder.rglob("*.json"))
+    assert len(calls) == 4  # small files are read in one piece
+    assert calls == sorted(calls)
+    assert calls[-1] == (total, total)
+
+
+def test_what_is_imported_goes_by_its_name(tmp_path, cache):
+    path = files.write_movielens(tmp_path / "my_movies.npz")
+    with pytest.raises(InputError, match="cannot find my_movies"):
+        open_dataset("my_movies", cache=cache)
+    directory = import_dataset(path, cache=cache)
+    path.unlink()
+    assert open_dataset("my_movies", cache=cache).name == "my_movies"
+    assert import_dataset("my_movies", cache=cache, progress=refuse) == directory
+    assert verify("my_movies", cache=cache).name == "my_movies"
+
+
+def test_an_imported_file_of_a_shared_name_needs_no_folder(source, cache, monkeypatch):
+    monkeypatch.delenv("KEYHOLE_DATA", raising=False)
+    open_dataset(source, cache=cache)
+    assert labels(open_dataset("femnist", cache=cache)) == [3, 61, 10]
+    files.write_femnist(source, labels=np.full(6, 5))
+    monkeypatch.setenv("KEYHOLE_DATA", str(source.parent))
+    assert labels(open_dataset("femnist", cache=cache)) == [5, 5, 5]  # a file comes first
+
+
+def test_of_two_imports_of_a_name_the_latest_is_opened(source, cache):
+    first, content = import_dataset(source, cache=cache), source.read_bytes()
+    files.write_femnist(source, labels=np.full(6, 5))
+    open_dataset(source, cache=cache)
+    source.write_bytes(content)
+    os.utime(source, ns=(1, 1))
+    assert import_dataset(source, cache=cache) == first
+    source.unlink()
+    assert import_dataset(source.stem, cache=cache) == first
+
+
+def test_what_a_killed_replacement_left_is_in_nobodys_way(source, cache):
+    directory = import_dataset(source, cache=cache)
+    old = cache / ".work" / f"{directory.name}.old"
+    old.mkdir()
+    (old / "train.label.npy").write_bytes(b"left")
+    (directory / "train.label.npy").write_bytes(b"damaged")
+    assert labels(open_dataset(source, cache=cache)) == [3, 61, 10]
+    assert not old.exists()
+
+
 def test_a_truncated_array_is_an_error_and_is_imported_anew(source, cache):
     directory = import_dataset(source, cache=cache)
     array = directory / "train.label.npy"
@@ -129,6 +203,33 @@ def test_a_directory_with_a_bad_manifest_is_no_dataset(source, cache, content):
     with pytest.raises(InputError, match="manifest"):
         read_manifest(path.parent)
     assert labels(open_dataset(source, cache=cache, progress=None)) == [3, 61, 10]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": {"train.label.npy": 131}},
+        {"files": {"train.label.npy": {"bytes": 131}}},
+        {"sources": {}},
+        {"sources": [{"path": "femnist.npz"}]},
+        {"splits": []},
+        {"splits": {"test": {"clients": 2, "examples": 3}}},
+        {"splits": {"train": {"clients": 2}}},
+        {"facts": {}},
+        {"names": 3},
+        {"kind": "letters"},
+        {"origin": None},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_a_wrong_field_is_no_manifest(source, cache, change):
+    path = import_dataset(source, cache=cache) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert list_datasets(cache) == []
+    with pytest.raises(InputError, match="manifest"):
+        read_manifest(path.parent)
+    assert labels(open_dataset(source, cache=cache)) == [3, 61, 10]
 
 
 SLOW_IMPORT = """
@@ -200,7 +301,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache_root() == tmp_path / "own"
 
 
-def test_a_bare_name_is_looked_up_in_the_data_folder_only(source, cache, monkeypatch):
+def test_a_bare_name_of_no_import_is_looked_up_in_the_data_folder_only(source, cache, monkeypatch):
     monkeypatch.chdir(source.parent)
     monkeypatch.delenv("KEYHOLE_DATA", raising=False)
     with pytest.raises(InputError, match="no environment variable KEYHOLE_DATA"):

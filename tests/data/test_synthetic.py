@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from keyhole.data.federated import Ragged
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.synthetic import GENERATOR, make_synthetic
 from keyhole.errors import InputError
 
 FEW = {
@@ -79,6 +79,28 @@ def test_it_is_named_synthetic_and_says_so(kind):
     assert (data.name, data.kind) == ("synthetic", kind)
     assert "synthetic" in data.facts["source"]
     assert data.facts["seed"] == "5"
+
+
+OTHER = {
+    "writers": {"seed": 6, "writers": 5, "fewest": 21, "most": 190},
+    "posts": {"seed": 6, "users": 21, "words": 2001, "tags": 61, "topics": 11},
+    "ratings": {"seed": 6, "users": 5, "items": 401, "fewest": 21, "most": 190},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_two_datasets_have_the_same_facts(kind):
+    given = {"seed": 5, **FEW[kind]}
+    made = [make_synthetic(kind, **{**given, name: value}) for name, value in OTHER[kind].items()]
+    facts = [tuple(sorted(data.facts.items())) for data in (few(kind), *made)]
+    assert len(set(facts)) == len(OTHER[kind]) + 1
+    assert few(kind).facts.keys() >= OTHER[kind].keys()
+    assert few(kind).facts["generator"] == GENERATOR
+    assert all(isinstance(value, str) for value in few(kind).facts.values())
+
+
+def test_a_size_that_is_a_default_is_told_like_any_other():
+    assert make_synthetic("ratings", 5).facts == make_synthetic("ratings", 5, most=200).facts
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def softmax(scores):
 def probabilities_by_hand(params, pixels):
     """One example, expert by expert, in float64."""
     p = tree.map_leaves(lambda leaf: leaf.astype(np.float64), params)
-    h = np.maximum((1 - pixels) @ p["trunk"]["kernel"] + p["trunk"]["bias"], 0)
+    h = np.maximum(pixels @ p["trunk"]["kernel"] + p["trunk"]["bias"], 0)
     gate = softmax(h @ p["gate"]["kernel"] + p["gate"]["bias"])
     total = np.zeros(4)
     for k, weight in enumerate(gate):

@@ -1,7 +1,5 @@
 """Movies: a user's taste stays at home, and ratings are predicted better than by means."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -20,9 +18,7 @@ from keyhole.training.cohort import Cohorts
 from keyhole.training.local_sgd import LocalSgd
 from keyhole.training.loop import start_run
 from keyhole.training.plan import Plan
-from tests.helpers import ROOT
-
-FILE = "movielens_small.npz"
+from tests.helpers import shared_file
 
 
 def dataset_of(ratings, items):
@@ -125,12 +121,8 @@ def test_two_rounds_on_synthetic_ratings():
     assert max(record.bytes_down[0] for record in run.records) <= 4 * 100 * 9
 
 
-def test_two_rounds_on_movielens():
-    folder = os.environ.get("KEYHOLE_DATA", ROOT.parent / "shared" / "data")
-    path = ROOT / folder / FILE
-    if not path.exists():
-        pytest.skip(f"{FILE} is not there: KEYHOLE_DATA names the folder")
-    task = MOVIES.on(open_dataset(str(path)))
+def test_two_rounds_on_movielens(tmp_path):
+    task = MOVIES.on(open_dataset(shared_file("movielens_small.npz"), cache=tmp_path))
     run = run_of(task, rounds=2, m=500)
     found = task.metrics["test"](run.state)
     assert found["rmse"] < 1.1

@@ -1,11 +1,14 @@
 """The text tasks: from posts to what a model takes, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from keyhole import KeySpace
-from keyhole.data.federated import Ragged
+from keyhole.data.federated import FederatedData, Ragged
 from keyhole.errors import InputError
+from keyhole.tasks import Experiment, arm_of
 from keyhole.tasks.named import TASKS
 from keyhole.tasks.so_tag import Bags
 from keyhole.tasks.so_word import LENGTH, Tokens, cut_sentences
@@ -78,3 +81,44 @@ def test_special_tokens_are_not_counted_as_words():
     counts = task.count_keys(task.data(0))
     assert counts["word"].keys.tolist() == [1, 2, 3]  # tokens of words 0, 1, 2; 9 is unknown
     assert len(counts["neuron"].keys) == 0
+
+
+def test_a_client_without_a_sentence_teaches_nothing():
+    data = posts()
+    empty = {name: Ragged.of([[]]) for name in ("words", "title", "tags", "sentences")}
+    lone = FederatedData.of(["cem"], [1], empty)
+    data = replace(data, splits={**data.splits, "train": lone})
+    sizes = {"words": 5, "neurons": 8, "width": 8, "heads": 2, "embedding": 4}
+    changes = {"rounds": 1, "cohort": 1}
+    arm = arm_of("so_word", sizes=sizes, keys_per_client={"word": 5, "neuron": 8}, changes=changes)
+    made = Experiment(arm, data)
+    before = made.start(0, None).state.model()
+    run = made.start(0, None)
+    (record,) = run.rounds(1)
+    assert record.refused == []
+    assert np.array_equal(before["embedding"], run.state.model()["embedding"])
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ({"keys_per_client": {"word": 3}}, "allowed is 4 or more"),
+        ({"sizes": {"width": 9, "heads": 2, "words": 5}}, "heads do not divide"),
+        ({"sizes": {"embedding": 7, "words": 5}}, "an even number"),
+        (
+            {"keys": {"word": "independent"}, "keys_per_client": {"word": 6}, "negatives": 0.5},
+            "negatives need own keys",
+        ),
+    ],
+)
+def test_what_the_transformer_cannot_be_is_refused_at_once(rest, said):
+    rest.setdefault("sizes", {"words": 5})
+    with pytest.raises(InputError, match=said):
+        Experiment(arm_of("so_word", **rest), posts()).check()
+
+
+def test_data_without_a_validation_split_is_refused():
+    data = posts()
+    data = replace(data, splits={"train": data.splits["train"], "test": data.splits["test"]})
+    with pytest.raises(InputError, match="no validation split"):
+        TASKS["so_tag"].on(data, {"words": 5})

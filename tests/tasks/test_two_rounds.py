@@ -79,7 +79,7 @@ def test_a_sampled_softmax_trains_too():
     check("so_word", *two_rounds("so_word", data, negatives=0.3))
 
 
-def test_the_accuracies_of_so_word_count_fewer_and_fewer_targets():
+def test_so_word_has_three_accuracies():
     data = make_synthetic("posts", 0, **SYNTHETIC["posts"])
     _, result, _ = two_rounds("so_word", data)
     assert list(result.metrics) == ["accuracy", "accuracy_no_oov", "accuracy_no_oov_no_eos"]

@@ -44,3 +44,7 @@ def test_three_maskings_by_hand():
 
 def test_accuracy_of_nothing_is_not_a_number():
     assert np.isnan(accuracy(np.empty(0), np.empty(0)))
+
+
+def test_a_model_that_diverged_has_no_recall():
+    assert np.isnan(recall_at(5, np.full((1, 9), np.nan), np.array([0]), np.array([7])))

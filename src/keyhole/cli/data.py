@@ -9,24 +9,13 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
-from rich.text import Text
 
+from keyhole.cli.progress import import_shown
 from keyhole.data.cache import Manifest, cache_root, read_manifest
 from keyhole.data.importing import find_imported
-from keyhole.data.locate import SHARED, data_folder, locate
-from keyhole.data.open import find_dataset, import_dataset, list_datasets, verify
-from keyhole.data.readers.find import find_source
+from keyhole.data.locate import SHARED, data_folder
+from keyhole.data.open import find_current, find_dataset, list_datasets, verify
 
 __all__ = ["data"]
 
@@ -85,9 +74,8 @@ def info(source: str, is_checked: bool, as_json: bool) -> None:
 @_JSON
 def import_(source: str, as_json: bool) -> None:
     """Import a file or directory of a known format, unless that was done before."""
-    path = locate(source)
-    was_there = find_imported(path, cache_root())
-    directory = was_there or _import(path)
+    was_there = find_current(source, cache_root())
+    directory = was_there or import_shown(source)
     manifest = read_manifest(directory)
     if as_json:
         content = {**_summary(manifest), "directory": str(directory), "was_there": bool(was_there)}
@@ -95,39 +83,6 @@ def import_(source: str, as_json: bool) -> None:
         return
     click.echo(f"{manifest.name} {'was' if was_there else 'is'} imported")
     _print_info(manifest, directory, is_checked=False)
-
-
-def _import(path: Path) -> Path:
-    source = find_source(path)
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        _RateColumn(source.unit),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    with progress:
-        bar = progress.add_task(f"import {source.name}", total=None)  # moves before it can measure
-        return import_dataset(
-            path, progress=lambda done, total: progress.update(bar, completed=done, total=total)
-        )
-
-
-class _RateColumn(ProgressColumn):
-    """Clients or bytes a second."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self._unit = unit
-
-    def render(self, task: Task) -> Text:
-        """Returns the rate, once there is one."""
-        if not task.speed:
-            return Text("")
-        said = decimal(int(task.speed)) if self._unit == "bytes" else f"{task.speed:,.0f} clients"
-        return Text(f"{said}/s")
 
 
 def _shared_files() -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from keyhole.cli.progress import progress_bars
 from keyhole.server.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
-    from keyhole.tasks.experiment import Result
+    from keyhole.tasks.trial_directory import Result
     from keyhole.training.record import RoundRecord
 
 __all__ = ["demo"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,9 +14,21 @@ from keyhole.data.federated import Dataset, Kind
 from keyhole.data.open import open_dataset
 from keyhole.data.synthetic import make_synthetic
 
-__all__ = ["SYNTHETIC", "data_option", "load_data", "parse_pairs", "seed_option", "use_all_cores"]
+if TYPE_CHECKING:
+    from keyhole.tasks.arms import Arm
+
+__all__ = [
+    "SYNTHETIC",
+    "data_option",
+    "load_data",
+    "parse_pairs",
+    "seed_option",
+    "synthetic_sizes",
+    "use_all_cores",
+]
 
 SYNTHETIC = "synthetic"
+USUAL_WORDS = 10_000
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -62,6 +74,12 @@ def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
                 bar, completed=done, total=total, visible=True
             ),
         )
+
+
+def synthetic_sizes(source: str, arms: Iterable[Arm]) -> dict[str, int]:
+    """Sizes of synthetic data that has as many words as arms ask for, or the usual number."""
+    words = max((arm.sizes.get("words", 0) for arm in arms), default=0)
+    return {"words": max(words, USUAL_WORDS)} if source == SYNTHETIC and words else {}
 
 
 def parse_pairs(

@@ -40,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         code = keyhole.main(args, prog_name="keyhole", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"keyhole: {_in_one_line(error)}", err=True)
         code = error.exit_code
     except click.Abort:
         click.echo("keyhole: interrupted", err=True)
@@ -49,3 +49,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         click.echo(f"keyhole: {error}", err=True)
         code = error.exit_code
     sys.exit(code)
+
+
+def _in_one_line(error: click.ClickException) -> str:
+    message = " ".join(error.format_message().split())
+    context = getattr(error, "ctx", None)
+    return (
+        message if context is None else f"{message.rstrip('.')}; see {context.command_path} --help"
+    )

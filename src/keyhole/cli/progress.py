@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
@@ -15,23 +17,25 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["progress_bars"]
+from keyhole.data.cache import cache_root
+from keyhole.data.locate import locate
+from keyhole.data.open import find_current, import_dataset
+from keyhole.data.readers.find import find_source
+from keyhole.data.source import Progress as OnProgress
 
-
-class _Rate(ProgressColumn):
-    """Rounds, or whatever is counted, per second."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.1f}/s", style="progress.data.speed")
+__all__ = ["import_shown", "progress_bars"]
 
 
 def progress_bars() -> Progress:
-    """Returns bars with a description, the count, the rate and the time that remains."""
+    """Returns bars with a description, the count, the rate and the time that remains.
+
+    A task is added with a `note`, which may be empty, and where it helps with a `unit`: what is
+    counted, such as "clients"; "bytes" are told as kB and MB.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
+        _Count(),
         _Rate(),
         TimeElapsedColumn(),
         TextColumn("left"),
@@ -39,3 +43,57 @@ def progress_bars() -> Progress:
         TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
     )
+
+
+def import_shown(source: str | Path) -> Path:
+    """Returns the directory of a dataset, imported where it is not, with a bar for each step."""
+    if (found := find_current(source, cache_root())) is not None:
+        return found
+    path = locate(source)
+    known = find_source(path)
+    with progress_bars() as bars:
+        hashing = _follow(bars, f"hash {known.name}", "bytes")
+        reading = _follow(bars, f"import {known.name}", known.unit)
+        return import_dataset(path, hashing=hashing, progress=reading)
+
+
+def _follow(bars: Progress, description: str, unit: str) -> OnProgress:
+    """Adds a bar that pulses until it is called with what is done and how much there is."""
+    bar = bars.add_task(description, total=None, start=False, note="", unit=unit)
+
+    def show(done: int, total: int) -> None:
+        bars.start_task(bar)
+        bars.update(bar, completed=done, total=total)
+
+    return show
+
+
+class _Count(ProgressColumn):
+    """How much is done, of how much."""
+
+    def render(self, task: Task) -> Text:
+        """Returns 3/7, 3/7 clients, or 3.0 MB/7.1 MB; ? stands for what is not known yet."""
+        unit = task.fields.get("unit", "")
+        done = _number(task.completed, unit)
+        total = "?" if task.total is None else _number(task.total, unit)
+        named = f" {unit}" if unit not in ("", "bytes") else ""
+        return Text(f"{done:>{len(total)}}/{total}{named}", style="progress.download")
+
+
+class _Rate(ProgressColumn):
+    """Rounds, bytes or whatever is counted, per second."""
+
+    def render(self, task: Task) -> Text:
+        """Returns the rate of late, or that since the start where there was one step alone."""
+        speed = task.finished_speed or task.speed
+        if speed is None and task.completed and task.elapsed:
+            speed = task.completed / task.elapsed
+        if speed is None:
+            return Text("")
+        unit = task.fields.get("unit", "")
+        said = decimal(int(speed)) if unit == "bytes" else f"{speed:,.1f} {unit}".strip()
+        return Text(f"{said}/s", style="progress.data.speed")
+
+
+def _number(value: float, unit: str) -> str:
+    return decimal(int(value)) if unit == "bytes" else str(int(value))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from keyhole.cli.progress import progress_bars
 
 if TYPE_CHECKING:
     from keyhole.report.page import Section
@@ -51,21 +51,13 @@ def _write_sections(sweeps: list[Sweep], to: Path) -> tuple[list[Section], list[
     """Writes one sweep after the other, with a bar on standard error."""
     from keyhole.report.files import write_section
 
-    progress = Progress(
-        TextColumn("{task.description:18}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
     sections, files = [], []
-    with progress:
-        bar = progress.add_task("drawing", total=len(sweeps))
+    with progress_bars() as bars:
+        bar = bars.add_task("drawing", total=len(sweeps), note="", unit="sweeps")
         for sweep in sweeps:
-            progress.update(bar, description=sweep.name)
+            bars.update(bar, note=sweep.name)
             section, paths = write_section(sweep, to)
             sections.append(section)
             files += paths
-            progress.advance(bar)
+            bars.advance(bar)
     return sections, files

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.inputs import SYNTHETIC, data_option, load_data, seed_option, use_all_cores
+from keyhole.cli.inputs import (
+    data_option,
+    load_data,
+    seed_option,
+    synthetic_sizes,
+    use_all_cores,
+)
 from keyhole.server.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
@@ -66,13 +72,16 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     from keyhole.cli.trials import run_trials  # these start JAX, which --help need not wait for
     from keyhole.tasks.named import task_named
     from keyhole.tasks.sweeps import sweep_named
+    from keyhole.tasks.trial_directory import read_result
 
     asked = _changed(sweep_named(figure, options["scale"]), options)
     use_all_cores()
-    most_words = max(line.arm.sizes.get("words", 0) for line in asked.lines)
-    sizes = {"words": most_words} if most_words and data == SYNTHETIC else {}
+    sizes = synthetic_sizes(data, [line.arm for line in asked.lines])
     dataset = load_data(data, task_named(asked.task).kind, options["seed"], **sizes)
     work = _work(asked, dataset, out)
+    for _, experiment, trial, directory in work:
+        experiment.check()
+        read_result(directory, experiment.describe(trial))
     make_directory(out)
     described = asked.describe(options["scale"], dataset.name)
     path = out / f"{asked.name}.json"

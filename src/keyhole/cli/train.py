@@ -13,13 +13,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli.inputs import data_option, load_data, parse_pairs, seed_option, use_all_cores
+from keyhole.cli.inputs import (
+    data_option,
+    load_data,
+    parse_pairs,
+    seed_option,
+    synthetic_sizes,
+    use_all_cores,
+)
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
     from keyhole.tasks.arms import Arm
-    from keyhole.tasks.experiment import Result
     from keyhole.tasks.task import TaskKind
+    from keyhole.tasks.trial_directory import Result
 
 __all__ = ["train"]
 
@@ -110,7 +117,9 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     kind = task_named(task)
     arm = _arm(kind, options)
     use_all_cores()
-    experiment = Experiment(arm, load_data(data, kind.kind, options["seed"]))
+    sizes = synthetic_sizes(data, [arm])
+    experiment = Experiment(arm, load_data(data, kind.kind, options["seed"], **sizes))
+    experiment.check()
     work = [
         (f"{arm.name}, trial {trial}", experiment, trial, out / arm.name / f"trial-{trial}")
         for trial in range(trials)
@@ -131,6 +140,7 @@ def _arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
     counts = {space: _count(text) for space, text in _by_space(kind, options["counts"]).items()}
     counts |= {space: None for space, choice in choices.items() if choice == "all"}
     shared = FIXED in choices.values()
+    _check_fixed(choices)
     return arm_of(
         kind.name,
         sizes={name: _whole(value) for name, value in options["sizes"].items()},
@@ -142,6 +152,18 @@ def _arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
         negatives=options["negatives"],
         seed=options["seed"],
     )
+
+
+def _check_fixed(choices: Mapping[str, str]) -> None:
+    """Random numbers are shared by all key spaces of a plan or by none."""
+    others = set(choices.values()) & {"random", "random-top", "independent"}
+    if FIXED in choices.values() and others:
+        raise InputError(
+            "fixed keys cannot be mixed with keys that each client draws",
+            got=", ".join(f"{space}={choice}" for space, choice in choices.items()),
+            allowed="fixed with top or all",
+            fix="choose one of the two",
+        )
 
 
 def _by_space(kind: TaskKind, texts: tuple[str, ...]) -> dict[str, str]:
@@ -156,7 +178,7 @@ def _by_space(kind: TaskKind, texts: tuple[str, ...]) -> dict[str, str]:
                 allowed=", ".join(f"{name}={text}" for name in kind.keys),
                 fix="say which one is meant",
             )
-        found[space if sign else next(iter(kind.keys))] = value
+        found[space if sign else next(iter(kind.keys))] = value.lower()
     return found
 
 

@@ -9,8 +9,9 @@ import click
 from rich.progress import TaskID
 
 from keyhole.cli.progress import progress_bars
-from keyhole.tasks.experiment import Experiment, Result
+from keyhole.tasks.experiment import Experiment
 from keyhole.tasks.named import task_named
+from keyhole.tasks.trial_directory import Result
 from keyhole.training.devices import on_devices
 from keyhole.training.loop import stop_on_signals
 from keyhole.training.record import RoundRecord

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -36,6 +36,7 @@ __all__ = [
     "read_manifest",
     "verify",
     "workplace",
+    "write_manifest",
 ]
 
 VERSION = 1
@@ -84,12 +85,15 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keyhole"
 
 
-def hash_file(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
-    digest = sha256()
+def hash_file(path: Path, on_piece: Callable[[int], None] | None = None) -> str:
+    """Returns the SHA-256 of a file; `on_piece` is told how many bytes are done."""
+    digest, done = sha256(), 0
     with reading(path, "a file that can be read"), path.open("rb") as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
+            done += len(piece)
+            if on_piece is not None:
+                on_piece(done)
     return digest.hexdigest()
 
 
@@ -101,22 +105,38 @@ def workplace(root: Path, key: str) -> Iterator[Path]:
     with _locked(work / f"{key}.lock", wait=True):
         _sweep(work)
         directory = work / key
-        shutil.rmtree(directory, ignore_errors=True)
+        _clear(directory)
         directory.mkdir()
         try:
             yield directory
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            _clear(directory)
 
 
 def publish(directory: Path, target: Path, manifest: Manifest) -> None:
     """Writes the manifest and gives a finished directory its name, in place of a damaged one."""
-    (directory / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
+    write_manifest(directory, directory, manifest)
     if target.exists():
-        old = directory.with_name(f"{directory.name}.old")
-        target.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+        target.rename(_old(directory))
     directory.rename(target)
+
+
+def write_manifest(directory: Path, target: Path, manifest: Manifest) -> None:
+    """Puts a manifest in the place of a dataset's own at once; it is written in `directory`."""
+    written = directory / "manifest.json.new"
+    written.write_text(json.dumps(asdict(manifest), indent=1))
+    written.replace(target / "manifest.json")
+
+
+def _old(directory: Path) -> Path:
+    """Where a damaged dataset goes when another takes its place."""
+    return directory.with_name(f"{directory.name}.old")
+
+
+def _clear(directory: Path) -> None:
+    """Removes a workplace, and what it has replaced."""
+    for path in (directory, _old(directory)):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def manifests(root: Path) -> dict[Path, Manifest]:
@@ -152,7 +172,36 @@ def _parse(text: str) -> Manifest:
         raise ValueError("fields of something else") from error
     if manifest.version != VERSION:
         raise ValueError(f"version {manifest.version}")
+    if wrong := [name for name, is_right in _fields(manifest).items() if not is_right]:
+        raise ValueError(f"another content of {', '.join(wrong)}")
     return manifest
+
+
+def _fields(manifest: Manifest) -> dict[str, bool]:
+    """Whether each field holds what is read from it."""
+    sources, splits, files = manifest.sources, manifest.splits, manifest.files
+    return {
+        "name": isinstance(manifest.name, str),
+        "kind": manifest.kind in list(COLUMNS),  # a list can be asked for what has no hash
+        "origin": isinstance(manifest.origin, str),
+        "sources": isinstance(sources, list)
+        and all(_holds(file, path=str, bytes=int, mtime_ns=int, sha256=str) for file in sources),
+        "facts": _holds(manifest.facts, licence=str, sha256=str)
+        and all(isinstance(fact, str) for fact in manifest.facts.values()),
+        "splits": _holds(splits, train=dict)
+        and all(_holds(sizes, clients=int, examples=int) for sizes in splits.values()),
+        "names": isinstance(manifest.names, list)
+        and all(isinstance(what, str) for what in manifest.names),
+        "files": isinstance(files, dict)
+        and all(_holds(file, bytes=int, sha256=str) for file in files.values()),
+    }
+
+
+def _holds(found: object, **kinds: type) -> bool:
+    """Whether this is an object of JSON with these members."""
+    return isinstance(found, dict) and all(
+        isinstance(found.get(name), kind) for name, kind in kinds.items()
+    )
 
 
 def verify(directory: Path) -> None:

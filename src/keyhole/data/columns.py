@@ -61,8 +61,8 @@ def _num_rows(examples: Examples) -> int:
 
 def write_texts(directory: Path, stem: str, texts: Sequence[str]) -> None:
     """Writes texts as a pair of array files."""
+    rows = encode_texts(texts)  # before a file is open: it refuses half a character
     file = RaggedFile(directory, stem, np.uint8)
-    rows = encode_texts(texts)
     file.append(rows.values, rows.lengths)
     file.close()
 
@@ -96,8 +96,8 @@ class _Split:
         self.sizes["clients"] += 1
         self.sizes["examples"] += counts.pop()
         self._offsets.append(np.array([self.sizes["examples"]]))
-        text = client_id.encode()
-        self._ids.append(np.frombuffer(text, np.uint8), [len(text)])
+        text = encode_texts([client_id])
+        self._ids.append(text.values, text.lengths)
 
     def close(self) -> None:
         """Finishes all files."""

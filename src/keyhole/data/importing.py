@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,14 +41,20 @@ def _is_current(path: Path, manifest: cache.Manifest) -> bool:
     return known == {str(file.resolve()) for file in find_source(path).files}
 
 
-def import_source(path: Path, source: Source, root: Path, progress: Progress) -> Path:
+def import_source(
+    path: Path, source: Source, root: Path, progress: Progress, hashing: Progress
+) -> Path:
     """Imports a source, unless the same bytes are in the cache already, from whatever path.
+
+    In that case the manifest learns where and of what time they are now, so that the next opening
+    need not read them.
 
     Args:
         path: where the source was found.
         source: what was found there.
         root: of the cache.
         progress: called as clients are read.
+        hashing: called before, as bytes are hashed.
 
     Returns:
         the directory of the dataset.
@@ -56,16 +65,20 @@ def import_source(path: Path, source: Source, root: Path, progress: Progress) ->
     """
     from keyhole.server.files import storage_errors  # loads numba, which opening does not need
 
-    files = [_fingerprint(file) for file in source.files]
+    files = _fingerprints(source.files, hashing)
     digest = _digest(files)
+    origin = str(path.resolve())
     target = root / f"{source.name}-{digest[:16]}"
     with storage_errors(target, "write"), cache.workplace(root, target.name) as directory:
-        if not _is_whole(target):  # asked again: another process may have imported it meanwhile
+        if _is_whole(target):  # asked again: another process may have imported it meanwhile
+            manifest = replace(cache.read_manifest(target), origin=origin, sources=files)
+            cache.write_manifest(directory, target, manifest)
+        else:
             splits, names = _write(directory, path, source, progress)
             manifest = cache.Manifest(
                 name=source.name,
                 kind=source.kind,
-                origin=str(path.resolve()),
+                origin=origin,
                 sources=files,
                 facts={**source.facts, "sha256": digest},
                 splits=splits,
@@ -80,14 +93,26 @@ def _write(
     directory: Path, path: Path, source: Source, progress: Progress
 ) -> tuple[dict[str, dict[str, int]], list[str]]:
     """Writes all array files; returns the counts of the splits and what has names."""
-    splits, names = write_clients(directory, source.kind, source.read(progress))
-    if "train" not in splits:
-        found = f"clients for {', '.join(splits) or 'nothing'}"
-        raise bad_file(path, got=found, allowed="clients to train on")
-    texts = {**source.names(), **names}
-    for what, rows in texts.items():
-        write_texts(directory, f"names.{what}", rows)
+    with _whole_characters(path):
+        splits, names = write_clients(directory, source.kind, source.read(progress))
+        if "train" not in splits:
+            found = f"clients for {', '.join(splits) or 'nothing'}"
+            raise bad_file(path, got=found, allowed="clients to train on")
+        texts = {**source.names(), **names}
+        for what, rows in texts.items():
+            write_texts(directory, f"names.{what}", rows)
     return splits, list(texts)
+
+
+@contextmanager
+def _whole_characters(path: Path) -> Iterator[None]:
+    """Refuses a text with half of a pair of surrogates, which JSON and NumPy can hold."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        near = ascii(error.object[max(0, error.start - 20) : error.end + 20])
+        allowed = "text of whole Unicode characters"
+        raise bad_file(path, got=f"the text {near}", allowed=allowed) from error
 
 
 def _checksums(directory: Path) -> dict[str, dict[str, Any]]:
@@ -97,12 +122,26 @@ def _checksums(directory: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _fingerprint(file: Path) -> dict[str, Any]:
+def _fingerprints(files: Sequence[Path], hashing: Progress) -> list[dict[str, Any]]:
+    """Of each file its path, bytes, mtime_ns and sha256."""
+    found, before = [_status(file) for file in files], 0
+    total = sum(status["bytes"] for status in found)
+    for file, status in zip(files, found, strict=True):
+        status["sha256"] = cache.hash_file(file, partial(_add, hashing, before, total))
+        before += status["bytes"]
+    return found
+
+
+def _status(file: Path) -> dict[str, Any]:
     with reading(file, "a file that can be read"):
         status = file.stat()
-    digest = cache.hash_file(file)
     size, time = status.st_size, status.st_mtime_ns
-    return {"path": str(file.resolve()), "bytes": size, "mtime_ns": time, "sha256": digest}
+    return {"path": str(file.resolve()), "bytes": size, "mtime_ns": time}
+
+
+def _add(hashing: Progress, before: int, total: int, done: int) -> None:
+    """Tells of bytes of one file as bytes of all."""
+    hashing(before + done, total)
 
 
 def _digest(files: Sequence[Mapping[str, Any]]) -> str:

@@ -37,8 +37,8 @@ def locate(source: str | Path) -> Path:
         raise InputError(
             f"cannot find {name}",
             got=f"no file {path}",
-            allowed=f"a path, or a name: {', '.join(SHARED)}",
-            fix="give the path of a file, or put it in the folder KEYHOLE_DATA",
+            allowed=f"a path, an imported dataset, or one of {', '.join(SHARED)}",
+            fix="give the path of a file, or a name of `keyhole data list`",
         )
     return path
 

@@ -12,7 +12,14 @@ from keyhole.data.readers.find import find_source
 from keyhole.data.source import Progress, bad_file
 from keyhole.errors import InputError
 
-__all__ = ["find_dataset", "import_dataset", "list_datasets", "open_dataset", "verify"]
+__all__ = [
+    "find_current",
+    "find_dataset",
+    "import_dataset",
+    "list_datasets",
+    "open_dataset",
+    "verify",
+]
 
 
 def open_dataset(
@@ -22,7 +29,8 @@ def open_dataset(
 
     Args:
         source: a file or directory of a known format, or the bare name of a file in the folder
-            KEYHOLE_DATA, such as "femnist".
+            KEYHOLE_DATA, such as "femnist"; where there is no such file, the name of an imported
+            dataset, of several the latest.
         cache: the folder of imported data, else `cache_root()`.
         progress: called with what is done and how much there is while data is imported.
 
@@ -37,12 +45,42 @@ def open_dataset(
 
 
 def import_dataset(
-    source: str | Path, *, cache: Path | None = None, progress: Progress | None = None
+    source: str | Path,
+    *,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    hashing: Progress | None = None,
 ) -> Path:
-    """Returns the directory of a dataset in the cache, which is made where it is missing."""
-    path, root = locate(source), cache or store.cache_root()
-    found = find_imported(path, root)
-    return found or import_source(path, find_source(path), root, progress or _silent)
+    """Returns the directory of a dataset in the cache, which is made where it is missing.
+
+    Args:
+        source: as in `open_dataset`.
+        cache: as there.
+        progress: as there.
+        hashing: called with the bytes that are hashed and how many there are, before `progress`.
+    """
+    root = cache or store.cache_root()
+    if (found := find_current(source, root)) is not None:
+        return found
+    path = locate(source)
+    return import_source(path, find_source(path), root, progress or _silent, hashing or _silent)
+
+
+def find_current(source: str | Path, root: Path) -> Path | None:
+    """Returns the directory of a dataset that need not be imported, if there is one.
+
+    A file comes first, since it may have changed; without one it is what has this name.
+
+    Raises:
+        InputError: there is no such file, and nothing is imported under this name.
+    """
+    try:
+        path = locate(source)
+    except InputError:
+        if (named := _find_named(source, root)) is None:
+            raise
+        return named
+    return find_imported(path, root)
 
 
 def list_datasets(cache: Path | None = None) -> list[store.Manifest]:
@@ -59,9 +97,7 @@ def find_dataset(source: str | Path, *, cache: Path | None = None) -> Path:
         InputError: it is not imported.
     """
     root = cache or store.cache_root()
-    named = [d for d, manifest in store.manifests(root).items() if manifest.name == str(source)]
-    found = max(named, key=lambda d: d.stat().st_mtime) if named else None
-    found = found or find_imported(locate(source), root)
+    found = _find_named(source, root) or find_imported(locate(source), root)
     if found is None:
         raise InputError(
             f"{source} is not imported",
@@ -90,6 +126,12 @@ def verify(source: str | Path, *, cache: Path | None = None) -> store.Manifest:
             fix = f"import it again: keyhole data import {manifest.origin}"
             raise bad_file(path, got=f"sha256 {found}", allowed=file["sha256"], fix=fix)
     return manifest
+
+
+def _find_named(source: str | Path, root: Path) -> Path | None:
+    """The latest import of this name."""
+    named = [d for d, manifest in store.manifests(root).items() if manifest.name == str(source)]
+    return max(named, key=lambda d: d.stat().st_mtime) if named else None
 
 
 def _silent(done: int, total: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import signature
 
 from keyhole.data.federated import Dataset, Kind
@@ -11,7 +12,10 @@ from keyhole.data.synthetic_ratings import make_ratings
 from keyhole.data.synthetic_writers import make_writers
 from keyhole.errors import InputError
 
-__all__ = ["make_synthetic"]
+__all__ = ["GENERATOR", "make_synthetic"]
+
+GENERATOR = "1"
+"""Version of the makers: raised when the same arguments give other bytes."""
 
 _MAKERS: dict[str, Callable[..., Dataset]] = {
     "writers": make_writers,
@@ -27,6 +31,10 @@ def make_synthetic(kind: Kind, seed: int, **sizes: int) -> Dataset:
         kind: "writers", "posts" or "ratings".
         seed: 0 or more.
         sizes: such as `users`; see `make_writers`, `make_posts` and `make_ratings`.
+
+    Returns:
+        a dataset whose facts have the seed, every size and the version of the generator, so that
+        datasets that differ in an argument differ in their facts.
 
     Raises:
         InputError: there is no such kind or size, or a size is out of range.
@@ -53,4 +61,8 @@ def make_synthetic(kind: Kind, seed: int, **sizes: int) -> Dataset:
             allowed=", ".join(allowed),
             fix="name one of these or none",
         )
-    return _MAKERS[kind](seed, **sizes)
+    made = _MAKERS[kind](seed, **sizes)
+    given = signature(_MAKERS[kind]).bind(seed, **sizes)
+    given.apply_defaults()
+    arguments = {name: str(value) for name, value in given.arguments.items()}
+    return replace(made, facts={**made.facts, **arguments, "generator": GENERATOR})

@@ -112,8 +112,7 @@ def make_posts(
         _join_columns(chunks, orders),
     )
     names = {name: [made[name][i] for i in order] for name, order in orders.items()}
-    facts = {**FACTS, "seed": str(seed), "topics": str(topics)}
-    return Dataset("synthetic", "posts", _split(data), names, facts)
+    return Dataset("synthetic", "posts", _split(data), names, FACTS)
 
 
 def _split(data: FederatedData) -> dict[str, FederatedData]:

@@ -59,7 +59,7 @@ def make_ratings(
         "test": _join([(i[k:], r[k:]) for (i, r), k in zip(rated, kept, strict=True)]),
     }
     names = {"items": [f"item{i}" for i in range(items)]}
-    return Dataset("synthetic", "ratings", splits, names, {**FACTS, "seed": str(seed)})
+    return Dataset("synthetic", "ratings", splits, names, FACTS)
 
 
 def _make_world(seed: int, items: int) -> tuple[Array, Array, Array]:

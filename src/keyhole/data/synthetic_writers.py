@@ -100,7 +100,7 @@ def make_writers(seed: int, *, writers: int = 200, fewest: int = 20, most: int =
     ]
     train, test = zip(*map(_cut, written), strict=True)
     splits = {"train": _join(train), "test": _join(test)}
-    facts = {**FACTS, "seed": str(seed), "fonts": "DejaVu, STIX and Computer Modern of matplotlib"}
+    facts = {**FACTS, "fonts": "DejaVu, STIX and Computer Modern of matplotlib"}
     return Dataset("synthetic", "writers", splits, {"classes": list(CHARACTERS)}, facts)
 
 

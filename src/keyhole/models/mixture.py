@@ -27,7 +27,7 @@ def mixture(
 ) -> Model:
     r"""Returns a shared trunk, experts of one hidden layer behind it, and a gate that mixes them.
 
-    With features $h = relu(A^\top (1 - x) + a)$ of the trunk, expert k says
+    With features $h = relu(A^\top x + a)$ of the trunk, expert k says
     $p_k(y | x) = softmax(C_k^\top relu(B_k^\top h + b_k) + c_k)_y$, the gate weighs it with
     $g_k(x) = softmax_k(w_k^\top h + v_k)$ over the experts that are there, and
 
@@ -36,7 +36,7 @@ def mixture(
     Probabilities are mixed, not scores: an example trains the experts by how well each of them
     explained it, so they part ways. Key k of "expert" selects both layers of expert k and its
     column of the gate; the trunk is broadcast. A batch holds "pixels", float32 (n, pixels) or any
-    shape that flattens to it, from 0 (ink) to 1 (paper), and "label", int32 (n,).
+    shape that flattens to it, and "label", int32 (n,).
 
     Args:
         pixels: of an image.
@@ -75,7 +75,7 @@ def mixture(
 def _predict(params: Tree, batch: Batch) -> jax.Array:
     """The logarithms of the probabilities of all classes, (n, classes)."""
     # Ink is 1: an image of nearly all ones would hold the trunk back at any rate that is stable.
-    x = 1.0 - batch["pixels"].reshape(len(batch["pixels"]), -1)
+    x = batch["pixels"].reshape(len(batch["pixels"]), -1)
     h = jax.nn.relu(x @ params["trunk"]["kernel"] + params["trunk"]["bias"][None, :])
     gate = jax.nn.log_softmax(h @ params["gate"]["kernel"] + params["gate"]["bias"][None, :])
     says = jax.nn.log_softmax(_experts(params, h), axis=-1)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keyhole.errors import InputError
 from keyhole.models.losses import cross_entropy, masked_mean
 from keyhole.models.matmul import multiply
 from keyhole.models.model import Batch, Model, glorot
@@ -26,13 +27,33 @@ HIDDEN_LOGIT = -1e30  # its exponential is 0 in float32, so a padded word has no
 
 @dataclass(frozen=True)
 class TransformerSizes:
-    """Sizes of the model; the defaults are the paper's, with 4 special words in the vocabulary."""
+    """Sizes of the model; the defaults are the paper's, with 4 special words in the vocabulary.
+
+    Raises:
+        InputError: embedding is odd, or width is no multiple of heads.
+    """
 
     words: int = 10_004
     embedding: int = 96
     width: int = 512
     heads: int = 8
     neurons: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.embedding % 2:
+            raise InputError(
+                "positions take pairs of features",
+                got=f"embedding {self.embedding}",
+                allowed="an even number",
+                fix="add one",
+            )
+        if self.width % self.heads:
+            raise InputError(
+                "heads do not divide the width",
+                got=f"width {self.width}, heads {self.heads}",
+                allowed="a width that is a multiple of heads",
+                fix="change one of them",
+            )
 
 
 def transformer(sizes: TransformerSizes | None = None, is_tied: bool = False) -> Model:

@@ -25,7 +25,7 @@ from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
 
-__all__ = ["Recovered", "Store", "create_store", "recover"]
+__all__ = ["Recovered", "Store", "create_store", "holds_store", "recover"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,11 @@ def create_store(
     except BaseException:
         os.close(lock)
         raise
+
+
+def holds_store(directory: Path) -> bool:
+    """Whether a store was begun here, so that `recover` has something to find."""
+    return bool(_numbered(directory, "snapshot-*.khs"))
 
 
 def recover(

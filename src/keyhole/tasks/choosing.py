@@ -19,14 +19,18 @@ from keyhole.tasks.task import Task
 
 __all__ = ["choices_of", "localize_of"]
 
+STRUCTURED = ("top", "random", "random-top")  # as many of a client's own keys as it may hold
+
 
 def choices_of(arm: Arm, task: Task) -> dict[str, Choice]:
     """Returns the choice of each key space: what everybody has, what the arm names, what is drawn.
 
     Raises:
-        InputError: there is no such choice, or the arm draws words where there is no softmax.
+        InputError: there is no such choice, a client could not hold what everybody has, or the arm
+            draws words where there is no softmax or no own words to tell them from.
     """
     _check_negatives(arm, task)
+    _check_always(arm, task)
     return {space: _choice(arm, task, space) for space in arm.keys}
 
 
@@ -65,10 +69,31 @@ def _choice(arm: Arm, task: Task, space: str) -> Choice:
 
 
 def _check_negatives(arm: Arm, task: Task) -> None:
-    if arm.negatives and task.outputs is None:
+    if not arm.negatives:
+        return
+    if task.outputs is None:
         raise InputError(
             f"task {arm.task} has no softmax that is cut",
             got=f"negatives {arm.negatives}",
             allowed="0",
             fix="leave negatives out; so_word has them",
         )
+    if arm.keys[task.outputs] not in STRUCTURED:
+        raise InputError(
+            f"negatives need own keys of {task.outputs!r} to tell them from",
+            got=arm.keys[task.outputs],
+            allowed=", ".join(STRUCTURED),
+            fix="choose one of them, or leave negatives out",
+        )
+
+
+def _check_always(arm: Arm, task: Task) -> None:
+    for space, first in task.always.items():
+        m = arm.keys_per_client[space]
+        if m is not None and m < len(first):
+            raise InputError(
+                f"a client cannot hold the keys of {space!r} that everybody has",
+                got=f"{m} keys",
+                allowed=f"{len(first)} or more",
+                fix="raise keys per client",
+            )

@@ -26,5 +26,6 @@ EMNIST_2NN = TaskKind(
     keys={"neuron": "independent"},
     keys_per_client={"neuron": 100},
     metric="accuracy",
+    splits=("test",),
     make=_make,
 )

@@ -26,5 +26,6 @@ EMNIST_CNN = TaskKind(
     keys={"filter": "independent"},
     keys_per_client={"filter": 16},
     metric="accuracy",
+    splits=("test",),
     make=_make,
 )

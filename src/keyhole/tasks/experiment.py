@@ -1,19 +1,16 @@
 """Experiments: an arm on a dataset, trial by trial, each in a directory that explains itself.
 
-A trial's directory holds `run.json` (what was asked, with versions and seeds), what the training
-loop keeps (`plan.json`, `records.jsonl`, `state/`), and in the end `result.json`: metrics on the
-test split, what a client held, sent and received, and how long it took.
+What a trial's directory holds is told in `trial_directory.py`.
 """
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -25,12 +22,18 @@ from keyhole.data.federated import Dataset
 from keyhole.delivery.ways import broadcast, on_demand
 from keyhole.errors import InputError
 from keyhole.keys.choice import choose_with
-from keyhole.server.files import make_directory, replacing, write_all
 from keyhole.server.state import ServerState
 from keyhole.tasks.arms import Arm
 from keyhole.tasks.choosing import choices_of, localize_of
 from keyhole.tasks.named import task_named
 from keyhole.tasks.task import Task
+from keyhole.tasks.trial_directory import (
+    Result,
+    add_seconds,
+    begin_trial,
+    read_result,
+    write_result,
+)
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import Cohorts
 from keyhole.training.local_sgd import LocalSgd
@@ -41,37 +44,9 @@ from keyhole.training.randomness import Place, generator
 from keyhole.training.record import RoundRecord
 from keyhole.training.visit import Executor, in_process
 
-__all__ = ["Experiment", "Result", "read_result"]
+__all__ = ["Experiment"]
 
-_RUN, _RESULT, _CLOCK = "run.json", "result.json", "clock.json"
 LIBRARIES = ("keyhole", "numpy", "jax", "numba")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a trial reached and what it cost.
-
-    Args:
-        rounds: T.
-        seconds: wall time of training and evaluation, where no process was killed.
-        metrics: on the test split, in the end.
-        client_size: numbers in a client's sub-model, on average.
-        bytes_down: what a client received in a round, on average.
-        bytes_up: what it sent.
-    """
-
-    rounds: int
-    seconds: float
-    metrics: Mapping[str, float]
-    client_size: float
-    bytes_down: float
-    bytes_up: float
-
-
-def read_result(directory: Path) -> Result | None:
-    """Returns the result of a trial, None if it is not finished."""
-    path = directory / _RESULT
-    return Result(**json.loads(path.read_text())) if path.exists() else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +67,15 @@ class Experiment:
     @cached_property
     def task(self) -> Task:
         """The task on this dataset."""
-        splits = self.dataset.splits
-        train = splits["train"].with_at_least(self.arm.settings.min_examples)
+        least, splits = self.arm.settings.min_examples, self.dataset.splits
+        train = splits["train"].with_at_least(least)
+        if not len(train):
+            raise InputError(
+                "no client has so many examples",
+                got=f"min_examples {least}",
+                allowed=f"1..{splits['train'].counts.max(initial=1)}",
+                fix="ask for fewer, or bring more data",
+            )
         dataset = replace(self.dataset, splits={**splits, "train": train})
         return task_named(self.arm.task).on(dataset, self.arm.sizes, self.arm.is_tuning)
 
@@ -113,12 +95,10 @@ class Experiment:
 
     @cached_property
     def keys_per_client(self) -> dict[str, int]:
-        """m of each key space; every key where the arm says so, never more than there are."""
+        """m of each key space; every key where the arm says so."""
         given = self.arm.keys_per_client
-        return {
-            space.name: space.num_keys if given[space.name] is None else _count(given, space.name)
-            for space in self.task.model.layout.spaces
-        }
+        whole = {space.name: space.num_keys for space in self.task.model.layout.spaces}
+        return whole | {name: m for name, m in given.items() if m is not None}
 
     @cached_property
     def clients(self) -> Clients:
@@ -145,6 +125,11 @@ class Experiment:
             shared_keys=self.arm.shared_keys,
         )
 
+    def check(self) -> None:
+        """Raises InputError where the arm does not fit the dataset, before any work is done."""
+        self.plan(0).check(self.task.model.layout)
+        _ = self.clients  # builds the choices and the algorithm, which check themselves
+
     def start(self, trial: int, directory: Path | None) -> Run:
         """Starts a trial, or goes on with it where it stopped.
 
@@ -155,19 +140,10 @@ class Experiment:
         model, layout = self.task.model.init(seed), self.task.model.layout
         state = ServerState.dense(layout, model, self.algorithm.server)
         clients, plan = self.clients, self.plan(trial)
-        plan.check(layout)  # before anything is written
         if directory is None:
             return start_run(state, clients, plan)
-        asked = self.describe(trial)
-        is_resumable = (directory / "state").exists()
-        if (directory / _RUN).exists():
-            _check_same(json.loads((directory / _RUN).read_text()), asked, directory)
-            (directory / _RESULT).unlink(missing_ok=True)
-            if not is_resumable:
-                shutil.rmtree(directory)
-        make_directory(directory)
-        _write(directory / _RUN, asked)
-        begin = resume_run if is_resumable else start_run
+        self.check()  # before anything is written
+        begin = resume_run if begin_trial(directory, self.describe(trial)) else start_run
         return begin(state, clients, plan, directory)
 
     def run(
@@ -194,8 +170,8 @@ class Experiment:
             The result, None if `stop` came first.
         """
         settings = self.arm.settings
-        done = None if directory is None else read_result(directory)
-        if done is not None and done.rounds == settings.rounds:
+        done = None if directory is None else read_result(directory, self.describe(trial))
+        if done is not None:
             return done
         started, run = time.perf_counter(), self.start(trial, directory)
         for record in run.records:
@@ -209,19 +185,21 @@ class Experiment:
                 on_round(record)
         finally:
             run.close()
-            seconds = _add_seconds(directory, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            if directory is not None:
+                seconds = add_seconds(directory, seconds)
         if run.next_round < settings.rounds:
             return None
         result = self._result(run, seconds)
         if directory is not None:
-            _write(directory / _RESULT, asdict(result))
+            write_result(directory, result)
             if not keep_state:
                 shutil.rmtree(directory / "state")
         return result
 
     def describe(self, trial: int) -> dict[str, Any]:
         """What is asked of a trial: `run.json`."""
-        layout, facts = self.task.model.layout, self.dataset.facts
+        layout = self.task.model.layout
         kind = task_named(self.arm.task)
         return {
             **self.arm.describe(),
@@ -231,8 +209,8 @@ class Experiment:
             "data": {
                 "name": self.dataset.name,
                 "kind": self.dataset.kind,
-                "sha256": facts.get("sha256", ""),
                 "clients": self.task.clients,
+                **self.dataset.facts,
             },
             "size": {
                 "server": layout.server_size,
@@ -256,42 +234,3 @@ class Experiment:
         return Result(
             run.next_round, seconds, metrics, size, float(np.mean(down)), float(np.mean(up))
         )
-
-
-def _count(given: Mapping[str, int | None], name: str) -> int:
-    m = given[name]
-    assert m is not None
-    return m
-
-
-def _check_same(known: Mapping[str, Any], asked: Mapping[str, Any], directory: Path) -> None:
-    """A directory goes on with the run it began with; more rounds and other versions are fine."""
-
-    def compared(run: Mapping[str, Any]) -> dict[str, Any]:
-        settings = {k: v for k, v in run["settings"].items() if k not in ("rounds",)}
-        return {k: v for k, v in run.items() if k not in ("versions",)} | {"settings": settings}
-
-    a, b = compared(known), compared(json.loads(json.dumps(asked)))
-    for name in sorted(a.keys() | b):
-        if a.get(name) != b.get(name):
-            raise InputError(
-                f"{directory} holds a run with another {name}",
-                got=b.get(name),
-                allowed=a.get(name),
-                fix="choose another --out, or ask for the same",
-            )
-
-
-def _add_seconds(directory: Path | None, seconds: float) -> float:
-    """Adds to the time that a trial has taken so far, over all its processes."""
-    if directory is None:
-        return seconds
-    path = directory / _CLOCK
-    before = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
-    _write(path, {"seconds": before + seconds})
-    return float(before + seconds)
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    with replacing(path) as descriptor:
-        write_all(descriptor, [(json.dumps(value, indent=1) + "\n").encode()])

@@ -44,13 +44,14 @@ def expert_of(label: Array, experts: int) -> Array:
 
 def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
     _check_experts(sizes["experts"])
-    model = mixture(classes=CLASSES, **sizes)
+    layers = {name: sizes[name] for name in ("experts", "features", "hidden")}
+    model = mixture(classes=CLASSES, **layers)
     (space,) = model.layout.spaces
 
     def count_keys(examples: Mapping[str, Array]) -> dict[str, KeyCounts]:
         return {"expert": KeyCounts.of(space, expert_of(examples["label"], space.num_keys))}
 
-    return replace(writers_task(dataset, model, is_tuning), count_keys=count_keys)
+    return replace(writers_task(dataset, model, is_tuning, sizes["ink"]), count_keys=count_keys)
 
 
 def _check_experts(experts: int) -> None:
@@ -67,10 +68,11 @@ EXPERTS = TaskKind(
     name="experts",
     about="Recognise handwritten characters with a mixture of experts; a key is a whole expert.",
     kind="writers",
-    sizes={"experts": 8, "features": 32, "hidden": 128},
+    sizes={"experts": 8, "features": 32, "hidden": 128, "ink": 1},
     settings=Settings("FedAvg", client_lr=0.3, server_lr=1.0, batch_size=20),
     keys={"expert": "top"},
     keys_per_client={"expert": 2},
     metric="accuracy",
+    splits=("test",),
     make=_make,
 )

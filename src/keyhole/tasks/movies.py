@@ -150,5 +150,6 @@ MOVIES = TaskKind(
     keys={"movie": "random"},
     keys_per_client={"movie": 500},
     metric="rmse",
+    splits=("test",),
     make=_make,
 )

@@ -112,5 +112,6 @@ SO_TAG = TaskKind(
     keys={"word": "top"},
     keys_per_client={"word": 1000},
     metric="recall_at_5",
+    splits=("validation", "test"),
     make=_make,
 )

@@ -94,7 +94,7 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
     return Task(
         model=model,
         clients=len(train),
-        data=lambda client: cut_sentences(train.client(client), tokens),
+        data=lambda client: _sentences(train.client(client), tokens),
         count_keys=lambda data: {
             "word": _count_words(word, data, tokens),
             "neuron": KeyCounts.none(neuron),
@@ -104,6 +104,13 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
         always={"word": tokens.special},
         outputs="word",
     )
+
+
+def _sentences(columns: Mapping[str, Column], tokens: Tokens) -> Array:
+    """A client's sentences; one without a word where it has none, from which nothing is learned."""
+    sentences = cut_sentences(columns, tokens)
+    empty = np.array([[tokens.begin] + [PAD] * LENGTH], np.int32)
+    return sentences if len(sentences) else empty
 
 
 def _model(sizes: Mapping[str, int], tokens: Tokens) -> Model:
@@ -162,5 +169,6 @@ SO_WORD = TaskKind(
     keys={"word": "top", "neuron": "independent"},
     keys_per_client={"word": 1004, "neuron": None},
     metric="accuracy",
+    splits=("validation", "test"),
     make=_make,
 )

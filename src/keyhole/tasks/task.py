@@ -82,11 +82,13 @@ class TaskKind:
         name: such as "so_tag".
         about: one sentence.
         kind: of the dataset it needs.
-        sizes: name -> size of the model, the paper's where the task is the paper's.
+        sizes: name -> number that decides the model or its input; the paper's where the task is
+            the paper's.
         settings: how it is trained unless told otherwise.
         keys: key space -> name of the choice of keys.
         keys_per_client: key space -> m, unless told otherwise; None for every key.
         metric: the one that figures show.
+        splits: those that are evaluated on.
         make: `(dataset, sizes, is_tuning) -> task`; tuning leaves the clients of the validation
             split out of training where the source has none of its own.
     """
@@ -99,6 +101,7 @@ class TaskKind:
     keys: Mapping[str, str]
     keys_per_client: Mapping[str, int | None]
     metric: str
+    splits: tuple[str, ...]
     make: Callable[[Dataset, Mapping[str, int], bool], Task]
 
     def on(
@@ -116,6 +119,8 @@ class TaskKind:
                 allowed=f"a dataset of {self.kind}",
                 fix="keyhole data list shows what there is",
             )
+        for split in ("train", *self.splits):
+            _check_split(dataset, split)
         check_sizes(self.sizes, sizes or {})
         return self.make(dataset, {**self.sizes, **(sizes or {})}, is_tuning)
 
@@ -135,6 +140,16 @@ def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
             raise InputError(
                 f"{name} is out of range", got=value, allowed=f"{least} or more", fix="raise it"
             )
+
+
+def _check_split(dataset: Dataset, split: str) -> None:
+    if split not in dataset.splits:
+        raise InputError(
+            f"dataset {dataset.name} has no {split} split",
+            got=", ".join(dataset.splits),
+            allowed="train, and those that the task is evaluated on",
+            fix="bring data of more clients",
+        )
 
 
 def check_words(dataset: Dataset, words: int) -> None:

@@ -32,7 +32,7 @@ def recall_at(k: int, scores: Array, example: Array, tag: Array) -> float:
         tag: int (pairs,), the tag itself; each pair once.
 
     Returns:
-        The share, NaN where there is no true tag.
+        The share; NaN where there is no true tag or a score is NaN, as after divergence.
 
     The first example has its tag 2 in second place; the other's tag 1 ties with 0, which wins.
 
@@ -40,7 +40,7 @@ def recall_at(k: int, scores: Array, example: Array, tag: Array) -> float:
     >>> recall_at(1, scores, np.array([0, 0, 1]), np.array([1, 2, 1]))
     0.3333333333333333
     """
-    if not len(tag):
+    if not len(tag) or np.isnan(scores).any():
         return float("nan")
     others, own = scores[example], scores[example, tag][:, None]
     is_before = np.arange(scores.shape[1])[None, :] < tag[:, None]

@@ -16,6 +16,7 @@ from keyhole.types import Array
 __all__ = ["find"]
 
 _KINDS = {"images": "u", "labels": "ui", "client": "ui", "split": "ui", "writer": "U"}
+_RANKS = {"images": (2, 3)}  # (n, 784) or (n, 28, 28)
 _SPLITS = ("train", "test")
 _FACTS = {
     "source": "FEMNIST of LEAF (Caldas et al. 2018): NIST Special Database 19 by writer",
@@ -31,7 +32,7 @@ def find(path: Path) -> Source | None:
 
 
 def _read(path: Path, progress: Progress) -> Iterator[Client]:
-    arrays = load_arrays(path, _KINDS)
+    arrays = load_arrays(path, _KINDS, _RANKS)
     _check(path, arrays)
     writers = arrays["writer"]
     ends = np.searchsorted(arrays["client"], np.arange(len(writers)), side="right")

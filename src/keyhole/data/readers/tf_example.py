@@ -47,6 +47,9 @@ def decode_example(message: bytes, path: Path, wanted: Sequence[str] = ()) -> di
     >>> decode_example(bytes.fromhex("0a0c0a0a0a017812051a030a0107"), Path("f"))
     {'x': array([7])}
     """
+    if not isinstance(message, bytes):  # a column of SQLite holds values of any type
+        got = f"a message of {type(message).__name__}"
+        raise bad_file(path, got=got, allowed="serialized tf.train.Example")
     try:
         entries = [_entry(e) for part in _contents(message) for e in _contents(part)]
         return {name: _feature(value) for name, value in entries if not wanted or name in wanted}

@@ -67,7 +67,9 @@ def _existing(path: Path) -> Path:
 def _columns(path: Path) -> set[str]:
     """The columns of the first client."""
     with reading(path, _WHOLE), _h5py().File(path) as file:
-        columns: set[str] = set(next(iter(file[_GROUP].values()), ()))
+        clients = _group(path, file, _GROUP)
+        first = next(iter(clients), None)
+        columns: set[str] = set() if first is None else set(_group(path, clients, first))
     if not columns & {"pixels", "tokens"}:
         raise bad_file(path, got=f"columns {sorted(columns)}", allowed="pixels or tokens")
     return columns
@@ -79,7 +81,7 @@ def _read(files: Mapping[str, Path], convert: Any, progress: Progress) -> Iterat
         groups = {}
         for split, path in files.items():
             with reading(path, _WHOLE):
-                groups[split] = stack.enter_context(_h5py().File(path))[_GROUP]
+                groups[split] = _group(path, stack.enter_context(_h5py().File(path)), _GROUP)
         ids = {split: set(group) for split, group in groups.items()}
         everyone = sorted(set().union(*ids.values()))
         for done, client_id in enumerate(everyone, 1):
@@ -87,25 +89,48 @@ def _read(files: Mapping[str, Path], convert: Any, progress: Progress) -> Iterat
             for split, path in files.items():
                 if client_id in ids[split]:
                     with reading(path, _WHOLE):
-                        splits[split] = convert(path, groups[split][client_id])
+                        splits[split] = convert(path, _group(path, groups[split], client_id))
             yield Client(client_id, splits)
             progress(done, len(everyone))
 
 
 def _to_writer(path: Path, group: Any) -> Examples:
-    return to_examples(path, group["pixels"][()], group["label"][()])
+    pixels, labels = (_array(path, group, name)[()] for name in ("pixels", "label"))
+    return to_examples(path, pixels, labels)
 
 
 def _to_posts(path: Path, group: Any) -> Sequence[Post]:
-    columns = [[_text(row) for row in group[name][()]] for name in ("tokens", "title", "tags")]
+    columns = [_texts(path, group, name) for name in ("tokens", "title", "tags")]
     if len({len(column) for column in columns}) != 1:
         found = f"{[len(column) for column in columns]} rows"
         raise bad_file(path, got=found, allowed="as many tokens as titles and tags")
     return [to_post(*row) for row in zip(*columns, strict=True)]
 
 
-def _text(row: Any) -> str:
-    return row.decode() if isinstance(row, bytes) else str(row)
+def _group(path: Path, parent: Any, name: str) -> Any:
+    """The group of this name; HDF5 lets an array have the name as well."""
+    found = parent[name]
+    if not isinstance(found, _h5py().Group):
+        raise bad_file(path, got=f"{name!a} that is no group", allowed=_WHOLE)
+    return found
+
+
+def _array(path: Path, group: Any, name: str) -> Any:
+    """The array of this name, not read yet."""
+    found = group[name]
+    if not isinstance(found, _h5py().Dataset):
+        raise bad_file(path, got=f"{name!a} that is no array", allowed=_WHOLE)
+    return found
+
+
+def _texts(path: Path, group: Any, name: str) -> list[str]:
+    """The texts of a column. One text alone would be read letter by letter."""
+    found = _array(path, group, name)
+    if _h5py().check_string_dtype(found.dtype) is None:
+        raise bad_file(path, got=f"{name} of {found.dtype}", allowed="an array of texts")
+    if found.shape is None or len(found.shape) != 1:
+        raise bad_file(path, got=f"{name} of shape {found.shape}", allowed="an array of rank 1")
+    return [row.decode() for row in found[()]]
 
 
 def _h5py() -> ModuleType:

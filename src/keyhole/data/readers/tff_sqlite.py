@@ -83,10 +83,11 @@ def _splits(
     messages: dict[str, list[bytes]] = {}
     for _, split, message in rows:
         messages.setdefault(split, []).append(message)
-    for split, found in messages.items():
-        if len(found) != expected[rows[0][0], split]:
-            said = f"{expected[rows[0][0], split]}, as in client_metadata"
-            raise bad_file(path, got=f"a client of {len(found)} examples", allowed=said)
+    for split in _SPLITS:  # also those without a row, which may be what a half file has lost
+        found, said = len(messages.get(split, ())), expected[rows[0][0], split]
+        if found != said:
+            got = f"a client of {found} examples in {split}"
+            raise bad_file(path, got=got, allowed=f"{said}, as in client_metadata")
     return {
         _SPLITS[split]: convert(path, [decode_example(m, path, _WANTED) for m in found])
         for split, found in messages.items()
