@@ -7,18 +7,14 @@ stackexchange in the folder KEYHOLE_DATA. Prints a table for docs/experiments.md
     python runs/random_once.py
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from keyhole.data import open_dataset
 from keyhole.keys import random_own, top
-from keyhole.keys.choice import choose_with
-from keyhole.tasks.experiment import Experiment
-from keyhole.tasks.sweeps import sweep_named
-from keyhole.training.loop import Evaluation, start_run
-from keyhole.training.randomness import generator
+from keyhole.tasks import Experiment, sweep_named
+from keyhole.training import generator
 
+ARM = "so_tag-top100-words"
 TRIALS, SHOWN = range(2), (50, 100, 150, 200)
 
 
@@ -27,28 +23,22 @@ def random_once(counts, keys_per_client, rng):
     return random_own(counts, keys_per_client, generator(0, int(counts.keys.sum())))
 
 
-def curve(experiment, choice, trial):
-    choose = choose_with({"word": choice}, experiment.task.count_keys)
-    clients = replace(experiment.clients, choose=choose)
-    run = start_run(experiment.start(trial, None).state, clients, experiment.plan(trial))
-    evaluation = Evaluation(experiment.task.metrics["validation"], every=50)
-    return [
-        record.metrics["recall_at_5"]
-        for record in run.rounds(max(SHOWN), evaluation=evaluation)
-        if record.metrics
-    ]
+def curve(experiment, trial):
+    records = []
+    experiment.run(trial, on_round=records.append)
+    return [records[t - 1].metrics["recall_at_5"] for t in SHOWN]
 
 
 def main():
-    lines = sweep_named("tag-keys", "small").lines
-    (arm,) = [line.arm for line in lines if (line.panel, line.label) == (lines[0].panel, "Top")]
-    experiment = Experiment(arm, open_dataset("stackexchange"))
+    (arm,) = [line.arm for line in sweep_named("tag-keys", "small").lines if line.arm.name == ARM]
+    dataset = open_dataset("stackexchange")
     print(f"{arm.name}, validation recall@5, trials {TRIALS.start}..{TRIALS.stop - 1}")
     print(f"| keys | {' | '.join(f'round {t}' for t in SHOWN)} |")
     print("|---" * (1 + len(SHOWN)) + "|")
     for name, choice in {"Top": top, "Random": random_own, "Random, once": random_once}.items():
-        curves = np.array([curve(experiment, choice, trial) for trial in TRIALS])
-        print(f"| {name} | {' | '.join(f'{value:.1%}' for value in curves.mean(0))} |", flush=True)
+        experiment = Experiment(arm, dataset, choices={"word": choice})
+        means = np.mean([curve(experiment, trial) for trial in TRIALS], axis=0)
+        print(f"| {name} | {' | '.join(f'{value:.1%}' for value in means)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,10 @@ def test_import_shows_hashing_and_reading_with_their_units(folders):
     assert f"{size}/{size}" in hashing
     assert reading.startswith("import femnist_mini")
     assert "2/2 clients" in reading
+    os.utime(path, ns=(1, 1))
+    done = CliRunner().invoke(data, ["import", str(path)], catch_exceptions=False)
+    assert "hash femnist_mini" in done.stderr
+    assert "import femnist_mini" not in done.stderr  # the same bytes are not read again
 
 
 def test_info_before_import_names_the_command(capsys):
@@ -154,7 +158,7 @@ def test_a_bad_file_is_one_line_and_exit_code_2(folders, capsys):
     ("fields", "count", "rate"),
     [
         ({}, "4000000/9000000", "1,000,000.0/s"),
-        ({"unit": "clients"}, "4000000/9000000 clients", "1,000,000.0 clients/s"),
+        ({"unit": "clients"}, "4000000/9000000 clients", "1,000,000.0/s"),
         ({"unit": "bytes"}, "4.0 MB/9.0 MB", "1.0 MB/s"),
     ],
 )
@@ -170,10 +174,20 @@ def test_a_bar_shows_count_and_rate_in_its_unit(fields, count, rate):
         assert expected in console.file.getvalue()
 
 
+def test_a_bar_keeps_to_one_line_of_a_narrow_terminal():
+    bars = progress_bars()
+    bar = bars.add_task("import stackexchange_mini", total=520_600, note="", unit="bytes")
+    bars.update(bar, completed=520_600)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(bars.get_renderable())
+    assert console.file.getvalue().count("\n") == 1
+    assert "520.6 kB/520.6 kB" in console.file.getvalue()
+
+
 def test_the_bar_of_a_report_shows_a_rate(tmp_path):
     write_sweep(tmp_path / "runs", "emnist-cnn", [("", "a", 1, "cnn")], figures=[])
     done = CliRunner().invoke(report, [str(tmp_path / "runs")], catch_exceptions=False)
-    assert re.search(r"drawing .*1/1 sweeps +[\d,.]+ sweeps/s", done.stderr)
+    assert re.search(r"drawing .*1/1 sweeps +[\d,.]+/s", done.stderr)
 
 
 INTERRUPTED = """

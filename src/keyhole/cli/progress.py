@@ -15,6 +15,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from keyhole.data.cache import cache_root
@@ -35,8 +36,8 @@ def progress_bars() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        _Count(),
-        _Rate(),
+        _Count(Column(no_wrap=True)),  # where a line is too long, the bar becomes shorter
+        _Rate(Column(no_wrap=True)),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
@@ -54,7 +55,11 @@ def import_shown(source: str | Path) -> Path:
     with progress_bars() as bars:
         hashing = _follow(bars, f"hash {known.name}", "bytes")
         reading = _follow(bars, f"import {known.name}", known.unit)
-        return import_dataset(path, hashing=hashing, progress=reading)
+        directory = import_dataset(path, hashing=hashing, progress=reading)
+        for task in bars.tasks:
+            if not task.started:  # bytes that are known already are hashed but not read
+                bars.update(task.id, visible=False)
+    return directory
 
 
 def _follow(bars: Progress, description: str, unit: str) -> OnProgress:
@@ -90,8 +95,8 @@ class _Rate(ProgressColumn):
             speed = task.completed / task.elapsed
         if speed is None:
             return Text("")
-        unit = task.fields.get("unit", "")
-        said = decimal(int(speed)) if unit == "bytes" else f"{speed:,.1f} {unit}".strip()
+        is_bytes = task.fields.get("unit") == "bytes"
+        said = decimal(int(speed)) if is_bytes else f"{speed:,.1f}"
         return Text(f"{said}/s", style="progress.data.speed")
 
 

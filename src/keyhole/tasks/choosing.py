@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,13 @@ __all__ = ["choices_of", "localize_of"]
 STRUCTURED = ("top", "random", "random-top")  # as many of a client's own keys as it may hold
 
 
-def choices_of(arm: Arm, task: Task) -> dict[str, Choice]:
+def choices_of(arm: Arm, task: Task, own: Mapping[str, Choice]) -> dict[str, Choice]:
     """Returns the choice of each key space: what everybody has, what the arm names, what is drawn.
+
+    Args:
+        arm: names choices.
+        task: says what everybody has.
+        own: key space -> a choice in place of the one that the arm names.
 
     Raises:
         InputError: there is no such choice, a client could not hold what everybody has, or the arm
@@ -31,7 +36,7 @@ def choices_of(arm: Arm, task: Task) -> dict[str, Choice]:
     """
     _check_negatives(arm, task)
     _check_always(arm, task)
-    return {space: _choice(arm, task, space) for space in arm.keys}
+    return {space: _choice(arm, task, space, own.get(space)) for space in arm.keys}
 
 
 def localize_of(arm: Arm, task: Task) -> Callable[[Any, ClientKeys], Any]:
@@ -59,8 +64,8 @@ def localize_of(arm: Arm, task: Task) -> Callable[[Any, ClientKeys], Any]:
     return localize
 
 
-def _choice(arm: Arm, task: Task, space: str) -> Choice:
-    choice, is_all = choice_named(arm.keys[space]), arm.keys[space] == "all"
+def _choice(arm: Arm, task: Task, space: str, own: Choice | None) -> Choice:
+    choice, is_all = own or choice_named(arm.keys[space]), arm.keys[space] == "all"
     if space in task.always and not is_all:
         choice = always(task.always[space].tolist(), choice)
     if arm.negatives and space == task.outputs and not is_all:

@@ -9,8 +9,8 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from keyhole.data.federated import Dataset
 from keyhole.delivery.ways import broadcast, on_demand
 from keyhole.errors import InputError
-from keyhole.keys.choice import choose_with
+from keyhole.keys.choice import Choice, choose_with
 from keyhole.server.state import ServerState
 from keyhole.tasks.arms import Arm
 from keyhole.tasks.choosing import choices_of, localize_of
@@ -56,6 +56,8 @@ class Experiment:
     Args:
         arm: how to train.
         dataset: on what.
+        choices: key space -> a way to choose keys of your own, in place of the one that the arm
+            names.
 
     Raises:
         InputError: the dataset does not fit the task, or a setting is out of range.
@@ -63,6 +65,7 @@ class Experiment:
 
     arm: Arm
     dataset: Dataset
+    choices: Mapping[str, Choice] = field(default_factory=dict)
 
     @cached_property
     def task(self) -> Task:
@@ -107,7 +110,7 @@ class Experiment:
         return Clients(
             count=self.task.clients,
             data=self.task.data,
-            choose=choose_with(choices_of(self.arm, self.task), self.task.count_keys),
+            choose=choose_with(choices_of(self.arm, self.task, self.choices), self.task.count_keys),
             train=LocalSgd(self.task.model, self.algorithm.client, slots),
             localize=localize_of(self.arm, self.task),
         )
@@ -203,6 +206,7 @@ class Experiment:
         kind = task_named(self.arm.task)
         return {
             **self.arm.describe(),
+            "keys": {**self.arm.keys, **{s: _name(c) for s, c in self.choices.items()}},
             "trial": trial,
             "metric": kind.metric,
             "curve": self._curve_split,
@@ -234,3 +238,7 @@ class Experiment:
         return Result(
             run.next_round, seconds, metrics, size, float(np.mean(down)), float(np.mean(up))
         )
+
+
+def _name(choice: Choice) -> str:
+    return str(getattr(choice, "__qualname__", choice))
