@@ -182,6 +182,7 @@ def test_a_bar_keeps_to_one_line_of_a_narrow_terminal():
     console.print(bars.get_renderable())
     assert console.file.getvalue().count("\n") == 1
     assert "520.6 kB/520.6 kB" in console.file.getvalue()
+    assert "…" not in console.file.getvalue()
 
 
 def test_the_bar_of_a_report_shows_a_rate(tmp_path):

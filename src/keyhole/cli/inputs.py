@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.cli.progress import progress_bars
-from keyhole.data.cache import cache_root
+from keyhole.cli.progress import import_shown
+from keyhole.data.cache import cache_root, load
 from keyhole.data.federated import Dataset, Kind
-from keyhole.data.open import open_dataset
 from keyhole.data.synthetic import make_synthetic
 
 if TYPE_CHECKING:
@@ -66,14 +65,7 @@ def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
     """
     if source == SYNTHETIC:
         return make_synthetic(kind, seed, **sizes)
-    with progress_bars() as bars:
-        bar = bars.add_task(f"reading {source}", total=None, note="", visible=False)
-        return open_dataset(
-            source,
-            progress=lambda done, total: bars.update(
-                bar, completed=done, total=total, visible=True
-            ),
-        )
+    return load(import_shown(source))
 
 
 def synthetic_sizes(source: str, arms: Iterable[Arm]) -> dict[str, int]:

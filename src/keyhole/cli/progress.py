@@ -22,7 +22,6 @@ from keyhole.data.cache import cache_root
 from keyhole.data.locate import locate
 from keyhole.data.open import find_current, import_dataset
 from keyhole.data.readers.find import find_source
-from keyhole.data.source import Progress as OnProgress
 
 __all__ = ["import_shown", "progress_bars"]
 
@@ -38,9 +37,9 @@ def progress_bars() -> Progress:
         BarColumn(bar_width=24),
         _Count(Column(no_wrap=True)),  # where a line is too long, the bar becomes shorter
         _Rate(Column(no_wrap=True)),
-        TimeElapsedColumn(),
+        TimeElapsedColumn(Column(no_wrap=True)),
         TextColumn("left"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
     )
@@ -53,24 +52,23 @@ def import_shown(source: str | Path) -> Path:
     path = locate(source)
     known = find_source(path)
     with progress_bars() as bars:
-        hashing = _follow(bars, f"hash {known.name}", "bytes")
-        reading = _follow(bars, f"import {known.name}", known.unit)
-        directory = import_dataset(path, hashing=hashing, progress=reading)
-        for task in bars.tasks:
-            if not task.started:  # bytes that are known already are hashed but not read
-                bars.update(task.id, visible=False)
+        hashing = bars.add_task(f"hash {known.name}", total=None, note="", unit="bytes")
+        reading = bars.add_task(
+            f"import {known.name}", total=None, start=False, note="", unit=known.unit
+        )
+
+        def show_hashing(done: int, total: int) -> None:
+            bars.update(hashing, completed=done, total=total)
+            if done == total:  # the first client may take long, and its time counts
+                bars.start_task(reading)
+
+        def show_reading(done: int, total: int) -> None:
+            bars.update(reading, completed=done, total=total)
+
+        directory = import_dataset(path, hashing=show_hashing, progress=show_reading)
+        if not bars.tasks[-1].completed:  # bytes that are known already are not read
+            bars.update(reading, visible=False)
     return directory
-
-
-def _follow(bars: Progress, description: str, unit: str) -> OnProgress:
-    """Adds a bar that pulses until it is called with what is done and how much there is."""
-    bar = bars.add_task(description, total=None, start=False, note="", unit=unit)
-
-    def show(done: int, total: int) -> None:
-        bars.start_task(bar)
-        bars.update(bar, completed=done, total=total)
-
-    return show
 
 
 class _Count(ProgressColumn):
@@ -91,8 +89,9 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Returns the rate of late, or that since the start where there was one step alone."""
         speed = task.finished_speed or task.speed
-        if speed is None and task.completed and task.elapsed:
-            speed = task.completed / task.elapsed
+        seconds = task.finished_time or task.elapsed
+        if speed is None and task.completed and seconds:
+            speed = task.completed / seconds
         if speed is None:
             return Text("")
         is_bytes = task.fields.get("unit") == "bytes"
