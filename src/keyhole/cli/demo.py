@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from keyhole.cli.inputs import seed_option, use_all_cores
+from keyhole.cli.inputs import json_option, out_option, seed_option, use_all_cores
 from keyhole.cli.progress import progress_bars
 from keyhole.server.files import make_directory, storage_errors
 
@@ -29,14 +29,8 @@ COLUMNS = ("client's keys", "recall@5", "numbers held", "share", "KB down", "KB 
 @click.command()
 @click.option("--rounds", default=40, show_default=True, type=click.IntRange(1, 10_000))
 @seed_option
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("keyhole-demo"),
-    show_default=True,
-    help="Where the picture and the table are written.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@out_option("keyhole-demo", "Where the picture and the table are written.")
+@json_option
 def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
     """Train a small model with and without select, and compare.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "SYNTHETIC",
     "data_option",
+    "json_option",
     "load_data",
+    "out_option",
     "parse_pairs",
     "seed_option",
     "synthetic_sizes",
@@ -52,6 +55,24 @@ def seed_option(command: _Command) -> _Command:
         type=click.IntRange(0, 2**32 - 1),
         help="Of everything random; the same seed gives the same bytes.",
     )(command)
+
+
+def out_option(default: str, about: str) -> Callable[[_Command], _Command]:
+    """`--out`, a directory."""
+    return click.option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path(default),
+        show_default=True,
+        help=about,
+    )
+
+
+def json_option(command: _Command) -> _Command:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")(
+        command
+    )
 
 
 def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:

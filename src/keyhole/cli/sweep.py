@@ -11,7 +11,9 @@ import click
 
 from keyhole.cli.inputs import (
     data_option,
+    json_option,
     load_data,
+    out_option,
     seed_option,
     synthetic_sizes,
     use_all_cores,
@@ -40,15 +42,9 @@ __all__ = ["sweep"]
 @click.option("--trials", type=click.IntRange(1, 1000), help="In place of the scale's.")
 @click.option("--cohort", type=click.IntRange(1), help="In place of the scale's.")
 @seed_option
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("keyhole-runs"),
-    show_default=True,
-    help="Where runs are kept; sweeps that share an arm share its runs.",
-)
+@out_option("keyhole-runs", "Where runs are kept; sweeps that share an arm share its runs.")
 @click.option("--keep-state", is_flag=True, help="Keep the models of finished runs on disk.")
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@json_option
 def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> None:
     """Run everything behind FIGURE, trial by trial.
 

@@ -15,7 +15,9 @@ from rich.table import Table
 
 from keyhole.cli.inputs import (
     data_option,
+    json_option,
     load_data,
+    out_option,
     parse_pairs,
     seed_option,
     synthetic_sizes,
@@ -95,14 +97,10 @@ SETTINGS = (
     help="so_word: share of a client's words that are drawn at random, for a sampled softmax.",
 )
 @seed_option
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("keyhole-runs"),
-    show_default=True,
-    help="Where runs are kept; the same command goes on with a run that was stopped.",
+@out_option(
+    "keyhole-runs", "Where runs are kept; the same command goes on with a run that was stopped."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@json_option
 def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options: Any) -> None:
     """Train TASK: so_tag, emnist_cnn, emnist_2nn, so_word, experts or movies.
 
