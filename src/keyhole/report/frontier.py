@@ -43,11 +43,25 @@ def draw_frontier(sweep: Sweep) -> Figure:
         _finish_axes(axes, sweep)
         complete = {p: all(map(sweep.is_complete, lines)) for p, lines in sweep.panels.items()}
         names = [panel if complete[panel] else f"{panel} *" for panel in shown]
-        add_legend(figure, handles, names, "" if all(complete.values()) else INCOMPLETE)
+        named, labels = _short_labels([[line.label for line in li] for li in shown.values()])
+        notes = [f"at the points: {named}"] * bool(named)
+        notes += [INCOMPLETE] * (not all(complete.values()))
+        add_legend(figure, handles, names, "\n".join(notes))
         points = [[_point(line) for line in lines] for lines in shown.values()]
-        labels = [[line.label for line in lines] for lines in shown.values()]
         place_labels(axes, points, labels, "#333333")
     return figure
+
+
+def _short_labels(labels: list[list[str]]) -> tuple[str, list[list[str]]]:
+    """What all labels name and the values alone, so that a label stays close to its point.
+
+    >>> _short_labels([["alpha = 0.1", "alpha = 1"], ["alpha = 1"]])
+    ('alpha', [['0.1', '1'], ['1']])
+    """
+    names = {label.partition(" = ")[0] for series in labels for label in series}
+    if len(names) != 1 or not all(" = " in label for series in labels for label in series):
+        return "", labels
+    return names.pop(), [[label.partition(" = ")[2] for label in series] for series in labels]
 
 
 def _shown(lines: Sequence[Line]) -> list[Line]:
