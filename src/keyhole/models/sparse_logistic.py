@@ -77,15 +77,17 @@ def _descend(
     scratch = np.empty(len(bias), np.int32)
     own = np.empty((batches.shape[1], words.shape[1]), np.int32)
     counts = np.empty(batches.shape[1], np.int64)
-    seen = np.full(len(kernel), -1, np.int64)  # which visit last used a word
-    visit = 0
-    for batch in batches:
+    seen = np.zeros(len(kernel), np.int64)  # which visit last used a word; the first is 1
+    visit = 1
+    for b in range(len(batches)):
         filled = 0
-        for example in batch:
+        for place in range(batches.shape[1]):
+            example = batches[b, place]
             if example >= 0:
                 counts[filled] = _distinct(words[example], seen, visit, own[filled])
                 visit += 1
-                errors[filled] = bias
+                for t in range(len(bias)):  # a slice takes two seconds longer to compile
+                    errors[filled, t] = bias[t]
                 _add_rows(kernel, own[filled, : counts[filled]], errors[filled])
                 _probability_minus(errors[filled], tags[example], scratch)
                 filled += 1
@@ -94,7 +96,8 @@ def _descend(
             for t in range(len(bias)):
                 errors[i, t] *= step
                 bias[t] -= errors[i, t]
-            for word in own[i, : counts[i]]:
+            for j in range(counts[i]):
+                word = own[i, j]
                 for t in range(len(bias)):
                     kernel[word, t] -= errors[i, t]
 
