@@ -91,7 +91,7 @@ def _descend(
                 _add_rows(kernel, own[filled, : counts[filled]], errors[filled])
                 _probability_minus(errors[filled], tags[example], scratch)
                 filled += 1
-        step = client_lr / np.float32(max(filled, 1))
+        step = client_lr / np.float32(filled if filled else 1)
         for i in range(filled):
             for t in range(len(bias)):
                 errors[i, t] *= step
@@ -123,8 +123,8 @@ def _add_rows(kernel: Array, own: Array, scores: Array) -> None:
         for t in range(len(scores)):
             scores[t] += (a[t] + b[t]) + (c[t] + d[t])
         at += 4
-    for word in own[at:]:
-        row = kernel[word]
+    for j in range(at, len(own)):
+        row = kernel[own[j]]
         for t in range(len(scores)):
             scores[t] += row[t]
 
