@@ -11,6 +11,19 @@ KeyholeError
  +-- PlacementError      code at the server reads a value that lives on the clients
  +-- StorageError        a file of the server's state is damaged or foreign, or the disk refuses it
  +-- WorkerError         a client's work kills every worker that tries it
+ +-- RequestError        the slice service refuses a request
+ |    +-- AccessError        no token, or one that is expired, foreign or for another round
+ |    +-- NotAdmittedError   a token that is good, for something else than was asked
+ |    +-- NotFoundError      no such route, round, table, segment or slice
+ |    +-- MethodError        a route that does not know this method
+ |    +-- TooLateError       a round that is closed or removed
+ |    +-- ConflictError      a second, different update of one device in one round
+ |    +-- TooLargeError      a body, or a number of keys, beyond the limits
+ |    +-- MediaTypeError     a body of another content type
+ |    +-- TooManyError       one device asks too often
+ |    +-- BusyError          the service has too much under way
+ +-- ServiceError        a device cannot reach its service, or gets no sense out of it
+ +-- DamageError         bytes that arrived are not the bytes that were sent
 
 A message states four facts: what is wrong, the value, what is allowed, what to do. Messages that
 may be seen at the server never carry a key or an update of one client: they carry counts.
@@ -21,16 +34,29 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AccessError",
+    "BusyError",
     "CohortError",
+    "ConflictError",
     "CutError",
+    "DamageError",
     "InputError",
     "KeySpaceError",
     "KeyholeError",
+    "MediaTypeError",
+    "MethodError",
+    "NotAdmittedError",
     "NotFiniteError",
+    "NotFoundError",
     "NotLinearError",
     "PlacementError",
+    "RequestError",
+    "ServiceError",
     "ShapeError",
     "StorageError",
+    "TooLargeError",
+    "TooLateError",
+    "TooManyError",
     "WorkerError",
 ]
 
@@ -117,3 +143,81 @@ class StorageError(KeyholeError):
 
 class WorkerError(KeyholeError):
     """A client's work kills every worker that tries it."""
+
+
+class RequestError(InputError):
+    """The slice service refuses a request, for a reason that lies in the request."""
+
+
+class AccessError(RequestError):
+    """A request without a token, or with one that is expired, foreign or for another round."""
+
+    http_status = 401
+
+
+class NotAdmittedError(RequestError):
+    """A good token that does not allow what was asked."""
+
+    http_status = 403
+
+
+class NotFoundError(RequestError):
+    """No such route, round, table, segment or slice."""
+
+    http_status = 404
+
+
+class MethodError(RequestError):
+    """A route that does not know this method."""
+
+    http_status = 405
+
+
+class ConflictError(RequestError):
+    """A second update of one device in one round that differs from the first."""
+
+    http_status = 409
+
+
+class TooLateError(RequestError):
+    """A round that is closed or removed: the device takes part in a later one."""
+
+    http_status = 410
+
+
+class TooLargeError(RequestError):
+    """A body, or a number of keys, beyond the limits."""
+
+    http_status = 413
+
+
+class MediaTypeError(RequestError):
+    """A body of another content type."""
+
+    http_status = 415
+
+
+class TooManyError(RequestError):
+    """One device asks too often; the answer says when to come back."""
+
+    http_status = 429
+
+
+class BusyError(RequestError):
+    """The service has too much under way; the answer says when to come back."""
+
+    http_status = 503
+
+
+class ServiceError(KeyholeError):
+    """A device cannot reach its service, or gets no sense out of it."""
+
+    exit_code = 5
+    http_status = 502
+
+
+class DamageError(KeyholeError):
+    """Bytes that arrived are not the bytes that were sent."""
+
+    exit_code = 4
+    http_status = 502

@@ -1,0 +1,227 @@
+"""Records: slices of one table as fixed-length bytes, plain or coded in fewer bits.
+
+A record is what a slice is on a disk and on a wire: its arrays one after the other in path order,
+little-endian, without padding. Every slice of a table has the same length, so key k lies at
+k * record_bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.errors import InputError, ShapeError
+from keyhole.primitives.parts import Part
+from keyhole.primitives.quantize import (
+    QuantizedRows,
+    check_fits,
+    dequantize_rows,
+    quantize_rows,
+)
+from keyhole.types import Array, KeyArray
+
+__all__ = ["PLAIN", "Coding", "CodingKind", "RecordArray", "RecordField", "Records"]
+
+CodingKind: TypeAlias = Literal["plain", "half", "uint8", "uint4"]
+"""How numbers are stored: as they are, in float16, or as 8 or 4 bits with a scale per array."""
+
+RecordArray: TypeAlias = NDArray[np.uint8]
+"""Records, shape (m, record_bytes)."""
+
+_BITS = {"uint8": 8, "uint4": 4}
+_SCALE_BYTES = 8  # float32 scale and offset behind the codes of an array
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How the numbers of a table are stored.
+
+    Args:
+        kind: of `CodingKind`.
+        seed: of the stochastic rounding to 8 or 4 bits. One seed for a whole run keeps the bytes of
+            rows that do not change, so that rounds can be published incrementally.
+
+    Raises:
+        InputError: no such coding.
+    """
+
+    kind: CodingKind = "plain"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(CodingKind):
+            raise InputError(
+                "no such coding of slices",
+                got=self.kind,
+                allowed=", ".join(get_args(CodingKind)),
+                fix="choose one of them",
+            )
+
+
+PLAIN = Coding()
+"""Numbers as they are."""
+
+
+@dataclass(frozen=True)
+class RecordField:
+    """One array of a slice: its path, shape and dtype before coding."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Records:
+    """What the records of one table hold.
+
+    Args:
+        name: of the table.
+        num_keys: K; keys are 0 to K - 1.
+        fields: the arrays of a slice, in path order.
+        coding: how their numbers are stored.
+
+    >>> table = Records("word", 9, (RecordField("w", (3,), np.dtype("f4")),), Coding("uint8"))
+    >>> table.record_bytes  # three codes, a scale and an offset
+    11
+    >>> coded = table.encode({"w": np.array([[0.0, 255.0, 17.0]], np.float32)}, np.array([7]))
+    >>> table.decode(coded)["w"]
+    array([[  0., 255.,  17.]], dtype=float32)
+    """
+
+    name: str
+    num_keys: int
+    fields: tuple[RecordField, ...]
+    coding: Coding = PLAIN
+
+    @staticmethod
+    def of_part(part: Part, coding: Coding) -> Records:
+        """The records of a part of a layout."""
+        fields = tuple(RecordField(f.path, f.slice_shape, f.dtype) for f in part.fields)
+        return Records(part.space.name, part.space.num_keys, fields, coding)
+
+    @cached_property
+    def record_bytes(self) -> int:
+        """The length of one record."""
+        return sum(self._field_bytes(field) for field in self.fields)
+
+    @cached_property
+    def slice_size(self) -> int:
+        """How many numbers a slice holds."""
+        return sum(field.size for field in self.fields)
+
+    def encode(self, slices: Mapping[str, Array], keys: KeyArray) -> RecordArray:
+        """Returns the records of slices.
+
+        Args:
+            slices: path -> (m, *shape) array of each field.
+            keys: (m,) int64, whose slices these are; rounding depends on them.
+
+        Raises:
+            NotFiniteError: a coded slice holds NaN, infinity or numbers beyond its format.
+        """
+        out = np.empty((len(keys), self.record_bytes), np.uint8)
+        at, start = 0, 0
+        for field in self.fields:
+            values = np.asarray(slices[field.path]).reshape(len(keys), field.size)
+            for block in self._blocks(values, field, keys, start):
+                coded = np.ascontiguousarray(block).view(np.uint8).reshape(len(keys), -1)
+                out[:, at : at + coded.shape[1]] = coded
+                at += coded.shape[1]
+            start += field.size
+        return out
+
+    def encode_rows(self, rows: Array, keys: KeyArray) -> RecordArray:
+        """Returns the records of rows, (m, slice_size): the arrays of each slice side by side.
+
+        Plain rows of one dtype are records already, and come back without a copy.
+        """
+        if self.coding.kind == "plain" and all(
+            f.dtype.newbyteorder("<") == rows.dtype for f in self.fields
+        ):
+            return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), self.record_bytes)
+        return self.encode(self._split(rows), keys)
+
+    def decode(self, records: RecordArray) -> dict[str, Array]:
+        """Returns path -> (m, *shape): the numbers that records stand for.
+
+        Raises:
+            ShapeError: these are not records of this table.
+        """
+        if records.ndim != 2 or records.shape[1] != self.record_bytes:
+            raise ShapeError(
+                f"bytes are not records of {self.name!r}",
+                got=f"shape {records.shape}",
+                allowed=f"(m, {self.record_bytes})",
+                fix="check that both sides use the same manifest",
+            )
+        found, at = {}, 0
+        for field in self.fields:
+            stop = at + self._field_bytes(field)
+            found[field.path] = self._numbers(np.ascontiguousarray(records[:, at:stop]), field)
+            at = stop
+        return found
+
+    def decode_rows(self, records: RecordArray) -> Array:
+        """Returns the numbers as rows, (m, slice_size): the inverse of `encode_rows`."""
+        slices = self.decode(records)
+        flat = [slices[f.path].reshape(len(records), f.size) for f in self.fields]
+        return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+
+    def _field_bytes(self, field: RecordField) -> int:
+        if self.coding.kind == "plain":
+            return field.size * field.dtype.itemsize
+        if self.coding.kind == "half":
+            return field.size * 2
+        return -(-field.size * _BITS[self.coding.kind] // 8) + _SCALE_BYTES
+
+    def _blocks(
+        self, values: Array, field: RecordField, keys: KeyArray, start: int
+    ) -> tuple[Array, ...]:
+        """The stored arrays of one field, each (m, n), in order."""
+        if self.coding.kind == "plain":
+            return (values.astype(field.dtype.newbyteorder("<"), copy=False),)
+        if self.coding.kind == "half":
+            with np.errstate(over="ignore"):
+                halves = values.astype("<f2")
+            check_fits(halves)
+            return (halves,)
+        coded = quantize_rows(values, keys, _BITS[self.coding.kind], self.coding.seed, start)
+        scales = np.stack([coded.scale, coded.offset], axis=1).astype("<f4", copy=False)
+        return coded.codes, scales
+
+    def _numbers(self, stored: RecordArray, field: RecordField) -> Array:
+        """One field from its stored bytes, (m, *shape)."""
+        shape = (len(stored), *field.shape)
+        if self.coding.kind == "plain":
+            little = stored.view(field.dtype.newbyteorder("<"))
+            return little.astype(field.dtype, copy=False).reshape(shape)
+        if self.coding.kind == "half":
+            return stored.view("<f2").astype(field.dtype).reshape(shape)
+        codes = stored[:, :-_SCALE_BYTES]
+        scales = np.ascontiguousarray(stored[:, -_SCALE_BYTES:]).view("<f4")
+        bits = _BITS[self.coding.kind]
+        numbers = dequantize_rows(
+            QuantizedRows(codes, scales[:, 0], scales[:, 1], field.size, bits)
+        ).reshape(shape)
+        is_whole = np.issubdtype(field.dtype, np.integer)
+        return (np.rint(numbers) if is_whole else numbers).astype(field.dtype)
+
+    def _split(self, rows: Array) -> dict[str, Array]:
+        """The arrays of slices that stand side by side in rows."""
+        found, at = {}, 0
+        for field in self.fields:
+            found[field.path] = rows[:, at : at + field.size]
+            at += field.size
+        return found

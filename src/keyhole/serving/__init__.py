@@ -1,0 +1,1 @@
+"""Slices and updates over a network: slice files, the service, the device."""

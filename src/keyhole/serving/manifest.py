@@ -1,0 +1,280 @@
+"""The manifest of a round: what its tables hold, where they lie, and how to tell damage.
+
+A manifest is all that a device needs to know of a model: from it follow the layout, the records and
+the URLs of a round. It is JSON, read strictly: an unknown name, a wrong type or a size that does
+not add up is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from keyhole.delivery.records import Coding, CodingKind, RecordField, Records
+from keyhole.errors import InputError, KeyholeError
+from keyhole.primitives.cuts import Cut
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import Layout
+from keyhole.types import Tree
+
+__all__ = [
+    "VERSION",
+    "FieldInfo",
+    "Manifest",
+    "SegmentInfo",
+    "SpaceInfo",
+    "TableInfo",
+    "decode_manifest",
+    "describe_round",
+    "encode_manifest",
+    "name_round",
+    "table_info",
+]
+
+VERSION = 1
+_MOST_TABLES = 4096  # of one manifest; a model of the paper has four
+
+
+class SpaceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key space that cuts the model."""
+
+    name: str
+    num_keys: int
+
+
+class FieldInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One array of a slice.
+
+    Attributes:
+        path: of the parameter.
+        dtype: little-endian, as NumPy writes it: "<f4".
+        shape: of the whole parameter; of the slice where `axes` is null.
+        axes: which axis each factor of the table cuts; null for a table of a select function.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] | None = None
+
+
+class SegmentInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of consecutive records, and one of their sums.
+
+    Attributes:
+        first: the key of its first record.
+        count: how many records it holds.
+        sums_sha256: SHA-256, in hex, of the file of sums.
+        sha256: of the records themselves, where the round is to pass through strange hands.
+    """
+
+    first: int
+    count: int
+    sums_sha256: str
+    sha256: str | None = None
+
+
+class TableInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table: a part of the model, or the slices of a select function.
+
+    Attributes:
+        name: of its key space; "everyone" for what is not cut.
+        num_keys: K.
+        factors: names of the key spaces whose product keys it; null for a select function.
+        fields: the arrays of a slice, in path order.
+        coding: how numbers are stored.
+        coding_seed: of the stochastic rounding.
+        record_bytes: length of a slice.
+        segments: in order of keys; empty where slices are computed on demand.
+    """
+
+    name: str
+    num_keys: int
+    factors: tuple[str, ...] | None
+    fields: tuple[FieldInfo, ...]
+    coding: CodingKind
+    coding_seed: int
+    record_bytes: int
+    segments: tuple[SegmentInfo, ...] = ()
+
+    @property
+    def records(self) -> Records:
+        """What a record holds."""
+        fields = tuple(
+            RecordField(f.path, _slice_shape(f), np.dtype(f.dtype).newbyteorder("="))
+            for f in self.fields
+        )
+        return Records(self.name, self.num_keys, fields, Coding(self.coding, self.coding_seed))
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A published round.
+
+    Attributes:
+        version: of this format.
+        number: t, which round of the run; grows.
+        step: how many steps the server had made.
+        spaces: the key spaces that cut the model.
+        structure: the tree of the model with paths for leaves, see `docs/wire.md`.
+        tables: in the order of the parts of the layout.
+        settings: what devices are told about the run: keys_per_client, seed and the like.
+    """
+
+    version: int
+    number: int
+    step: int
+    spaces: tuple[SpaceInfo, ...]
+    structure: Any
+    tables: tuple[TableInfo, ...]
+    settings: dict[str, Any] = {}
+
+    @property
+    def layout(self) -> Layout | None:
+        """The model and its cuts; None where the tables are of select functions."""
+        if any(table.factors is None for table in self.tables):
+            return None
+        axes: dict[str, dict[str, int]] = {space.name: {} for space in self.spaces}
+        leaves = {}
+        for table in self.tables:
+            for field in table.fields:
+                leaves[field.path] = np.broadcast_to(
+                    np.zeros((), np.dtype(field.dtype).newbyteorder("=")), field.shape
+                )
+                for name, axis in zip(table.factors or (), field.axes or (), strict=True):
+                    axes[name][field.path] = axis
+        cuts = [Cut(KeySpace(s.name, s.num_keys), axes[s.name]) for s in self.spaces]
+        return Layout.of(_decode_structure(self.structure, leaves), *cuts)
+
+
+def table_info(records: Records, layout: Layout | None = None, place: int = 0) -> TableInfo:
+    """Describes a table that has no segments yet.
+
+    Args:
+        records: what a record holds.
+        layout: the model, if the table is one of its parts.
+        place: of the part in `layout.parts`.
+    """
+    if layout is None:
+        factors = None
+        fields = tuple(
+            FieldInfo(f.path, f.dtype.newbyteorder("<").str, f.shape) for f in records.fields
+        )
+    else:
+        part = layout.parts[place]
+        factors = tuple(factor.name for factor in part.product.factors)
+        fields = tuple(
+            FieldInfo(f.path, f.dtype.newbyteorder("<").str, f.shape, f.axes) for f in part.fields
+        )
+    return TableInfo(
+        name=records.name,
+        num_keys=records.num_keys,
+        factors=factors,
+        fields=fields,
+        coding=records.coding.kind,
+        coding_seed=records.coding.seed,
+        record_bytes=records.record_bytes,
+    )
+
+
+def describe_round(
+    layout: Layout | None,
+    tables: Sequence[TableInfo],
+    number: int,
+    step: int,
+    settings: Mapping[str, Any],
+) -> Manifest:
+    """The manifest of a round; `layout` is None where its tables are of select functions."""
+    spaces = () if layout is None else layout.spaces
+    return Manifest(
+        version=VERSION,
+        number=number,
+        step=step,
+        spaces=tuple(SpaceInfo(s.name, s.num_keys) for s in spaces),
+        structure=None if layout is None else _encode_structure(layout.structure),
+        tables=tuple(tables),
+        settings=dict(settings),
+    )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Returns the manifest as JSON; the same manifest gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Returns the manifest that `data` holds.
+
+    Raises:
+        InputError: it is not a manifest of this version, or does not add up.
+    """
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+        _check(manifest)
+    except (msgspec.DecodeError, KeyholeError, ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            "not the manifest of a round",
+            got=str(error),
+            allowed=f"JSON of version {VERSION}, see docs/wire.md",
+            fix="fetch it again; it may come from another version of keyhole",
+        ) from error
+    return manifest
+
+
+def name_round(encoded: bytes, number: int) -> str:
+    """The identifier of a round: its number and what its manifest holds, never used twice.
+
+    >>> name_round(b"{}", 12)
+    '12-44136fa355b3678a'
+    """
+    return f"{number}-{sha256(encoded).hexdigest()[:16]}"
+
+
+def _check(manifest: Manifest) -> None:
+    if manifest.version != VERSION or manifest.number < 0 or manifest.step < 0:
+        raise ValueError("another version, or a round below 0")
+    if len(manifest.tables) > _MOST_TABLES:
+        raise ValueError("too many tables")
+    for table in manifest.tables:
+        if table.record_bytes != table.records.record_bytes:
+            raise ValueError("a record is not as long as its fields")
+        keys = 0
+        for segment in table.segments:
+            if segment.first != keys or segment.count < 1:
+                raise ValueError("segments do not follow each other")
+            keys += segment.count
+        if table.segments and keys != table.num_keys:
+            raise ValueError("segments do not hold every key")
+    layout = manifest.layout
+    if layout is None:
+        return
+    parts = [(part.space.name, part.space.num_keys) for part in layout.parts]
+    if parts != [(table.name, table.num_keys) for table in manifest.tables]:
+        raise ValueError("tables are not the parts of the layout")
+
+
+def _slice_shape(field: FieldInfo) -> tuple[int, ...]:
+    return tuple(n for axis, n in enumerate(field.shape) if axis not in (field.axes or ()))
+
+
+def _encode_structure(node: Tree) -> Any:
+    """The tree with kinds spelled out, since JSON knows neither tuples nor whole-number keys."""
+    if isinstance(node, Mapping):
+        return {"dict": [[key, _encode_structure(child)] for key, child in node.items()]}
+    if isinstance(node, list | tuple):
+        kind = "list" if isinstance(node, list) else "tuple"
+        return {kind: [_encode_structure(child) for child in node]}
+    return node
+
+
+def _decode_structure(node: Any, leaves: Mapping[str, Any]) -> Tree:
+    if node is None or isinstance(node, str):
+        return None if node is None else leaves[node]
+    ((kind, children),) = node.items()
+    if kind == "dict":
+        return {key: _decode_structure(child, leaves) for key, child in children}
+    made = [_decode_structure(child, leaves) for child in children]
+    return {"list": list, "tuple": tuple}[kind](made)
