@@ -239,6 +239,12 @@ def _check(manifest: Manifest) -> None:
     if len(manifest.tables) > _MOST_TABLES:
         raise ValueError("too many tables")
     for table in manifest.tables:
+        # Bytes from a network are viewed as these numbers: never as objects.
+        if any(
+            np.dtype(f.dtype).kind not in "biuf" or min(f.shape, default=0) < 0
+            for f in table.fields
+        ):
+            raise ValueError("an array that does not hold plain numbers")
         if table.record_bytes != table.records.record_bytes:
             raise ValueError("a record is not as long as its fields")
         keys = 0
@@ -273,6 +279,8 @@ def _encode_structure(node: Tree) -> Any:
 def _decode_structure(node: Any, leaves: Mapping[str, Any]) -> Tree:
     if node is None or isinstance(node, str):
         return None if node is None else leaves[node]
+    if not isinstance(node, dict) or len(node) != 1:
+        raise ValueError("a node of the structure is neither a path nor of one kind")
     ((kind, children),) = node.items()
     if kind == "dict":
         return {key: _decode_structure(child, leaves) for key, child in children}

@@ -1,0 +1,218 @@
+"""The binary messages: round trips, every byte of an example, and what is refused."""
+
+import struct
+from zlib import crc32
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keyhole as kh
+from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeError
+from keyhole.serving.wire import (
+    MOST_BLOCKS,
+    Ask,
+    check_of,
+    decode_answer,
+    decode_query,
+    decode_update,
+    encode_query,
+    encode_update,
+    sent_mask,
+    unchanged,
+)
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, model_of
+
+NUM_KEYS = [7, 2**31, 2**63]
+
+SUMS = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def asks(draw):
+    table = draw(st.integers(0, len(NUM_KEYS) - 1))
+    keys = draw(st.lists(st.integers(0, NUM_KEYS[table] - 1), max_size=9))
+    sums = draw(st.none() | st.lists(SUMS, min_size=len(keys), max_size=len(keys)))
+    return Ask(table, np.array(keys, np.int64), None if sums is None else np.array(sums, np.uint64))
+
+
+def same(one, other):
+    assert one.table == other.table
+    np.testing.assert_array_equal(one.keys, other.keys)
+    assert (one.sums is None) == (other.sums is None)
+    if one.sums is not None:
+        np.testing.assert_array_equal(one.sums, other.sums)
+
+
+@given(st.lists(asks(), max_size=4))
+def test_a_query_arrives_as_it_was_asked(given_asks):
+    found = decode_query(encode_query(given_asks), NUM_KEYS, most_keys=100)
+    assert len(found) == len(given_asks)
+    for one, other in zip(found, given_asks, strict=True):
+        same(one, other)
+
+
+def test_every_byte_of_a_query():
+    body = encode_query(
+        [
+            Ask(1, np.array([5, 2, 5])),
+            Ask(2, np.array([2**40]), np.array([7], np.uint64)),
+        ]
+    )
+    assert body == (
+        b"KHQ1" + b"\2\0" + b"\0\0"
+        # table 1, keys of 4 bytes, no sums, 3 keys
+        + b"\1\0" + b"\4" + b"\0" + b"\3\0\0\0" + b"\5\0\0\0\2\0\0\0\5\0\0\0"
+        # table 2, keys of 8 bytes, sums, 1 key
+        + b"\2\0" + b"\x08" + b"\1" + b"\1\0\0\0" + b"\0\0\0\0\0\1\0\0" + b"\7\0\0\0\0\0\0\0"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [-1, 7, 2**31 - 1])
+def test_keys_outside_their_table_are_counted_and_not_shown(key):
+    body = bytearray(encode_query([Ask(0, np.array([3, 4, 5]))]))
+    body[-4:] = struct.pack("<i", key)
+    with pytest.raises(KeySpaceError, match=r"1 of 3 keys") as caught:
+        decode_query(bytes(body), NUM_KEYS, 100)
+    assert key == 7 or str(key) not in str(caught.value)
+
+
+def test_more_keys_than_allowed_are_refused_before_they_are_read():
+    body = encode_query([Ask(0, np.zeros(51, np.int64)), Ask(0, np.zeros(50, np.int64))])
+    with pytest.raises(TooLargeError, match="got 101, allowed is 100"):
+        decode_query(body, NUM_KEYS, most_keys=100)
+
+
+def test_a_count_beyond_the_body_is_refused():
+    body = bytearray(encode_query([Ask(0, np.array([3]))]))
+    body[12:16] = b"\xff\xff\xff\xff"
+    with pytest.raises(RequestError):
+        decode_query(bytes(body), NUM_KEYS, most_keys=2**33)
+
+
+def test_a_query_of_too_many_blocks_is_refused():
+    body = encode_query([Ask(0, np.array([1]))] * (MOST_BLOCKS + 1))
+    with pytest.raises(RequestError, match="its head"):
+        decode_query(body, NUM_KEYS, 100)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_query_or_refused(body):
+    try:
+        found = decode_query(body, NUM_KEYS, most_keys=100)
+    except RequestError:
+        return
+    except KeySpaceError:
+        return
+    assert len(encode_query(found)) <= len(body)
+
+
+@given(st.lists(asks(), min_size=1, max_size=3), st.data())
+def test_a_cut_or_lengthened_query_is_refused(given_asks, data):
+    body = encode_query(given_asks)
+    cut = data.draw(st.integers(0, len(body) - 1))
+    for wrong in (body[:cut], body + b"\0"):
+        with pytest.raises(RequestError):
+            decode_query(wrong, NUM_KEYS, most_keys=100)
+
+
+def test_an_answer_holds_what_the_device_does_not_hold():
+    ask = Ask(0, np.array([4, 1, 4]), np.array([10, 11, 10], np.uint64))
+    now = np.array([10, 99, 10], np.uint64)
+    is_sent = ~unchanged(ask, now)
+    (answer,) = decode_answer(sent_mask(is_sent) + b"new", [ask], record_bytes=[3])
+    assert answer.is_sent.tolist() == [False, True, False]
+    assert answer.records.tobytes() == b"new"
+
+
+def test_answers_of_several_tables_follow_each_other():
+    both = [Ask(1, np.array([0, 1])), Ask(0, np.array([3]))]
+    first, second = decode_answer(b"aabbX", both, record_bytes=[1, 2])
+    assert first.records.tobytes() == b"aabb"
+    assert second.records.tobytes() == b"X"
+
+
+@pytest.mark.parametrize("body", [b"", b"aabb", b"aabbXY"])
+def test_an_answer_of_another_length_is_damage(body):
+    both = [Ask(1, np.array([0, 1])), Ask(0, np.array([3]))]
+    with pytest.raises(DamageError):
+        decode_answer(body, both, record_bytes=[1, 2])
+
+
+def test_the_check_is_a_checksum_of_the_sums_in_order():
+    one, two = np.array([1, 2], np.uint64), np.array([3], np.uint64)
+    expected = crc32(b"".join(struct.pack("<Q", i) for i in (1, 2, 3)))
+    assert check_of([one, two]) == f"{expected:08x}"
+    assert check_of([two, one]) != check_of([one, two])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(data=st.data())
+def test_an_update_arrives_as_it_was_sent(name, data):
+    layout = LAYOUTS[name]
+    keys = data.draw(client_keys(layout))
+    update = data.draw(model_of(layout, counts_of(keys)))
+    by_name = layout.keys_by_space(keys)
+    found, found_keys = decode_update(encode_update(layout, update, by_name), layout, 100)
+    assert_trees_equal(found, update)
+    assert {n: list(z) for n, z in found_keys.items()} == {n: list(z) for n, z in by_name.items()}
+
+
+def example_update():
+    layout = LAYOUTS["rows with a broadcast bias"]
+    keys = {"row": layout.spaces[0].keys([6, 0])}
+    update = {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, "f4")}
+    return layout, encode_update(layout, update, keys)
+
+
+def test_every_byte_of_an_update():
+    _, body = example_update()
+    content = (
+        b"KHU1" + b"\1\0" + b"\2\0"
+        + b"\2\0\0\0" + struct.pack("<qq", 6, 0)
+        + np.ones(3, "<f4").tobytes()  # what is not cut comes first
+        + np.arange(6, dtype="<f4").tobytes()
+    )  # fmt: skip
+    assert body == content + struct.pack("<I", crc32(content))
+
+
+def test_any_flipped_or_cut_byte_of_an_update_is_refused():
+    layout, body = example_update()
+    for place in range(len(body)):
+        flipped = bytearray(body)
+        flipped[place] ^= 0x40
+        with pytest.raises(RequestError):
+            decode_update(bytes(flipped), layout, 100)
+        with pytest.raises(RequestError):
+            decode_update(body[:place], layout, 100)
+
+
+@given(st.binary(max_size=100))
+def test_any_signed_bytes_are_an_update_or_refused(content):
+    """Bytes whose checksum is right reach the checks behind it."""
+    layout = LAYOUTS["rows with a broadcast bias"]
+    content = struct.pack("<4sHH", b"KHU1", 1, 2) + content
+    try:
+        _, keys = decode_update(content + struct.pack("<I", crc32(content)), layout, most_keys=3)
+    except (RequestError, KeySpaceError):
+        return
+    assert len(keys["row"]) <= 3
+
+
+def test_an_update_of_another_model_is_refused():
+    _, body = example_update()
+    with pytest.raises(RequestError, match="another model"):
+        decode_update(body, LAYOUTS["two key spaces"], 100)
+
+
+def test_an_update_with_too_many_or_wrong_keys_is_refused():
+    layout, body = example_update()
+    with pytest.raises(TooLargeError, match="got 2, allowed is 1"):
+        decode_update(body, layout, most_keys=1)
+    smaller = kh.Layout.of(
+        {"kernel": np.zeros((6, 3), "f4"), "bias": np.zeros(3, "f4")},
+        kh.Cut(kh.KeySpace("row", 6), {"kernel": 0}),
+    )
+    with pytest.raises(KeySpaceError, match=r"1 of 2 keys"):
+        decode_update(body, smaller, 100)
