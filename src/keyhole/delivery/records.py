@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.errors import InputError, ShapeError
+from keyhole.primitives.layout import Layout
 from keyhole.primitives.parts import Part
 from keyhole.primitives.quantize import (
     QuantizedRows,
@@ -26,7 +27,7 @@ from keyhole.primitives.quantize import (
 )
 from keyhole.types import Array, KeyArray
 
-__all__ = ["PLAIN", "Coding", "CodingKind", "RecordArray", "RecordField", "Records"]
+__all__ = ["PLAIN", "Coding", "CodingKind", "RecordArray", "RecordField", "Records", "records_of"]
 
 CodingKind: TypeAlias = Literal["plain", "half", "uint8", "uint4"]
 """How numbers are stored: as they are, in float16, or as 8 or 4 bits with a scale per array."""
@@ -136,9 +137,10 @@ class Records:
         for field in self.fields:
             values = np.asarray(slices[field.path]).reshape(len(keys), field.size)
             for block in self._blocks(values, field, keys, start):
-                coded = np.ascontiguousarray(block).view(np.uint8).reshape(len(keys), -1)
-                out[:, at : at + coded.shape[1]] = coded
-                at += coded.shape[1]
+                width = block.shape[1] * block.itemsize
+                coded = np.ascontiguousarray(block).view(np.uint8).reshape(len(keys), width)
+                out[:, at : at + width] = coded
+                at += width
             start += field.size
         return out
 
@@ -225,3 +227,10 @@ class Records:
             found[field.path] = rows[:, at : at + field.size]
             at += field.size
         return found
+
+
+def records_of(layout: Layout, coding: Coding) -> list[Records]:
+    """The records of every part of a layout; what everyone receives stays plain."""
+    return [
+        Records.of_part(part, coding if part.product.factors else PLAIN) for part in layout.parts
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from keyhole.delivery.records import PLAIN, Coding, RecordArray, Records
+from keyhole.delivery.records import PLAIN, Coding, RecordArray, Records, records_of
 from keyhole.server.state import ServerState
 from keyhole.types import Array, KeyArray
 
@@ -77,6 +77,6 @@ class FunctionSource:
 def sources_of(state: ServerState, coding: Coding = PLAIN) -> tuple[StateSource, ...]:
     """The sources of every part of a state, in order; what everyone receives stays plain."""
     return tuple(
-        StateSource(state, place, coding if part.product.factors else PLAIN)
-        for place, part in enumerate(state.layout.parts)
+        StateSource(state, place, records.coding)
+        for place, records in enumerate(records_of(state.layout, coding))
     )
