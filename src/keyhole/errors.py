@@ -20,6 +20,8 @@ KeyholeError
  |    +-- ConflictError      a second, different update of one device in one round
  |    +-- TooLargeError      a body, or a number of keys, beyond the limits
  |    +-- MediaTypeError     a body of another content type
+ |    +-- RangeError         a range that begins behind the end
+ |    +-- SlowError          a body that takes too long to arrive
  |    +-- TooManyError       one device asks too often
  |    +-- BusyError          the service has too much under way
  +-- ServiceError        a device cannot reach its service, or gets no sense out of it
@@ -50,9 +52,11 @@ __all__ = [
     "NotFoundError",
     "NotLinearError",
     "PlacementError",
+    "RangeError",
     "RequestError",
     "ServiceError",
     "ShapeError",
+    "SlowError",
     "StorageError",
     "TooLargeError",
     "TooLateError",
@@ -195,6 +199,18 @@ class MediaTypeError(RequestError):
     """A body of another content type."""
 
     http_status = 415
+
+
+class RangeError(RequestError):
+    """A range of bytes that begins behind the end of what was asked for."""
+
+    http_status = 416
+
+
+class SlowError(RequestError):
+    """A body that takes too long to arrive."""
+
+    http_status = 408
 
 
 class TooManyError(RequestError):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +32,9 @@ if TYPE_CHECKING:
     from keyhole.tasks.arms import Arm
     from keyhole.tasks.task import TaskKind
     from keyhole.tasks.trial_directory import Result
+    from keyhole.training.loop import Rounds
 
-__all__ = ["train"]
+__all__ = ["read_arm", "train"]
 
 FIXED = "fixed"
 SETTINGS = (
@@ -96,6 +100,18 @@ SETTINGS = (
     show_default=True,
     help="so_word: share of a client's words that are drawn at random, for a sampled softmax.",
 )
+@click.option(
+    "--devices",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Let the devices of a slice service train: rounds are published to DIR, which `keyhole "
+    "serve DIR` serves, and updates are taken from there.",
+)
+@click.option(
+    "--round-seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="With --devices: close a round after so many seconds with what has arrived.",
+)
 @seed_option
 @out_option(
     "keyhole-runs", "Where runs are kept; the same command goes on with a run that was stopped."
@@ -113,7 +129,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     from keyhole.tasks.named import task_named
 
     kind = task_named(task)
-    arm = _arm(kind, options)
+    arm = read_arm(kind, options)
     use_all_cores()
     sizes = synthetic_sizes(data, [arm])
     experiment = Experiment(arm, load_data(data, kind.kind, options["seed"], **sizes))
@@ -122,7 +138,8 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
         (f"{arm.name}, trial {trial}", experiment, trial, out / arm.name / f"trial-{trial}")
         for trial in range(trials)
     ]
-    done = dict(run_trials(work, trials, keep_state=True))
+    with _rounds(trials, options["devices"], options["round_seconds"]) as kind_of:
+        done = dict(run_trials(work, trials, keep_state=True, kind_of=kind_of))
     if as_json:
         rows = [{"directory": str(path), **asdict(result)} for path, result in done.items()]
         click.echo(json.dumps(rows, indent=2))
@@ -131,7 +148,29 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
         click.echo(f"runs: {out / arm.name}")
 
 
-def _arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
+@contextmanager
+def _rounds(
+    trials: int, directory: Path | None, seconds: float | None
+) -> Iterator[Callable[[threading.Event], Rounds | None]]:
+    """What makes the rounds: this process, or the devices of a service."""
+    if directory is None:
+        if seconds is not None:
+            raise click.UsageError("--round-seconds goes with --devices")
+        yield lambda stop: None
+        return
+    if trials > 1:
+        raise click.UsageError("--devices trains one trial at a time")
+    from keyhole.serving.publishing import Publisher
+    from keyhole.serving.served import Served
+    from keyhole.serving.update_spool import UpdateSpool
+
+    with Publisher(directory) as publisher:
+        spool = UpdateSpool(directory / "updates")
+        yield lambda stop: Served(publisher, spool, seconds=seconds or inf, stop=stop)
+
+
+def read_arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
+    """The arm that the options of `keyhole train` describe."""
     from keyhole.tasks.arms import arm_of
 
     choices = _by_space(kind, options["choices"])

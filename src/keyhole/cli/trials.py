@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -13,14 +14,17 @@ from keyhole.tasks.experiment import Experiment
 from keyhole.tasks.named import task_named
 from keyhole.tasks.trial_directory import Result
 from keyhole.training.devices import on_devices
-from keyhole.training.loop import stop_on_signals
+from keyhole.training.loop import Rounds, stop_on_signals
 from keyhole.training.record import RoundRecord
 
 __all__ = ["run_trials"]
 
 
 def run_trials(
-    work: Iterable[tuple[str, Experiment, int, Path]], total: int, keep_state: bool
+    work: Iterable[tuple[str, Experiment, int, Path]],
+    total: int,
+    keep_state: bool,
+    kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
 ) -> Iterator[tuple[Path, Result]]:
     """Runs trials one after the other and yields their results.
 
@@ -31,6 +35,7 @@ def run_trials(
         work: description, experiment, trial and directory of each.
         total: how many there are.
         keep_state: whether models stay on disk.
+        kind_of: what makes the rounds, given the event that stops them; None makes them in process.
     """
     with progress_bars() as bars, stop_on_signals() as stop:
         whole = bars.add_task("trials", total=total, note="")
@@ -52,6 +57,7 @@ def run_trials(
                 stop=stop,
                 on_round=show,
                 keep_state=keep_state,
+                kind=kind_of(stop),
             )
             if result is None:
                 click.echo(f"{directory} keeps what was done; the same command goes on", err=True)

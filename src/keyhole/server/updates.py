@@ -10,12 +10,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from keyhole import tree
 from keyhole.errors import KeySpaceError, NotFiniteError, ShapeError
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.parts import Part
-from keyhole.types import KeyArray
+from keyhole.types import KeyArray, Tree
 
-__all__ = ["RowUpdate", "check_float32", "check_updates", "no_update"]
+__all__ = ["RowUpdate", "check_float32", "check_updates", "no_update", "usable"]
+
+_LARGEST = np.finfo(np.float32).max / 2**20  # a million of them still add up
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,18 @@ class RowUpdate:
 def no_update(part: Part) -> RowUpdate:
     """The update of a part that nobody touched."""
     return RowUpdate(np.empty(0, np.int64), np.empty((0, part.slice_size), np.float32))
+
+
+def usable(update: Tree) -> Tree | None:
+    """A client's update in float32, or None if it is not finite or too large to add up.
+
+    >>> usable({"w": np.array([1.0, np.nan])}) is None
+    True
+    """
+    with np.errstate(over="ignore"):
+        cast = tree.map_leaves(lambda leaf: np.asarray(leaf, np.float32), update)
+    is_small = all(np.all(np.abs(leaf) <= _LARGEST) for leaf in tree.flatten(cast).values())
+    return cast if is_small else None
 
 
 def check_float32(dtypes: Mapping[str, Any]) -> None:

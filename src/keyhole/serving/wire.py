@@ -34,6 +34,7 @@ __all__ = [
     "decode_update",
     "encode_query",
     "encode_update",
+    "most_query_bytes",
     "sent_mask",
     "unchanged",
 ]
@@ -92,6 +93,11 @@ def encode_query(asks: Sequence[Ask]) -> bytes:
         if ask.sums is not None:
             pieces.append(ask.sums.astype("<u8").tobytes())
     return b"".join(pieces)
+
+
+def most_query_bytes(most_keys: int) -> int:
+    """The length of the longest query that names so many keys: eight bytes each, and its sum."""
+    return _HEAD.size + MOST_BLOCKS * _BLOCK.size + 16 * most_keys
 
 
 def decode_query(body: bytes, num_keys: Sequence[int], most_keys: int) -> list[Ask]:

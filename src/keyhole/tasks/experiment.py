@@ -37,7 +37,7 @@ from keyhole.tasks.trial_directory import (
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import Cohorts
 from keyhole.training.local_sgd import LocalSgd
-from keyhole.training.loop import Evaluation, Run, resume_run, start_run
+from keyhole.training.loop import Evaluation, Rounds, Run, resume_run, start_run
 from keyhole.training.named import Algorithm, algorithm_named
 from keyhole.training.plan import Plan
 from keyhole.training.randomness import Place, generator
@@ -133,8 +133,13 @@ class Experiment:
         self.plan(0).check(self.task.model.layout)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
 
-    def start(self, trial: int, directory: Path | None) -> Run:
+    def start(self, trial: int, directory: Path | None, kind: Rounds | None = None) -> Run:
         """Starts a trial, or goes on with it where it stopped.
+
+        Args:
+            trial: which.
+            directory: where to keep it; None keeps it in memory only.
+            kind: what makes the rounds; None makes them in process.
 
         Raises:
             InputError: the directory holds another run.
@@ -144,10 +149,10 @@ class Experiment:
         state = ServerState.dense(layout, model, self.algorithm.server)
         clients, plan = self.clients, self.plan(trial)
         if directory is None:
-            return start_run(state, clients, plan)
+            return start_run(state, clients, plan, kind=kind)
         self.check()  # before anything is written
         begin = resume_run if begin_trial(directory, self.describe(trial)) else start_run
-        return begin(state, clients, plan, directory)
+        return begin(state, clients, plan, directory, kind)
 
     def run(
         self,
@@ -158,6 +163,7 @@ class Experiment:
         stop: threading.Event | None = None,
         on_round: Callable[[RoundRecord], None] = lambda _: None,
         keep_state: bool = True,
+        kind: Rounds | None = None,
     ) -> Result | None:
         """Runs a trial to its end.
 
@@ -168,6 +174,7 @@ class Experiment:
             stop: once set, the round under way is the last for now.
             on_round: called after each round that is made, and for those made before.
             keep_state: whether the server's state stays on disk after the last round.
+            kind: what makes the rounds; None makes them in process.
 
         Returns:
             The result, None if `stop` came first.
@@ -176,7 +183,7 @@ class Experiment:
         done = None if directory is None else read_result(directory, self.describe(trial))
         if done is not None:
             return done
-        started, run = time.perf_counter(), self.start(trial, directory)
+        started, run = time.perf_counter(), self.start(trial, directory, kind)
         for record in run.records:
             on_round(record)
         try:

@@ -195,7 +195,11 @@ class Run:
 
 
 def start_run(
-    state: ServerState, clients: Clients, plan: Plan, directory: Path | str | None = None
+    state: ServerState,
+    clients: Clients,
+    plan: Plan,
+    directory: Path | str | None = None,
+    kind: Rounds | None = None,
 ) -> Run:
     """Starts a run.
 
@@ -204,22 +208,30 @@ def start_run(
         clients: the population.
         plan: what stays the same in every round.
         directory: where to keep the run; must hold none yet. None keeps it in memory only.
+        kind: what makes the rounds; None lets the plan decide.
 
     Raises:
         InputError: the plan does not fit the model or the population.
         StorageError: the directory holds a run already, or cannot be written.
     """
     _check(state, clients, plan)
+    kind = kind or _rounds_of(plan)
     if directory is None:
-        return Run(state, clients, plan, _rounds_of(plan))
+        return Run(state, clients, plan, kind)
     directory = Path(directory)
     store = create_store(directory / _STATE, state, json.dumps(plan.describe()).encode() + b"\0")
     write_records(directory / _RECORDS, [])
     (directory / _PLAN).write_text(json.dumps(plan.describe(), indent=1) + "\n")
-    return Run(state, clients, plan, _rounds_of(plan), directory=directory, store=store)
+    return Run(state, clients, plan, kind, directory=directory, store=store)
 
 
-def resume_run(state: ServerState, clients: Clients, plan: Plan, directory: Path | str) -> Run:
+def resume_run(
+    state: ServerState,
+    clients: Clients,
+    plan: Plan,
+    directory: Path | str,
+    kind: Rounds | None = None,
+) -> Run:
     """Opens a run that was stopped or killed, at its last durable round.
 
     Args:
@@ -227,6 +239,7 @@ def resume_run(state: ServerState, clients: Clients, plan: Plan, directory: Path
         clients: the same population.
         plan: the same plan.
         directory: of the run.
+        kind: what makes the rounds; None lets the plan decide.
 
     Raises:
         InputError: the plan is not the one that the run was started with.
@@ -240,7 +253,7 @@ def resume_run(state: ServerState, clients: Clients, plan: Plan, directory: Path
         stored = decode_records(lines)
         records, notes = _merge(read_records(directory / _RECORDS), stored)
         write_records(directory / _RECORDS, records)
-        kind = _rounds_of(plan)
+        kind = kind or _rounds_of(plan)
         kind.load(under_way, state.layout)
     except BaseException:
         found.store.close()

@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
-
-from keyhole import tree
 from keyhole.delivery.cost import Cost
 from keyhole.delivery.ways import key_bytes
 from keyhole.errors import InputError
@@ -21,22 +18,20 @@ from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.primitives.placement import ClientValue, observe
 from keyhole.server.state import ServerState
+from keyhole.server.updates import usable
 from keyhole.training.clients import Clients, Job
 from keyhole.training.cohort import sample_dropouts
 from keyhole.training.plan import Plan
 from keyhole.training.randomness import Place, generator
 from keyhole.types import ClientId, Tree
 
-__all__ = ["Executor", "Fate", "Visit", "in_process", "visit_clients"]
+__all__ = ["Executor", "Fate", "Visit", "choose_keys", "in_process", "visit_clients", "visit_of"]
 
 Executor: TypeAlias = Callable[[Clients, Sequence[Job]], Iterable[Tree]]
 """Where jobs run: `(clients, jobs) -> updates` in the order of the jobs."""
 
 Fate: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused"]
 """How a visit ended; only what was sent is added up."""
-
-
-_LARGEST = np.finfo(np.float32).max / 2**20  # a million of them still add up
 
 
 def in_process(clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
@@ -92,7 +87,7 @@ def visit_clients(
         A visit for each client asked, in order, and what the delivery cost.
     """
     fates = _fates(t, asked, plan, most)
-    chosen = {c: _choose_keys(c, t, state.layout, clients, plan) for c in asked}
+    chosen = {c: choose_keys(c, t, state.layout, clients, plan) for c in asked}
     reached: dict[ClientId, ClientKeys] = {
         c: z for c, z in chosen.items() if fates[c] != "lost_before"
     }
@@ -105,9 +100,9 @@ def visit_clients(
     for client in asked:
         keys, update = state.layout.keys_by_space(chosen[client]), updates.get(client)
         fate: Fate = fates[client]
-        if fate == "sent" and (update := _usable(update)) is None:
+        if fate == "sent" and (update := usable(update)) is None:
             fate = "refused"
-        visits.append(_visit(client, fate, keys, update, state.layout, delivered.cost))
+        visits.append(visit_of(client, fate, keys, update, state.layout, delivered.cost))
     return visits, delivered.cost
 
 
@@ -126,7 +121,7 @@ def _fates(t: int, asked: Sequence[int], plan: Plan, most: int | None) -> dict[i
     return fates
 
 
-def _choose_keys(client: int, t: int, layout: Layout, clients: Clients, plan: Plan) -> ClientKeys:
+def choose_keys(client: int, t: int, layout: Layout, clients: Clients, plan: Plan) -> ClientKeys:
     """What a client chooses in round t, within its budget."""
     most = dict(plan.keys_per_client)
     if plan.devices:
@@ -147,9 +142,10 @@ def _choose_keys(client: int, t: int, layout: Layout, clients: Clients, plan: Pl
     return keys
 
 
-def _visit(
+def visit_of(
     client: int, fate: Fate, keys: Mapping[str, Keys], update: Tree, layout: Layout, cost: Cost
 ) -> Visit:
+    """The visit of a client that chose `keys`, with what they and its update weigh."""
     counts = {name: len(z) for name, z in keys.items()}
     has_sent = fate in ("sent", "late", "refused")
     sent = key_bytes(keys.values()) + layout.client_bytes(**counts) if has_sent else 0
@@ -162,11 +158,3 @@ def _visit(
         bytes_down=cost.bytes_down.get(client, 0),
         bytes_up=cost.bytes_up.get(client, 0) + sent,
     )
-
-
-def _usable(update: Tree) -> Tree | None:
-    """The update in float32, or None if it is not finite or too large to add up."""
-    with np.errstate(over="ignore"):
-        cast = tree.map_leaves(lambda leaf: np.asarray(leaf, np.float32), update)
-    is_small = all(np.all(np.abs(leaf) <= _LARGEST) for leaf in tree.flatten(cast).values())
-    return cast if is_small else None

@@ -1,0 +1,1 @@
+"""What `benchmarks/slices.py` measures against, and the load it puts on all of them."""

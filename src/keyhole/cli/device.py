@@ -1,0 +1,169 @@
+"""`keyhole device`: take part in the rounds of a slice service, or fetch slices of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from keyhole.cli.inputs import data_option, load_data, synthetic_sizes, use_all_cores
+from keyhole.cli.train import SETTINGS, read_arm, train
+from keyhole.errors import InputError
+
+if TYPE_CHECKING:
+    from keyhole.serving.device import Device
+    from keyhole.serving.participation import Taken
+    from keyhole.serving.population import RunSettings
+    from keyhole.training.clients import Clients
+
+__all__ = ["device"]
+
+# Options of `keyhole train` that decide how a client chooses and trains; the rest is the run's.
+_ARM = ("choices", "sizes", "algorithm", "client_lr", "batch_size", "max_examples", "min_examples")
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_MOST_TOKEN = 4096  # bytes of a token file
+
+
+def _arm_options(command: click.Command) -> click.Command:
+    """Adds the options that this command shares with `keyhole train`."""
+    shared = [param for param in train.params if param.name in (*_ARM, "negatives")]
+    command.params.extend(shared)
+    return command
+
+
+@_arm_options
+@click.command()
+@click.argument("url")
+@click.option("--token-file", type=_FILE, help="The token of this device, from the operator.")
+@click.option("--ca", type=_FILE, help="PEM file of the authorities to trust.")
+@click.option("--cert", type=_FILE, help="PEM file to show where the service asks for one.")
+@click.option("--key", type=_FILE, help="Its private key.")
+@click.option("--insecure", is_flag=True, help="Speak plain http beyond this machine.")
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep slices here: those that have not changed are not sent again.",
+)
+@click.option("--rounds", type=click.IntRange(1), help="Take part so often; else until stopped.")
+@click.option("--at-home", is_flag=True, help="Download whole rounds, and select at home.")
+@click.option("--task", help="Train as a client of this task, as `keyhole train` does.")
+@click.option("--client", type=click.IntRange(0), default=0, help="Number of that client.")
+@data_option
+@click.option("--table", help="Fetch slices of this table instead.")
+@click.option("--slices", metavar="KEY,KEY,...", help="Keys of those slices.")
+@click.option("--out", type=_FILE, help="Where they go: an .npz file, one array per parameter.")
+def device(url: str, **options: Any) -> None:
+    """Take part in the rounds of the slice service at URL, or fetch slices of it.
+
+    With --task, the device chooses keys, fetches their slices, trains on the data of one client and
+    sends its update, round after round. With --table, it fetches slices and writes them to a file.
+    """
+    if (options["task"] is None) == (options["table"] is None):
+        raise click.UsageError("pass either --task or --table")
+    from keyhole.training.loop import stop_on_signals
+
+    with stop_on_signals() as stop, closing(_device(url, stop, options)) as made:
+        if options["table"] is not None:
+            _fetch(made, options)
+        else:
+            _take_part(made, options)
+
+
+def _device(url: str, stop: threading.Event, options: Mapping[str, Any]) -> Device:
+    from keyhole.serving.addresses import Certificate  # these need not be waited for by --help
+    from keyhole.serving.device import Device
+    from keyhole.serving.slice_cache import SliceCache
+
+    if (options["cert"] is None) != (options["key"] is None):
+        raise click.UsageError("--cert and --key belong together")
+    pair = None if options["cert"] is None else Certificate(options["cert"], options["key"])
+    return Device(
+        url,
+        token=None if options["token_file"] is None else _token(options["token_file"]),
+        ca=options["ca"],
+        certificate=pair,
+        cache=None if options["cache"] is None else SliceCache(options["cache"]),
+        stop=stop,
+        insecure=options["insecure"],
+    )
+
+
+def _take_part(made: Device, options: Mapping[str, Any]) -> None:
+    from keyhole.serving.participation import run
+    from keyhole.serving.population import PopulationClient
+
+    population = PopulationClient(options["client"], _population(options))
+    participant = population.participant(selects_at_home=options["at_home"])
+    taken = run(
+        made,
+        participant,
+        rounds=options["rounds"] or inf,
+        on_round=_show,
+        on_miss=lambda: click.echo("too late for a round", err=True),
+    )
+    click.echo(f"took part in {taken} rounds")
+
+
+def _population(options: Mapping[str, Any]) -> Callable[[RunSettings], Clients]:
+    """Makes the population as `keyhole train` does, with what the run tells its devices."""
+    from keyhole.tasks.experiment import Experiment
+    from keyhole.tasks.named import task_named
+
+    kind = task_named(options["task"])
+    data = options["data"]
+
+    def make(settings: RunSettings) -> Clients:
+        use_all_cores()
+        given = {name: options.get(name) for name in SETTINGS if name != "rounds"}
+        rest = {"rounds": None, "counts": (), "mean_over": "cohort", "seed": settings.seed}
+        arm = read_arm(kind, {**options, **given, **rest})
+        arm = replace(arm, keys_per_client=settings.keys_per_client)
+        sizes = synthetic_sizes(data, [arm])
+        experiment = Experiment(arm, load_data(data, kind.kind, settings.seed, **sizes))
+        experiment.check()
+        return experiment.clients
+
+    return make
+
+
+def _fetch(made: Device, options: Mapping[str, Any]) -> None:
+    if options["slices"] is None or options["out"] is None:
+        raise click.UsageError("--table needs --slices and --out")
+    try:
+        keys = np.array([int(text) for text in options["slices"].split(",")])
+    except ValueError:
+        raise click.BadParameter("not whole numbers with commas", param_hint="--slices") from None
+    now = made.current()
+    found = made.fetch_slices(now.round, options["table"], keys)
+    with options["out"].open("wb") as file:
+        np.savez(file, allow_pickle=False, **found)
+    click.echo(f"{len(keys)} slices of round {now.number}: {options['out']}")
+
+
+def _token(path: Path) -> str:
+    try:
+        token = path.read_bytes()[: _MOST_TOKEN + 1].decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        token = ""
+    if not (0 < len(token) <= _MOST_TOKEN and token.isprintable() and " " not in token):
+        raise InputError(
+            "no token can be read",
+            got=f"file {path}",
+            allowed="a file with one token",
+            fix="ask the operator for one: `keyhole token` makes them",
+        )
+    return token
+
+
+def _show(taken: Taken) -> None:
+    click.echo(
+        f"round {taken.number}: {taken.keys} keys, {taken.bytes_down} bytes received, "
+        f"{taken.bytes_up} sent, {taken.reused} slices unchanged"
+    )

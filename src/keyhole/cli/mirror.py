@@ -1,0 +1,115 @@
+"""`keyhole mirror`: rounds to an object store, and from there to other machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.filesize import decimal
+
+from keyhole.cli.progress import progress_bars
+
+if TYPE_CHECKING:
+    from keyhole.serving.mirror_files import Moved
+
+__all__ = ["mirror"]
+
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that both directions have."""
+    for option in reversed(
+        [
+            click.option("--endpoint", metavar="URL", help="Address of a store that is not AWS."),
+            click.option("--region", metavar="NAME", help="Region of the bucket."),
+            click.option("--anonymous", is_flag=True, help="Send no signature."),
+            click.option("--keep", default=2, show_default=True, help="Rounds that remain there."),
+            click.option("--workers", default=4, show_default=True, help="Files at a time."),
+            click.option("--again", is_flag=True, help="Copy also what seems to be there."),
+            click.option("--back", is_flag=True, help="Let an older round replace a newer one."),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def mirror() -> None:
+    """Copy published rounds to an object store and back.
+
+    URL is s3://bucket/prefix, file:///directory or the like. Credentials come from the environment:
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
+    """
+
+
+@mirror.command()
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.argument("url", metavar="URL")
+@_options
+def push(directory: Path, url: str, as_json: bool, **options: Any) -> None:
+    """Store the current round of the rounds directory DIR under URL.
+
+    The round is current there once all of it is stored. An upload that broke off goes on when the
+    command is given again.
+    """
+    from keyhole.serving.mirror_push import push_round
+
+    def copy(**known: Any) -> Moved:
+        return push_round(directory, url, **known)
+
+    _show(f"push to {_without_secrets(url)}", copy, as_json, options)
+
+
+@mirror.command()
+@click.argument("url", metavar="URL")
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@_options
+def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
+    """Fetch the current round of URL into the rounds directory DIR.
+
+    Everything is checked against the manifest before the round is current in DIR; a service that
+    serves DIR then changes over by itself.
+    """
+    from keyhole.serving.mirror_pull import fetch_round
+
+    def copy(**known: Any) -> Moved:
+        return fetch_round(url, directory, **known)
+
+    _show(f"pull from {_without_secrets(url)}", copy, as_json, options)
+
+
+def _show(title: str, copy: Callable[..., Moved], as_json: bool, options: dict[str, Any]) -> None:
+    """Copies with a bar, and says what was done."""
+    from keyhole.serving.mirror_files import MirrorSettings
+    from keyhole.serving.object_store import StoreSettings
+
+    store = StoreSettings(options["endpoint"], options["region"], options["anonymous"])
+    settings = MirrorSettings(
+        options["keep"], options["workers"], options["again"], options["back"]
+    )
+    with progress_bars() as bars:
+        task = bars.add_task(title, total=None, note="", unit="bytes")
+
+        def tell(done: int, total: int) -> None:
+            bars.update(task, completed=done, total=total)
+
+        moved = copy(store=store, settings=settings, progress=tell)
+    if as_json:
+        click.echo(json.dumps(asdict(moved), indent=2))
+        return
+    known = f", {decimal(moved.bytes_known)} were there" if moved.bytes_known else ""
+    gone = f"; removed {', '.join(moved.removed)}" if moved.removed else ""
+    click.echo(f"{moved.round} is current: {decimal(moved.bytes_moved)} copied{known}{gone}")
+
+
+def _without_secrets(url: str) -> str:
+    """The URL without a name and password, or a query."""
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,152 @@
+"""`keyhole publish`: make the state of a run a round that devices can fetch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from keyhole.cli.inputs import data_option, json_option, load_data, synthetic_sizes
+from keyhole.cli.progress import progress_bars
+from keyhole.delivery.records import Coding, CodingKind
+from keyhole.errors import InputError
+
+if TYPE_CHECKING:
+    from keyhole.serving.publishing import Published, Publisher
+    from keyhole.tasks.arms import Arm
+    from keyhole.tasks.experiment import Experiment
+
+__all__ = ["publish"]
+
+_MEGABYTE = 1 << 20
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@data_option
+@click.option(
+    "--coding",
+    type=click.Choice(get_args(CodingKind)),
+    default="plain",
+    show_default=True,
+    help="How the numbers of slices are stored: as they are, in 16, 8 or 4 bits.",
+)
+@click.option(
+    "--segment-mb",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Most megabytes in one file.",
+)
+@click.option(
+    "--threads", type=click.IntRange(1), default=2, show_default=True, help="That share the work."
+)
+@click.option(
+    "--strong",
+    is_flag=True,
+    help="Put a SHA-256 of the records into the manifest, for rounds that pass through a CDN.",
+)
+@json_option
+def publish(
+    run: Path, directory: Path, data: str, coding: str, as_json: bool, **options: Any
+) -> None:
+    """Publish the state of RUN, a trial's directory of `keyhole train`, as the next round in
+    DIRECTORY.
+
+    A round appears whole or not at all; `keyhole serve DIRECTORY` serves it. The two newest rounds
+    are kept. --data is what the run was trained with: the model's shape follows from it.
+    """
+    from keyhole.serving.publishing import Publisher  # these start numba and JAX
+
+    experiment = _experiment(run, data)
+    with Publisher(directory) as publisher:
+        published = _publish(publisher, run, experiment, coding, options)
+    said = _describe(published, directory)
+    if as_json:
+        click.echo(json.dumps(said, indent=2))
+    else:
+        click.echo(
+            f"round {said['round']}: step {said['step']}, {said['slices']:,} slices, "
+            f"{said['bytes'] / 1e6:,.1f} MB in {directory}"
+        )
+
+
+def _experiment(run: Path, data: str) -> Experiment:
+    """The experiment that a directory says it holds, on the data it was trained with."""
+    from keyhole.tasks.experiment import Experiment
+    from keyhole.tasks.named import task_named
+    from keyhole.tasks.trial_directory import read_result
+
+    arm, trial = _read_arm(run)
+    sizes = synthetic_sizes(data, [arm])
+    dataset = load_data(data, task_named(arm.task).kind, arm.seed, **sizes)
+    experiment = Experiment(arm, dataset)
+    read_result(run, experiment.describe(trial))  # refuses other data than the run's
+    return experiment
+
+
+def _read_arm(run: Path) -> tuple[Arm, int]:
+    """What a run's directory says was asked, and which trial it is."""
+    from keyhole.tasks.arms import Arm
+    from keyhole.tasks.task import Settings
+
+    path = run / "run.json"
+    try:
+        said = json.loads(path.read_text())
+        told = {field.name: said[field.name] for field in fields(Arm)}
+        return Arm(**{**told, "settings": Settings(**told["settings"])}), int(said["trial"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{run} is not the directory of a trial",
+            got=f"{path.name}: {error}",
+            allowed="what keyhole train writes: OUT/ARM/trial-N",
+            fix="name such a directory",
+        ) from error
+
+
+def _publish(
+    publisher: Publisher, run: Path, experiment: Experiment, coding: str, options: dict[str, Any]
+) -> Published:
+    from keyhole.server.store import recover
+    from keyhole.serving.round_files import read_current
+
+    current = read_current(publisher.directory)
+    found = recover(run / "state", experiment.task.model.layout, threads=options["threads"])
+    try:
+        for note in found.notes:
+            click.echo(f"keyhole: {note}", err=True)
+        with progress_bars() as bars:
+            bar = bars.add_task("publish", total=None, note="", unit="slices")
+            return publisher.publish_state(
+                found.state,
+                number=0 if current is None else current.number + 1,
+                coding=Coding(coding, experiment.arm.seed),  # type: ignore[arg-type]
+                settings={
+                    "task": experiment.arm.task,
+                    "keys_per_client": experiment.keys_per_client,
+                    "seed": experiment.arm.seed,
+                },
+                strong=options["strong"],
+                threads=options["threads"],
+                segment_bytes=options["segment_mb"] * _MEGABYTE,
+                progress=lambda done, total: bars.update(bar, completed=done, total=total),
+            )
+    finally:
+        found.store.close()
+
+
+def _describe(published: Published, directory: Path) -> dict[str, Any]:
+    tables = published.manifest.tables
+    return {
+        "round": published.id,
+        "number": published.manifest.number,
+        "step": published.manifest.step,
+        "directory": str(directory),
+        "slices": sum(table.num_keys for table in tables),
+        "bytes": sum(table.num_keys * table.record_bytes for table in tables),
+        "files": sum(len(table.segments) for table in tables),
+    }

@@ -1,0 +1,140 @@
+"""`keyhole serve`: give out the slices of a rounds directory, and take updates in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from keyhole.serving.access import Access
+    from keyhole.serving.app import App
+    from keyhole.serving.limits import Limits
+    from keyhole.serving.metrics import Metrics
+
+__all__ = ["serve"]
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--port",
+    default=8100,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen at; 0 takes any that is free.",
+)
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes."
+)
+@click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
+@click.option("--tls-key", type=_FILE, help="Its key, PEM; if it is not in the same file.")
+@click.option("--client-ca", type=_FILE, help="Demand client certificates signed by this, PEM.")
+@click.option("--token-key", type=_FILE, help="Signing keys; without them no updates are taken.")
+@click.option(
+    "--open-reads/--token-reads",
+    default=True,
+    show_default=True,
+    help="Whether slices are for everyone, or for devices with a token of the round.",
+)
+@click.option("--insecure", is_flag=True, help="Plain HTTP on addresses that others can reach.")
+@click.option(
+    "--max-keys",
+    default=65_536,
+    show_default=True,
+    type=click.IntRange(1, 2**31),
+    help="Keys that one query may name.",
+)
+@click.option(
+    "--max-body-mb",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, 4096),
+    help="Size of an update.",
+)
+@click.option(
+    "--spread",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 86_400),
+    help="Seconds over which devices of a round begin to fetch.",
+)
+@click.option("--verify", is_flag=True, help="Read and check the current round first.")
+def serve(
+    directory: Path,
+    host: str,
+    port: int,
+    workers: int,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    client_ca: Path | None,
+    token_key: Path | None,
+    open_reads: bool,
+    insecure: bool,
+    max_keys: int,
+    max_body_mb: int,
+    spread: float,
+    verify: bool,
+) -> None:
+    """Serve the slices of the rounds in DIRECTORY until interrupted."""
+    from keyhole.serving.access import Access, Keyring
+    from keyhole.serving.limits import Limits
+    from keyhole.serving.transport import Listen, run
+
+    keyring = None if token_key is None else Keyring.load(token_key)
+    access = Access(keyring, reads_need_token=not open_reads)
+    limits = Limits(most_keys=max_keys, most_body=max_body_mb << 20)
+    listen = Listen(host, port, tls_cert, tls_key, client_ca, insecure)
+    if verify:
+        _verify(directory)
+
+    def tell(url: str) -> None:
+        click.echo(f"serving {directory} at {url}", err=True)
+
+    run(_app_maker(directory, access, limits, spread), listen, workers=workers, on_listen=tell)
+
+
+def _app_maker(
+    directory: Path, access: Access, limits: Limits, spread: float
+) -> Callable[[Metrics], App]:
+    """Makes the service of one worker."""
+    import random
+    import secrets
+    from functools import partial
+
+    from keyhole.serving.app import App
+    from keyhole.serving.coordinator import Pace, admit
+    from keyhole.serving.reading import RoundsDirectory
+    from keyhole.serving.update_spool import UpdateSpool
+
+    def make(metrics: Metrics) -> App:
+        rng = random.Random(secrets.randbits(64))
+        return App(
+            RoundsDirectory(directory),
+            access=access,
+            limits=limits,
+            spool=None if access.keyring is None else UpdateSpool(directory / "updates"),
+            admit=partial(admit, pace=Pace(spread=spread), uniform=rng.random),
+            metrics=metrics,
+            rng=rng,
+        )
+
+    return make
+
+
+def _verify(directory: Path) -> None:
+    """Compares every record of the current round with its sum."""
+    from keyhole.serving.reading import RoundsDirectory, verify_round
+
+    rounds = RoundsDirectory(directory)
+    current = rounds.current()
+    if current is not None:
+        with rounds.hold(current.round) as held:
+            verify_round(held)
+    rounds.close()

@@ -1,0 +1,287 @@
+"""Slice files: the records of a table in segments, and the sum of each record beside them.
+
+    table-T/seg-N.bin    consecutive records, raw
+    table-T/seg-N.sum    their sums, little-endian uint64
+
+Records are read, summed and written in chunks that stay in the cache, by several threads. Where a
+file of an earlier round can be had, its pages are written over: new pages take several times as
+long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from keyhole.delivery.records import RecordArray
+from keyhole.delivery.sources import SliceSource, StateSource
+from keyhole.errors import InputError
+from keyhole.server.files import Buffer, storage_errors
+from keyhole.server.record_sums import sum_records
+from keyhole.server.tables import DenseTable
+from keyhole.serving.manifest import SegmentInfo
+from keyhole.serving.wire import Sums
+
+__all__ = [
+    "Job",
+    "Progress",
+    "SegmentWriter",
+    "WriteSettings",
+    "cut_segments",
+    "is_contiguous",
+    "pwrite_all",
+    "range_reader",
+    "records_path",
+    "sums_path",
+    "table_path",
+]
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told how many records are done, of how many."""
+
+Job: TypeAlias = tuple[Callable[[], None], int]
+"""A piece of work for one thread, and how many records it is."""
+
+CHUNK = 1 << 20  # bytes that stay in a cache between sum and write
+_CHUNKS = 4  # that one thread takes at a time
+_SUM_BYTES = 8
+
+
+@dataclass(frozen=True)
+class WriteSettings:
+    """How a round is written.
+
+    Args:
+        threads: that share the work; the bytes do not depend on it.
+        segment_bytes: most bytes of records, or of sums, in one file.
+        durable: whether files are on the disk before the round appears.
+        strong: whether the manifest has a SHA-256 of the records, too.
+
+    Raises:
+        InputError: a number is below 1.
+    """
+
+    threads: int = 2
+    segment_bytes: int = 256 << 20
+    durable: bool = True
+    strong: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "segment_bytes"):
+            if getattr(self, name) < 1:
+                raise InputError(
+                    f"{name} is too small",
+                    got=getattr(self, name),
+                    allowed="1 or more",
+                    fix="leave it out",
+                )
+
+
+def table_path(round_directory: Path, table: int) -> Path:
+    """Where the segments of a table lie."""
+    return round_directory / f"table-{table}"
+
+
+def records_path(table_directory: Path, segment: int) -> Path:
+    """The file of a segment's records."""
+    return table_directory / f"seg-{segment}.bin"
+
+
+def sums_path(table_directory: Path, segment: int) -> Path:
+    """The file of their sums."""
+    return table_directory / f"seg-{segment}.sum"
+
+
+def cut_segments(num_keys: int, record_bytes: int, segment_bytes: int) -> list[tuple[int, int]]:
+    """Returns (first key, count) of each segment: equal counts, but for the last.
+
+    >>> cut_segments(10, 100, 400)
+    [(0, 4), (4, 4), (8, 2)]
+    """
+    count = max(1, segment_bytes // max(record_bytes, _SUM_BYTES))
+    return [(first, min(count, num_keys - first)) for first in range(0, num_keys, count)]
+
+
+def is_contiguous(source: SliceSource) -> bool:
+    """Whether records are rows of an array as they stand there: nothing is cheaper to read."""
+    if not isinstance(source, StateSource):
+        return False
+    table = source.state.tables[source.place]
+    return (
+        isinstance(table, DenseTable)
+        and not table.optimizer.horizon  # rows that still move are not stored as they read
+        and source.coding.kind == "plain"
+    )
+
+
+def range_reader(source: SliceSource) -> Callable[[int, int], RecordArray]:
+    """Returns what reads the records of keys first to stop - 1: the bytes of `source.read`.
+
+    They may be views of what the source holds, and are not to be kept.
+    """
+    if not is_contiguous(source):
+        return lambda first, stop: source.read(np.arange(first, stop))
+    assert isinstance(source, StateSource)
+    table, records = source.state.tables[source.place], source.records
+    assert isinstance(table, DenseTable)
+    rows, no_keys = table.slab.values, np.empty(0, np.int64)  # plain rows do not depend on keys
+    return lambda first, stop: records.encode_rows(rows[first:stop], no_keys)
+
+
+def pwrite_all(descriptor: int, data: Buffer, offset: int) -> None:
+    """Writes all of `data` at a place of a file; the system may take any part of it at a time."""
+    left = memoryview(data).cast("B")
+    while left.nbytes:
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written
+
+
+class SegmentWriter:
+    """Writes segments with a pool of threads. A context: when it ends, no thread is left.
+
+    Args:
+        settings: threads, durability, digests.
+        total: how many records there will be.
+        progress: told after every few megabytes, from the thread that calls.
+    """
+
+    def __init__(
+        self, settings: WriteSettings, total: int = 0, progress: Progress | None = None
+    ) -> None:
+        self.settings = settings
+        self._total, self._done, self._progress = total, 0, progress
+        self._pool = ThreadPoolExecutor(settings.threads, "keyhole-write")
+        # The disk takes one segment while the next is made.
+        self._finisher = ThreadPoolExecutor(1, "keyhole-sync")
+
+    def __enter__(self) -> SegmentWriter:
+        """Starts nothing yet."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Waits for what is under way; after an error, what has not begun is dropped."""
+        self._pool.shutdown(cancel_futures=kind is not None)
+        self._finisher.shutdown(cancel_futures=kind is not None)
+
+    def write(
+        self, source: SliceSource, directory: Path, place: int, span: tuple[int, int]
+    ) -> Future[SegmentInfo]:
+        """Writes a whole segment, over a file of its name if there is one.
+
+        Args:
+            source: of the records.
+            directory: of the table.
+            place: of the segment.
+            span: its first key and its count.
+
+        Returns:
+            What the manifest says of it, once it is on the disk.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        first, count = span
+        sums = np.empty(count, np.uint64)
+        length = source.records.record_bytes
+        path = records_path(directory, place)
+        with storage_errors(path, "write"), _opened(path, count * length) as descriptor:
+            read, step = range_reader(source), max(1, CHUNK // max(length, 1))
+            at_once = _CHUNKS * step
+
+            def job(start: int) -> Job:
+                span = range(start, min(start + at_once, count), step)
+                return lambda: _write(read, descriptor, sums, first, span), span.stop - start
+
+            self.run([job(start) for start in range(0, count, at_once)])
+        return self.finish(directory, place, span, sums)
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Does jobs in the pool's threads; all have ended when this returns or raises."""
+        futures = {self._pool.submit(work): records for work, records in jobs}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                self.count(futures[future])
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            for future in futures:  # the file is closed next: nobody may still write to it
+                if not future.cancelled():
+                    future.exception()
+            raise
+
+    def count(self, records: int) -> None:
+        """Counts records as done."""
+        self._done += records
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def finish(
+        self, directory: Path, place: int, span: tuple[int, int], sums: Sums
+    ) -> Future[SegmentInfo]:
+        """Writes the sums of a segment whose records are written; then both are made durable."""
+        return self._finisher.submit(_finish, directory, place, span, sums, self.settings)
+
+
+def _write(
+    read: Callable[[int, int], RecordArray], descriptor: int, sums: Sums, first: int, span: range
+) -> None:
+    """The records of a span of a segment that begins at key `first`: read, sum, write.
+
+    `span` counts in chunks: its step is what stays in the cache.
+    """
+    for at in span:
+        until = min(at + span.step, span.stop)
+        records = read(first + at, first + until)
+        sum_records(records, sums[at:until])
+        pwrite_all(descriptor, records.reshape(-1).data, at * records.shape[1])
+
+
+def _finish(
+    directory: Path, place: int, span: tuple[int, int], sums: Sums, settings: WriteSettings
+) -> SegmentInfo:
+    data = sums.astype("<u8", copy=False).data.cast("B")
+    path = sums_path(directory, place)
+    path.unlink(missing_ok=True)  # it may be another round's as well
+    with storage_errors(path, "write"), _opened(path, data.nbytes) as descriptor:
+        pwrite_all(descriptor, data, 0)
+        if settings.durable:
+            os.fsync(descriptor)
+    path = records_path(directory, place)
+    digest = None
+    with storage_errors(path, "write"), _opened(path) as descriptor:
+        if settings.durable:
+            os.fsync(descriptor)
+        if settings.strong:
+            digest = _hash_file(descriptor)
+    return SegmentInfo(*span, sums_sha256=sha256(data).hexdigest(), sha256=digest)
+
+
+def _hash_file(descriptor: int) -> str:
+    digest, buffer, at = sha256(), bytearray(CHUNK), 0
+    while taken := os.preadv(descriptor, [buffer], at):
+        digest.update(memoryview(buffer)[:taken])
+        at += taken
+    return digest.hexdigest()
+
+
+@contextmanager
+def _opened(path: Path, size: int | None = None) -> Iterator[int]:
+    """A file to write at places, made to be of a size, with room for it on the disk."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if size is not None:
+            os.ftruncate(descriptor, size)
+            if size:
+                os.posix_fallocate(descriptor, 0, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)

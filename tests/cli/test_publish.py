@@ -1,0 +1,74 @@
+"""`keyhole publish`: a trained run becomes rounds that can be served."""
+
+import json
+
+import click.testing
+import numpy as np
+import pytest
+
+from keyhole.cli.publish import publish
+from keyhole.errors import KeyholeError
+from keyhole.server.snapshots import load_snapshot
+from keyhole.serving.reading import RoundsDirectory, verify_round
+
+TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2", "--m", "8")
+
+
+@pytest.fixture(scope="module")
+def trained(keyhole, few_writers, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    done = keyhole("train", "emnist_2nn", *TINY, "--data", few_writers, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return next(out.glob("*/trial-0"))
+
+
+@pytest.fixture
+def run(environment, few_writers, monkeypatch):
+    """Runs the command in this process; returns what it says, or the error it ends with."""
+    monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
+
+    def run(*args, data=few_writers):
+        runner = click.testing.CliRunner()
+        done = runner.invoke(publish, [*map(str, args), "--data", str(data)])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return run
+
+
+def test_a_trained_model_is_served_as_it_was_trained(run, trained, tmp_path):
+    said = json.loads(run(trained, tmp_path / "rounds", "--json").stdout)
+    assert (said["number"], said["step"], said["slices"]) == (0, 2, 17)
+    with RoundsDirectory(tmp_path / "rounds").hold(said["round"]) as found:
+        verify_round(found)
+        assert found.manifest.settings["keys_per_client"] == {"neuron": 8}
+        assert [table.name for table in found.manifest.tables] == ["everyone", "neuron"]
+        snapshot = max((trained / "state").glob("snapshot-*.khs"))
+        state = load_snapshot(snapshot, found.manifest.layout).state
+        for place, table in enumerate(found.tables):
+            keys = np.arange(table.info.num_keys)
+            rows = table.info.records.decode_rows(table.gather(keys).records)
+            np.testing.assert_array_equal(rows, state.rows(place, keys))
+
+
+def test_publishing_again_makes_the_next_round(run, trained, tmp_path):
+    for number in range(3):
+        done = run(trained, tmp_path, "--coding", "uint8", "--strong")
+        assert f"round {number}-" in done.stdout
+        assert "17 slices" in done.stdout
+    current = RoundsDirectory(tmp_path).current()
+    with RoundsDirectory(tmp_path).hold(current.round) as found:
+        assert found.manifest.tables[1].coding == "uint8"
+        assert found.manifest.tables[1].segments[0].sha256 is not None
+
+
+def test_a_directory_that_holds_no_run_is_refused(run, tmp_path):
+    with pytest.raises(KeyholeError, match="is not the directory of a trial"):
+        run(tmp_path, tmp_path / "rounds")
+    assert not (tmp_path / "rounds").exists()
+
+
+def test_other_data_than_the_run_s_are_refused(run, trained, tmp_path):
+    with pytest.raises(KeyholeError, match="holds a run with another data"):
+        run(trained, tmp_path / "rounds", data="synthetic")

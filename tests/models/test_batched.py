@@ -1,0 +1,117 @@
+"""Select functions in batches: the plain definition, key by key, whatever psi does."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import keyhole as kh
+from keyhole.delivery.records import Coding
+from keyhole.errors import InputError, ShapeError
+from keyhole.models.batched import batch_select, source_of
+from keyhole.primitives.transforms import HalfPrecision, Quantized, decode
+from tests.helpers import assert_trees_equal, key_lists
+
+ROW = kh.KeySpace("row", 6)
+X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+
+
+def as_tree(x, k):
+    return {"row": x[k], "total": x[k].max(), "first": (x[k, 0], jnp.int32(k))}
+
+
+def branch(x, k):
+    """Cannot be traced over the key, and returns NumPy arrays."""
+    return np.asarray(x[k]) if k % 2 else -np.asarray(x[k])
+
+
+SELECTS = {
+    "row": lambda x, k: x[k],
+    "nothing of x": lambda x, k: jnp.zeros((2, 2)),
+    "not linear": lambda x, k: jnp.tanh(x @ x[k]),
+    "tree": as_tree,
+    "branch": branch,
+    "scalar": lambda x, k: x[k, 1],
+}
+
+
+def slices_of(source, keys):
+    return source.records.decode(source.read(keys))
+
+
+@pytest.mark.parametrize("name", SELECTS)
+@given(keys=key_lists(ROW))
+def test_a_batch_is_the_slice_of_each_key(name, keys):
+    found = slices_of(SOURCES[name], keys.array)
+    for place, key in enumerate(keys):
+        expected = kh.tree.flatten(SELECTS[name](jnp.asarray(X), key))
+        assert found.keys() == expected.keys()
+        for path, leaf in expected.items():
+            np.testing.assert_allclose(found[path][place], leaf, rtol=1e-6)
+
+
+SOURCES = {name: source_of(psi, X, ROW) for name, psi in SELECTS.items()}
+
+
+TRANSFORMED = {
+    (name, coding): (transform(SELECTS[name]))
+    for name in ("row", "branch")
+    for coding, transform in {
+        "uint8": lambda psi: Quantized(psi, 8, 5),
+        "uint4": lambda psi: Quantized(psi, 4, 7),
+        "half": HalfPrecision,
+    }.items()
+}
+CODED = {name: source_of(psi, X, ROW) for name, psi in TRANSFORMED.items()}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+@given(keys=key_lists(ROW))
+def test_coded_slices_are_those_of_the_transformed_select_function(name, keys):
+    assert CODED[name].records.coding.kind == name[1]
+    found = slices_of(CODED[name], keys.array)["."]
+    expected = [decode(TRANSFORMED[name](jnp.asarray(X), key)) for key in keys]
+    assert_trees_equal(list(found), [np.asarray(e) for e in expected])
+
+
+def test_trees_are_coded_as_the_transformed_select_function_does():
+    def psi(x, k):
+        return {"b": x[k] * x.dtype.type(3), "a": x[:2]}
+
+    transformed = Quantized(psi, 8, 5)
+    found = slices_of(source_of(psi, X, ROW, Coding("uint8", 5)), np.arange(6))
+    for key in range(6):
+        expected = decode(transformed(jnp.asarray(X), key))
+        assert_trees_equal({p: found[p][key] for p in ("a", "b")}, expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 9])
+def test_any_number_of_keys_is_compiled_once(count):
+    traced = []
+
+    def psi(x, k):
+        traced.append(k)
+        return x[k]
+
+    _, select_batch = batch_select(psi, X, ROW, batch=4)
+    before = len(traced)
+    keys = np.arange(count) % 6
+    for _ in range(2):
+        np.testing.assert_array_equal(select_batch(X, keys)["."], X[keys])
+    assert len(traced) - before == (count > 0)
+
+
+def test_a_batch_is_computed_from_the_value_it_is_given():
+    _, select_batch = batch_select(SELECTS["row"], X, ROW)
+    np.testing.assert_array_equal(select_batch(2 * X, np.array([4]))["."], 2 * X[[4]])
+
+
+def test_slices_of_two_shapes_are_refused():
+    source = source_of(lambda x, k: np.asarray(x[k])[: 2 + k % 2], X, ROW)
+    with pytest.raises(ShapeError, match="differ in shape from key to key"):
+        source.read(np.array([0, 1]))
+
+
+def test_two_codings_are_refused():
+    with pytest.raises(InputError, match="coded twice: got Quantized and half"):
+        source_of(Quantized(SELECTS["row"], 8, 0), X, ROW, Coding("half"))

@@ -1,0 +1,112 @@
+"""Rounds in memory: a small real `RoundSource` over arrays, for tests of the service alone."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+import keyhole as kh
+from keyhole.delivery.records import PLAIN, Records
+from keyhole.errors import NotFoundError, TooLateError
+from keyhole.server.record_sums import sum_records
+from keyhole.serving.manifest import (
+    SegmentInfo,
+    describe_round,
+    encode_manifest,
+    name_round,
+    table_info,
+)
+from keyhole.serving.tables import Current, Fetched, OpenRound
+
+WORDS, WIDTH, CUT = 40, 3, 25
+
+
+@dataclass
+class MemoryTable:
+    """A table whose two segments are parts of one array."""
+
+    info: object
+    records: np.ndarray
+    sums: np.ndarray
+    fetches: int = 0
+
+    async def fetch(self, keys):
+        self.fetches += 1
+        return Fetched(self.records[keys], self.sums[keys])
+
+    def segment(self, place):
+        return self._part(self.records, place)
+
+    def segment_sums(self, place):
+        return self._part(self.sums, place)
+
+    def _part(self, whole, place):
+        if not 0 <= place < len(self.info.segments):
+            raise NotFoundError("no such segment", got="none", allowed="those there", fix="look")
+        found = self.info.segments[place]
+        part = np.ascontiguousarray(whole[found.first : found.first + found.count])
+        part.flags.writeable = False
+        return part.view(np.uint8).reshape(-1).data
+
+
+@dataclass
+class MemoryRounds:
+    """Rounds that a test opens, closes and removes."""
+
+    rounds: dict = field(default_factory=dict)
+    removed: set = field(default_factory=set)
+    now: Current | None = None
+    held: int = 0
+
+    def current(self):
+        return self.now
+
+    @contextmanager
+    def hold(self, round_id):
+        if round_id in self.removed:
+            raise TooLateError("removed", got="an old round", allowed="newer", fix="check in")
+        if round_id not in self.rounds:
+            raise NotFoundError("no such round", got="none", allowed="those there", fix="look")
+        self.held += 1
+        try:
+            yield self.rounds[round_id]
+        finally:
+            self.held -= 1
+
+    def open(self, number=0, cohort=None):
+        made = make_round(number)
+        self.rounds[made.id] = made
+        self.now = Current(made.id, number, "open", cohort)
+        return made
+
+
+def layout():
+    """A model with rows cut by word, and a part that everyone receives."""
+    like = {"w": np.zeros((WORDS, WIDTH), np.float32), "b": np.zeros(5, np.float32)}
+    return kh.Layout.of(like, kh.Cut(kh.KeySpace("word", WORDS), {"w": 0}))
+
+
+def make_round(number=0):
+    made = layout()
+    rng = np.random.default_rng(number)
+    tables, infos = [], []
+    for place, part in enumerate(made.parts):
+        kinds = Records.of_part(part, PLAIN)
+        values = rng.normal(size=(kinds.num_keys, kinds.slice_size)).astype(np.float32)
+        records = kinds.encode_rows(values, np.arange(kinds.num_keys))
+        sums, info = sum_records(records), table_info(kinds, made, place)
+        ends = [0, min(CUT, kinds.num_keys), kinds.num_keys]
+        segments = tuple(
+            SegmentInfo(start, stop - start, f"{place}{start:063x}")
+            for start, stop in pairwise(ends)
+            if stop > start
+        )
+        info = type(info)(
+            **{f: getattr(info, f) for f in info.__struct_fields__[:-1]}, segments=segments
+        )
+        infos.append(info)
+        tables.append(MemoryTable(info, records, sums))
+    manifest = describe_round(made, infos, number, 0, {"keys_per_client": 4})
+    encoded = encode_manifest(manifest)
+    return OpenRound(name_round(encoded, number), manifest, encoded, tuple(tables))

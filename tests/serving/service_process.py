@@ -1,0 +1,46 @@
+"""A service in a process of its own, started as an operator starts it."""
+
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+COMMAND = [sys.executable, "-c", "from keyhole.cli.serve import serve; serve()"]
+
+
+@dataclass
+class ServiceProcess:
+    """A running `keyhole serve`."""
+
+    process: subprocess.Popen
+    url: str
+
+    @property
+    def port(self):
+        return int(self.url.rsplit(":", 1)[1])
+
+
+def start(directory, *options, port=0, env=None):
+    """Starts `keyhole serve` and waits until it listens."""
+    command = [*COMMAND, str(directory), "--port", str(port), *map(str, options)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+    line = process.stderr.readline()
+    found = re.fullmatch(r"serving .* at (https?://\S+:\d+)\n", line)
+    if found is None:
+        process.kill()
+        rest = process.communicate()[1]
+        raise AssertionError(f"the service did not start: {line}{rest}")
+    return ServiceProcess(process, found[1])
+
+
+@contextmanager
+def service(directory, *options, **settings):
+    """A service for the time of a test; ends it without ceremony."""
+    running = start(directory, *options, **settings)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait()
+        running.process.stderr.close()

@@ -1,0 +1,75 @@
+"""A whole slice service on loopback, with a model small enough to look at."""
+
+import time
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+
+from keyhole import tree
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.serving.access import Access, Keyring, new_key
+from keyhole.serving.app import App
+from keyhole.serving.coordinator import Pace, admit
+from keyhole.serving.device import Device
+from keyhole.serving.publishing import Publisher
+from keyhole.serving.reading import RoundsDirectory
+from keyhole.serving.retrying import Clock, Retry
+from keyhole.serving.transport import serving
+from keyhole.serving.update_spool import UpdateSpool
+
+
+def random_model(layout, seed=0):
+    """A model whose numbers differ in every bit."""
+    rng = np.random.default_rng(seed)
+    leaves = {
+        field.path: rng.standard_normal(field.shape).astype(field.dtype)
+        for part in layout.parts
+        for field in part.fields
+    }
+    return tree.unflatten(layout.structure, leaves)
+
+
+def random_state(layout, seed=0):
+    return ServerState.dense(layout, random_model(layout, seed), SGD(lr=0.5))
+
+
+class Service:
+    """A publisher and a service of its directory."""
+
+    def __init__(self, directory, **options):
+        self.directory = directory
+        self.keyring = Keyring((bytes.fromhex(new_key()),))
+        self.publisher = Publisher(directory)
+        self.spool = UpdateSpool(directory / "updates")
+        self.rounds = RoundsDirectory(directory)
+        told = partial(admit, pace=Pace(again=1.0), uniform=lambda: 0.5)
+        self.app = App(
+            self.rounds, access=Access(self.keyring), spool=self.spool, admit=told, **options
+        )
+
+    def token(self, device="phone"):
+        return self.keyring.issue("device", device, now=time.time(), seconds=3600)
+
+    def device(self, url=None, name="phone", **options):
+        """A device that does not wait between attempts."""
+        options = {
+            "retry": Retry(attempts=4, seed=0),
+            "clock": Clock(sleep=lambda _: None),
+            "token": self.token(name),
+            **options,
+        }
+        return Device(url or self.url, **options)
+
+    def stored(self, round_id):
+        return {name: self.spool.read(round_id, name) for name in self.spool.devices(round_id)}
+
+
+@contextmanager
+def small_service(directory, **options):
+    service = Service(directory, **options)
+    with service.publisher, serving(service.app) as service.url:
+        service.port = int(service.url.rpartition(":")[2])
+        yield service
+    service.rounds.close()
