@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -26,10 +27,17 @@ from keyhole.errors import (
     ServiceError,
     StorageError,
 )
+from keyhole.primitives.cuts import Cut
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import Layout
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
 from keyhole.serving.mirror_files import MirrorSettings
 from keyhole.serving.mirror_pull import fetch_round
 from keyhole.serving.mirror_push import push_round
 from keyhole.serving.object_store import StoreSettings, open_store
+from keyhole.serving.publishing import Publisher
+from keyhole.serving.reading import RoundsDirectory, verify_round
 from keyhole.serving.round_files import number_of
 from tests.serving.hand_made import content_of, write_round
 
@@ -249,6 +257,11 @@ COPY = """
 import sys
 from pathlib import Path
 from keyhole.serving.{module} import {name}
+from keyhole.primitives.cuts import Cut
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import Layout
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
 from keyhole.serving.mirror_files import MirrorSettings
 from keyhole.serving.object_store import StoreSettings
 stop = int(sys.argv[3])
@@ -319,7 +332,7 @@ def test_an_interrupt_ends_all_copies_and_nothing_appears(place, origin, edge):
 
     with pytest.raises(KeyboardInterrupt):
         push_round(origin, place.url, store=place.settings, progress=interrupt)
-    assert len(told) <= 8  # one of each thread, and perhaps one that had begun
+    assert len(told) <= 4  # once in each thread
     with pytest.raises(NotFoundError):
         place.pull(edge)
     assert place.push(origin).number == 1
@@ -335,7 +348,7 @@ def test_what_is_pulled_can_be_served(place, origin, edge):
         "w": np.arange(320, dtype=np.float32).reshape(40, 8),
         "b": np.arange(3, dtype=np.float32),
     }
-    state = ServerState.dense(layout, value, Sgd(lr=1.0))
+    state = ServerState.dense(layout, value, SGD(lr=1.0))
     with Publisher(origin) as publisher:
         made = publisher.publish_state(state, number=1, cohort=["phone-1"], segment_bytes=256)
     place.push(origin)

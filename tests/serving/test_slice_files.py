@@ -55,7 +55,7 @@ def all_records(source):
     keys=st.lists(st.integers(0, KEYS - 1), max_size=30),
 )
 def test_what_is_written_is_what_is_fetched(coding, length, segment_bytes, chunk, threads, keys):
-    source = random_source(max(length, coding != "plain"), coding)
+    source = random_source(max(length, int(coding != "plain")), coding)
     keys = np.array(keys, np.int64)
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(slice_files, "CHUNK", chunk)

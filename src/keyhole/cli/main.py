@@ -10,8 +10,13 @@ import click
 
 from keyhole.cli.data import data
 from keyhole.cli.demo import demo
+from keyhole.cli.device import device
+from keyhole.cli.mirror import mirror
+from keyhole.cli.publish import publish
 from keyhole.cli.report import report
+from keyhole.cli.serve import serve
 from keyhole.cli.sweep import sweep
+from keyhole.cli.token import token
 from keyhole.cli.train import train
 from keyhole.errors import KeyholeError
 from keyhole.server.allocator import keep_freed_memory
@@ -32,6 +37,11 @@ keyhole.add_command(demo)
 keyhole.add_command(train)
 keyhole.add_command(sweep)
 keyhole.add_command(report)
+keyhole.add_command(publish)
+keyhole.add_command(serve)
+keyhole.add_command(device)
+keyhole.add_command(token)
+keyhole.add_command(mirror)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from keyhole.serving.access import Access
     from keyhole.serving.app import App
+    from keyhole.serving.coordinator import Pace
     from keyhole.serving.limits import Limits
     from keyhole.serving.metrics import Metrics
 
@@ -65,6 +66,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.FloatRange(0, 86_400),
     help="Seconds over which devices of a round begin to fetch.",
 )
+@click.option(
+    "--again",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0.01, 86_400),
+    help="Seconds, on average, until a device without a round asks again.",
+)
 @click.option("--verify", is_flag=True, help="Read and check the current round first.")
 def serve(
     directory: Path,
@@ -80,10 +88,12 @@ def serve(
     max_keys: int,
     max_body_mb: int,
     spread: float,
+    again: float,
     verify: bool,
 ) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
     from keyhole.serving.access import Access, Keyring
+    from keyhole.serving.coordinator import Pace
     from keyhole.serving.limits import Limits
     from keyhole.serving.transport import Listen, run
 
@@ -97,11 +107,16 @@ def serve(
     def tell(url: str) -> None:
         click.echo(f"serving {directory} at {url}", err=True)
 
-    run(_app_maker(directory, access, limits, spread), listen, workers=workers, on_listen=tell)
+    run(
+        _app_maker(directory, access, limits, Pace(spread, again)),
+        listen,
+        workers=workers,
+        on_listen=tell,
+    )
 
 
 def _app_maker(
-    directory: Path, access: Access, limits: Limits, spread: float
+    directory: Path, access: Access, limits: Limits, pace: Pace
 ) -> Callable[[Metrics], App]:
     """Makes the service of one worker."""
     import random
@@ -109,7 +124,7 @@ def _app_maker(
     from functools import partial
 
     from keyhole.serving.app import App
-    from keyhole.serving.coordinator import Pace, admit
+    from keyhole.serving.coordinator import admit
     from keyhole.serving.reading import RoundsDirectory
     from keyhole.serving.update_spool import UpdateSpool
 
@@ -120,7 +135,7 @@ def _app_maker(
             access=access,
             limits=limits,
             spool=None if access.keyring is None else UpdateSpool(directory / "updates"),
-            admit=partial(admit, pace=Pace(spread=spread), uniform=rng.random),
+            admit=partial(admit, pace=pace, uniform=rng.random),
             metrics=metrics,
             rng=rng,
         )

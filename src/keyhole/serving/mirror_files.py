@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -95,11 +95,15 @@ class Meter:
         """Ends copies under way at their next bytes: another one has failed."""
         self.is_stopped = True
 
+    def check(self) -> None:
+        """Raises CancelledError once copies are to end."""
+        if self.is_stopped:
+            raise CancelledError
+
     def add(self, count: int) -> None:
         """Counts bytes that were moved."""
+        self.check()
         with self._lock:
-            if self.is_stopped:
-                raise CancelledError
             self.moved += count
             self._tell()
 
@@ -175,13 +179,22 @@ def _not_current(place: str, got: str) -> DamageError:
 def work_through(
     work: Callable[[_Item], None], items: Iterable[_Item], workers: int, meter: Meter
 ) -> None:
-    """Does the work for all items in several threads; the first error ends it."""
-    with ThreadPoolExecutor(workers, "keyhole-mirror") as pool:
-        futures = [pool.submit(work, item) for item in items]
+    """Does the work for all items in several threads; the first error ends all of them."""
+    failed: list[BaseException] = []
+
+    def attempt(item: _Item) -> None:
         try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:
+            meter.check()
+            work(item)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failed.append(error)
             meter.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
+
+    with ThreadPoolExecutor(workers, "keyhole-mirror") as pool:
+        try:
+            list(pool.map(attempt, items))
+        except BaseException:  # an interrupt of this thread
+            meter.stop()
             raise
+    if failed:
+        raise failed[0]
