@@ -50,7 +50,7 @@ class Cell:
 def measure_generation(num_keys: int, root: Path) -> Cell:
     """Steady state and memcpy in turns, then first rounds, then durable ones."""
     progress(f"publishing, K={num_keys:.0e}")
-    state = make_state(num_keys)
+    state = make_state(num_keys, has_small=False)
     source, target = aligned_zeros((num_keys, WIDTH)), aligned_zeros((num_keys, WIDTH))
     directory = root / "generation"
     with Publisher(directory) as publisher:

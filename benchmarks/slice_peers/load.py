@@ -90,66 +90,79 @@ class _Connection:
         self.unsent = memoryview(b"")
         self.missing = 0
 
-    def begin(self, request: bytes, answer: int) -> None:
-        self.unsent, self.missing = memoryview(request), answer
 
-    def send(self) -> None:
-        self.unsent = self.unsent[self.socket.send(self.unsent) :]
+class _Run:
+    """One run: which connections there are, and what they have done."""
+
+    def __init__(self, job: Job) -> None:
+        self.answered = self.received = self.errors = 0
+        self._job, self._turn = job, 0
+        self._poll, self._open = select.epoll(), dict[int, _Connection]()
+        self._buffer = bytearray(RECEIVE)
+        self._start = time.perf_counter()
+
+    def play(self) -> Outcome:
+        """All of it."""
+        for _ in range(self._job.connections if self._job.seconds else len(self._job.requests)):
+            connection = _Connection(self._job.port)
+            self._open[connection.socket.fileno()] = connection
+            self._poll.register(connection.socket, select.EPOLLIN | select.EPOLLOUT)
+            self._ask(connection)
+        while self._open:
+            events = self._poll.poll(PATIENCE)
+            if not events:
+                self.errors += len(self._open)
+                break
+            for number, event in events:
+                self._go_on(self._open[number], event)
+        return Outcome(self.answered, self.received, self._seconds(), self.errors)
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    def _ask(self, connection: _Connection) -> None:
+        """Begins the next request."""
+        place = self._turn % len(self._job.requests)
+        self._turn += 1
+        connection.unsent = memoryview(self._job.requests[place])
+        connection.missing = self._job.answers[place]
+        self._poll.modify(connection.socket, select.EPOLLIN | select.EPOLLOUT)
+
+    def _go_on(self, connection: _Connection, event: int) -> None:
+        """Sends and receives what can be; asks again when an answer is complete."""
+        try:
+            if event & select.EPOLLOUT and connection.unsent:
+                connection.unsent = connection.unsent[connection.socket.send(connection.unsent) :]
+                if not connection.unsent:
+                    self._poll.modify(connection.socket, select.EPOLLIN)
+            if event & ~select.EPOLLOUT:
+                self._receive(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.errors += 1
+            self._close(connection)
+            return
+        if not connection.missing:
+            self.answered += 1
+            if self._seconds() < self._job.seconds:
+                self._ask(connection)
+            else:
+                self._close(connection)
+
+    def _receive(self, connection: _Connection) -> None:
+        # MSG_TRUNC: the kernel drops the bytes instead of copying them.
+        received = connection.socket.recv_into(self._buffer, RECEIVE, socket.MSG_TRUNC)
+        if not received or received > connection.missing:
+            raise ConnectionError
+        connection.missing -= received
+        self.received += received
+
+    def _close(self, connection: _Connection) -> None:
+        del self._open[connection.socket.fileno()]
+        connection.socket.close()
 
 
 def run(job: Job) -> Outcome:
     """Sends requests until the time is over, waits for the last answers, and counts."""
-    poll, buffer = select.epoll(), bytearray(RECEIVE)
-    count = job.connections if job.seconds else len(job.requests)
-    turn = answered = total = errors = 0
-    start = time.perf_counter()
-    stop = start + job.seconds
-    open_ones: dict[int, _Connection] = {}
-
-    def begin(connection: _Connection) -> None:
-        nonlocal turn
-        place = turn % len(job.requests)
-        connection.begin(job.requests[place], job.answers[place])
-        turn += 1
-        poll.modify(connection.socket, select.EPOLLIN | select.EPOLLOUT)
-
-    def end(connection: _Connection) -> None:
-        del open_ones[connection.socket.fileno()]
-        connection.socket.close()
-
-    for _ in range(count):
-        connection = _Connection(job.port)
-        open_ones[connection.socket.fileno()] = connection
-        poll.register(connection.socket, select.EPOLLIN | select.EPOLLOUT)
-        begin(connection)
-    while open_ones:
-        events = poll.poll(PATIENCE)
-        if not events:
-            errors += len(open_ones)
-            break
-        for number, event in events:
-            connection = open_ones[number]
-            try:
-                if event & select.EPOLLOUT and connection.unsent:
-                    connection.send()
-                    if not connection.unsent:
-                        poll.modify(number, select.EPOLLIN)
-                if event & ~select.EPOLLOUT:
-                    received = connection.socket.recv_into(buffer, RECEIVE, socket.MSG_TRUNC)
-                    if not received or received > connection.missing:
-                        raise ConnectionError
-                    connection.missing -= received
-                    total += received
-            except BlockingIOError:
-                continue
-            except OSError:
-                errors += 1
-                end(connection)
-                continue
-            if not connection.missing:
-                answered += 1
-                if job.seconds and time.perf_counter() < stop:
-                    begin(connection)
-                else:
-                    end(connection)
-    return Outcome(answered, total, time.perf_counter() - start, errors)
+    return _Run(job).play()

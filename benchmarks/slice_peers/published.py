@@ -62,16 +62,15 @@ def query(round_id: str, table: int, keys: np.ndarray) -> bytes:
     return head.encode() + body
 
 
-def make_state(num_keys: int) -> ServerState:
-    """A model of one large table and one of single numbers."""
-    row, word = KeySpace("row", num_keys), KeySpace("word", num_keys)
+def make_state(num_keys: int, has_small: bool = True) -> ServerState:
+    """A model of one large table, and one of single numbers if asked for."""
     rng = np.random.default_rng(0)
-    model = {
-        "b": rng.standard_normal(num_keys, np.float32),
-        "w": rng.standard_normal((num_keys, WIDTH), np.float32),
-    }
-    layout = Layout.of(model, Cut(row, {"w": 0}), Cut(word, {"b": 0}))
-    return ServerState.dense(layout, model, SGD(0.1))
+    model = {"w": rng.standard_normal((num_keys, WIDTH), np.float32)}
+    cuts = [Cut(KeySpace("row", num_keys), {"w": 0})]
+    if has_small:
+        model["b"] = rng.standard_normal(num_keys, np.float32)
+        cuts.append(Cut(KeySpace("word", num_keys), {"b": 0}))
+    return ServerState.dense(Layout.of(model, *cuts), model, SGD(0.1))
 
 
 def publish(state: ServerState, directory: Path) -> Round:

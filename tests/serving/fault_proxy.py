@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,10 +18,12 @@ class Fault:
         kind: cut closes the connection, reset does so rudely, half-close ends the answer and
             goes on reading, delay stops it until the proxy is released, flip inverts one byte.
         at: how many bytes of answers pass before, counted from when the fault was armed.
+        then: called when it happens, before anything else passes.
     """
 
     kind: str
     at: int
+    then: Callable[[], None] = lambda: None
 
 
 class FaultProxy:
@@ -57,10 +60,10 @@ class FaultProxy:
         for thread in self._threads:
             thread.join(10)
 
-    def arm(self, kind=None, at=0):
+    def arm(self, kind=None, at=0, then=lambda: None):
         """The next answers suffer this, once; None lets them pass."""
         with self._lock:
-            self._fault = None if kind is None else Fault(kind, at)
+            self._fault = None if kind is None else Fault(kind, at, then)
             self.passed = 0
             self.released.clear()
 
@@ -84,32 +87,39 @@ class FaultProxy:
             for one in (near, far):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.add(one)
-            self._start(self._pump_requests, near, far)
-            self._start(self._pump_answers, near, far)
+            is_read = threading.Event()
+            self._start(self._pump_requests, near, far, is_read)
+            self._start(self._pump_answers, near, far, is_read)
 
-    def _pump_requests(self, near, far):
+    def _pump_requests(self, near, far, is_read):
         with suppress(OSError):
             while data := near.recv(1 << 16):
                 far.sendall(data)
+        is_read.set()
         with suppress(OSError):
             far.shutdown(socket.SHUT_WR)
 
-    def _pump_answers(self, near, far):
+    def _pump_answers(self, near, far, is_read):
         with suppress(OSError):
             while data := far.recv(1 << 16):
-                before, after, kind = self._split(data)
+                before, after, fault = self._split(data)
                 near.sendall(before)
+                kind = None if fault is None else fault.kind
+                if fault is not None:
+                    fault.then()
                 if kind == FLIP:
                     near.sendall(bytes([after[0] ^ 0xFF]) + after[1:])
                 elif kind == DELAY:
                     self.released.wait(30)
                     near.sendall(after)
                 elif kind is not None:
-                    self._end(near, kind)
+                    self._end(near, kind, is_read)
                     break
         for one in (near, far):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+        is_read.wait(10)  # a socket that a thread still reads from is not really closed
+        for one in (near, far):
             one.close()
             self._sockets.discard(one)
 
@@ -123,15 +133,14 @@ class FaultProxy:
             place = fault.at - start
             self._fault = None
             self.passed += len(data) if fault.kind in (FLIP, DELAY) else place
-            return data[:place], data[place:], fault.kind
+            return data[:place], data[place:], fault
 
-    def _end(self, near, kind):
-        if kind == RESET:  # closing without lingering sends RST
+    def _end(self, near, kind, is_read):
+        if kind == RESET:  # closing without lingering sends RST, once nobody reads any more
             near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            near.shutdown(socket.SHUT_RD)
+            is_read.wait(10)
             near.close()
         elif kind == HALF_CLOSE:
             near.shutdown(socket.SHUT_WR)
-            with suppress(OSError):
-                near.settimeout(5)
-                while near.recv(1 << 16):  # until the device hangs up
-                    pass
+            is_read.wait(10)  # until the device hangs up

@@ -3,6 +3,7 @@
 import time
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from keyhole.serving.reading import RoundsDirectory
 from keyhole.serving.retrying import Clock, Retry
 from keyhole.serving.transport import serving
 from keyhole.serving.update_spool import UpdateSpool
+from tests.helpers import LAYOUTS
+
+LAYOUT = LAYOUTS["two key spaces"]
 
 
 def random_model(layout, seed=0):
@@ -40,14 +44,30 @@ class Service:
 
     def __init__(self, directory, **options):
         self.directory = directory
+        self._numbers = count()
         self.keyring = Keyring((bytes.fromhex(new_key()),))
         self.publisher = Publisher(directory)
         self.spool = UpdateSpool(directory / "updates")
-        self.rounds = RoundsDirectory(directory)
+        # A clock that runs with every look: the service never sees a round of a moment ago.
+        self.rounds = RoundsDirectory(directory, clock=count(step=0.1).__next__)
         told = partial(admit, pace=Pace(again=1.0), uniform=lambda: 0.5)
         self.app = App(
             self.rounds, access=Access(self.keyring), spool=self.spool, admit=told, **options
         )
+
+    def next_number(self):
+        """The number of the next round."""
+        return next(self._numbers)
+
+    def publish(self, layout=LAYOUT, seed=0, **options):
+        """The state of a new round; what was published is its attribute `published`."""
+        return self.publish_state(random_state(layout, seed), **options)
+
+    def publish_state(self, state, **options):
+        """A new round, which a crash of the machine may take: tests do not wait for the disk."""
+        options = {"number": self.next_number(), "durable": False, **options}
+        state.published = self.publisher.publish_state(state, **options)
+        return state
 
     def token(self, device="phone"):
         return self.keyring.issue("device", device, now=time.time(), seconds=3600)

@@ -372,13 +372,18 @@ def test_bytes_that_are_no_query_are_400(service, body):
     service.refused(answer, 400, "RequestError")
 
 
-@pytest.mark.parametrize("key", [-1, WORDS, 2**40, -(2**63)])
+@pytest.mark.parametrize("key", [-1, 77, 2**40, -(2**31)])
 def test_keys_outside_are_counted_and_never_shown(service, key, caplog):
     answer = service.query(wire.Ask(WORD_TABLE, np.array([1, key, 2])))
     facts = service.refused(answer, 400, "KeySpaceError")
     assert facts["got"] == "1 of 3 keys"
     assert str(key) not in answer.text.replace("0..39", "")
     assert caplog.text == ""
+
+
+def test_the_first_key_behind_the_end_is_refused(service):
+    assert service.query(wire.Ask(WORD_TABLE, np.array([WORDS - 1]))).status_code == 200
+    service.refused(service.query(wire.Ask(WORD_TABLE, np.array([WORDS]))), 400, "KeySpaceError")
 
 
 def test_too_many_keys_are_413(service):

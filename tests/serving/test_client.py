@@ -1,9 +1,8 @@
 """The HTTP of a device: what is tried again, what is not, and how long it waits in between."""
 
-import json
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 
@@ -20,75 +19,7 @@ from keyhole.serving.addresses import Certificate
 from keyhole.serving.client import Client, Timeouts
 from keyhole.serving.refusals import refusal_of
 from keyhole.serving.retrying import Clock, Retry
-
-HEAD = "HTTP/1.1 {} X\r\ncontent-length: {}\r\n"
-
-
-def answer(status=200, body=b"", **headers):
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    return (HEAD.format(status, len(body)) + lines + "\r\n").encode() + body
-
-
-def refusal(status, kind, wrong="refused"):
-    facts = {"status": status, "kind": kind, "wrong": wrong, "got": "1", "allowed": "2", "fix": "x"}
-    return answer(status, json.dumps({"error": facts}).encode())
-
-
-class Script:
-    """A server that gives one answer after the other, and remembers what it was asked.
-
-    An answer is bytes; None hangs up; a callable gets the head of the request. An answer that is
-    shorter than its content-length is cut by closing the connection.
-    """
-
-    def __init__(self, *answers):
-        self.answers, self.asked = list(answers), []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def _serve(self):
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection, connection.makefile("rb") as reader, suppress(OSError):
-                while self._exchange(connection, reader):
-                    pass
-
-    def _exchange(self, connection, reader):
-        """Whether the connection can be used again."""
-        head = {}
-        first = reader.readline()
-        while (line := reader.readline().strip()) != b"":
-            name, _, value = line.decode().partition(":")
-            head[name.lower()] = value.strip()
-        if not first:
-            return False
-        body = reader.read(int(head.get("content-length", 0)))
-        self.asked.append((first.decode().split()[0], head, body))
-        given = self.answers.pop(0) if self.answers else None
-        if callable(given):
-            given = given(head)
-        if given is None:
-            return False
-        connection.sendall(given)
-        top, _, sent = given.partition(b"\r\n\r\n")
-        length = [x for x in top.lower().split(b"\r\n") if x.startswith(b"content-length")]
-        return bool(length) and len(sent) == int(length[0].partition(b":")[2])
-
-
-@contextmanager
-def scripted(*answers):
-    script = Script(*answers)
-    script._thread.start()
-    try:
-        yield script
-    finally:
-        with suppress(OSError):
-            script._listener.shutdown(socket.SHUT_RDWR)
-        script._listener.close()
+from tests.serving.scripted import HEAD, answer, refusal, scripted
 
 
 @contextmanager
@@ -294,9 +225,11 @@ def is_good(body):
 
 
 def test_a_damaged_body_is_fetched_anew_and_in_the_end_told():
-    with scripted(answer(200, b"bad!"), answer(200, b"good")) as script:
-        with client_of(script) as client:
-            assert get(client, check=is_good) == b"good"
+    with (
+        scripted(answer(200, b"bad!"), answer(200, b"good")) as script,
+        client_of(script) as client,
+    ):
+        assert get(client, check=is_good) == b"good"
     with scripted(*[answer(200, b"bad!")] * 4) as script, client_of(script) as client:
         with pytest.raises(DamageError):
             get(client, check=is_good)
@@ -322,10 +255,12 @@ def test_connections_are_used_again():
 
 
 def test_a_kept_connection_that_the_service_closed_costs_no_attempt():
-    with scripted(answer(200, b"good"), None, answer(200, b"good")) as script:
-        with client_of(script, retry=Retry(attempts=1)) as client:
-            assert get(client) == get(client) == b"good"
-            assert client.waits == []
+    with (
+        scripted(answer(200, b"good"), None, answer(200, b"good")) as script,
+        client_of(script, retry=Retry(attempts=1)) as client,
+    ):
+        assert get(client) == get(client) == b"good"
+        assert client.waits == []
 
 
 def test_a_refusal_before_the_body_was_read_is_understood():
@@ -352,16 +287,21 @@ def test_a_refusal_before_the_body_was_read_is_understood():
 
 
 def test_a_silent_service_is_given_up_in_time_and_asked_again():
-    release = threading.Event()
+    given_up = threading.Event()
 
     def silent(_):
-        release.wait(10)
+        given_up.wait(10)
 
-    with scripted(silent, answer(200, b"good")) as script:
-        with client_of(script, timeouts=Timeouts(connect=5, read=0.1)) as client:
-            threading.Timer(0.3, release.set).start()  # the script serves one after the other
-            client._clock = Clock(sleep=lambda _: release.wait(5))
-            assert get(client) == b"good"
+    options = {
+        "timeouts": Timeouts(connect=5, read=0.1),
+        "clock": Clock(sleep=lambda _: given_up.set()),
+    }
+    with (
+        scripted(silent, answer(200, b"good")) as script,
+        client_of(script, **options) as client,
+    ):
+        assert get(client) == b"good"
+        assert given_up.is_set()
 
 
 def test_a_stop_ends_retrying_at_once():

@@ -37,7 +37,7 @@ def random_source(length=6, coding="plain", seed=0, num_keys=KEYS):
 
 def write(source, directory, base=None, **settings):
     info = table_info(source.records)
-    with SegmentWriter(WriteSettings(**settings)) as writer:
+    with SegmentWriter(WriteSettings(**{"durable": False, **settings})) as writer:
         made = write_table(writer, source, directory, info, base)
     return msgspec.structs.replace(info, segments=tuple(future.result() for future in made))
 
@@ -49,7 +49,7 @@ def all_records(source):
 @pytest.mark.parametrize("coding", ["plain", "half", "uint8", "uint4"])
 @given(
     length=st.integers(0, 9),
-    segment_bytes=st.integers(1, 300),
+    segment_bytes=st.integers(30, 300),
     chunk=st.integers(1, 100),
     threads=st.integers(1, 3),
     keys=st.lists(st.integers(0, KEYS - 1), max_size=30),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from keyhole.delivery.records import PLAIN, Coding, RecordArray, Records, records_of
@@ -44,7 +45,7 @@ class StateSource:
     place: int
     coding: Coding = PLAIN
 
-    @property
+    @cached_property
     def records(self) -> Records:
         """What a record holds."""
         return Records.of_part(self.state.layout.parts[self.place], self.coding)

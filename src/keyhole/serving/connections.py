@@ -14,6 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from keyhole.errors import KeyholeError, RequestError, TooLargeError
+from keyhole.serving.joined_writes import JoinedWrites
 from keyhole.serving.limits import Limits
 from keyhole.serving.metrics import Metrics
 from keyhole.serving.responses import error_response
@@ -34,9 +35,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins."""
-        self._transport = transport  # type: ignore[assignment]
+        self._transport = JoinedWrites(transport)  # type: ignore[arg-type]
         self._owner.all.add(self)
-        self._inner.connection_made(transport)  # type: ignore[arg-type]
+        self._inner.connection_made(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends."""

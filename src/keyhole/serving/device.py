@@ -92,6 +92,7 @@ class Device:
         retry: how often to try again.
         timeouts: when a silent service counts as away.
         most_keys: in one query; more are asked for in several.
+        most_answer: bytes of the slices of one query, likewise.
         stop: once set, waiting ends at once and nothing is tried again.
         clock: how time passes; one that waits for `stop` if None.
         insecure: lets plain `http` leave this machine.
@@ -111,13 +112,15 @@ class Device:
         retry: Retry | None = None,
         timeouts: Timeouts | None = None,
         most_keys: int = 65_536,
+        most_answer: int = 256 << 20,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
         insecure: bool = False,
     ) -> None:
         self.stop = threading.Event() if stop is None else stop
         self.clock = Clock(sleep=self.stop.wait) if clock is None else clock
-        self._token, self._cache, self._most_keys = token, cache, most_keys
+        self._token, self._cache = token, cache
+        self._most_keys, self._most_answer = most_keys, most_answer
         self._client = Client(
             url,
             ca=ca,
@@ -307,6 +310,7 @@ class Device:
             wants,
             token=self._token_for(round),
             most_keys=self._most_keys,
+            most_bytes=self._most_answer,
             traffic=traffic,
         )
         if cache is not None:

@@ -95,8 +95,9 @@ class RoundsDirectory:
         with self._mutex:
             self._close_idle(self._clock())
             entry = self._find(round_id)
-            if entry.error is not None or entry.round is None:
-                raise entry.error or _no_such_round()
+            if entry.round is None:
+                # Each time with a traceback of its own, else it would grow with every request.
+                raise (entry.error or _no_such_round()).with_traceback(None)
             entry.holders += 1
         try:
             yield entry.round

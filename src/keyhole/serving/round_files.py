@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 MANIFEST, COHORT, CURRENT = "manifest.json", "cohort.json", "current.json"
+_START_ANEW = "remove it and publish again"  # a publisher would not know which number comes next
 _ROUND_ID = re.compile(r"([0-9]{1,18})-[0-9a-f]{16}")
 
 
@@ -84,9 +85,9 @@ def read_current(directory: Path) -> CurrentRound | None:
     try:
         current = msgspec.json.decode(data, type=CurrentRound)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _foreign(path, str(error)) from error
+        raise _foreign(path, str(error), _START_ANEW) from error
     if number_of(current.round) != current.number:
-        raise _foreign(path, "a round that does not have its number")
+        raise _foreign(path, "a round that does not have its number", _START_ANEW)
     return current
 
 
@@ -199,10 +200,7 @@ def read_cohort(round_directory: Path) -> dict[str, int] | None:
     return {device: place for place, device in enumerate(devices)}
 
 
-def _foreign(path: Path, how: str) -> StorageError:
+def _foreign(path: Path, how: str, fix: str = "publish the round again") -> StorageError:
     return StorageError(
-        f"{path.name} is damaged",
-        got=how,
-        allowed="the file as it was published",
-        fix="publish the round again",
+        f"{path.name} is damaged", got=how, allowed="the file as it was published", fix=fix
     )

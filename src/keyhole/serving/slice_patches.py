@@ -9,27 +9,28 @@ damage to the base does not become the truth of a new round.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from keyhole.delivery.records import RecordArray
 from keyhole.delivery.sources import SliceSource
 from keyhole.server.files import storage_errors
 from keyhole.server.record_sums import sum_records
+from keyhole.server.row_kernels import copy_rows
 from keyhole.serving.manifest import SegmentInfo, TableInfo
 from keyhole.serving.slice_files import (
-    CHUNK,
     Job,
     SegmentWriter,
     cut_segments,
     is_contiguous,
-    pwrite_all,
     records_path,
     sums_path,
 )
@@ -38,7 +39,7 @@ from keyhole.types import KeyArray
 
 __all__ = ["BaseTable", "write_table"]
 
-_MOST_RUNS = 128  # writes of a chunk; for more, reading and writing all of it takes less time
+_STRETCH = 4 << 20  # bytes of a file that one thread takes at a time
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,11 @@ def _patch_segment(
     keys = base.changed[low:high]
     sums = _trusted_sums(base.directory, place, old, source.records.record_bytes)
     wants_digest = writer.settings.strong
-    if sums is None or (wants_digest and (len(keys) or old.sha256 is None)):
+    if (
+        not source.records.record_bytes
+        or sums is None
+        or (wants_digest and (len(keys) or old.sha256 is None))
+    ):
         return None  # a digest of records that are not read again would be one of damage, too
     if not len(keys):
         return _adopt(writer, directory, place, base, old)
@@ -138,60 +143,59 @@ def _patch_segment(
             records_path(base.directory, place).rename(path)
         else:
             _copy_file(records_path(base.directory, place), path)
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            writer.run(_patch_jobs(source, descriptor, sums, span, keys))
-        finally:
-            os.close(descriptor)
+        target = _mapped(path, count, source.records.record_bytes)
+        writer.run(_patch_jobs(source, target, sums, span, keys))
     return writer.finish(directory, place, span, sums)
 
 
+def _mapped(path: Path, count: int, length: int) -> RecordArray:
+    """The records of a file, to write to.
+
+    Every write() takes the file's lock and enters its journal, which at 2 KB takes four times as
+    long as a page fault. Room for all pages is on the disk already, so none can fail for want of
+    it; on a file system that writes elsewhere what it overwrites, a full disk ends the process,
+    and the round before stays.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.posix_fallocate(descriptor, 0, count * length)
+        pages = mmap.mmap(descriptor, count * length)
+        return np.frombuffer(pages, np.uint8).reshape(count, length)
+    finally:
+        os.close(descriptor)
+
+
 def _patch_jobs(
-    source: SliceSource, descriptor: int, sums: Sums, span: tuple[int, int], keys: KeyArray
+    source: SliceSource, target: RecordArray, sums: Sums, span: tuple[int, int], keys: KeyArray
 ) -> list[Job]:
-    """One job for each chunk that has a change; the rest count as done with them."""
+    """One job for each stretch of keys that has a change; the rest count as done with them."""
     first, count = span
-    at_once = max(1, CHUNK // max(source.records.record_bytes, 1))
-    edges = np.arange(first, first + count + at_once, at_once)
-    edges[-1] = first + count
+    at_once = max(1, _STRETCH // max(source.records.record_bytes, 1))
+    edges = np.append(np.arange(first, first + count, at_once), first + count)
     cuts = np.searchsorted(keys, edges)
     jobs: list[Job] = []
-    skipped = 0
+    waiting = 0
     for place in range(len(edges) - 1):
-        mine = keys[cuts[place] : cuts[place + 1]]
-        skipped += int(edges[place + 1] - edges[place])
-        if len(mine):
-            jobs.append((_patching(source, descriptor, sums, first, mine), skipped))
-            skipped = 0
-    jobs[-1] = (jobs[-1][0], jobs[-1][1] + skipped)
-    return jobs
+        waiting += int(edges[place + 1] - edges[place])
+        if cuts[place] < cuts[place + 1]:
+            mine = keys[cuts[place] : cuts[place + 1]]
+            jobs.append((partial(_patch, source, target, sums, first, mine), waiting))
+            waiting = 0
+    work, records = jobs.pop()
+    return [*jobs, (work, records + waiting)]
 
 
-def _patching(
-    source: SliceSource, descriptor: int, sums: Sums, first: int, keys: KeyArray
-) -> Callable[[], None]:
-    """A job that writes the records of `keys`, which lie in one chunk."""
-
-    def patch() -> None:
-        records, length = source.read(keys), source.records.record_bytes
-        sums[keys - first] = sum_records(records)
-        # A run is a stretch of keys without a gap: one write.
-        starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 2) != 1)
-        if len(starts) <= _MOST_RUNS:
-            stops = [*starts[1:].tolist(), len(keys)]
-            flat = records.reshape(-1).data
-            for start, stop, key in zip(starts.tolist(), stops, keys[starts].tolist(), strict=True):
-                data = flat[start * length : stop * length]
-                pwrite_all(descriptor, data, (key - first) * length)
-            return
-        low, high = int(keys[0]), int(keys[-1]) + 1
-        block = np.empty((high - low, length), np.uint8)
-        offset = (low - first) * length
-        _read_all(descriptor, block.reshape(-1).data, offset)
-        block[keys - low] = records
-        pwrite_all(descriptor, block.reshape(-1).data, offset)
-
-    return patch
+def _patch(
+    source: SliceSource, target: RecordArray, sums: Sums, first: int, keys: KeyArray
+) -> None:
+    """Writes the records of `keys`, ascending, and their sums."""
+    records = source.read(keys)
+    sums[keys - first] = sum_records(records)
+    low, high = int(keys[0]), int(keys[-1]) + 1
+    slots = keys - low
+    numbers = np.empty(high - low, np.int64)  # of the records that belong to `slots`
+    numbers[slots] = np.arange(len(keys))
+    copy_rows(records, numbers, slots, target[low - first : high - first], False)
 
 
 def _trusted_sums(directory: Path, place: int, old: SegmentInfo, length: int) -> Sums | None:
@@ -251,29 +255,21 @@ def _is_own(path: Path) -> bool:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copies inside the system, which may share blocks."""
+    """Copies inside the system, to blocks of its own: shared ones could not be written in place."""
     reading = os.open(source, os.O_RDONLY)
     try:
         writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            left = os.fstat(reading).st_size
-            while left > 0:
-                if not (taken := os.copy_file_range(reading, writing, left)):
+            at, size = 0, os.fstat(reading).st_size
+            os.posix_fallocate(writing, 0, size)
+            while at < size:
+                if not (taken := os.sendfile(writing, reading, at, size - at)):
                     raise _ended()
-                left -= taken
+                at += taken
         finally:
             os.close(writing)
     finally:
         os.close(reading)
-
-
-def _read_all(descriptor: int, into: memoryview, offset: int) -> None:
-    at = 0
-    while at < into.nbytes:
-        taken = os.preadv(descriptor, [into[at:]], offset + at)
-        if not taken:
-            raise _ended()
-        at += taken
 
 
 def _ended() -> OSError:

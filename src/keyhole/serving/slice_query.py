@@ -85,6 +85,7 @@ def fetch_slices(
     *,
     token: str | None,
     most_keys: int,
+    most_bytes: int,
     traffic: Traffic,
 ) -> list[Slices]:
     """Returns the records of each want, in order.
@@ -95,6 +96,7 @@ def fetch_slices(
         wants: of any tables of the round.
         token: of the device in this round.
         most_keys: in one query; more are asked for in several.
+        most_bytes: of the records of one query, likewise; one record may be longer.
         traffic: what it costs is added here.
 
     Raises:
@@ -104,7 +106,7 @@ def fetch_slices(
     """
     path = f"/v1/rounds/{round_id}/slices"
     found: list[list[Slices]] = [[] for _ in wants]
-    for batch in _batches(wants, most_keys):
+    for batch in _batches(wants, most_keys, most_bytes):
         asked = [want for _, want in batch]
         is_asked = any(len(want.keys) for want in asked)
         pieces = _fetch(client, path, asked, token, traffic) if is_asked else map(_nothing, asked)
@@ -197,6 +199,8 @@ class _SoFar:
             if not got.problem:
                 raise _damaged(f"status {got.status}")
             return False
+        if got.problem and not got.body:
+            return False  # the cut may be in the headers: what they say is not to be used
         if self._check is None:
             self._check = got.headers.get(CHECK, "none")
         at, is_cut, left, before = 0, False, [], sum(self._at)
@@ -271,19 +275,24 @@ def _mask_bytes(ask: Ask) -> int:
     return 0 if ask.sums is None else -(-len(ask.keys) // 8)
 
 
-def _batches(wants: Sequence[Want], most_keys: int) -> Iterator[list[tuple[int, Want]]]:
+def _batches(
+    wants: Sequence[Want], most_keys: int, most_bytes: int
+) -> Iterator[list[tuple[int, Want]]]:
     """The queries that ask for everything: (place, want) of each block; one, as a rule."""
     batch: list[tuple[int, Want]] = []
-    room = most_keys
+    keys, room = most_keys, most_bytes  # that are left for the query under way
     for place, want in enumerate(wants):
         at, is_done = 0, False
         while not is_done:
-            if room == 0 or len(batch) == MOST_BLOCKS:
+            fits = min(keys, room // max(want.record_bytes, 1))
+            if batch and (fits < 1 or len(batch) == MOST_BLOCKS):
                 yield batch
-                batch, room = [], most_keys
-            stop = min(len(want.keys), at + room)
+                batch, keys, room = [], most_keys, most_bytes
+                continue
+            stop = min(len(want.keys), at + max(fits, 1))
             batch.append((place, _piece(want, at, stop)))
-            room, at, is_done = room - (stop - at), stop, stop == len(want.keys)
+            keys, room = keys - (stop - at), room - (stop - at) * want.record_bytes
+            at, is_done = stop, stop == len(want.keys)
     if batch:
         yield batch
 

@@ -1,0 +1,72 @@
+"""Publishers that are killed at random moments; run as a script: DIRECTORY KILLS SEED.
+
+Each is a fork of this process, which has everything compiled. After every kill, this process reads
+the current round and compares every byte with the state that the round was made from.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from keyhole.serving.publishing import Publisher
+from tests.serving.small_rounds import check_current, small_state, step
+
+OPTIONS = {"segment_bytes": 100, "cohort": ["a"]}
+
+
+def publish_for_ever(directory, state, number):
+    with Publisher(directory) as publisher:
+        while True:
+            publisher.publish_state(state, number=number, durable=number % 2 == 0, **OPTIONS)
+            number += 1
+            step(state, [number % 40])
+
+
+def check(directory, state, number):
+    """Steps `state` to the current round and compares; returns its number."""
+    found = check_current(directory)
+    if found is None:
+        return -1
+    assert found[0] >= number, "a round was lost"
+    while state.steps < found[0]:
+        step(state, [(state.steps + 1) % 40])
+    for place, records in enumerate(found[1]):
+        rows = state.rows(place, np.arange(len(records)))
+        assert records.tobytes() == rows.tobytes(), "a round is not what was published"
+    return found[0]
+
+
+def main(directory, kills, seed):
+    rng, state, number = random.Random(seed), small_state(), -1
+    check_current(directory)
+    with Publisher(directory / "warm") as publisher:
+        publisher.publish_state(small_state(), number=0, **OPTIONS)
+    check_current(directory / "warm")
+    for _ in range(kills):
+        child = os.fork()
+        if child == 0:
+            copy = small_state()
+            while copy.steps < number + 1:
+                step(copy, [(copy.steps + 1) % 40])
+            publish_for_ever(directory, copy, number + 1)
+        time.sleep(rng.uniform(0.001, 0.06))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        number = check(directory, state, number)
+    with Publisher(directory) as publisher:
+        while state.steps < number + 1:
+            step(state, [(state.steps + 1) % 40])
+        publisher.publish_state(state, number=number + 1, **OPTIONS)
+    check(directory, state, number + 1)
+    print(number)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
