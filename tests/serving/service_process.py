@@ -6,7 +6,13 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-COMMAND = [sys.executable, "-c", "from keyhole.cli.serve import serve; serve()"]
+CODE = """
+from keyhole.cli import main
+from keyhole.cli.serve import serve
+main.keyhole.add_command(serve)
+main.main()
+"""
+COMMAND = [sys.executable, "-c", CODE, "serve"]
 
 
 @dataclass
@@ -28,8 +34,7 @@ def start(directory, *options, port=0, env=None):
     line = process.stderr.readline()
     found = re.fullmatch(r"serving .* at (https?://\S+:\d+)\n", line)
     if found is None:
-        process.kill()
-        rest = process.communicate()[1]
+        rest = process.communicate(timeout=20)[1]
         raise AssertionError(f"the service did not start: {line}{rest}")
     return ServiceProcess(process, found[1])
 

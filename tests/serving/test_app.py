@@ -402,9 +402,7 @@ def test_a_body_beyond_the_limit_is_413_by_its_head_and_by_its_length():
     service = Service(limits=Limits(most_keys=1))
     path, most = "/v1/rounds/{id}/slices", wire.most_query_bytes(1)
     longer = b"x" * (most + 1)
-    service.refused(
-        service.ask("POST", path, content=longer, headers=BINARY), 413, "TooLargeError"
-    )
+    service.refused(service.ask("POST", path, content=longer, headers=BINARY), 413, "TooLargeError")
 
     async def pieces():
         for _ in range(100):
@@ -429,9 +427,7 @@ def test_a_body_that_never_comes_is_408():
         yield b"KHQ1"
         await asyncio.sleep(60)
 
-    answer = service.ask(
-        "POST", "/v1/rounds/{id}/slices", content=stalled(), headers=BINARY
-    )
+    answer = service.ask("POST", "/v1/rounds/{id}/slices", content=stalled(), headers=BINARY)
     service.refused(answer, 408, "SlowError")
 
 

@@ -304,6 +304,33 @@ def test_a_silent_service_is_given_up_in_time_and_asked_again():
         assert given_up.is_set()
 
 
+def slow_clock(*seconds):
+    """Looks at the clock bring these, and the last for ever."""
+    looks = iter(seconds)
+    return Clock(sleep=lambda _: None, monotonic=lambda: next(looks, seconds[-1]))
+
+
+def test_a_trickle_is_given_up_and_what_came_is_kept():
+    first = answer(200, BODY, etag='"a"')[:-70]
+    options = {"timeouts": Timeouts(5, 5, slowest=10), "clock": slow_clock(0, 8.1)}
+    with (
+        scripted(first) as script,
+        client_of(script, retry=Retry(1), **options) as client,
+        pytest.raises(ServiceError, match="too slow"),  # 30 bytes may take 5 + 3 seconds
+    ):
+        get(client)
+    options["clock"] = slow_clock(0, 8.1)
+    with scripted(first, rest) as script, client_of(script, **options) as client:
+        assert get(client) == BODY
+        assert script.asked[1][1]["range"] == "bytes=30-"
+
+
+def test_a_slow_answer_that_is_fast_enough_is_read_to_its_end():
+    options = {"timeouts": Timeouts(5, 5, slowest=10), "clock": slow_clock(0, 14.9)}
+    with scripted(answer(200, BODY)) as script, client_of(script, **options) as client:
+        assert get(client) == BODY
+
+
 def test_a_stop_ends_retrying_at_once():
     stop = threading.Event()
     with scripted(answer(503), answer(200)) as script:

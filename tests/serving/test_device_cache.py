@@ -71,7 +71,19 @@ def test_a_cache_changes_no_byte(service, rounds):
         for place, keys in enumerate(rounds):
             found = device.fetch(state.published.id, {"row": keys})
             assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+            assert found.model["w"].flags.aligned
             state = changed(service, state, [place])
+
+
+def test_slices_that_all_changed_are_arrays_that_any_library_takes(service):
+    cache, state = SliceCache(None), service.publish(WIDE)
+    with service.device(cache=cache) as device:
+        device.fetch(state.published.id, {"row": [1, 2]})
+        state = changed(service, state, [1, 2])
+        found = device.fetch(state.published.id, {"row": [2, 1]})
+    assert found.traffic.bytes_down == 1 + 2 * 256  # the numbers begin at an odd place
+    assert found.model["w"].flags.aligned
+    assert found.model["w"].flags.writeable
 
 
 def test_a_cut_answer_to_a_device_with_a_cache_goes_on(service, proxy, proxied):
@@ -95,3 +107,16 @@ def test_a_cache_that_rots_in_memory_is_not_used_again(service):
         found = device.fetch(state.published.id, {"row": [1, 2]})
         assert found.traffic.requests == 2
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+
+
+def test_a_full_disk_keeps_no_device_from_fetching(service, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    cache, state = SliceCache(tmp_path / "cache"), service.publish(WIDE)
+    with service.device(cache=cache) as device, monkeypatch.context() as patch:
+        device.known(state.published.id)
+        patch.setattr("keyhole.serving.slice_cache.write_all", full)
+        found = device.fetch(state.published.id, {"row": [1, 2]})
+    assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+    assert list((tmp_path / "cache").iterdir()) == []

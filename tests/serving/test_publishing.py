@@ -39,17 +39,17 @@ def ids_of(directory):
 
 @pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: coding.kind)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize("kind", ["dense", "lazy"])
-@pytest.mark.parametrize("is_held", [False, True], ids=["spare", "linked"])
+@pytest.mark.parametrize(("kind", "is_held"), [("dense", False), ("lazy", True)])
 def test_an_incremental_round_equals_a_full_one(tmp_path, kind, optimizer, coding, is_held):
     state, rounds = small_state(optimizer, kind), RoundsDirectory(tmp_path / "a")
+    # A round that is held cannot become spare: its files are linked or copied.
     touched = [(3, 17), (), (0, 39), tuple(range(30)), (8, 9, 10), (5,)]
     with Publisher(tmp_path / "a") as publisher:
         for number, words in enumerate(touched):
             found = publisher.publish_state(state, number=number, coding=coding, **SMALL)
             full = published(tmp_path / f"full-{number}", state, number, coding=coding, **SMALL)
             assert files_of(tmp_path / "a" / "rounds" / found.id) == files_of(full)
-            if is_held:  # a round that is served cannot become spare
+            if is_held:
                 rounds.hold(found.id).__enter__()
             step(state, words)
 

@@ -1,6 +1,7 @@
 """Slice files: what is written is what the source says, and what is mapped is what was written."""
 
 import asyncio
+import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -210,17 +211,46 @@ def test_a_source_that_fails_ends_the_writing_with_its_error(tmp_path, monkeypat
         write(source, tmp_path)
 
 
-def test_many_threads_fetch_from_one_table(tmp_path):
-    source = random_source(num_keys=1000)
-    table = open_table(tmp_path, write(source, tmp_path, segment_bytes=999))
+# Segments that end with a page are one array in memory, others are not.
+@pytest.mark.parametrize(("length", "segment_bytes"), [(6, 999), (8, 4096), (8, 4100), (1, 4096)])
+def test_many_threads_fetch_from_one_table(tmp_path, length, segment_bytes):
+    source = random_source(length, num_keys=2000)
+    table = open_table(tmp_path, write(source, tmp_path, segment_bytes=segment_bytes))
+    assert len(table.info.segments) > 3
     expected = all_records(source)
+    sums = sum_records_by_definition(expected)
 
     def fetch(seed):
-        keys = np.random.default_rng(seed).integers(0, 1000, 200)
-        return np.array_equal(table.gather(keys).records, expected[keys])
+        keys = np.random.default_rng(seed).integers(0, 2000, 200)
+        found = table.gather(keys)
+        return np.array_equal(found.records, expected[keys]) and (found.sums == sums[keys]).all()
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(fetch, range(200)))
+        assert all(pool.map(fetch, range(100)))
+
+
+@pytest.mark.parametrize("segment_bytes", [4096, 10**6])
+def test_what_was_taken_from_a_table_outlives_it(tmp_path, segment_bytes):
+    source = random_source(8, num_keys=2000)
+    table = open_table(tmp_path, write(source, tmp_path, segment_bytes=segment_bytes))
+    last = len(table.info.segments) - 1
+    taken, fetched = table.segment(last), table.gather(np.arange(2000))
+    del table
+    gc.collect()
+    first = 1536 if last else 0
+    assert bytes(taken) == all_records(source)[first:].tobytes()
+    np.testing.assert_array_equal(fetched.records, all_records(source))
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["bin", "sum"])
+def test_a_cut_file_among_those_mapped_together_is_refused(tmp_path, place, kind):
+    info = write(random_source(8, num_keys=2000), tmp_path, segment_bytes=4096)
+    os.truncate(tmp_path / f"seg-{place}.{kind}", 1000)
+    with pytest.raises(
+        StorageError, match=rf"seg-{place}\.{kind} cannot be served: got 1000 bytes"
+    ):
+        open_table(tmp_path, info)
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"segment_bytes": 0}])

@@ -15,10 +15,9 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
 from keyhole.errors import DamageError, ServiceError
 from keyhole.serving.addresses import Certificate, not_trusted, parse_url, tls_context
+from keyhole.serving.partial_body import PartialBody, fresh_buffer
 from keyhole.serving.refusals import MOST_ERROR_BYTES, refusal_of
 from keyhole.serving.retrying import Attempts, Clock, Retry, jitter
 
@@ -27,7 +26,6 @@ __all__ = ["OCTETS", "Client", "Received", "Timeouts"]
 OCTETS = "application/octet-stream"
 
 _AGAIN = (429, 502, 503, 504)  # the service, or what stands before it, is busy or away
-_PIECE = 1 << 18  # bytes read at once: what a failing read may lose
 _FURTHER = 1 << 16  # bytes that count as having got further
 _MOST_IDLE = 4  # connections kept open between requests
 
@@ -41,11 +39,13 @@ class Timeouts:
 
     Args:
         connect: to reach it.
-        read: for each piece of an answer, and for it to take what is sent.
+        read: until the next bytes of an answer are there, or what is sent is taken.
+        slowest: bytes a second of an answer, from `read` seconds on.
     """
 
     connect: float = 10.0
     read: float = 60.0
+    slowest: float = 1024.0
 
 
 @dataclass
@@ -157,12 +157,12 @@ class Client:
             ServiceError: no usable answer.
             DamageError: the last answer was damaged.
         """
-        attempts, part = self.attempts(f"GET {path}"), _Part()
+        attempts, part = self.attempts(f"GET {path}"), PartialBody()
         while True:
             got = self.exchange(
                 "GET", path, headers=part.headers, token=token, most=most, place=part.place
             )
-            part.add(got)
+            part.add(len(got.body))
             if got.problem:
                 if len(got.body) >= _FURTHER:
                     attempts.got_further()
@@ -172,7 +172,7 @@ class Client:
                 check(part.whole)
                 return Received(got.status, got.headers, part.whole)
             except DamageError as error:
-                part = _Part()
+                part = PartialBody()
                 attempts.failed("damage", error=error)
 
     def exchange(
@@ -265,10 +265,10 @@ class Client:
         if length > (most if is_good else MOST_ERROR_BYTES):
             connection.close()
             raise _too_long(response.status, length)
-        buffer = _fresh(length)
+        buffer = fresh_buffer(length)
         if is_good and place is not None:
             buffer = place(response.status, headers, length)
-        count, problem = _read(response, buffer)
+        count, problem = self._read(response, buffer)
         got.body = buffer[:count]
         if problem:
             connection.close()
@@ -283,6 +283,27 @@ class Client:
             raise refusal_of(response.status, got.body)
         return got
 
+    def _read(self, response: HTTPResponse, buffer: memoryview) -> tuple[int, str]:
+        """How much of a body arrived, and why no more."""
+        count, since, limits = 0, self._clock.monotonic(), self._timeouts
+        while count < len(buffer):
+            # What is there, and no more: so it is known what arrived before a failure, and a
+            # trickle is noticed. `HTTPResponse.readinto` would wait for all of it.
+            try:
+                n = response.fp.readinto1(buffer[count:])
+            except (OSError, HTTPException) as error:
+                return count, _reason(error)
+            if not n:
+                return count, "an answer that was cut"
+            count += n
+            spent = self._clock.monotonic() - since
+            if spent > limits.read + count / limits.slowest:
+                return count, "an answer that is too slow"
+            if self._stop is not None and self._stop.is_set():
+                return count, "a stop event"
+        response.close()  # of this answer; the connection stays open
+        return count, ""
+
     def _give_back(self, connection: HTTPConnection, response: HTTPResponse) -> None:
         """Keeps a connection for the next request, if it can be used again."""
         with self._lock:
@@ -293,63 +314,6 @@ class Client:
 
 
 _HUNG_UP = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)
-
-
-class _Part:
-    """What has arrived of a body that is fetched in one or more goes."""
-
-    def __init__(self) -> None:
-        self._buffer = memoryview(b"")
-        self._count = 0
-        self._tag = ""
-
-    @property
-    def whole(self) -> memoryview:
-        return self._buffer
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Asks for the rest, if the service can tell whether it is the rest of the same."""
-        if not (self._tag and self._count):
-            return {}
-        return {"range": f"bytes={self._count}-", "if-range": self._tag}
-
-    def place(self, status: int, headers: Mapping[str, str], length: int) -> memoryview:
-        """Where the body of an answer goes."""
-        total = len(self._buffer)
-        if status == 206:
-            expected = f"bytes {self._count}-{total - 1}/{total}"
-            if headers.get("content-range") != expected or length != total - self._count:
-                self._count = 0
-                raise _wrong_range()
-            return self._buffer[self._count :]
-        self._buffer, self._count = _fresh(length), 0
-        tag = headers.get("etag", "")
-        self._tag = "" if tag.startswith("W/") else tag  # a weak tag does not vouch for bytes
-        return self._buffer
-
-    def add(self, got: Received) -> None:
-        """Takes note of what has arrived."""
-        self._count += len(got.body)
-
-
-def _fresh(length: int) -> memoryview:
-    return np.empty(length, np.uint8).data
-
-
-def _read(response: HTTPResponse, buffer: memoryview) -> tuple[int, str]:
-    """How much of a body arrived, and why no more."""
-    count = 0
-    while count < len(buffer):
-        try:
-            n = response.readinto(buffer[count : count + _PIECE])
-        except (OSError, HTTPException) as error:
-            return count, _reason(error)
-        if not n:
-            return count, "an answer that was cut"
-        count += n
-    response.read()  # nothing is left; tells the connection that the answer is over
-    return count, ""
 
 
 def _reason(error: Exception) -> str:
@@ -372,13 +336,4 @@ def _too_long(status: int, length: int) -> ServiceError:
         got=f"{length} bytes with status {status}",
         allowed="what the manifest describes",
         fix="check the URL and what stands between the device and the service",
-    )
-
-
-def _wrong_range() -> ServiceError:
-    return ServiceError(
-        "the answer continues another one",
-        got="a range that was not asked for",
-        allowed="the rest of the body",
-        fix="check what stands between the device and the service",
     )

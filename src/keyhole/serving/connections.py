@@ -18,6 +18,7 @@ from keyhole.serving.joined_writes import JoinedWrites
 from keyhole.serving.limits import Limits
 from keyhole.serving.metrics import Metrics
 from keyhole.serving.responses import error_response
+from keyhole.serving.routes import HAS_BODY
 
 __all__ = ["Connection", "Connections"]
 
@@ -51,6 +52,8 @@ class Connection(asyncio.Protocol):
         inner.data_received(data)
         if inner.cycle is not cycle:
             self._head = 0
+            if not inner.cycle.more_body:
+                inner.cycle.scope[HAS_BODY] = True  # type: ignore[literal-required]
         elif not is_body:
             self._head += len(data)
             if self._head > self._owner.limits.most_head:

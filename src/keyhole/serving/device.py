@@ -10,13 +10,14 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
 from keyhole.delivery.records import RecordArray
-from keyhole.errors import DamageError, ServiceError
+from keyhole.errors import DamageError, ServiceError, StorageError
 from keyhole.primitives.layout import ClientKeys
 from keyhole.serving.addresses import Certificate
 from keyhole.serving.assembly import KnownRound, Submodel, WholeModel
@@ -314,12 +315,12 @@ class Device:
             traffic=traffic,
         )
         if cache is not None:
-            cache.keep(
-                [
-                    (known.records[place], keys, slices.records, slices.sums)
-                    for (place, keys), slices in zip(asked, found, strict=True)
-                ]
-            )
+            kept = [
+                (known.records[place], keys, slices.records, slices.sums)
+                for (place, keys), slices in zip(asked, found, strict=True)
+            ]
+            with suppress(StorageError):  # a full disk keeps nobody from taking part
+                cache.keep(kept)
         return found
 
     def _token_for(self, round: Assignment | str) -> str | None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import KeySpaceError, NotFoundError, StorageError
-from keyhole.server.files import storage_errors
 from keyhole.server.record_sums import sum_records
 from keyhole.server.row_kernels import all_within, copy_rows, partition
-from keyhole.serving.manifest import SegmentInfo, TableInfo
+from keyhole.serving.file_maps import map_files
+from keyhole.serving.manifest import TableInfo
 from keyhole.serving.slice_files import records_path, sums_path
 from keyhole.serving.tables import Fetched
 from keyhole.serving.wire import Sums
@@ -35,14 +36,20 @@ class MappedTable:
         info: as the manifest has it.
         records: of each segment, (count, record_bytes).
         sums: of each segment, (count,).
+        whole: all records and all sums, if segments follow each other in memory.
     """
 
     def __init__(
-        self, info: TableInfo, records: tuple[RecordArray, ...], sums: tuple[Sums, ...]
+        self,
+        info: TableInfo,
+        records: tuple[RecordArray, ...],
+        sums: tuple[Sums, ...],
+        whole: tuple[RecordArray, Sums] | None,
     ) -> None:
         self._info = info
         self._records = records
         self._sums = sums
+        self._whole = whole
         self._sum_rows = tuple(s.view(np.uint8).reshape(len(s), _SUM_BYTES) for s in sums)
         self._per_segment = info.segments[0].count
 
@@ -67,10 +74,10 @@ class MappedTable:
             raise _outside(self._info, len(keys))
         out = np.empty((len(keys), self._info.record_bytes), np.uint8)
         streams = out.nbytes >= _STREAM_FROM
-        if len(self._records) == 1:
+        if self._whole is not None:
             if out.nbytes:
-                copy_rows(self._records[0], keys, None, out, streams)
-            return Fetched(out, self._sums[0][keys])
+                copy_rows(self._whole[0], keys, None, out, streams)
+            return Fetched(out, self._whole[1][keys])
         sums = np.empty(len(keys), np.uint64)
         self._gather(keys, out, streams, sums.view(np.uint8).reshape(len(keys), _SUM_BYTES))
         return Fetched(out, sums)
@@ -134,37 +141,31 @@ def open_table(directory: Path, info: TableInfo) -> MappedTable:
         StorageError: a file is missing, or not what the manifest says of its size and sums.
             Records are not read: `MappedTable.verify` does, and a device checks those it gets.
     """
-    records, sums = [], []
     counts = [segment.count for segment in info.segments]
     if not counts or any(c != counts[0] for c in counts[:-1]) or counts[-1] > counts[0]:
         raise _damaged(f"the manifest of table {info.name!r}", "segments that cannot be served")
-    for place, segment in enumerate(info.segments):
-        found = _mapped(records_path(directory, place), segment.count * info.record_bytes)
-        records.append(found.reshape(segment.count, info.record_bytes))
-        sums.append(_checked_sums(sums_path(directory, place), segment))
-    return MappedTable(info, tuple(records), tuple(sums))
+    places, length = range(len(counts)), info.record_bytes
+    record_files = [records_path(directory, place) for place in places]
+    sum_files = [sums_path(directory, place) for place in places]
+    found, records_follow = map_files(record_files, [count * length for count in counts])
+    sum_bytes, sums_follow = map_files(sum_files, [count * _SUM_BYTES for count in counts])
+    for path, segment, data in zip(sum_files, info.segments, sum_bytes, strict=True):
+        if sha256(data.data).hexdigest() != segment.sums_sha256:
+            raise _damaged(path.name, "its digest differs")
+    records = tuple(f.reshape(c, length) for f, c in zip(found, counts, strict=True))
+    sums = tuple(data.view("<u8") for data in sum_bytes)
+    whole = None
+    if records_follow and sums_follow:
+        whole = _joined(records, info.num_keys), _joined(sums, info.num_keys)
+    return MappedTable(info, records, sums, whole)
 
 
-def _checked_sums(path: Path, segment: SegmentInfo) -> Sums:
-    found = _mapped(path, segment.count * _SUM_BYTES)
-    if sha256(found.data).hexdigest() != segment.sums_sha256:
-        raise _damaged(path.name, "its digest differs")
-    return found.view("<u8")
-
-
-def _mapped(path: Path, size: int) -> RecordArray:
-    """The bytes of a file that must be of a size."""
-    with storage_errors(path, "read"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            found = os.fstat(descriptor).st_size
-            if found != size:
-                raise _damaged(path.name, f"{found} bytes instead of {size}")
-            if not size:
-                return np.empty(0, np.uint8)
-            return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
-        finally:
-            os.close(descriptor)
+def _joined(arrays: tuple[NDArray[Any], ...], count: int) -> NDArray[Any]:
+    """Arrays that follow each other in memory as one, which keeps them all mapped."""
+    first = arrays[0]
+    return (
+        first if len(arrays) == 1 else as_strided(first, (count, *first.shape[1:]), writeable=False)
+    )
 
 
 def _damaged(what: str, how: str) -> StorageError:

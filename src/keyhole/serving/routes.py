@@ -16,11 +16,25 @@ from keyhole.errors import MethodError, NotFoundError, RequestError, SlowError, 
 from keyhole.serving.limits import Limits
 from keyhole.serving.metrics import Metrics, RouteMetrics
 
-__all__ = ["Body", "GoneError", "Handler", "Headers", "Request", "Response", "Route", "Routes"]
+__all__ = [
+    "HAS_BODY",
+    "Body",
+    "GoneError",
+    "Handler",
+    "Headers",
+    "Request",
+    "Response",
+    "Route",
+    "Routes",
+]
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+HAS_BODY = "keyhole.has_body"
+"""In the scope of a request whose whole body has arrived with its head."""
 
 
 class GoneError(Exception):
@@ -84,6 +98,8 @@ class Request:
             GoneError: the client leaves before its end.
         """
         self.announced(most)
+        if HAS_BODY in self.scope:  # then there is nothing to wait for, and a timer would be waste
+            return self._checked(await self.receive(), most)
         start = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(start + limits.body_seconds) as deadline:
@@ -96,8 +112,13 @@ class Request:
                     whole += message.get("body", b"")
         except TimeoutError as error:
             raise _too_slow(limits) from error
+        return self._checked({**message, "body": whole}, most)
+
+    def _checked(self, message: Mapping[str, Any], most: int) -> Body:
+        """The body of the last message."""
         if message["type"] == "http.disconnect":
             raise GoneError
+        whole: Body = message.get("body", b"")
         if len(whole) > most:
             raise _too_large(len(whole), most)
         return whole

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from math import gcd, lcm
 from pathlib import Path
 from typing import TypeAlias
 
@@ -53,6 +54,7 @@ Job: TypeAlias = tuple[Callable[[], None], int]
 CHUNK = 1 << 20  # bytes that stay in a cache between sum and write
 _CHUNKS = 4  # that one thread takes at a time
 _SUM_BYTES = 8
+_PAGE = 4096  # of most systems
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ def cut_segments(num_keys: int, record_bytes: int, segment_bytes: int) -> list[t
     [(0, 4), (4, 4), (8, 2)]
     """
     count = max(1, segment_bytes // max(record_bytes, _SUM_BYTES))
+    # Files that end with a page can be mapped behind one another.
+    even = lcm(_PAGE // gcd(record_bytes, _PAGE), _PAGE // _SUM_BYTES)
+    count -= count % even if count >= even else 0
     return [(first, min(count, num_keys - first)) for first in range(0, num_keys, count)]
 
 

@@ -23,6 +23,8 @@ __all__ = ["CHECK", "Held", "Slices", "Traffic", "Want", "fetch_slices"]
 CHECK = "keyhole-check"
 """The header that vouches for an answer."""
 
+_ALIGNED = 8  # bytes of the longest number that a record holds
+
 
 @dataclass(frozen=True)
 class Held:
@@ -240,7 +242,7 @@ class _SoFar:
         """The records of one block from what was sent and what is held."""
         want, answers = self._wants[place], self._sent[place]
         if len(answers) == 1 and answers[0].is_sent.all():
-            records = answers[0].records
+            records = _aligned(answers[0].records)
             return Slices(records, sum_records(records))
         is_sent = np.concatenate([a.is_sent for a in answers]) if answers else np.zeros(0, bool)
         records = np.empty((len(want.keys), want.record_bytes), np.uint8)
@@ -268,6 +270,12 @@ def _split(ask: Ask, body: memoryview, length: int) -> tuple[Answer | None, int]
     records = np.frombuffer(body[mask:used], np.uint8).reshape(count, length)
     settled = int(sent[count]) if count < len(sent) else len(ask.keys)
     return Answer(records, is_sent[:settled]), used
+
+
+def _aligned(records: RecordArray) -> RecordArray:
+    """Records at a place in memory where numbers may lie; behind a mask of bits they may not."""
+    place: int = records.__array_interface__["data"][0]
+    return records.copy() if place % _ALIGNED else records
 
 
 def _mask_bytes(ask: Ask) -> int:

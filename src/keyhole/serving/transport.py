@@ -163,7 +163,7 @@ def run(
             return
         work = partial(_work, make_app, listener, tls, board, lambda: None)
         told()
-        _supervise(work, workers)
+        _supervise(work, workers, listener)
 
 
 @contextmanager
@@ -251,8 +251,7 @@ def _run_loop(
         if parent is not None:
             tasks.append(asyncio.create_task(_follow(parent, server)))
         try:
-            # A duplicate: the server closes what it is given, and others still listen.
-            await server.serve(sockets=[listener.dup()])
+            await server.serve(sockets=[listener])
         finally:
             for task in tasks:
                 task.cancel()
@@ -269,7 +268,9 @@ async def _follow(parent: int, server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def _supervise(work: Callable[[int, int | None], None], workers: int) -> None:
+def _supervise(
+    work: Callable[[int, int | None], None], workers: int, listener: socket.socket
+) -> None:
     """Starts workers, replaces those that die, and ends them all on a signal."""
     stop = threading.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -283,6 +284,7 @@ def _supervise(work: Callable[[int, int | None], None], workers: int) -> None:
                 if not process.is_alive() and not stop.is_set():
                     stop.wait(max(0.0, since + _RESTART_AFTER - time.monotonic()))
                     started[place] = (_start(work, place), time.monotonic())
+        listener.close()  # as workers do: what waits there would wait in vain
         _end([process for process, _ in started.values()])
     finally:
         for each, handler in before.items():

@@ -268,7 +268,7 @@ def _array(body: bytes, at: int, count: int, dtype: str) -> NDArray[Any]:
 
 def _check_range(keys: KeyArray, num_keys: int) -> None:
     # One comparison finds negative keys too: as unsigned numbers they lie above every key space.
-    if len(keys) and keys.view(np.uint64).max() >= num_keys:
+    if len(keys) and int(keys.view(np.uint64).max()) >= num_keys:
         outside = int(np.sum(keys.view(np.uint64) >= num_keys))
         raise KeySpaceError(
             "keys lie outside their table",

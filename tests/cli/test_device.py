@@ -1,0 +1,103 @@
+"""`keyhole device`: takes part as a client of a task, or fetches slices."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from keyhole.cli.device import device
+from keyhole.cli.inputs import load_data
+from keyhole.errors import AccessError, InputError, KeyholeError
+from keyhole.serving.wire import encode_update
+from keyhole.tasks.arms import arm_of
+from keyhole.tasks.experiment import Experiment
+from keyhole.training.clients import Job
+from keyhole.training.visit import choose_keys
+from tests.helpers import LAYOUTS
+from tests.serving.small_service import small_service
+
+SIZES = {"neurons": 16, "hidden": 8}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with small_service(tmp_path_factory.mktemp("rounds")) as made:
+        yield made
+
+
+@pytest.fixture
+def token_file(service, tmp_path):
+    path = tmp_path / "token"
+    path.write_text(service.token("device-3") + "\n")
+    return path
+
+
+def run(*args):
+    done = CliRunner().invoke(device, [str(arg) for arg in args])
+    if isinstance(done.exception, KeyholeError):
+        raise done.exception
+    return done
+
+
+def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
+    service, token_file, few_writers, environment, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
+    arm = arm_of("emnist_2nn", sizes=SIZES, keys_per_client={"neuron": 8}, seed=5)
+    experiment = Experiment(arm, load_data(str(few_writers), "images", 5))
+    plan, state = experiment.plan(2), experiment.start(2, None).state
+    settings = {"seed": 5, "trial": 2, "keys_per_client": {"neuron": 8}}
+    published = service.publish_state(state, settings=settings).published
+    sizes = [part for name, n in SIZES.items() for part in ("--size", f"{name}={n}")]
+    task = ("--task", "emnist_2nn", "--client", 3, "--data", few_writers, *sizes)
+    done = run(
+        service.url, "--token-file", token_file, "--rounds", 1, "--cache", tmp_path / "c", *task
+    )
+    assert done.exit_code == 0, done.output
+    assert "round 0: 8 keys" in done.output
+    layout, clients, t = state.layout, experiment.clients, published.manifest.number
+    keys = choose_keys(3, t, layout, clients, plan)
+    update = Job.of(5, 2, t, 3, keys, state.select(keys)).run(clients)
+    expected = encode_update(layout, update, layout.keys_by_space(keys))
+    assert service.stored(published.id) == {"device-3": expected}
+
+
+def test_slices_of_a_table_go_to_a_file(service, tmp_path):
+    state = service.publish(LAYOUTS["rows"])
+    out = tmp_path / "rows.npz"
+    done = run(service.url, "--table", "row", "--slices", "3,1", "--out", out)
+    assert done.exit_code == 0, done.output
+    with np.load(out) as found:
+        np.testing.assert_array_equal(found["w"], state.model()["w"][[3, 1]])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("--task", "so_tag", "--table", "row"),
+        ("--table", "row"),
+        ("--table", "row", "--slices", "x", "--out", "o.npz"),
+        ("--task", "so_tag", "--cert", "c.pem"),
+        ("--task", "so_tag", "--client", "-1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(service, args):
+    assert run(service.url, *args).exit_code == 2
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two words", b"\xff", b"x" * 5000])
+def test_a_file_without_a_token_is_refused(service, tmp_path, content):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match="no token"):
+        run(service.url, "--task", "so_tag", "--token-file", path)
+
+
+def test_a_round_without_a_plan_cannot_be_taken_part_in_as_a_client(service, token_file):
+    service.publish(LAYOUTS["rows"])
+    args = (service.url, "--task", "so_tag", "--token-file", token_file, "--rounds", 1)
+    with pytest.raises(InputError, match="run of a population"):
+        run(*args)
+    with pytest.raises(AccessError):
+        run(service.url, "--task", "so_tag", "--rounds", 1)
