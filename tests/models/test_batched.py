@@ -7,8 +7,9 @@ from hypothesis import given
 
 import keyhole as kh
 from keyhole.delivery.records import Coding
-from keyhole.errors import InputError, ShapeError
-from keyhole.models.batched import batch_select, source_of
+from keyhole.delivery.sources import FunctionSource, coding_of
+from keyhole.errors import ShapeError
+from keyhole.models.batched import batch_select
 from keyhole.primitives.transforms import HalfPrecision, Quantized, decode
 from tests.helpers import assert_trees_equal, key_lists
 
@@ -35,6 +36,10 @@ SELECTS = {
 }
 
 
+def source_of(psi, coding=None):
+    return FunctionSource.of(batch_select(psi, X, ROW), X, ROW, coding or coding_of(psi))
+
+
 def slices_of(source, keys):
     return source.records.decode(source.read(keys))
 
@@ -50,7 +55,7 @@ def test_a_batch_is_the_slice_of_each_key(name, keys):
             np.testing.assert_allclose(found[path][place], leaf, rtol=1e-6)
 
 
-SOURCES = {name: source_of(psi, X, ROW) for name, psi in SELECTS.items()}
+SOURCES = {name: source_of(psi) for name, psi in SELECTS.items()}
 
 
 TRANSFORMED = {
@@ -62,7 +67,7 @@ TRANSFORMED = {
         "half": HalfPrecision,
     }.items()
 }
-CODED = {name: source_of(psi, X, ROW) for name, psi in TRANSFORMED.items()}
+CODED = {name: source_of(psi) for name, psi in TRANSFORMED.items()}
 
 
 @pytest.mark.parametrize("name", TRANSFORMED)
@@ -79,7 +84,7 @@ def test_trees_are_coded_as_the_transformed_select_function_does():
         return {"b": x[k] * x.dtype.type(3), "a": x[:2]}
 
     transformed = Quantized(psi, 8, 5)
-    found = slices_of(source_of(psi, X, ROW, Coding("uint8", 5)), np.arange(6))
+    found = slices_of(source_of(psi, Coding("uint8", 5)), np.arange(6))
     for key in range(6):
         expected = decode(transformed(jnp.asarray(X), key))
         assert_trees_equal({p: found[p][key] for p in ("a", "b")}, expected)
@@ -93,7 +98,7 @@ def test_any_number_of_keys_is_compiled_once(count):
         traced.append(k)
         return x[k]
 
-    _, select_batch = batch_select(psi, X, ROW, batch=4)
+    select_batch = batch_select(psi, X, ROW, batch=4)
     before = len(traced)
     keys = np.arange(count) % 6
     for _ in range(2):
@@ -102,16 +107,11 @@ def test_any_number_of_keys_is_compiled_once(count):
 
 
 def test_a_batch_is_computed_from_the_value_it_is_given():
-    _, select_batch = batch_select(SELECTS["row"], X, ROW)
+    select_batch = batch_select(SELECTS["row"], X, ROW)
     np.testing.assert_array_equal(select_batch(2 * X, np.array([4]))["."], 2 * X[[4]])
 
 
 def test_slices_of_two_shapes_are_refused():
-    source = source_of(lambda x, k: np.asarray(x[k])[: 2 + k % 2], X, ROW)
+    source = source_of(lambda x, k: np.asarray(x[k])[: 2 + k % 2])
     with pytest.raises(ShapeError, match="differ in shape from key to key"):
         source.read(np.array([0, 1]))
-
-
-def test_two_codings_are_refused():
-    with pytest.raises(InputError, match="coded twice: got Quantized and half"):
-        source_of(Quantized(SELECTS["row"], 8, 0), X, ROW, Coding("half"))

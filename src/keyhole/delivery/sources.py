@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from keyhole.delivery.records import PLAIN, Coding, RecordArray, Records, records_of
-from keyhole.server.state import ServerState
-from keyhole.types import Array, KeyArray
+import numpy as np
 
-__all__ = ["FunctionSource", "SliceSource", "StateSource", "sources_of"]
+from keyhole.delivery.records import PLAIN, Coding, RecordArray, RecordField, Records, records_of
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.transforms import HalfPrecision, Quantized
+from keyhole.server.state import ServerState
+from keyhole.types import Array, KeyArray, SelectFn
+
+__all__ = [
+    "BatchSelect",
+    "FunctionSource",
+    "SliceSource",
+    "StateSource",
+    "coding_of",
+    "sources_of",
+]
 
 
 class SliceSource(Protocol):
@@ -55,6 +66,19 @@ class StateSource:
         return self.records.encode_rows(self.state.rows(self.place, keys), keys)
 
 
+class BatchSelect(Protocol):
+    """A select function of many keys that knows what its slices are."""
+
+    @property
+    def slices(self) -> Mapping[str, Any]:
+        """Path -> something with the shape and dtype of that array of a slice, in path order."""
+        ...
+
+    def __call__(self, server_value: Any, keys: KeyArray, /) -> dict[str, Array]:
+        """Returns path -> (m, *shape)."""
+        ...
+
+
 @dataclass(frozen=True)
 class FunctionSource:
     """A select function that takes all keys of a batch at once.
@@ -70,6 +94,25 @@ class FunctionSource:
     server_value: Any
     select_batch: Callable[[Any, KeyArray], dict[str, Array]]
 
+    @staticmethod
+    def of(
+        select_batch: BatchSelect, server_value: Any, space: KeySpace, coding: Coding = PLAIN
+    ) -> FunctionSource:
+        """A source whose records hold what `select_batch` says of its slices.
+
+        Args:
+            select_batch: made by `keyhole.models.batched.batch_select`.
+            server_value: x.
+            space: the key space.
+            coding: how numbers are stored; `coding_of` tells that of a transformed select function.
+        """
+        fields = tuple(
+            RecordField(path, tuple(like.shape), np.dtype(like.dtype))
+            for path, like in select_batch.slices.items()
+        )
+        records = Records(space.name, space.num_keys, fields, coding)
+        return FunctionSource(records, server_value, select_batch)
+
     def read(self, keys: KeyArray) -> RecordArray:
         """Returns the records of `keys`."""
         return self.records.encode(self.select_batch(self.server_value, keys), keys)
@@ -81,3 +124,11 @@ def sources_of(state: ServerState, coding: Coding = PLAIN) -> tuple[StateSource,
         StateSource(state, place, records.coding)
         for place, records in enumerate(records_of(state.layout, coding))
     )
+
+
+def coding_of(select_fn: SelectFn) -> Coding:
+    """The coding that gives the slices of a quantized or half-precision select function; `PLAIN`
+    of any other."""
+    if isinstance(select_fn, Quantized):
+        return Coding("uint8" if select_fn.bits == 8 else "uint4", select_fn.seed)
+    return Coding("half") if isinstance(select_fn, HalfPrecision) else PLAIN

@@ -91,7 +91,7 @@ class UpdateRoutes:
                 allowed=BINARY[1].decode("ascii"),
                 fix="send that content-type",
             )
-        self._check_open(round_id, claims.device)
+        self._check_open(self.spool, round_id, claims.device)
         announced = request.announced(limits.most_body)
         weight = limits.most_body if announced is None else announced
         await guards.memory.enter(weight)
@@ -107,10 +107,15 @@ class UpdateRoutes:
         guards.metrics.add("stored" if outcome == "stored" else "repeated")
         return json_response({"update": outcome}, 201 if outcome == "stored" else 200)
 
-    def _check_open(self, round_id: str, device: str) -> None:
-        """Demands the current round, open, and a device of its cohort."""
+    def _check_open(self, spool: UpdateSpool, round_id: str, device: str) -> None:
+        """Demands the current round, open, and a device of its cohort.
+
+        A device that has sent its update may send it again: the answer may have been lost.
+        """
         current = self.rounds.current()
         if current is None or current.round != round_id or current.phase != "open":
+            if spool.has(round_id, device):
+                return
             raise TooLateError(
                 "the round takes no more updates",
                 got="a round that is not current and open",

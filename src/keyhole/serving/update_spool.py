@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Literal
 
 from keyhole.errors import ConflictError, InputError, NotFoundError, TooLateError
-from keyhole.server.files import make_directory, storage_errors, sync_directory, write_all
+from keyhole.server.files import (
+    make_directory,
+    replacing,
+    storage_errors,
+    sync_directory,
+    write_all,
+)
 from keyhole.serving.access import check_device_name
 
 __all__ = ["UpdateSpool"]
 
 _ROUND = re.compile(r"[0-9]{1,19}-[0-9a-f]{16}")
-_CLOSED = ".closed"
+_CLOSED, _COUNTED = ".closed", ".counted"
 
 
 class UpdateSpool:
@@ -35,41 +41,40 @@ class UpdateSpool:
         self._directory = directory
 
     def store(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
-        """Keeps an upload.
+        """Keeps an upload. What is acknowledged counts: it is among what `close` returns.
 
         Returns:
             "known" if the same bytes are there already.
 
         Raises:
             ConflictError: other bytes are there.
-            TooLateError: the round is closed.
+            TooLateError: the round was closed without this upload.
             StorageError: the disk refuses.
         """
         path = self._path(round_id, device)
-        self._make(path.parent)
-        with storage_errors(path, "store"), _written(path.parent, body) as temporary:
-            is_known: bool | None = None
-            try:
-                path.hardlink_to(temporary)
-            except FileExistsError:
-                is_known = path.read_bytes() == body
-            # Whoever linked the name may have died before it was on the disk.
-            sync_directory(path.parent)
-        if self.is_closed(round_id):  # the list of `close` may have been made without this one
-            raise TooLateError(
-                "the round is closed",
-                got="an update",
-                allowed="updates while it is open",
-                fix="wait for the next round",
-            )
-        if is_known is False:
+        if not self.is_closed(round_id):
+            self._make(path.parent)
+            with storage_errors(path, "store"), _written(path.parent, body) as temporary:
+                try:
+                    path.hardlink_to(temporary)
+                    outcome: Literal["stored", "known"] = "stored"
+                except FileExistsError:
+                    outcome = "known"
+                # Whoever linked the name may have died before it was on the disk.
+                sync_directory(path.parent)
+        else:
+            outcome = "known"
+        # The list of `close` may have been made before the upload had its name.
+        if self.is_closed(round_id) and device not in self._counted(round_id):
+            raise _too_late()
+        if outcome == "known" and self.read(round_id, device) != body:
             raise ConflictError(
                 "this device has sent another update in this round",
                 got=f"{len(body)} other bytes",
                 allowed="one update for each device and round",
                 fix="send the same bytes again, or wait for the next round",
             )
-        return "known" if is_known else "stored"
+        return outcome
 
     def has(self, round_id: str, device: str) -> bool:
         """Whether a device has sent its update."""
@@ -87,15 +92,19 @@ class UpdateSpool:
     def close(self, round_id: str) -> list[str]:
         """Takes no more uploads of a round; returns the devices whose uploads count.
 
-        Every upload that `store` acknowledged is among them: it looks for the mark after the upload
-        has its name, and the list is made after the mark.
+        First a mark, then the list: `store` looks for the mark after the upload has its name, so
+        an upload that found none is in the list. A round that was closed before gives the same
+        list again.
         """
         folder = self._folder(round_id)
         self._make(folder)
         with storage_errors(folder, "close"):
             (folder / _CLOSED).touch()
             sync_directory(folder)
-        return self.devices(round_id)
+            if not (folder / _COUNTED).exists():
+                with replacing(folder / _COUNTED) as descriptor:
+                    write_all(descriptor, ["\n".join(self.devices(round_id)).encode()])
+        return self._counted(round_id)
 
     def is_closed(self, round_id: str) -> bool:
         """Whether `close` was called."""
@@ -126,6 +135,13 @@ class UpdateSpool:
         """Forgets the uploads of a round."""
         with storage_errors(self._folder(round_id), "remove"):
             shutil.rmtree(self._folder(round_id), ignore_errors=True)
+
+    def _counted(self, round_id: str) -> list[str]:
+        """The list that `close` made; empty while it is being made."""
+        try:
+            return (self._folder(round_id) / _COUNTED).read_text().split()
+        except FileNotFoundError:
+            return []
 
     def _folder(self, round_id: str) -> Path:
         # Names come from requests: what is not of this shape never reaches the file system.
@@ -165,3 +181,12 @@ def _written(folder: Path, body: bytes) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _too_late() -> TooLateError:
+    return TooLateError(
+        "the round takes no more updates",
+        got="an update after it was closed",
+        allowed="updates while it is open",
+        fix="check in for the next one",
+    )
