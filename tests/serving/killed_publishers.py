@@ -49,7 +49,7 @@ def main(directory, kills, seed):
         publisher.publish_state(small_state(), number=0, **OPTIONS)
         started = time.perf_counter()  # from here on, everything is compiled
         publisher.publish_state(small_state(), number=1, **OPTIONS)
-        usual = time.perf_counter() - started
+        usual = min(time.perf_counter() - started, 0.03)
     check_current(directory / "warm")
     for _ in range(kills):
         child = os.fork()

@@ -218,21 +218,16 @@ def test_no_token_is_401_and_a_good_one_for_something_else_403():
     access = Access(RING, reads_need_token=True)
     of_round = RING.issue("round", "phone-1", now=NOW, seconds=60.0, round_id=ROUND)
     assert access.member(bearer(of_round), ROUND, NOW).device == "phone-1"
-    assert access.reader(bearer(of_round), ROUND, NOW).device == "phone-1"
     assert access.device(bearer(TOKEN), NOW).device == "phone-1"
     for headers in ({}, {b"authorization": b"Basic x"}, {b"authorization": b"Bearer "}):
         with pytest.raises(AccessError):
-            access.reader(headers, ROUND, NOW)
+            access.member(headers, ROUND, NOW)
     with pytest.raises(NotAdmittedError):
         access.member(bearer(of_round), "4-0123456789abcdef", NOW)
     with pytest.raises(NotAdmittedError):
         access.member(bearer(TOKEN), ROUND, NOW)
     with pytest.raises(NotAdmittedError):
         access.device(bearer(of_round), NOW)
-
-
-def test_open_reads_look_at_no_token():
-    assert Access(RING).reader(bearer(b"junk"), ROUND, NOW) is None
 
 
 def test_reads_cannot_need_tokens_that_nobody_can_check():

@@ -514,6 +514,11 @@ def test_reads_with_tokens_are_for_the_round_and_kept_from_shared_caches():
     assert service.ask("GET", current, headers=bearer(device_token())).status_code == 200
 
 
+def test_open_reads_look_at_no_token(service):
+    headers = {"authorization": "Bearer junk"}
+    assert service.ask("GET", "/v1/rounds/{id}/manifest", headers=headers).status_code == 200
+
+
 def test_a_token_may_allow_fewer_keys_than_the_service():
     service = Service(access=Access(RING, reads_need_token=True))
     headers = bearer(round_token(service, most_keys=2))

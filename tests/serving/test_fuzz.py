@@ -89,6 +89,7 @@ VALUES = [
     *(b"bytes=0-3", b"bytes=-0", b"bytes=5-2", b"bytes=9999999999999999999999-", b"bytes="),
     *(b"bytes=0-1,5-6", b"*", b'""', b'W/"x"', b"-1", b"x", b"1e9", b"99999999999999999999"),
 ]
+USUAL = [(b"range", b"bytes=0-3"), (b"range", b"bytes=-0"), (b"if-none-match", b"*")]
 EDGES = [-1, WORDS, 2**31 - 1, 2**31, 2**62, -(2**31)]
 
 
@@ -166,12 +167,21 @@ def make_request(rng):
         headers.append((b"content-length", b"%d" % len(body)))
     if rng.random() < 0.7:
         headers.append((b"authorization", b"Bearer " + rng.choice([TOKENS[0], *TOKENS])))
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         value = rng.choice([*VALUES, rng.randbytes(rng.randrange(20))])
-        headers.append((rng.choice(HEADERS), value))
+        headers.append(rng.choice([*USUAL, (rng.choice(HEADERS), value)]))
     cut = rng.choice([len(body), rng.randrange(len(body) + 1)])
     pieces = [body[:cut], body[cut:]] if cut < len(body) else [body]
-    return rng.choice(METHODS), make_path(rng), headers, pieces, shown
+    return *make_line(rng, body), headers, pieces, shown
+
+
+def make_line(rng, body):
+    """Method and path; those of the body in some cases."""
+    if rng.random() < 0.7:
+        return rng.choice(METHODS), make_path(rng)
+    if rng.random() < 0.3:
+        return "GET", rng.choice(RIGHT_PATHS)
+    return "POST", BASE + (b"/updates" if body.startswith(b"KHU1") else b"/slices")
 
 
 class Service:

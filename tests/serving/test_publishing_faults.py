@@ -106,7 +106,7 @@ def killed(directory, kills, seed):
     )
 
 
-@pytest.mark.parametrize(("kills", "seed"), [(40, 0), pytest.param(600, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kills", "seed"), [(30, 0), pytest.param(600, 1, marks=pytest.mark.slow)])
 def test_a_publisher_killed_at_any_moment_leaves_whole_rounds(tmp_path, kills, seed):
     done = killed(tmp_path, kills, seed)
     assert done.returncode == 0, done.stderr

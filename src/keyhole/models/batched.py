@@ -50,7 +50,8 @@ def batch_select(
 
     Args:
         select_fn: psi, written in JAX or NumPy; all slices have one shape.
-        server_value: x, for its shapes; a batch is computed from the one that it is given.
+        server_value: x, for its shapes; a batch is computed from the one that it is given, in
+            JAX's arrays if it is large: those of NumPy may be copied for each batch.
         space: the key space.
         batch: keys of one call.
 

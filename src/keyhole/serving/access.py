@@ -262,12 +262,6 @@ class Access:
             raise _refused("a token is needed")
         return self.keyring.verify(token, now)
 
-    def reader(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> Claims | None:
-        """The claims of whoever reads a round; None where reading is free for all."""
-        if not self.reads_need_token:
-            return None
-        return self.member(headers, round_id, now)
-
     def member(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> Claims:
         """The claims of a device that takes part in a round.
 

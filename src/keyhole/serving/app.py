@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from keyhole.errors import BusyError, KeyholeError, TooManyError
 from keyhole.serving.access import Access
 from keyhole.serving.coordinator import Admit
+from keyhole.serving.deadlines import Deadlines
 from keyhole.serving.limits import Limits
 from keyhole.serving.metrics import UNEXPECTED, Metrics
 from keyhole.serving.responses import NO_STORE, error_response, json_response
@@ -69,6 +70,7 @@ class App:
     ) -> None:
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
         self._rounds = rounds
+        self._deadlines = Deadlines(self.limits.body_seconds)
         self._rng = rng or random.Random(secrets.randbits(64))
         guards = Guards(access or Access(), self.limits, self.metrics, clock)
         routes = [
@@ -93,7 +95,8 @@ class App:
             try:
                 path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
                 route, counted, params = self._routes.find(method, path)
-                response = await route.handler(Request(method, params, scope, receive))
+                request = Request(method, params, scope, receive, self._deadlines)
+                response = await route.handler(request)
             except KeyholeError as error:
                 response = self._refuse(error, counted.name)
             except GoneError:

@@ -8,6 +8,9 @@ them now and then, and requests cost nothing more.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from http import HTTPStatus
 from typing import Any
 
@@ -77,8 +80,7 @@ class Connection(asyncio.Protocol):
         Args:
             now: seconds of the loop.
         """
-        transport, cycle = self._transport, self._inner.cycle
-        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        unsent, cycle = self._unsent(), self._inner.cycle
         if unsent:
             return self._reads_slowly(unsent, now)
         self._mark = None
@@ -94,6 +96,18 @@ class Connection(asyncio.Protocol):
         """Ends the connection at once; what is unsent is dropped."""
         if self._transport is not None:
             self._transport.abort()
+
+    def _unsent(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        if self._transport is None:
+            return 0
+        size = self._transport.get_write_buffer_size()
+        if size or self._inner.scheme == "http":
+            return size
+        # Under TLS the loop does not tell what it has encrypted and not sent. The system tells what
+        # it has not passed on: while that stays the same, nothing moves.
+        held = self._transport.get_extra_info("socket").fileno()
+        return int.from_bytes(fcntl.ioctl(held, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def _reads_slowly(self, unsent: int, now: float) -> bool:
         limits, mark = self._owner.limits, self._mark

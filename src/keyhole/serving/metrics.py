@@ -151,6 +151,13 @@ class Metrics:
         """Adds to a count."""
         self._row[self._counts[name]] += amount
 
+    def add_slices(self, keys: int, sent: int, ideal: int) -> None:
+        """Adds an answer with slices; they are the first three counts."""
+        row = self._row
+        row[0] += keys
+        row[1] += sent
+        row[2] += ideal
+
     def change(self, name: Literal["in_flight", "waiting"], amount: int) -> None:
         """Moves a gauge up or down."""
         self._row[self._gauges[name]] += amount

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -63,7 +64,9 @@ class Guards:
 
     def admit(self, request: Request, round_id: str) -> Claims | None:
         """Whoever may read a round, if not too often; None where reading is free for all."""
-        claims = self.access.reader(request.headers, round_id, self.clock())
+        access, claims = self.access, None
+        if access.reads_need_token:
+            claims = access.member(request.headers, round_id, self.clock())
         self.count(request, claims)
         return claims
 
@@ -73,11 +76,12 @@ class Guards:
         Raises:
             TooManyError: it asks too often.
         """
-        now = time.monotonic()
         if claims is not None:
-            seconds = self.by_device.wait(claims.device, now)
+            seconds = self.by_device.wait(claims.device, time.monotonic())
+        elif self.limits.rate_per_address == inf:
+            return
         else:
-            seconds = self.by_address.wait(request.address, now)
+            seconds = self.by_address.wait(request.address, time.monotonic())
         if seconds:
             raise TooManyError(
                 "too many requests",
@@ -302,9 +306,7 @@ def _answer(asks: Sequence[wire.Ask], fetched: Sequence[Fetched]) -> tuple[Body,
 
 def _count(metrics: Metrics, keys: int, headers: Headers, length: int, ideal: int) -> None:
     head = 2 + 17 + 18 + len(str(length)) + sum(len(n) + len(v) + 4 for n, v in headers)
-    metrics.add("keys", keys)
-    metrics.add("bytes", length + head)
-    metrics.add("ideal_bytes", ideal)
+    metrics.add_slices(keys, length + head, ideal)
 
 
 def _missing(what: str, got: str, fix: str) -> NotFoundError:

@@ -49,6 +49,7 @@ _QUERY, _UPDATE = b"KHQ1", b"KHU1"
 _HEAD = struct.Struct("<4sHH")  # name and version, two counts
 _BLOCK = struct.Struct("<HBBI")  # table, bytes of a key, whether sums follow, keys
 _COUNT, _CHECK = struct.Struct("<I"), struct.Struct("<I")
+_I4, _I8, _U8, _F4 = (np.dtype(name) for name in ("<i4", "<i8", "<u8", "<f4"))
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ def decode_query(body: bytes, num_keys: Sequence[int], most_keys: int) -> list[A
             )
         if table >= len(num_keys) or width not in (4, 8) or has_sums > 1:
             raise _malformed("the head of a block")
-        keys = _array(body, at, count, f"<i{width}").astype(np.int64)
+        keys = _array(body, at, count, _I4 if width == 4 else _I8).astype(np.int64)
         at += count * width
-        sums = _array(body, at, count, "<u8") if has_sums else None
+        sums = _array(body, at, count, _U8) if has_sums else None
         at += 8 * count * has_sums
         _check_range(keys, num_keys[table])
         asks.append(Ask(table, keys, sums))
@@ -236,7 +237,7 @@ def decode_update(body: bytes, layout: Layout, most_keys: int) -> tuple[Tree, di
             raise TooLargeError(
                 "too many keys in one update", got=count, allowed=most_keys, fix="choose fewer"
             )
-        array = _array(body, at + _COUNT.size, count, "<i8").astype(np.int64)
+        array = _array(body, at + _COUNT.size, count, _I8).astype(np.int64)
         _check_range(array, space.num_keys)
         keys[space.name] = Keys(KeySpace(space.name, space.num_keys), array)
         at += _COUNT.size + 8 * count
@@ -244,7 +245,7 @@ def decode_update(body: bytes, layout: Layout, most_keys: int) -> tuple[Tree, di
     for part in layout.parts:
         counts = [len(keys[factor.name]) for factor in part.product.factors]
         rows = int(np.prod(counts, dtype=object)) if counts else 1
-        data = _array(body, at, rows * part.slice_size, "<f4").astype(np.float32)
+        data = _array(body, at, rows * part.slice_size, _F4).astype(np.float32)
         leaves |= part.from_rows(data.reshape(rows, part.slice_size), counts)
         at += data.nbytes
     if at + _CHECK.size != len(body):
@@ -259,9 +260,9 @@ def _unpack(form: struct.Struct, body: bytes, at: int) -> tuple[Any, ...]:
         raise _malformed("its length") from error
 
 
-def _array(body: bytes, at: int, count: int, dtype: str) -> NDArray[Any]:
+def _array(body: bytes, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """`count` numbers at a place of a body that may be shorter."""
-    if at + count * np.dtype(dtype).itemsize > len(body):
+    if at + count * dtype.itemsize > len(body):
         raise _malformed("its length")
     return np.frombuffer(body, dtype, count, at)
 
