@@ -13,10 +13,10 @@ take turns, and medians of five are compared.
   keys the first 10^4 have files: nginx cannot keep more open here.
 * Redis MGET: a value for each slice.
 
-Publishing is compared with memcpy of the same bytes, slices on demand with computing them for every
-request, and a herd of 5000 devices with nginx. nginx and Redis come from Debian packages (`apt
-install nginx redis-server`); what is missing is left out. Needs two cores, Linux, and for K = 10^6
-10 GB of memory and of disk.
+Publishing is compared with memcpy of the same bytes (wall time), slices on demand with computing
+them for every request, and a herd of 5000 devices with nginx. nginx and Redis come from Debian
+packages (`apt install nginx redis-server`); what is missing is left out. Needs Linux, two cores,
+and for K = 10^6 10 GB of memory and of disk.
 
     python benchmarks/slices.py --check
 """
@@ -36,7 +36,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import finish, machine_facts, parser, progress
 from slice_peers import gather, generation, herd, nginx, redis, stampede
-from slice_peers.contest import load_process
+from slice_peers.contest import SECONDS, load_process
 from slice_peers.published import make_state, publish
 
 SIZES = (10**4, 10**5, 10**6)
@@ -45,14 +45,14 @@ GENERATED = (10**5, 10**6)
 RESULTS = Path(__file__).parent / "results" / "slices.json"
 
 
-def measure_size(pool: Pool, num_keys: int, with_herd: bool) -> list[object]:
+def measure_size(pool: Pool, num_keys: int, with_herd: bool, seconds: float) -> list[object]:
     """Everything that is measured over one table, which is gone afterwards."""
     cells: list[object] = []
     with tempfile.TemporaryDirectory(prefix="slices-") as made:
         root = Path(made)
         published = publish(make_state(num_keys), root / "rounds")
         with gather.servers(published, root) as running:
-            for cell in gather.measure(pool, published, root, running):
+            for cell in gather.measure(pool, published, root, running, seconds):
                 show_gather(cell)
                 cells.append(cell)
             if with_herd:
@@ -85,10 +85,10 @@ def show_gather(cell: gather.Cell) -> None:
 def show_generation(cell: generation.Cell) -> None:
     gigabytes = cell.num_keys * gather.RECORD / 1e9
     print(
-        f"publishing K={cell.num_keys:.0e}, GB/s: {gigabytes / cell.steady.wall:.2f}"
-        f" ({gigabytes / cell.steady.cpu:.2f} for a CPU-second), first round"
+        f"publishing K={cell.num_keys:.0e}, GB/s: {gigabytes / cell.steady:.2f}"
+        f" ({gigabytes / cell.steady_cpu:.2f} for a CPU-second), first round"
         f" {gigabytes / cell.first:.2f}, durable {gigabytes / cell.durable:.2f},"
-        f" memcpy {gigabytes / cell.copy.wall:.2f}"
+        f" memcpy {gigabytes / cell.copy:.2f}"
     )
 
 
@@ -108,7 +108,8 @@ def main() -> int:
         cells.append(cell)
         print("       K     m contestant       clients/cpu-s MB/cpu-s  clients/s  keyhole/it")
         for num_keys in sizes:
-            cells += measure_size(pool, num_keys, num_keys == min(HERD_SIZE, sizes[-1]))
+            with_herd = num_keys == min(HERD_SIZE, sizes[-1])
+            cells += measure_size(pool, num_keys, with_herd, 0.25 if flags.quick else SECONDS)
     goals = [goal for cell in cells for goal in cell.goals()]  # type: ignore[attr-defined]
     for goal in goals:
         print(f"{'met   ' if goal.is_met() else 'MISSED'}  {goal}")

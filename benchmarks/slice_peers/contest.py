@@ -12,7 +12,7 @@ from multiprocessing.pool import Pool
 from slice_peers.load import Job, Outcome, ask, http_length, prepare, run
 from slice_peers.processes import cpu_seconds
 
-SAMPLES, SECONDS, CONNECTIONS = 5, 0.6, 16
+SAMPLES, SECONDS, WARM_UP, CONNECTIONS = 5, 0.6, 0.1, 16
 LOAD_CORE = 1
 
 
@@ -68,15 +68,21 @@ def burst(pool: Pool, one: Contestant) -> tuple[Outcome, float]:
     return outcome, cpu_seconds(one.pid) - before
 
 
-def compare(pool: Pool, contestants: Mapping[str, Contestant]) -> dict[str, Score]:
-    """Loads each in turn, a short warm-up and five samples each."""
+def compare(
+    pool: Pool, contestants: Mapping[str, Contestant], seconds: float = SECONDS
+) -> dict[str, Score]:
+    """Loads each in turn: a short warm-up, then five samples."""
     for one in contestants.values():
-        burst(pool, replace(one, job=replace(one.job, seconds=0.1)))
+        burst(pool, _lasting(one, WARM_UP))
     taken: dict[str, list[tuple[Outcome, float]]] = {name: [] for name in contestants}
     for _ in range(SAMPLES):
         for name, one in contestants.items():
-            taken[name].append(burst(pool, one))
+            taken[name].append(burst(pool, _lasting(one, seconds)))
     return {name: _score(name, samples) for name, samples in taken.items()}
+
+
+def _lasting(one: Contestant, seconds: float) -> Contestant:
+    return replace(one, job=replace(one.job, seconds=seconds))
 
 
 def _score(name: str, samples: Sequence[tuple[Outcome, float]]) -> Score:

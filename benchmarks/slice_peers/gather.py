@@ -91,7 +91,9 @@ def servers(published: Round, root: Path) -> Iterator[Servers]:
         yield Servers(keyhole, loop, web, store)
 
 
-def measure(pool: Pool, published: Round, root: Path, running: Servers) -> Iterator[Cell]:
+def measure(
+    pool: Pool, published: Round, root: Path, running: Servers, seconds: float
+) -> Iterator[Cell]:
     """All contestants, for each number of keys."""
     slices = nginx.write_slices(root, published.rows) if running.nginx else None
     for m in KEYS_PER_CLIENT:
@@ -112,7 +114,7 @@ def measure(pool: Pool, published: Round, root: Path, running: Servers) -> Itera
             requests = [redis.mget(one) for one in keys]
             lengths = [redis.answer_length(m, RECORD)] * len(keys)
             contestants["Redis MGET"] = contestant(running.redis, requests, lengths)
-        yield Cell(num_keys, m, compare(pool, contestants))
+        yield Cell(num_keys, m, compare(pool, contestants, seconds))
 
 
 def _over_nginx(

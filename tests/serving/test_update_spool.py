@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -50,6 +51,19 @@ def _race(directory, body, start, results):
         results.put("conflict")
 
 
+def test_of_many_threads_exactly_one_stores(spool):
+    def store(body):
+        try:
+            return spool.store(ROUND, "a", body)
+        except ConflictError:
+            return "conflict"
+
+    with ThreadPoolExecutor(8) as pool:
+        told = sorted(pool.map(store, [b"one"] * 4 + [b"two"] * 4))
+    assert told == ["conflict"] * 4 + ["known"] * 3 + ["stored"]
+
+
+@pytest.mark.slow
 def test_of_many_processes_exactly_one_stores(tmp_path):
     context = multiprocessing.get_context("spawn")
     start, results = context.Event(), context.Queue()

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 from keyhole.errors import BusyError, KeyholeError, TooManyError
 from keyhole.serving.access import Access
 from keyhole.serving.coordinator import Admit
-from keyhole.serving.deadlines import Deadlines
+from keyhole.serving.guards import Guards
 from keyhole.serving.limits import Limits
 from keyhole.serving.metrics import UNEXPECTED, Metrics
 from keyhole.serving.responses import NO_STORE, error_response, json_response
 from keyhole.serving.routes import GoneError, Receive, Request, Response, Route, Routes
-from keyhole.serving.slice_routes import Guards, SliceRoutes
+from keyhole.serving.slice_routes import SliceRoutes
 from keyhole.serving.tables import RoundSource
 from keyhole.serving.update_routes import UpdateRoutes
 from keyhole.serving.update_spool import UpdateSpool
@@ -70,7 +70,6 @@ class App:
     ) -> None:
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
         self._rounds = rounds
-        self._deadlines = Deadlines(self.limits.body_seconds)
         self._rng = rng or random.Random(secrets.randbits(64))
         guards = Guards(access or Access(), self.limits, self.metrics, clock)
         routes = [
@@ -95,8 +94,7 @@ class App:
             try:
                 path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
                 route, counted, params = self._routes.find(method, path)
-                request = Request(method, params, scope, receive, self._deadlines)
-                response = await route.handler(request)
+                response = await route.handler(Request(method, params, scope, receive))
             except KeyholeError as error:
                 response = self._refuse(error, counted.name)
             except GoneError:

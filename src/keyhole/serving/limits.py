@@ -26,7 +26,7 @@ class Limits:
         most_answer: bytes of the records that one query asks for.
         in_flight: queries whose slices are looked up at one time.
         waiting: requests that wait for their turn; the next ones are told to come back.
-        most_held: bytes of bodies and answers in memory, over all connections.
+        most_held: bytes of answers in memory over all connections, and as many of updates.
         rate: requests a second of one device, known by its token.
         rate_per_address: likewise of one address, where there are no tokens. Devices behind one
             gateway share an address, so the default does not count.

@@ -6,13 +6,13 @@ and the like are paths that do not exist.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from keyhole.errors import MethodError, NotFoundError, RequestError, SlowError, TooLargeError
-from keyhole.serving.deadlines import Deadlines
 from keyhole.serving.limits import Limits
 from keyhole.serving.metrics import Metrics, RouteMetrics
 
@@ -50,14 +50,12 @@ class Request:
         params: what stands in the variable places of the path.
         scope: of ASGI.
         receive: of ASGI.
-        deadlines: of bodies.
     """
 
     method: str
     params: tuple[str, ...]
     scope: Mapping[str, Any]
     receive: Receive
-    deadlines: Deadlines
 
     @cached_property
     def headers(self) -> Mapping[bytes, bytes]:
@@ -124,19 +122,6 @@ class Request:
         if len(whole) > most:
             raise _too_large(len(whole), most)
         return whole
-
-    async def _rest(
-        self, first: Body, most: int, limits: Limits
-    ) -> tuple[MutableMapping[str, Any], Body]:
-        """What comes behind the first piece: the last message, and the body so far."""
-        whole, message = bytearray(first), {"more_body": True}
-        self.deadlines.extend(len(first) / limits.slowest)
-        while message.get("more_body", False) and len(whole) <= most:
-            message = dict(await self.receive())
-            piece = message.get("body", b"")
-            whole += piece
-            self.deadlines.extend(len(piece) / limits.slowest)
-        return message, whole
 
 
 @dataclass

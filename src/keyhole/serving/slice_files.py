@@ -51,7 +51,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 Job: TypeAlias = tuple[Callable[[], None], int]
 """A piece of work for one thread, and how many records it is."""
 
-CHUNK = 1 << 20  # bytes that stay in a cache between sum and write
+CHUNK = 2 << 20  # bytes that stay in a cache between sum and write
 _CHUNKS = 4  # that one thread takes at a time
 _SUM_BYTES = 8
 _PAGE = 4096  # of most systems

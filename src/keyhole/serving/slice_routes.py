@@ -3,92 +3,27 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.errors import MediaTypeError, NotFoundError, TooLargeError, TooManyError
+from keyhole.errors import NotFoundError, TooLargeError
 from keyhole.serving import wire
-from keyhole.serving.access import Access, Claims, not_admitted
-from keyhole.serving.limits import Buckets, Gate, Limits
+from keyhole.serving.access import Claims, not_admitted
+from keyhole.serving.guards import Guards
+from keyhole.serving.limits import Limits
 from keyhole.serving.metrics import Metrics
 from keyhole.serving.responses import BINARY, JSON, NO_STORE, file_response, json_response, pieces
 from keyhole.serving.routes import Body, Headers, Request, Response, Route
 from keyhole.serving.tables import Fetched, OpenRound, RoundSource, SliceTable
 
-__all__ = ["Guards", "SliceRoutes", "parse_place", "parse_round"]
+__all__ = ["SliceRoutes", "parse_place", "parse_round"]
 
 _ROUND = re.compile(r"[0-9]{1,19}-[0-9a-f]{16}")
 _PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
 _BROADCAST = "everyone"
-
-
-@dataclass(frozen=True)
-class Guards:
-    """What stands between a request and the work it asks for.
-
-    Args:
-        access: who may do what.
-        limits: how much.
-        metrics: what is counted.
-        clock: unix seconds, for tokens.
-    """
-
-    access: Access
-    limits: Limits
-    metrics: Metrics
-    clock: Callable[[], float] = time.time
-    gathers: Gate = field(init=False)
-    memory: Gate = field(init=False)
-    by_device: Buckets = field(init=False)
-    by_address: Buckets = field(init=False)
-
-    def __post_init__(self) -> None:
-        limits = self.limits
-
-        def on_wait(change: int) -> None:
-            self.metrics.change("waiting", change)
-
-        made = {
-            "gathers": Gate(limits.in_flight, limits.waiting, on_wait),
-            "memory": Gate(limits.most_held, limits.waiting, on_wait),
-            "by_device": Buckets(limits.rate, limits.burst, limits.most_devices),
-            "by_address": Buckets(limits.rate_per_address, limits.burst, limits.most_devices),
-        }
-        for name, value in made.items():
-            object.__setattr__(self, name, value)
-
-    def admit(self, request: Request, round_id: str) -> Claims | None:
-        """Whoever may read a round, if not too often; None where reading is free for all."""
-        access, claims = self.access, None
-        if access.reads_need_token:
-            claims = access.member(request.headers, round_id, self.clock())
-        self.count(request, claims)
-        return claims
-
-    def count(self, request: Request, claims: Claims | None) -> None:
-        """Counts a request of a device or an address.
-
-        Raises:
-            TooManyError: it asks too often.
-        """
-        if claims is not None:
-            seconds = self.by_device.wait(claims.device, time.monotonic())
-        elif self.limits.rate_per_address == inf:
-            return
-        else:
-            seconds = self.by_address.wait(request.address, time.monotonic())
-        if seconds:
-            raise TooManyError(
-                "too many requests",
-                got="one more",
-                allowed=f"{self.limits.rate:g} a second",
-                fix=f"wait {seconds:.3g} s",
-            )
 
 
 @dataclass(frozen=True)
@@ -143,8 +78,7 @@ class SliceRoutes:
         guards, limits = self.guards, self.guards.limits
         round_id = parse_round(request.params[0])
         claims = guards.admit(request, round_id)
-        if request.headers.get(BINARY[0]) != BINARY[1]:
-            raise _media_type()
+        guards.check_type(request)
         body = await request.body(wire.most_query_bytes(limits.most_keys), limits)
         with self.rounds.hold(round_id) as held:
             num_keys = [table.info.num_keys for table in held.tables]
@@ -311,12 +245,3 @@ def _count(metrics: Metrics, keys: int, headers: Headers, length: int, ideal: in
 
 def _missing(what: str, got: str, fix: str) -> NotFoundError:
     return NotFoundError(f"no such {what}", got=got, allowed="one of this service", fix=fix)
-
-
-def _media_type() -> MediaTypeError:
-    return MediaTypeError(
-        "a body of another content type",
-        got="another type",
-        allowed=BINARY[1].decode("ascii"),
-        fix="send that content-type",
-    )

@@ -7,16 +7,17 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from keyhole.errors import MediaTypeError, NotFiniteError, NotFoundError, TooLateError
+from keyhole.errors import NotFiniteError, NotFoundError, TooLateError
 from keyhole.primitives.layout import Layout
 from keyhole.server.updates import usable
 from keyhole.serving import wire
 from keyhole.serving.access import not_admitted
 from keyhole.serving.coordinator import Admission, Admit
+from keyhole.serving.guards import Guards
 from keyhole.serving.manifest import Manifest
-from keyhole.serving.responses import BINARY, json_response
+from keyhole.serving.responses import json_response
 from keyhole.serving.routes import Request, Response, Route
-from keyhole.serving.slice_routes import Guards, parse_round
+from keyhole.serving.slice_routes import parse_round
 from keyhole.serving.tables import RoundSource
 from keyhole.serving.update_spool import UpdateSpool
 
@@ -84,17 +85,11 @@ class UpdateRoutes:
             raise _takes_none()
         claims = guards.access.member(request.headers, round_id, guards.clock())
         guards.count(request, claims)
-        if request.headers.get(BINARY[0]) != BINARY[1]:
-            raise MediaTypeError(
-                "an update of another content type",
-                got="another type",
-                allowed=BINARY[1].decode("ascii"),
-                fix="send that content-type",
-            )
+        guards.check_type(request)
         self._check_open(self.spool, round_id, claims.device)
         announced = request.announced(limits.most_body)
         weight = limits.most_body if announced is None else announced
-        await guards.memory.enter(weight)
+        await guards.uploads.enter(weight)
         try:
             body = bytes(await request.body(limits.most_body, limits))
             with self.rounds.hold(round_id) as held:
@@ -103,7 +98,7 @@ class UpdateRoutes:
                     self._keep, self.spool, layout, round_id, claims.device, body
                 )
         finally:
-            guards.memory.leave(weight)
+            guards.uploads.leave(weight)
         guards.metrics.add("stored" if outcome == "stored" else "repeated")
         return json_response({"update": outcome}, 201 if outcome == "stored" else 200)
 
