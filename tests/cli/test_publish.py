@@ -1,6 +1,8 @@
 """`keyhole publish`: a trained run becomes rounds that can be served."""
 
 import json
+import os
+from urllib.request import urlopen
 
 import click.testing
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 from keyhole.cli.publish import publish
 from keyhole.errors import KeyholeError
 from keyhole.server.snapshots import load_snapshot
+from keyhole.serving.device import Device
 from keyhole.serving.reading import RoundsDirectory, verify_round
+from tests.helpers import assert_trees_equal
+from tests.serving.service_process import service
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2", "--m", "8")
 
@@ -50,6 +55,34 @@ def test_a_trained_model_is_served_as_it_was_trained(run, trained, tmp_path):
             keys = np.arange(table.info.num_keys)
             rows = table.info.records.decode_rows(table.gather(keys).records)
             np.testing.assert_array_equal(rows, state.rows(place, keys))
+
+
+def test_slices_on_demand_are_those_of_the_published_round(run, trained, environment, few_writers):
+    """Each is computed once, as the metrics of the service say."""
+    flags = ("--on-demand", "--coding", "uint8", "--data", few_writers)
+    env = {**os.environ, **environment}
+    rounds = trained.parent / "rounds"
+    run(trained, rounds, "--coding", "uint8")
+    with (
+        service(rounds) as files,
+        service(trained, *flags, env=env) as computed,
+        Device(files.url) as published,
+        Device(computed.url) as on_demand,
+    ):
+        for keys in ([3, 0, 3], [15], [], list(range(16))):
+            found, expected = (
+                device.fetch(device.current().round, {"neuron": np.array(keys, np.int64)}).model
+                for device in (on_demand, published)
+            )
+            assert_trees_equal(found, expected)
+        with urlopen(f"{computed.url}/metrics") as page:
+            assert b"keyhole_select_evaluations_total 17.0" in page.read()
+
+
+def test_one_process_serves_on_demand(trained, keyhole, few_writers):
+    done = keyhole("serve", trained, "--on-demand", "--workers", 2, "--data", few_writers)
+    assert done.returncode == 2
+    assert "one process" in done.stderr
 
 
 def test_publishing_again_makes_the_next_round(run, trained, tmp_path):

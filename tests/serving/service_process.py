@@ -6,13 +6,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-CODE = """
-from keyhole.cli import main
-from keyhole.cli.serve import serve
-main.keyhole.add_command(serve)
-main.main()
-"""
-COMMAND = [sys.executable, "-c", CODE, "serve"]
+COMMAND = [sys.executable, "-c", "from keyhole.cli.main import main; main()", "serve"]
 
 
 @dataclass

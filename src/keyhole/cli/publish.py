@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.inputs import data_option, json_option, load_data, synthetic_sizes
+from keyhole.cli.inputs import data_option, json_option
 from keyhole.cli.progress import progress_bars
-from keyhole.delivery.records import Coding, CodingKind
-from keyhole.errors import InputError
+from keyhole.cli.runs import coding_option, read_run, run_settings
+from keyhole.delivery.records import Coding
 
 if TYPE_CHECKING:
     from keyhole.serving.publishing import Published, Publisher
-    from keyhole.tasks.arms import Arm
     from keyhole.tasks.experiment import Experiment
 
 __all__ = ["publish"]
@@ -28,13 +26,7 @@ _MEGABYTE = 1 << 20
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @data_option
-@click.option(
-    "--coding",
-    type=click.Choice(get_args(CodingKind)),
-    default="plain",
-    show_default=True,
-    help="How the numbers of slices are stored: as they are, in 16, 8 or 4 bits.",
-)
+@coding_option
 @click.option(
     "--segment-mb",
     type=click.IntRange(1),
@@ -62,7 +54,7 @@ def publish(
     """
     from keyhole.serving.publishing import Publisher  # these start numba and JAX
 
-    experiment = _experiment(run, data)
+    experiment = read_run(run, data)
     with Publisher(directory) as publisher:
         published = _publish(publisher, run, experiment, coding, options)
     said = _describe(published, directory)
@@ -73,39 +65,6 @@ def publish(
             f"round {said['round']}: step {said['step']}, {said['slices']:,} slices, "
             f"{said['bytes'] / 1e6:,.1f} MB in {directory}"
         )
-
-
-def _experiment(run: Path, data: str) -> Experiment:
-    """The experiment that a directory says it holds, on the data it was trained with."""
-    from keyhole.tasks.experiment import Experiment
-    from keyhole.tasks.named import task_named
-    from keyhole.tasks.trial_directory import read_result
-
-    arm, trial = _read_arm(run)
-    sizes = synthetic_sizes(data, [arm])
-    dataset = load_data(data, task_named(arm.task).kind, arm.seed, **sizes)
-    experiment = Experiment(arm, dataset)
-    read_result(run, experiment.describe(trial))  # refuses other data than the run's
-    return experiment
-
-
-def _read_arm(run: Path) -> tuple[Arm, int]:
-    """What a run's directory says was asked, and which trial it is."""
-    from keyhole.tasks.arms import Arm
-    from keyhole.tasks.task import Settings
-
-    path = run / "run.json"
-    try:
-        said = json.loads(path.read_text())
-        told = {field.name: said[field.name] for field in fields(Arm)}
-        return Arm(**{**told, "settings": Settings(**told["settings"])}), int(said["trial"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{run} is not the directory of a trial",
-            got=f"{path.name}: {error}",
-            allowed="what keyhole train writes: OUT/ARM/trial-N",
-            fix="name such a directory",
-        ) from error
 
 
 def _publish(
@@ -125,11 +84,7 @@ def _publish(
                 found.state,
                 number=0 if current is None else current.number + 1,
                 coding=Coding(coding, experiment.arm.seed),  # type: ignore[arg-type]
-                settings={
-                    "task": experiment.arm.task,
-                    "keys_per_client": experiment.keys_per_client,
-                    "seed": experiment.arm.seed,
-                },
+                settings=run_settings(experiment),
                 strong=options["strong"],
                 threads=options["threads"],
                 segment_bytes=options["segment_mb"] * _MEGABYTE,

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from keyhole.cli.inputs import data_option
+from keyhole.cli.runs import coding_option
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from keyhole.delivery.records import CodingKind
     from keyhole.serving.access import Access
     from keyhole.serving.app import App
     from keyhole.serving.coordinator import Pace
@@ -74,6 +78,21 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Seconds, on average, until a device without a round asks again.",
 )
 @click.option("--verify", is_flag=True, help="Read and check the current round first.")
+@click.option(
+    "--on-demand",
+    is_flag=True,
+    help="DIRECTORY is a trial's of `keyhole train`: compute slices of its model as they are asked "
+    "for, each once. One process; takes no updates.",
+)
+@coding_option
+@data_option
+@click.option(
+    "--memory-mb",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(1),
+    help="With --on-demand: for slices that are kept.",
+)
 def serve(
     directory: Path,
     host: str,
@@ -90,6 +109,10 @@ def serve(
     spread: float,
     again: float,
     verify: bool,
+    on_demand: bool,
+    coding: CodingKind,
+    data: str,
+    memory_mb: int,
 ) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
     from keyhole.serving.access import Access, Keyring
@@ -101,18 +124,19 @@ def serve(
     access = Access(keyring, reads_need_token=not open_reads)
     limits = Limits(most_keys=max_keys, most_body=max_body_mb << 20)
     listen = Listen(host, port, tls_cert, tls_key, client_ca, insecure)
-    if verify:
-        _verify(directory)
+    if on_demand:
+        if workers > 1:
+            raise click.UsageError("--on-demand computes each slice once, in one process")
+        make = _on_demand_maker(directory, access, limits, data, coding, memory_mb << 20)
+    else:
+        if verify:
+            _verify(directory)
+        make = _app_maker(directory, access, limits, Pace(spread, again))
 
     def tell(url: str) -> None:
         click.echo(f"serving {directory} at {url}", err=True)
 
-    run(
-        _app_maker(directory, access, limits, Pace(spread, again)),
-        listen,
-        workers=workers,
-        on_listen=tell,
-    )
+    run(make, listen, workers=workers, on_listen=tell)
 
 
 def _app_maker(
@@ -139,6 +163,42 @@ def _app_maker(
             metrics=metrics,
             rng=rng,
         )
+
+    return make
+
+
+def _on_demand_maker(
+    run: Path, access: Access, limits: Limits, data: str, coding: CodingKind, most_bytes: int
+) -> Callable[[Metrics], App]:
+    """Makes a service that computes slices of a run's model as they are asked for."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from keyhole.cli.runs import read_run, run_settings
+    from keyhole.delivery.records import Coding
+    from keyhole.delivery.sources import sources_of
+    from keyhole.server.store import recover
+    from keyhole.serving.app import App
+    from keyhole.serving.on_demand import Counts
+    from keyhole.serving.on_demand_rounds import OnDemandRounds
+
+    experiment = read_run(run, data)
+    found = recover(run / "state", experiment.task.model.layout)
+    found.store.close()  # the run may go on: this service holds its state as it is now
+
+    def make(metrics: Metrics) -> App:
+        rounds = OnDemandRounds(
+            most_bytes=most_bytes,
+            executor=ThreadPoolExecutor(1),
+            counts=Counts(tell=metrics.add),
+        )
+        rounds.publish(
+            sources_of(found.state, Coding(coding, experiment.arm.seed)),
+            found.state.layout,
+            number=found.state.steps,
+            step=found.state.steps,
+            settings=run_settings(experiment),
+        )
+        return App(rounds, access=access, limits=limits, metrics=metrics)
 
     return make
 

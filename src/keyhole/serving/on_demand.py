@@ -8,9 +8,10 @@ and the misses of requests that meet are computed together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ class Counts:
         batches: that were computed.
         uncached: evaluations whose result found no room.
         failures: batches whose select function raised; their evaluations are not counted.
+        tell: where evaluations and hits are reported to, `Metrics.add` for one.
     """
 
     evaluations: int = 0
@@ -49,6 +51,17 @@ class Counts:
     batches: int = 0
     uncached: int = 0
     failures: int = 0
+    tell: Callable[[Literal["evaluations", "cached"], float], None] = lambda name, amount: None
+
+    def add_hits(self, keys: int) -> None:
+        """Keys that were there, or on their way."""
+        self.hits += keys
+        self.tell("cached", keys)
+
+    def add_evaluations(self, slices: int) -> None:
+        """Slices that were computed."""
+        self.evaluations += slices
+        self.tell("evaluations", slices)
 
 
 class SlabTable:
@@ -111,7 +124,7 @@ class SlabTable:
         slots = self._slab.claim(keys)
         states = self._slab.states[slots]
         if (states == READY).all():
-            self.counts.hits += len(keys)
+            self.counts.add_hits(len(keys))
             return self._slab.gather(slots)
         batches, loose = self._ask(keys, slots, states)
         for batch in batches:
@@ -155,7 +168,7 @@ class SlabTable:
             loose.add_loose(keys[is_loose])
             missing += int(np.count_nonzero(is_loose))
             batches.append(loose)
-        self.counts.hits += len(keys) - missing
+        self.counts.add_hits(len(keys) - missing)
         return batches, loose
 
     def _compute(self, batch: Batch) -> None:
@@ -193,7 +206,7 @@ class SlabTable:
             self.counts.failures += 1
             return
         self.counts.uncached += len(batch.loose_sums)
-        self.counts.evaluations += len(slots) + len(batch.loose_sums)
+        self.counts.add_evaluations(len(slots) + len(batch.loose_sums))
 
 
 def _no_segment(place: int) -> NotFoundError:

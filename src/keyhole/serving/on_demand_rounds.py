@@ -42,12 +42,18 @@ class OnDemandRounds:
             tables get what they need, large ones share what is left.
         executor: threads to compute on.
         batch_keys: see `SlabTable`.
+        counts: to add to.
     """
 
     def __init__(
-        self, *, most_bytes: int, executor: Executor, batch_keys: int = BATCH_KEYS
+        self,
+        *,
+        most_bytes: int,
+        executor: Executor,
+        batch_keys: int = BATCH_KEYS,
+        counts: Counts | None = None,
     ) -> None:
-        self.counts = Counts()
+        self.counts = Counts() if counts is None else counts
         self._most_bytes, self._executor, self._batch_keys = most_bytes, executor, batch_keys
         self._round: OpenRound | None = None
         self._current: Current | None = None

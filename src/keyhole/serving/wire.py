@@ -88,7 +88,7 @@ def encode_query(asks: Sequence[Ask]) -> bytes:
     """Returns the body of a query; keys below 2^31 take four bytes each, else all take eight."""
     pieces = [_HEAD.pack(_QUERY, len(asks), 0)]
     for ask in asks:
-        width = 8 if len(ask.keys) and int(ask.keys.max()) >= 2**31 else 4
+        width = 8 if len(ask.keys) and ask.keys.view(np.uint64).max() >= 2**31 else 4
         pieces.append(_BLOCK.pack(ask.table, width, ask.sums is not None, len(ask.keys)))
         pieces.append(ask.keys.astype(f"<i{width}").tobytes())
         if ask.sums is not None:
