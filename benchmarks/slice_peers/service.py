@@ -1,8 +1,8 @@
 """The slice service itself: over published files, on demand, or computing for every request anew.
 
-python service.py files PORT DIRECTORY
-python service.py slab PORT COUNTS
-python service.py naive PORT COUNTS
+    python service.py files PORT DIRECTORY
+    python service.py slab PORT COUNTS
+    python service.py naive PORT COUNTS
 
 COUNTS is a file of one 32-bit number for each key, in which the select function counts its calls.
 """
@@ -21,8 +21,13 @@ from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
 from keyhole.server.record_sums import sum_records
 from keyhole.serving.app import App
-from keyhole.serving.manifest import TableInfo, describe_round, encode_manifest, name_round
-from keyhole.serving.manifest import table_info as describe_table
+from keyhole.serving.manifest import (
+    TableInfo,
+    describe_round,
+    encode_manifest,
+    name_round,
+    table_info,
+)
 from keyhole.serving.on_demand_rounds import OnDemandRounds
 from keyhole.serving.reading import RoundsDirectory
 from keyhole.serving.tables import Current, Fetched, OpenRound, RoundSource
@@ -52,7 +57,7 @@ class NaiveRounds:
     """One round of one such table."""
 
     def __init__(self, source: FunctionSource) -> None:
-        info = describe_table(source.records)
+        info = table_info(source.records)
         manifest = describe_round(None, [info], 0, 0, {})
         encoded = encode_manifest(manifest)
         name = name_round(encoded, 0)
