@@ -12,8 +12,8 @@ from keyhole import Cut, KeySpace, Layout
 from keyhole.delivery.sources import sources_of
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.publishing import Publisher
-from keyhole.serving.slice_files import records_path, table_path
+from keyhole.serving.files.publishing import Publisher
+from keyhole.serving.files.slice_files import records_path, table_path
 from keyhole.serving.wire import Ask, encode_query
 from slice_peers.load import ask, http_length
 

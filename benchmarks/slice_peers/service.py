@@ -20,7 +20,7 @@ import numpy as np
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
 from keyhole.server.record_sums import sum_records
-from keyhole.serving.app import App
+from keyhole.serving.files.reading import RoundsDirectory
 from keyhole.serving.manifest import (
     TableInfo,
     describe_round,
@@ -28,10 +28,10 @@ from keyhole.serving.manifest import (
     name_round,
     table_info,
 )
-from keyhole.serving.on_demand_rounds import OnDemandRounds
-from keyhole.serving.reading import RoundsDirectory
+from keyhole.serving.on_demand.rounds import OnDemandRounds
+from keyhole.serving.service.app import App
+from keyhole.serving.service.transport import Listen, run
 from keyhole.serving.tables import Current, Fetched, OpenRound, RoundSource
-from keyhole.serving.transport import Listen, run
 
 WIDTH = 512  # numbers of a slice of 2 KB
 MOST_BYTES = 1 << 30

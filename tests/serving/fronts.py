@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from keyhole.serving import wire
-from keyhole.serving.access import Access, Keyring
-from keyhole.serving.app import App
-from keyhole.serving.reading import RoundsDirectory
-from keyhole.serving.transport import serving
-from keyhole.serving.update_spool import UpdateSpool
+from keyhole.serving.files.reading import RoundsDirectory
+from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.service.access import Access, Keyring
+from keyhole.serving.service.app import App
+from keyhole.serving.service.transport import serving
 from tests.helpers import ROOT
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()

@@ -8,9 +8,9 @@ import httpx
 import numpy as np
 
 from keyhole.serving import wire
-from keyhole.serving.access import Access, Keyring
-from keyhole.serving.app import App
 from keyhole.serving.coordinator import Pace, admit
+from keyhole.serving.service.access import Access, Keyring
+from keyhole.serving.service.app import App
 from tests.serving.memory_rounds import MemoryRounds, layout
 
 NOW = 1_800_000_000.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keyhole.serving.publishing import Publisher
+from keyhole.serving.files.publishing import Publisher
 from tests.serving.small_rounds import check_current, small_state, step
 
 OPTIONS = {"segment_bytes": 100, "cohort": ["a"]}

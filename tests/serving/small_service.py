@@ -10,15 +10,15 @@ import numpy as np
 from keyhole import tree
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.access import Access, Keyring, new_key
-from keyhole.serving.app import App
 from keyhole.serving.coordinator import Pace, admit
-from keyhole.serving.device import Device
-from keyhole.serving.publishing import Publisher
-from keyhole.serving.reading import RoundsDirectory
-from keyhole.serving.retrying import Clock, Retry
-from keyhole.serving.transport import serving
-from keyhole.serving.update_spool import UpdateSpool
+from keyhole.serving.device.device import Device
+from keyhole.serving.device.retrying import Clock, Retry
+from keyhole.serving.files.publishing import Publisher
+from keyhole.serving.files.reading import RoundsDirectory
+from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.service.access import Access, Keyring, new_key
+from keyhole.serving.service.app import App
+from keyhole.serving.service.transport import serving
 from tests.helpers import LAYOUTS
 
 LAYOUT = LAYOUTS["two key spaces"]

@@ -9,9 +9,9 @@ import time
 import httpx
 import pytest
 
-from keyhole.serving.app import App
-from keyhole.serving.limits import Limits
-from keyhole.serving.routes import Route
+from keyhole.serving.service.app import App
+from keyhole.serving.service.limits import Limits
+from keyhole.serving.service.routes import Route
 from tests.serving.memory_rounds import MemoryRounds
 
 

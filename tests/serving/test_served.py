@@ -9,10 +9,10 @@ import pytest
 
 from keyhole.delivery import Coded, Coding, pregenerated
 from keyhole.server.optimizers import SGD, Adam
-from keyhole.serving.participation import run as take_part_in_rounds
-from keyhole.serving.participation import take_part
-from keyhole.serving.population import PopulationClient
-from keyhole.serving.retrying import Clock
+from keyhole.serving.device.participation import run as take_part_in_rounds
+from keyhole.serving.device.participation import take_part
+from keyhole.serving.device.population import PopulationClient
+from keyhole.serving.device.retrying import Clock
 from keyhole.serving.served import Served, device_name
 from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.loop import resume_run, start_run

@@ -18,9 +18,9 @@ from keyhole.cli.train import SETTINGS, read_arm, train
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
-    from keyhole.serving.device import Device
-    from keyhole.serving.participation import Taken
-    from keyhole.serving.population import RunSettings
+    from keyhole.serving.device.device import Device
+    from keyhole.serving.device.participation import Taken
+    from keyhole.serving.device.population import RunSettings
     from keyhole.training.clients import Clients
 
 __all__ = ["device"]
@@ -77,9 +77,11 @@ def device(url: str, **options: Any) -> None:
 
 
 def _device(url: str, stop: threading.Event, options: Mapping[str, Any]) -> Device:
-    from keyhole.serving.addresses import Certificate  # these need not be waited for by --help
-    from keyhole.serving.device import Device
-    from keyhole.serving.slice_cache import SliceCache
+    from keyhole.serving.device.addresses import (
+        Certificate,  # these need not be waited for by --help
+    )
+    from keyhole.serving.device.device import Device
+    from keyhole.serving.device.slice_cache import SliceCache
 
     if (options["cert"] is None) != (options["key"] is None):
         raise click.UsageError("--cert and --key belong together")
@@ -96,8 +98,8 @@ def _device(url: str, stop: threading.Event, options: Mapping[str, Any]) -> Devi
 
 
 def _take_part(made: Device, options: Mapping[str, Any]) -> None:
-    from keyhole.serving.participation import run
-    from keyhole.serving.population import PopulationClient
+    from keyhole.serving.device.participation import run
+    from keyhole.serving.device.population import PopulationClient
 
     population = PopulationClient(options["client"], _population(options))
     participant = population.participant(selects_at_home=options["at_home"])

@@ -14,7 +14,7 @@ from keyhole.cli.runs import coding_option, read_run, run_settings
 from keyhole.delivery.records import Coding
 
 if TYPE_CHECKING:
-    from keyhole.serving.publishing import Published, Publisher
+    from keyhole.serving.files.publishing import Published, Publisher
     from keyhole.tasks.experiment import Experiment
 
 __all__ = ["publish"]
@@ -52,7 +52,7 @@ def publish(
     A round appears whole or not at all; `keyhole serve DIRECTORY` serves it. The two newest rounds
     are kept. --data is what the run was trained with: the model's shape follows from it.
     """
-    from keyhole.serving.publishing import Publisher  # these start numba and JAX
+    from keyhole.serving.files.publishing import Publisher  # these start numba and JAX
 
     experiment = read_run(run, data)
     with Publisher(directory) as publisher:
@@ -71,7 +71,7 @@ def _publish(
     publisher: Publisher, run: Path, experiment: Experiment, coding: str, options: dict[str, Any]
 ) -> Published:
     from keyhole.server.store import recover
-    from keyhole.serving.round_files import read_current
+    from keyhole.serving.files.round_files import read_current
 
     current = read_current(publisher.directory)
     found = recover(run / "state", experiment.task.model.layout, threads=options["threads"])

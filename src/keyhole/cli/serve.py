@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from keyhole.delivery.records import CodingKind
-    from keyhole.serving.access import Access
-    from keyhole.serving.app import App
     from keyhole.serving.coordinator import Pace
-    from keyhole.serving.limits import Limits
-    from keyhole.serving.metrics import Metrics
+    from keyhole.serving.service.access import Access
+    from keyhole.serving.service.app import App
+    from keyhole.serving.service.limits import Limits
+    from keyhole.serving.service.metrics import Metrics
 
 __all__ = ["serve"]
 
@@ -115,10 +115,10 @@ def serve(
     memory_mb: int,
 ) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
-    from keyhole.serving.access import Access, Keyring
     from keyhole.serving.coordinator import Pace
-    from keyhole.serving.limits import Limits
-    from keyhole.serving.transport import Listen, run
+    from keyhole.serving.service.access import Access, Keyring
+    from keyhole.serving.service.limits import Limits
+    from keyhole.serving.service.transport import Listen, run
 
     keyring = None if token_key is None else Keyring.load(token_key)
     access = Access(keyring, reads_need_token=not open_reads)
@@ -147,10 +147,10 @@ def _app_maker(
     import secrets
     from functools import partial
 
-    from keyhole.serving.app import App
     from keyhole.serving.coordinator import admit
-    from keyhole.serving.reading import RoundsDirectory
-    from keyhole.serving.update_spool import UpdateSpool
+    from keyhole.serving.files.reading import RoundsDirectory
+    from keyhole.serving.files.update_spool import UpdateSpool
+    from keyhole.serving.service.app import App
 
     def make(metrics: Metrics) -> App:
         rng = random.Random(secrets.randbits(64))
@@ -177,9 +177,9 @@ def _on_demand_maker(
     from keyhole.delivery.records import Coding
     from keyhole.delivery.sources import sources_of
     from keyhole.server.store import recover
-    from keyhole.serving.app import App
-    from keyhole.serving.on_demand import Counts
-    from keyhole.serving.on_demand_rounds import OnDemandRounds
+    from keyhole.serving.on_demand.rounds import OnDemandRounds
+    from keyhole.serving.on_demand.slab_table import Counts
+    from keyhole.serving.service.app import App
 
     experiment = read_run(run, data)
     found = recover(run / "state", experiment.task.model.layout)
@@ -205,7 +205,7 @@ def _on_demand_maker(
 
 def _verify(directory: Path) -> None:
     """Compares every record of the current round with its sum."""
-    from keyhole.serving.reading import RoundsDirectory, verify_round
+    from keyhole.serving.files.reading import RoundsDirectory, verify_round
 
     rounds = RoundsDirectory(directory)
     current = rounds.current()

@@ -27,7 +27,7 @@ def new_key(file: Path) -> None:
 
     A file may hold several keys, one a line: the first signs, all are accepted.
     """
-    from keyhole.serving.access import new_key as make_key
+    from keyhole.serving.service.access import new_key as make_key
 
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -60,7 +60,7 @@ def new_key(file: Path) -> None:
 @click.option("--most-keys", type=click.IntRange(1), help="Keys that one query may name.")
 def issue(key: Path, device: str, days: float, most_keys: int | None) -> None:
     """Print a token with which a device checks in."""
-    from keyhole.serving.access import Keyring
+    from keyhole.serving.service.access import Keyring
 
     ring = Keyring.load(key)
     made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, most_keys=most_keys)

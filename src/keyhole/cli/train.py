@@ -160,9 +160,9 @@ def _rounds(
         return
     if trials > 1:
         raise click.UsageError("--devices trains one trial at a time")
-    from keyhole.serving.publishing import Publisher
+    from keyhole.serving.files.publishing import Publisher
+    from keyhole.serving.files.update_spool import UpdateSpool
     from keyhole.serving.served import Served
-    from keyhole.serving.update_spool import UpdateSpool
 
     with Publisher(directory) as publisher:
         spool = UpdateSpool(directory / "updates")

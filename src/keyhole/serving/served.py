@@ -21,8 +21,8 @@ from keyhole.server.aggregation import sum_updates
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate, usable
 from keyhole.serving.coordinator import Terms, gather, opened
-from keyhole.serving.publishing import Publisher
-from keyhole.serving.update_spool import UpdateSpool
+from keyhole.serving.files.publishing import Publisher
+from keyhole.serving.files.update_spool import UpdateSpool
 from keyhole.serving.wire import decode_update
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import sample_cohort

@@ -1,0 +1,1 @@
+"""The device: fetches, verifies, caches, resumes, takes part."""

@@ -1,0 +1,339 @@
+"""HTTP of a device: one exchange at a time, tried again where that helps, resumed where it was cut.
+
+Made of the standard library: `http.client` takes a fifth of the processor time of httpx for an
+answer of 2 MB, and bodies are read straight into the buffer they stay in.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import TypeAlias
+
+from keyhole.errors import DamageError, ServiceError
+from keyhole.serving.device.addresses import Certificate, not_trusted, parse_url, tls_context
+from keyhole.serving.device.partial_body import PartialBody, fresh_buffer
+from keyhole.serving.device.refusals import MOST_ERROR_BYTES, refusal_of
+from keyhole.serving.device.retrying import Attempts, Clock, Retry, jitter
+
+__all__ = ["OCTETS", "Client", "Received", "Timeouts"]
+
+OCTETS = "application/octet-stream"
+
+_AGAIN = (429, 502, 503, 504)  # the service, or what stands before it, is busy or away
+_FURTHER = 1 << 16  # bytes that count as having got further
+_MOST_IDLE = 4  # connections kept open between requests
+
+_Place: TypeAlias = Callable[[int, Mapping[str, str], int], memoryview]
+"""`(status, headers, length) -> where the body goes`; as long as the body."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds after which a silent service counts as away.
+
+    Args:
+        connect: to reach it.
+        read: until the next bytes of an answer are there, or what is sent is taken.
+        slowest: bytes a second of an answer, from `read` seconds on.
+    """
+
+    connect: float = 10.0
+    read: float = 60.0
+    slowest: float = 1024.0
+
+
+@dataclass
+class Received:
+    """What one exchange brought.
+
+    Args:
+        status: 0 if there was no answer.
+        headers: by name in lower case.
+        body: what arrived of it.
+        problem: why the request should be tried again; empty if the answer is whole and good.
+        after: seconds that the service asks to wait before that.
+    """
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: memoryview = field(default_factory=lambda: memoryview(b""))
+    problem: str = ""
+    after: float | None = None
+
+
+class Client:
+    """Requests to one service. Threads may share it; each request has a connection of its own.
+
+    Args:
+        url: of the service, `https://host[:port][/prefix]`; plain `http` only on this machine,
+            unless `insecure` says otherwise, since tokens and keys can be read on the way.
+        ca: PEM file of the certificates to trust; None trusts those of the system.
+        certificate: for mutual TLS.
+        retry: how often to try.
+        timeouts: when to give up waiting.
+        clock: how time passes.
+        stop: once set, nothing is tried again.
+        insecure: lets plain `http` leave this machine.
+
+    Raises:
+        InputError: the URL cannot be used, or a file of `ca` or `certificate` cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ca: Path | str | None = None,
+        certificate: Certificate | None = None,
+        retry: Retry | None = None,
+        timeouts: Timeouts | None = None,
+        clock: Clock | None = None,
+        stop: threading.Event | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self._host, self._port, self._prefix, is_tls = parse_url(url, insecure)
+        self._tls = tls_context(ca, certificate) if is_tls else None
+        self._retry, self._timeouts = retry or Retry(), timeouts or Timeouts()
+        self._clock, self._stop = clock or Clock(), stop
+        self._uniform = jitter(self._retry)
+        self._idle: list[HTTPConnection] = []
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Client({self._host}:{self._port})"
+
+    def close(self) -> None:
+        """Closes the connections that are kept; a later request opens a new one."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def attempts(self, what: str) -> Attempts:
+        """The attempts of one request, `what` in words."""
+        return Attempts(what, self._retry, self._uniform, self._clock, self._stop)
+
+    def send(
+        self, path: str, body: bytes, *, token: str | None, most: int, content_type: str
+    ) -> Received:
+        """POSTs something that may safely be sent twice, until there is a whole answer.
+
+        Raises:
+            RequestError: the service refuses, by kind.
+            ServiceError: no usable answer.
+        """
+        attempts = self.attempts(f"POST {path}")
+        headers = {"content-type": content_type}
+        while True:
+            got = self.exchange("POST", path, body, headers=headers, token=token, most=most)
+            if not got.problem:
+                return got
+            attempts.failed(got.problem, got.after)
+
+    def get(
+        self,
+        path: str,
+        *,
+        token: str | None = None,
+        most: int,
+        check: Callable[[memoryview], None] = lambda _: None,
+    ) -> Received:
+        """GETs something; a body that was cut goes on where it ended.
+
+        Args:
+            path: behind the prefix of the service.
+            token: to show.
+            most: bytes that the body may have.
+            check: raises DamageError on a body that is not right; it is fetched anew.
+
+        Raises:
+            RequestError: the service refuses, by kind.
+            ServiceError: no usable answer.
+            DamageError: the last answer was damaged.
+        """
+        attempts, part = self.attempts(f"GET {path}"), PartialBody()
+        while True:
+            got = self.exchange(
+                "GET", path, headers=part.headers, token=token, most=most, place=part.place
+            )
+            part.add(len(got.body))
+            if got.problem:
+                if len(got.body) >= _FURTHER:
+                    attempts.got_further()
+                attempts.failed(got.problem, got.after)
+                continue
+            try:
+                check(part.whole)
+                return Received(got.status, got.headers, part.whole)
+            except DamageError as error:
+                part = PartialBody()
+                attempts.failed("damage", error=error)
+
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        headers: Mapping[str, str],
+        token: str | None,
+        most: int,
+        place: _Place | None = None,
+    ) -> Received:
+        """Asks once.
+
+        Returns:
+            The answer; with a `problem` where asking again may help.
+
+        Raises:
+            RequestError: the service refuses, by kind.
+            ServiceError: the answer makes no sense, and would make none the next time.
+        """
+        given = {"accept": "*/*", **headers}
+        if token is not None:
+            given["authorization"] = f"Bearer {token}"
+        while True:
+            connection, is_used = self._take()
+            try:
+                response = self._ask(connection, method, self._prefix + path, body, given)
+            except (OSError, HTTPException) as error:
+                connection.close()
+                if isinstance(error, ssl.SSLCertVerificationError):
+                    raise not_trusted(error) from error  # the next one would be no better
+                if is_used and isinstance(error, _HUNG_UP):
+                    continue  # the service had closed it in the meantime: no failure of this one
+                return Received(problem=_reason(error))
+            try:
+                return self._receive(connection, response, most, place)
+            except BaseException:
+                connection.close()
+                raise
+
+    def _take(self) -> tuple[HTTPConnection, bool]:
+        """A connection, and whether it has been used."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop(), True
+        seconds = self._timeouts.connect
+        if self._tls is None:
+            return HTTPConnection(self._host, self._port, timeout=seconds), False
+        secure = HTTPSConnection(self._host, self._port, timeout=seconds, context=self._tls)
+        return secure, False
+
+    def _ask(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+    ) -> HTTPResponse:
+        if getattr(connection, "sock", None) is None:
+            connection.connect()
+            connection.sock.settimeout(self._timeouts.read)
+        try:
+            connection.request(method, path, body or None, dict(headers))
+        except (BrokenPipeError, ConnectionResetError):
+            # A service that refuses a body may answer before it has read it, and hang up.
+            with suppress(OSError, HTTPException):
+                return connection.getresponse()
+            raise
+        return connection.getresponse()
+
+    def _receive(
+        self,
+        connection: HTTPConnection,
+        response: HTTPResponse,
+        most: int,
+        place: _Place | None,
+    ) -> Received:
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        got = Received(response.status, headers)
+        is_good = response.status in (200, 201, 206)
+        length = response.length
+        # Without a length the end of a body cannot be told from a cut, not even in the headers.
+        if length is None:
+            connection.close()
+            got.problem = "an answer that was cut, or has no length"
+            return got
+        if length > (most if is_good else MOST_ERROR_BYTES):
+            connection.close()
+            raise _too_long(response.status, length)
+        buffer = fresh_buffer(length)
+        if is_good and place is not None:
+            buffer = place(response.status, headers, length)
+        count, problem = self._read(response, buffer)
+        got.body = buffer[:count]
+        if problem:
+            connection.close()
+            got.problem = problem
+            return got
+        self._give_back(connection, response)
+        if response.status in _AGAIN:
+            got.problem = f"status {response.status}"
+            got.after = _seconds(headers.get("retry-after", ""))
+            got.body = got.body[:0]
+        elif not is_good:
+            raise refusal_of(response.status, got.body)
+        return got
+
+    def _read(self, response: HTTPResponse, buffer: memoryview) -> tuple[int, str]:
+        """How much of a body arrived, and why no more."""
+        count, since, limits = 0, self._clock.monotonic(), self._timeouts
+        while count < len(buffer):
+            # What is there, and no more: so it is known what arrived before a failure, and a
+            # trickle is noticed. `HTTPResponse.readinto` would wait for all of it.
+            try:
+                n = response.fp.readinto1(buffer[count:])
+            except (OSError, HTTPException) as error:
+                return count, _reason(error)
+            if not n:
+                return count, "an answer that was cut"
+            count += n
+            spent = self._clock.monotonic() - since
+            if spent > limits.read + count / limits.slowest:
+                return count, "an answer that is too slow"
+            if self._stop is not None and self._stop.is_set():
+                return count, "a stop event"
+        response.close()  # of this answer; the connection stays open
+        return count, ""
+
+    def _give_back(self, connection: HTTPConnection, response: HTTPResponse) -> None:
+        """Keeps a connection for the next request, if it can be used again."""
+        with self._lock:
+            if not response.will_close and len(self._idle) < _MOST_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+_HUNG_UP = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)
+
+
+def _reason(error: Exception) -> str:
+    """Why an exchange failed, in words without what was sent."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError):
+        return (error.strerror or type(error).__name__).lower()
+    return f"an answer that is not HTTP ({type(error).__name__})"
+
+
+def _seconds(text: str) -> float | None:
+    """Retry-After in seconds; dates are not used, since clocks of devices are often wrong."""
+    return float(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def _too_long(status: int, length: int) -> ServiceError:
+    return ServiceError(
+        "the answer is longer than it can be",
+        got=f"{length} bytes with status {status}",
+        allowed="what the manifest describes",
+        fix="check the URL and what stands between the device and the service",
+    )

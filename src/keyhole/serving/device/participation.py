@@ -1,0 +1,157 @@
+"""Taking part: one whole round of a device, and round after round until it is told to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from keyhole.errors import ConflictError, ServiceError, TooLateError
+from keyhole.serving.coordinator import Wait
+from keyhole.serving.device.assembly import KnownRound, Submodel
+from keyhole.serving.device.device import Assignment, Device, DeviceKeys
+from keyhole.types import Tree
+
+__all__ = ["Participant", "Taken", "run", "take_part"]
+
+_AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
+
+
+@dataclass(frozen=True)
+class Participant:
+    """What a device does in a round.
+
+    Args:
+        choose: `round -> keys`.
+        train: `(round, what was fetched) -> update`, start minus end.
+        selects_at_home: downloads whole rounds, so that the service learns no key before the
+            update.
+    """
+
+    choose: Callable[[KnownRound], DeviceKeys]
+    train: Callable[[KnownRound, Submodel], Tree]
+    selects_at_home: bool = False
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A round that a device took part in.
+
+    Args:
+        round: its identifier.
+        number: t.
+        keys: how many it chose, over all key spaces.
+        bytes_down: slices it received.
+        bytes_up: queries and the update.
+        reused: slices that had not changed and were not sent.
+    """
+
+    round: str
+    number: int
+    keys: int
+    bytes_down: int
+    bytes_up: int
+    reused: int
+
+
+def take_part(device: Device, participant: Participant) -> Taken | Wait:
+    """One whole round: checks in, waits as told, fetches, trains, sends.
+
+    Returns:
+        What it took, or how many seconds to wait before asking again.
+
+    Raises:
+        TooLateError: the round closed meanwhile: nothing more is fetched or sent.
+        ConflictError: the service has a different update of this device.
+        ServiceError: no usable answer, or the device is to stop.
+    """
+    told = device.check_in()
+    if isinstance(told, Wait):
+        return told
+    _pause(device, told.fetch_after)
+    _refuse_late(device, told)
+    known = device.known(told)
+    keys = participant.choose(known)
+    fetched = (
+        device.fetch_all(told).select(keys)
+        if participant.selects_at_home
+        else device.fetch(told, keys)
+    )
+    update = participant.train(known, fetched)
+    _refuse_late(device, told)
+    sent = device.send(told, update, fetched.keys)
+    return Taken(
+        round=told.round,
+        number=told.number,
+        keys=sum(len(z) for z in fetched.keys.values()),
+        bytes_down=fetched.traffic.bytes_down,
+        bytes_up=fetched.traffic.bytes_up + sent,
+        reused=fetched.traffic.reused,
+    )
+
+
+def run(
+    device: Device,
+    participant: Participant,
+    *,
+    rounds: float = inf,
+    on_round: Callable[[Taken], None] = lambda _: None,
+    on_miss: Callable[[], None] = lambda: None,
+) -> int:
+    """Takes part in round after round, until `device.stop` is set.
+
+    Args:
+        device: to take part with.
+        participant: what it does in a round.
+        rounds: how many to take part in; without limit unless told.
+        on_round: called after each.
+        on_miss: called when a round closed before the update was there.
+
+    Returns:
+        In how many rounds it took part.
+
+    Raises:
+        ServiceError: no usable answer, for longer than the device retries.
+        RequestError: the service refuses, for a reason that a later round will not change.
+    """
+    taken = 0
+    while taken < rounds and not device.stop.is_set():
+        try:
+            outcome = take_part(device, participant)
+        except (TooLateError, ConflictError):
+            on_miss()
+            outcome = Wait(_AFTER_MISS)
+        except ServiceError:
+            if device.stop.is_set():
+                break
+            raise
+        if isinstance(outcome, Wait):
+            device.clock.sleep(outcome.seconds)
+        else:
+            taken += 1
+            on_round(outcome)
+    return taken
+
+
+def _pause(device: Device, seconds: float) -> None:
+    if seconds > 0:
+        device.clock.sleep(seconds)
+    if device.stop.is_set():
+        raise ServiceError(
+            "stopped before the round was over",
+            got="a stop event",
+            allowed="no stop before the update is sent",
+            fix="take part again when there is time",
+        )
+
+
+def _refuse_late(device: Device, told: Assignment) -> None:
+    """Asking costs little; slices and updates that are in vain cost much."""
+    now = device.current()
+    if now.round != told.round or now.phase != "open":
+        raise TooLateError(
+            "the round is over",
+            got=f"round {told.number}, while round {now.number} is {now.phase}",
+            allowed="the newest round, while it is open",
+            fix="check in again",
+        )

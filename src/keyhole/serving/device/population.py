@@ -1,0 +1,112 @@
+"""A client of a simulated population as a device: the same keys, the same update, over the network.
+
+What a run tells its devices is in the settings of the manifest. All randomness derives from there,
+so a run over the service gives the bytes of a run in process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from keyhole.errors import InputError
+from keyhole.primitives.layout import ClientKeys
+from keyhole.serving.device.assembly import KnownRound, Submodel
+from keyhole.serving.device.participation import Participant
+from keyhole.training.clients import Clients, Job
+from keyhole.training.cohort import Cohorts
+from keyhole.training.plan import Plan
+from keyhole.training.visit import choose_keys
+from keyhole.types import Tree
+
+__all__ = ["PopulationClient", "RunSettings"]
+
+
+class RunSettings(msgspec.Struct, frozen=True):
+    """What a run tells its devices.
+
+    Attributes:
+        seed: of everything random.
+        trial: which repetition.
+        keys_per_client: key space -> most keys of a client.
+        shared_keys: whether all clients of a round draw the same random keys.
+    """
+
+    seed: int
+    trial: int
+    keys_per_client: dict[str, int]
+    shared_keys: bool = False
+
+    @staticmethod
+    def of(known: KnownRound) -> RunSettings:
+        """The settings in the manifest of a round.
+
+        Raises:
+            InputError: the round does not belong to a run of a population.
+        """
+        try:
+            return msgspec.convert(known.manifest.settings, RunSettings)
+        except msgspec.ValidationError as error:
+            raise InputError(
+                f"round {known.id} does not belong to a run of a population",
+                got=f"settings in which {error}",
+                allowed="seed, trial and keys_per_client",
+                fix="take part with functions of your own, or publish the run with its plan",
+            ) from error
+
+
+@dataclass
+class PopulationClient:
+    """One client of a population, as a participant of rounds.
+
+    Args:
+        client: its number.
+        population: `settings -> the population`; called when a run is met for the first time.
+    """
+
+    client: int
+    population: Callable[[RunSettings], Clients]
+    _met: dict[bytes, Clients] = field(default_factory=dict, repr=False)
+    _chosen: dict[str, ClientKeys] = field(default_factory=dict, repr=False)
+
+    def participant(self, *, selects_at_home: bool = False) -> Participant:
+        """What it does in a round."""
+        return Participant(self.choose, self.train, selects_at_home)
+
+    def choose(self, known: KnownRound) -> ClientKeys:
+        """The keys that the client chooses in process, too."""
+        settings = RunSettings.of(known)
+        clients = self._clients(settings)
+        plan = Plan(
+            cohorts=Cohorts(clients.count, 1),
+            keys_per_client=settings.keys_per_client,
+            seed=settings.seed,
+            trial=settings.trial,
+            shared_keys=settings.shared_keys,
+        )
+        plan.check(known.layout)
+        keys = choose_keys(self.client, known.manifest.number, known.layout, clients, plan)
+        self._chosen = {known.id: keys}
+        return keys
+
+    def train(self, known: KnownRound, fetched: Submodel) -> Tree:
+        """The update that the client makes in process, too."""
+        settings, keys = RunSettings.of(known), self._chosen[known.id]
+        run = settings.seed, settings.trial, known.manifest.number
+        return Job.of(*run, self.client, keys, fetched.model).run(self._clients(settings))
+
+    def _clients(self, settings: RunSettings) -> Clients:
+        name = msgspec.json.encode(settings)
+        if name not in self._met:
+            clients = self.population(settings)
+            if not 0 <= self.client < clients.count:
+                raise InputError(
+                    "the population has no such client",
+                    got=self.client,
+                    allowed=f"0..{clients.count - 1}",
+                    fix="choose another number",
+                )
+            self._met = {name: clients}  # a device follows one run at a time
+        return self._met[name]

@@ -1,0 +1,334 @@
+"""Asking for slices: one query for all tables, gone on with where its answer was cut, then checked.
+
+A cut answer is not lost: records that arrived whole are kept, and only the rest is asked for. What
+came in pieces is checked as one, against the sums that were made when the records were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.delivery.records import RecordArray
+from keyhole.errors import DamageError
+from keyhole.server.record_sums import sum_records
+from keyhole.serving.device.client import OCTETS, Client, Received
+from keyhole.serving.wire import MOST_BLOCKS, Answer, Ask, Sums, check_of, encode_query
+
+__all__ = ["CHECK", "Held", "Slices", "Traffic", "Want", "fetch_slices"]
+
+CHECK = "keyhole-check"
+"""The header that vouches for an answer."""
+
+_ALIGNED = 8  # bytes of the longest number that a record holds
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a device holds of the records it wants.
+
+    Args:
+        records: (m, record_bytes); those it does not hold are zeros.
+        sums: (m,), likewise.
+        is_held: (m,).
+    """
+
+    records: RecordArray
+    sums: Sums
+    is_held: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a device wants of one table.
+
+    Args:
+        table: its place in the manifest.
+        keys: (m,) int64.
+        record_bytes: of the table.
+        held: what need not be sent if it has not changed.
+    """
+
+    table: int
+    keys: NDArray[np.int64]
+    record_bytes: int
+    held: Held | None = None
+
+    def __repr__(self) -> str:
+        """Keys may be private: printing shows how many there are."""
+        return f"Want(table {self.table}, {len(self.keys)} keys)"
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The records of one table, checked: (m, record_bytes), and their sums, (m,)."""
+
+    records: RecordArray
+    sums: Sums
+
+
+@dataclass
+class Traffic:
+    """What fetching has cost so far: bytes of bodies, and records that need not be sent."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    requests: int = 0
+    reused: int = 0
+
+
+def fetch_slices(
+    client: Client,
+    round_id: str,
+    wants: Sequence[Want],
+    *,
+    token: str | None,
+    most_keys: int,
+    most_bytes: int,
+    traffic: Traffic,
+) -> list[Slices]:
+    """Returns the records of each want, in order.
+
+    Args:
+        client: to ask with.
+        round_id: of the round.
+        wants: of any tables of the round.
+        token: of the device in this round.
+        most_keys: in one query; more are asked for in several.
+        most_bytes: of the records of one query, likewise; one record may be longer.
+        traffic: what it costs is added here.
+
+    Raises:
+        RequestError: the service refuses, by kind.
+        ServiceError: no usable answer.
+        DamageError: what arrived was not what was sent, time and again.
+    """
+    path = f"/v1/rounds/{round_id}/slices"
+    found: list[list[Slices]] = [[] for _ in wants]
+    for batch in _batches(wants, most_keys, most_bytes):
+        asked = [want for _, want in batch]
+        is_asked = any(len(want.keys) for want in asked)
+        pieces = _fetch(client, path, asked, token, traffic) if is_asked else map(_nothing, asked)
+        for (place, _), piece in zip(batch, pieces, strict=True):
+            found[place].append(piece)
+    return [pieces[0] if len(pieces) == 1 else _joined(pieces) for pieces in found]
+
+
+def _fetch(
+    client: Client, path: str, wants: Sequence[Want], token: str | None, traffic: Traffic
+) -> list[Slices]:
+    """One query, until its answer is whole and right."""
+    attempts = client.attempts(f"POST {path}")
+    so_far = _SoFar(wants)
+    while True:
+        body = encode_query(so_far.asks)
+        got = client.exchange(
+            "POST",
+            path,
+            body,
+            headers={"content-type": OCTETS},
+            token=token,
+            most=so_far.most_bytes,
+        )
+        traffic.requests += 1
+        traffic.bytes_up += len(body)
+        traffic.bytes_down += len(got.body)
+        try:
+            got_further = so_far.add(got)
+            if so_far.is_whole:
+                slices = so_far.checked()
+                traffic.reused += so_far.reused
+                return slices
+        except DamageError as error:
+            # What the device held may be what is damaged: it is not used a second time.
+            so_far = _SoFar([replace(want, held=None) for want in wants])
+            attempts.failed("damage", error=error)
+            continue
+        if got_further:
+            attempts.got_further()
+        attempts.failed(got.problem, got.after)
+
+
+class _SoFar:
+    """What has arrived of an answer.
+
+    Every want is a block; `at` is how many keys of a block are settled: their record has arrived,
+    or is held. What is asked for next is everything behind that.
+    """
+
+    def __init__(self, wants: Sequence[Want]) -> None:
+        self._wants = wants
+        self._at = [0] * len(wants)
+        self._sent: list[list[Answer]] = [[] for _ in wants]
+        self._check: str | None = None
+        self._left = list(range(len(wants)))  # places of the blocks that are asked for
+
+    @property
+    def asks(self) -> list[Ask]:
+        """What is left to be asked for."""
+        return [self._ask(place) for place in self._left]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything has arrived."""
+        return self._check is not None and not self._left
+
+    @property
+    def most_bytes(self) -> int:
+        """What the next answer may be long."""
+        asks = self.asks
+        lengths = [self._wants[place].record_bytes for place in self._left]
+        return sum(
+            len(ask.keys) * length + _mask_bytes(ask)
+            for ask, length in zip(asks, lengths, strict=True)
+        )
+
+    @property
+    def reused(self) -> int:
+        """How many records were not sent."""
+        return sum(int(np.sum(~answer.is_sent)) for sent in self._sent for answer in sent)
+
+    def add(self, got: Received) -> bool:
+        """Takes what has arrived, whole or cut; returns whether that settled any key.
+
+        Raises:
+            DamageError: a whole answer is not as long as it must be.
+        """
+        if got.status != 200:
+            if not got.problem:
+                raise _damaged(f"status {got.status}")
+            return False
+        if got.problem and not got.body:
+            return False  # the cut may be in the headers: what they say is not to be used
+        if self._check is None:
+            self._check = got.headers.get(CHECK, "none")
+        at, is_cut, left, before = 0, False, [], sum(self._at)
+        for place in self._left:
+            ask = self._ask(place)
+            length = self._wants[place].record_bytes
+            answer, used = (None, 0) if is_cut else _split(ask, got.body[at:], length)
+            if answer is not None:
+                self._sent[place].append(answer)
+                self._at[place] += len(answer.is_sent)
+            at += used
+            if answer is None or len(answer.is_sent) < len(ask.keys):
+                is_cut = True
+                left.append(place)
+        if not got.problem and (is_cut or at != len(got.body)):
+            raise _damaged("an answer of another length")
+        self._left = left
+        return sum(self._at) > before
+
+    def checked(self) -> list[Slices]:
+        """The records, once everything has arrived.
+
+        Raises:
+            DamageError: they are not those that were published.
+        """
+        slices = [self._joined(place) for place in range(len(self._wants))]
+        if check_of([s.sums for s in slices]) != self._check:
+            raise _damaged("records whose sums differ from those of the service")
+        return slices
+
+    def _ask(self, place: int) -> Ask:
+        want, at = self._wants[place], self._at[place]
+        sums = None if want.held is None else want.held.sums[at:]
+        return Ask(want.table, want.keys[at:], sums)
+
+    def _joined(self, place: int) -> Slices:
+        """The records of one block from what was sent and what is held."""
+        want, answers = self._wants[place], self._sent[place]
+        if len(answers) == 1 and answers[0].is_sent.all():
+            records = _aligned(answers[0].records)
+            return Slices(records, sum_records(records))
+        is_sent = np.concatenate([a.is_sent for a in answers]) if answers else np.zeros(0, bool)
+        records = np.empty((len(want.keys), want.record_bytes), np.uint8)
+        if want.held is not None:
+            if not want.held.is_held[~is_sent].all():
+                raise _damaged("fewer records than the device lacks")
+            records[~is_sent] = want.held.records[~is_sent]
+        if answers:
+            records[is_sent] = np.concatenate([a.records for a in answers])
+        return Slices(records, sum_records(records))
+
+
+def _split(ask: Ask, body: memoryview, length: int) -> tuple[Answer | None, int]:
+    """What arrived whole of one block, and how many bytes that is."""
+    mask = _mask_bytes(ask)
+    if len(body) < mask:
+        return None, 0
+    is_sent = np.ones(len(ask.keys), bool)
+    if ask.sums is not None:
+        bits = np.frombuffer(body[:mask], np.uint8)
+        is_sent = np.unpackbits(bits, count=len(ask.keys), bitorder="little").astype(bool)
+    sent = np.flatnonzero(is_sent)
+    count = min(len(sent), (len(body) - mask) // length) if length else len(sent)
+    used = mask + count * length
+    records = np.frombuffer(body[mask:used], np.uint8).reshape(count, length)
+    settled = int(sent[count]) if count < len(sent) else len(ask.keys)
+    return Answer(records, is_sent[:settled]), used
+
+
+def _aligned(records: RecordArray) -> RecordArray:
+    """Records at a place in memory where numbers may lie; behind a mask of bits they may not."""
+    place: int = records.__array_interface__["data"][0]
+    return records.copy() if place % _ALIGNED else records
+
+
+def _mask_bytes(ask: Ask) -> int:
+    """The bits before a block that say which of its records follow."""
+    return 0 if ask.sums is None else -(-len(ask.keys) // 8)
+
+
+def _batches(
+    wants: Sequence[Want], most_keys: int, most_bytes: int
+) -> Iterator[list[tuple[int, Want]]]:
+    """The queries that ask for everything: (place, want) of each block; one, as a rule."""
+    batch: list[tuple[int, Want]] = []
+    keys, room = most_keys, most_bytes  # that are left for the query under way
+    for place, want in enumerate(wants):
+        at, is_done = 0, False
+        while not is_done:
+            fits = min(keys, room // max(want.record_bytes, 1))
+            if batch and (fits < 1 or len(batch) == MOST_BLOCKS):
+                yield batch
+                batch, keys, room = [], most_keys, most_bytes
+                continue
+            stop = min(len(want.keys), at + max(fits, 1))
+            batch.append((place, _piece(want, at, stop)))
+            keys, room = keys - (stop - at), room - (stop - at) * want.record_bytes
+            at, is_done = stop, stop == len(want.keys)
+    if batch:
+        yield batch
+
+
+def _piece(want: Want, start: int, stop: int) -> Want:
+    if (start, stop) == (0, len(want.keys)):
+        return want
+    held = want.held
+    if held is not None:
+        held = Held(held.records[start:stop], held.sums[start:stop], held.is_held[start:stop])
+    return replace(want, keys=want.keys[start:stop], held=held)
+
+
+def _nothing(want: Want) -> Slices:
+    return Slices(np.empty((0, want.record_bytes), np.uint8), np.empty(0, np.uint64))
+
+
+def _joined(pieces: Sequence[Slices]) -> Slices:
+    return Slices(
+        np.concatenate([piece.records for piece in pieces]),
+        np.concatenate([piece.sums for piece in pieces]),
+    )
+
+
+def _damaged(what: str) -> DamageError:
+    return DamageError(
+        "slices were damaged",
+        got=what,
+        allowed="the records that the round was published with",
+        fix="fetch them again; if it happens every time, the service's files are damaged",
+    )

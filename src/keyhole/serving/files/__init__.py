@@ -1,0 +1,1 @@
+"""Rounds as files: written whole, mapped, kept, retired; and updates as files."""

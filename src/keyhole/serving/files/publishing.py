@@ -1,0 +1,366 @@
+"""Publishing: a round appears whole, or not at all.
+
+A round is written under a name that nobody looks for, made durable, given its name, and only then
+told of in `current.json`. Whenever the publisher dies, the round before is still there and current.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from keyhole.delivery.records import PLAIN, Coding
+from keyhole.delivery.sources import SliceSource, sources_of
+from keyhole.errors import InputError, StorageError
+from keyhole.primitives.layout import Layout
+from keyhole.server.files import make_directory, storage_errors, sync_directory
+from keyhole.server.state import ServerState
+from keyhole.serving.files.mapped_tables import open_table
+from keyhole.serving.files.retiring import Shelf
+from keyhole.serving.files.round_files import (
+    COHORT,
+    MANIFEST,
+    CurrentRound,
+    encode_cohort,
+    read_current,
+    round_path,
+    rounds_path,
+    write_current,
+    write_file,
+)
+from keyhole.serving.files.slice_files import Progress, SegmentWriter, WriteSettings, table_path
+from keyhole.serving.files.slice_patches import BaseTable, write_table
+from keyhole.serving.manifest import (
+    Manifest,
+    TableInfo,
+    decode_manifest,
+    describe_round,
+    encode_manifest,
+    name_round,
+    table_info,
+)
+from keyhole.types import KeyArray
+
+__all__ = ["Changed", "Published", "Publisher"]
+
+Changed: TypeAlias = Callable[[str], Sequence[KeyArray | None] | None]
+"""Tells which records differ from those of an earlier round, given its identifier: ascending keys
+for each table, None for a table where all may, None for a round it does not know."""
+
+_MOST_ROUNDS = 10**18  # what an identifier has digits for
+_KNOWN = 8  # rounds whose state is remembered; a base is at most three rounds old
+
+
+@dataclass(frozen=True)
+class Published:
+    """A round that is there.
+
+    Args:
+        id: its identifier.
+        manifest: what it holds.
+        encoded: the bytes of the manifest.
+    """
+
+    id: str
+    manifest: Manifest
+    encoded: bytes
+
+
+class Publisher:
+    """The one that writes a rounds directory.
+
+    Args:
+        directory: made if it does not exist. Two rounds are kept in it; the files of an older one
+            are used again.
+
+    Raises:
+        StorageError: another publisher has the directory, or it cannot be written.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        make_directory(rounds_path(self.directory))
+        self._lock = _locked(self.directory)
+        self._shelf = Shelf(self.directory)
+        self._known: dict[str, tuple[weakref.ref[ServerState], int]] = {}
+        try:
+            self._shelf.clean()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Publisher:
+        """The directory is this publisher's already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes."""
+        self.close()
+
+    def close(self) -> None:
+        """Lets another publisher have the directory; rounds stay."""
+        os.close(self._lock)
+
+    def publish(
+        self,
+        sources: Sequence[SliceSource],
+        *,
+        layout: Layout | None,
+        number: int,
+        step: int,
+        settings: Mapping[str, Any] | None = None,
+        cohort: Sequence[str] | None = None,
+        changed: Changed | None = None,
+        durable: bool = True,
+        strong: bool = False,
+        threads: int = 2,
+        segment_bytes: int = 256 << 20,
+        progress: Progress | None = None,
+    ) -> Published:
+        """Publishes a round and opens it. Sources must not change meanwhile.
+
+        Args:
+            sources: one for each table; of each part of the layout, in order, if there is one.
+            layout: the model; None if the tables are of select functions.
+            number: t; above that of the current round, or equal to it with equal content.
+            step: how many steps the server has made.
+            settings: what devices are told about the run.
+            cohort: names of the devices that take part; None lets all.
+            changed: what differs from earlier rounds; without it, everything is written.
+            durable: whether the round survives a loss of power from here on.
+            strong: whether the manifest has digests of the records, too.
+            threads: that share the work.
+            segment_bytes: most bytes of one file.
+            progress: told how many records are done, of how many.
+
+        Raises:
+            StorageError: the disk refuses; the current round is what it was.
+            InputError: the number does not grow, or sources do not fit the layout.
+        """
+        is_again = self._check_number(number)
+        writing = WriteSettings(threads, segment_bytes, durable, strong)
+        devices = None if cohort is None else encode_cohort(cohort)
+        infos = _describe(sources, layout)
+        _encode(describe_round(layout, infos, number, step, settings or {}))
+        self._shelf.retire()
+        with self._new_directory() as made:
+            bases = self._bases(infos, None if is_again else changed)
+            total = sum(info.num_keys for info in infos)
+            with SegmentWriter(writing, total, progress) as writer:
+                tables = _write_tables(writer, sources, infos, made, bases)
+            self._shelf.drop_spare()
+            manifest = describe_round(layout, tables, number, step, settings or {})
+            published = Published(*_encode(manifest))
+            self._reveal(made, published, devices, durable)
+        self._shelf.retire()
+        return published
+
+    def publish_state(
+        self, state: ServerState, *, number: int, coding: Coding = PLAIN, **options: Any
+    ) -> Published:
+        """Publishes a server's state, writing only what changed where that is known.
+
+        It is known if an earlier round was published from the same state by this publisher.
+
+        Args:
+            state: not to be stepped meanwhile.
+            number: t.
+            coding: how numbers of cut parts are stored.
+            options: settings, cohort, durable, strong, threads, segment_bytes and progress of
+                `publish`.
+        """
+
+        def changed(round_id: str) -> Sequence[KeyArray | None] | None:
+            known, step = self._known.get(round_id, (None, 0))
+            return state.changed_since(step) if known is not None and known() is state else None
+
+        published = self.publish(
+            sources_of(state, coding),
+            layout=state.layout,
+            number=number,
+            step=state.steps,
+            changed=changed,
+            **options,
+        )
+        self._known[published.id] = weakref.ref(state), state.steps
+        self._known = dict(list(self._known.items())[-_KNOWN:])
+        return published
+
+    def close_round(self) -> None:
+        """Says that the current round takes no more updates; its slices stay.
+
+        Raises:
+            InputError: there is no round yet.
+        """
+        current = read_current(self.directory)
+        if current is None:
+            raise InputError(
+                "no round to close", got="none", allowed="a published one", fix="publish first"
+            )
+        write_current(self.directory, msgspec.structs.replace(current, phase="closed"), True)
+
+    def _check_number(self, number: int) -> bool:
+        """Whether the current round is published again: to repair it, so from nothing else."""
+        current = read_current(self.directory)
+        least = 0 if current is None else current.number
+        if not least <= number < _MOST_ROUNDS:
+            raise _not_growing(number, f"{least + (current is not None)} or more")
+        return current is not None and number == least
+
+    @contextmanager
+    def _new_directory(self) -> Iterator[Path]:
+        """A directory to write a round into, gone if that fails."""
+        path = rounds_path(self.directory) / f".new-{os.getpid()}"
+        make_directory(path)
+        try:
+            with storage_errors(path, "write"):
+                yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _bases(self, infos: Sequence[TableInfo], changed: Changed | None) -> list[BaseTable | None]:
+        """What each table can be made from: the spare round, else the one before."""
+        for base in self._shelf.bases():
+            known = None if changed is None else changed(base.id)
+            if known is not None:
+                return [
+                    BaseTable(table_path(base.directory, place), base.is_spare)
+                    if keys is None or place >= len(base.manifest.tables)
+                    else BaseTable.of(
+                        table_path(base.directory, place),
+                        base.is_spare,
+                        base.manifest.tables[place],
+                        info,
+                        keys,
+                    )
+                    for place, (info, keys) in enumerate(zip(infos, known, strict=True))
+                ]
+        spare = self._shelf.spare
+        return [BaseTable(table_path(spare, place), True) for place in range(len(infos))]
+
+    def _reveal(
+        self, made: Path, published: Published, cohort: bytes | None, durable: bool
+    ) -> None:
+        """Gives a finished round its name, then makes it the current one."""
+        current = read_current(self.directory)
+        number = published.manifest.number
+        if current is not None and number == current.number and published.id != current.round:
+            raise _not_growing(number, f"{current.number + 1} or more, or the same content")
+        named = round_path(self.directory, published.id)
+        if _is_whole(named, published.manifest):  # it is served as it is, from here on
+            made = named
+        _complete(made, published, cohort, durable)
+        if made != named:
+            self._shelf.put(made, named)
+        try:
+            if durable:
+                sync_directory(named.parent)
+            write_current(self.directory, CurrentRound(published.id, number, "open"), durable)
+        except StorageError:
+            self._shelf.clean()
+            raise
+
+
+def _describe(sources: Sequence[SliceSource], layout: Layout | None) -> list[TableInfo]:
+    parts = len(sources) if layout is None else len(layout.parts)
+    if len(sources) != parts or not sources:
+        raise InputError(
+            "sources do not fit the layout",
+            got=f"{len(sources)} sources",
+            allowed=f"one for each of {parts} parts" if parts else "one or more",
+            fix="make them with sources_of",
+        )
+    return [table_info(source.records, layout, place) for place, source in enumerate(sources)]
+
+
+def _encode(manifest: Manifest) -> tuple[str, Manifest, bytes]:
+    """The manifest as devices will read it, so that what they cannot read is not published."""
+    try:
+        encoded = encode_manifest(manifest)
+    except TypeError as error:
+        raise InputError(
+            "settings cannot be told to devices",
+            got=str(error),
+            allowed="what JSON can hold",
+            fix="turn arrays into lists, and numbers of NumPy into those of Python",
+        ) from error
+    return name_round(encoded, manifest.number), decode_manifest(encoded), encoded
+
+
+def _write_tables(
+    writer: SegmentWriter,
+    sources: Sequence[SliceSource],
+    infos: Sequence[TableInfo],
+    directory: Path,
+    bases: Sequence[BaseTable | None],
+) -> list[TableInfo]:
+    """Writes all tables; returns them with their segments."""
+    under_way = []
+    for place, (source, info, base) in enumerate(zip(sources, infos, bases, strict=True)):
+        target = table_path(directory, place)
+        make_directory(target)
+        under_way.append(write_table(writer, source, target, info, base))
+    return [
+        msgspec.structs.replace(info, segments=tuple(future.result() for future in futures))
+        for info, futures in zip(infos, under_way, strict=True)
+    ]
+
+
+def _complete(directory: Path, published: Published, cohort: bytes | None, durable: bool) -> None:
+    """Writes the small files of a round, the manifest last, and makes its names durable."""
+    if cohort is None:
+        (directory / COHORT).unlink(missing_ok=True)
+    else:
+        write_file(directory / COHORT, cohort, durable)
+    if durable:
+        for table in directory.glob("table-*"):
+            sync_directory(table)
+    if not (directory / MANIFEST).exists():
+        write_file(directory / MANIFEST, published.encoded, durable)
+    if durable:
+        sync_directory(directory)
+
+
+def _is_whole(directory: Path, manifest: Manifest) -> bool:
+    """Whether a round that was published before is there, and as it was."""
+    try:
+        if (directory / MANIFEST).read_bytes() != encode_manifest(manifest):
+            return False
+        for place, info in enumerate(manifest.tables):
+            open_table(table_path(directory, place), info).verify()
+    except (StorageError, OSError):
+        return False
+    return True
+
+
+def _locked(directory: Path) -> int:
+    """Takes the directory for this publisher; the lock ends with its process."""
+    path = directory / "publisher.lock"
+    with storage_errors(path, "open"):
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StorageError(
+            f"{directory.name} has a publisher already",
+            got="its lock",
+            allowed="one publisher at a time",
+            fix="wait for it to end",
+        ) from error
+    return lock
+
+
+def _not_growing(number: int, allowed: str) -> InputError:
+    return InputError(
+        "round numbers grow", got=number, allowed=allowed, fix="count on from the current round"
+    )

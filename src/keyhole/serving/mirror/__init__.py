@@ -1,0 +1,1 @@
+"""Rounds copied to object stores and back."""

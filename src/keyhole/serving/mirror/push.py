@@ -1,0 +1,155 @@
+"""Pushing: a round of a rounds directory becomes one of an object store.
+
+Segments and sums go first, then the manifest, then `current.json`: whoever reads it finds
+everything that it leads to. An upload that breaks off leaves objects that nobody is led to; doing
+it again continues it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+from keyhole.errors import InputError, NotFoundError
+from keyhole.serving.files.round_files import (
+    CURRENT,
+    MANIFEST,
+    CurrentRound,
+    locked_manifest,
+    read_manifest,
+    round_path,
+)
+from keyhole.serving.files.segment_check import (
+    SegmentFiles,
+    check_records,
+    check_sums,
+    list_segments,
+)
+from keyhole.serving.manifest import Manifest
+from keyhole.serving.mirror.moving import (
+    Meter,
+    MirrorSettings,
+    Moved,
+    Progress,
+    decode_current,
+    encode_current,
+    find_current,
+    oldest_first,
+    work_through,
+)
+from keyhole.serving.mirror.object_store import MUTABLE, RoundStore, StoreSettings, open_store
+
+__all__ = ["push_round"]
+
+
+def push_round(
+    directory: Path,
+    url: str,
+    *,
+    store: StoreSettings | None = None,
+    settings: MirrorSettings | None = None,
+    progress: Progress | None = None,
+) -> Moved:
+    """Stores the current round of a rounds directory under a URL, and makes it current there.
+
+    Objects of this round that are there already with the right length are left alone, so an
+    upload that broke off goes on where it was. Local files are checked before they are sent.
+
+    Args:
+        directory: a rounds directory; its round is held until the upload ends.
+        url: s3://bucket/prefix, file:///directory and the like.
+        store: how to reach it.
+        settings: how many rounds to keep there, and so on.
+        progress: is told of the bytes done, and of how many.
+
+    Raises:
+        NotFoundError: the directory has no round.
+        DamageError: a local file is not what the manifest says; that segment is not sent.
+        StorageError: the manifest or `current.json` is damaged.
+        InputError: the URL or the credentials do not work, or a newer round is current there.
+        ServiceError: the store does not answer.
+    """
+    settings = settings or MirrorSettings()
+    target = open_store(url, store)
+    current = find_current(directory)
+    local = round_path(directory, current.round)
+    # As a service does: the publisher cannot take the round away meanwhile.
+    with locked_manifest(local, fcntl.LOCK_SH) as lock:
+        if lock is None:
+            raise _gone(current)
+        _, manifest, encoded = read_manifest(lock)
+        _refuse_going_back(target, current, settings)
+        meter = _send_segments(target, local, manifest, settings, progress)
+        target.put(f"rounds/{current.round}/{MANIFEST}", encoded)
+        _refuse_going_back(target, current, settings)  # the upload may have taken an hour
+        target.put(CURRENT, encode_current(current), MUTABLE)
+    removed = _remove_older(target, current, settings.keep)
+    return Moved(current.round, current.number, meter.moved, meter.known, removed)
+
+
+def _send_segments(
+    target: RoundStore,
+    local: Path,
+    manifest: Manifest,
+    settings: MirrorSettings,
+    progress: Progress | None,
+) -> Meter:
+    """Sends what is not there, several files at a time."""
+    prefix = f"rounds/{local.name}"
+    there = {} if settings.is_anew else target.sizes(prefix)
+    segments = list_segments(manifest)
+    meter = Meter(sum(sum(files.sizes.values()) for files in segments), progress)
+
+    def send(files: SegmentFiles) -> None:
+        todo = [n for n, size in files.sizes.items() if there.get(f"{prefix}/{n}") != size]
+        meter.skip(sum(size for name, size in files.sizes.items() if name not in todo))
+        if todo:
+            check_sums(local, files)
+            check_records(local, files)
+        for name in todo:
+            target.put_file(f"{prefix}/{name}", local / name, meter.add)
+
+    work_through(send, segments, settings.workers, meter)
+    return meter
+
+
+def _refuse_going_back(target: RoundStore, current: CurrentRound, settings: MirrorSettings) -> None:
+    try:
+        found = decode_current(target.get(CURRENT, most=1 << 16), target.place)
+    except NotFoundError:
+        return
+    if found.number > current.number and not settings.may_go_back:
+        raise InputError(
+            "the store has a newer round",
+            got=f"round {found.number} there, {current.number} here",
+            allowed="a round that is not older",
+            fix="pull from the store, or go back on purpose (--back)",
+        )
+
+
+def _remove_older(target: RoundStore, current: CurrentRound, keep: int) -> tuple[str, ...]:
+    """Removes rounds before the current one, but for the newest whole ones.
+
+    The manifest goes first: a round without one is not a round. What is newer than the current
+    round may be an upload under way, and stays.
+    """
+    rounds: dict[str, list[str]] = {}
+    for name in target.sizes("rounds"):
+        rounds.setdefault(name.split("/")[1], []).append(name)
+    older = oldest_first(rounds, before=current.number)
+    whole = [name for name in older if f"rounds/{name}/{MANIFEST}" in rounds[name]]
+    kept = whole[max(0, len(whole) + 1 - keep) :]
+    gone = [name for name in older if name not in kept]
+    for name in gone:
+        manifest = f"rounds/{name}/{MANIFEST}"
+        target.delete(sorted(rounds[name], key=lambda item: item != manifest))
+    return tuple(gone)
+
+
+def _gone(current: CurrentRound) -> NotFoundError:
+    return NotFoundError(
+        f"round {current.number} is being removed",
+        got="a manifest that is gone or locked",
+        allowed="a round that stays",
+        fix="push again: a newer round is there",
+    )

@@ -1,0 +1,1 @@
+"""Slices computed when they are first asked for, each once."""

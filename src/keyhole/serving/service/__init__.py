@@ -1,0 +1,1 @@
+"""The service: routes, access, limits, metrics, and the processes that answer."""

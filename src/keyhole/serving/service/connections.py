@@ -1,0 +1,185 @@
+"""Connections that are watched: a slow or endless client is cut off.
+
+The HTTP protocol is uvicorn's. It has no limit on the time and size of a head, and none on a client
+that does not read. What a connection is doing can be seen from outside, so one task looks at all of
+them now and then, and requests cost nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sys
+import termios
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from keyhole.errors import KeyholeError, RequestError, TooLargeError
+from keyhole.serving.service.joined_writes import JoinedWrites
+from keyhole.serving.service.limits import Limits
+from keyhole.serving.service.metrics import Metrics
+from keyhole.serving.service.responses import error_response
+from keyhole.serving.service.routes import HAS_BODY
+
+__all__ = ["Connection", "Connections"]
+
+
+class Connection(asyncio.Protocol):
+    """One connection: passes everything on to uvicorn's protocol, and can tell if it is slow."""
+
+    def __init__(self, inner: HttpToolsProtocol, owner: Connections) -> None:
+        self._inner, self._owner = inner, owner
+        self._head = 0  # bytes of an unfinished head
+        self._since: float | None = None  # when the wait for a head was first seen
+        self._mark: tuple[int, float] | None = None  # bytes unsent, and when that was so
+        self._transport: asyncio.Transport | None = None
+        inner.send_400_response = self._refuse_unread  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins."""
+        self._transport = JoinedWrites(transport)  # type: ignore[arg-type]
+        self._owner.all.add(self)
+        self._inner.connection_made(self._transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends."""
+        self._owner.all.discard(self)
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Passes bytes on; too many of them without the end of a head are refused."""
+        inner, cycle = self._inner, self._inner.cycle
+        is_body = cycle is not None and cycle.more_body  # asked first: these may be its last bytes
+        inner.data_received(data)
+        if inner.cycle is not cycle:
+            self._head = 0
+            if not inner.cycle.more_body:
+                inner.cycle.scope[HAS_BODY] = True  # type: ignore[literal-required]
+        elif not is_body:
+            self._head += len(data)
+            if self._head > self._owner.limits.most_head:
+                self._refuse(_long_head(self._owner.limits.most_head))
+
+    def eof_received(self) -> None:
+        """The client sends no more."""
+        self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client reads slowly."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._inner.resume_writing()
+
+    def is_slow(self, now: float) -> bool:
+        """Whether the client takes longer than it may, for a head or for an answer.
+
+        Args:
+            now: seconds of the loop.
+        """
+        unsent, cycle = self._unsent(), self._inner.cycle
+        if unsent:
+            return self._reads_slowly(unsent, now)
+        self._mark = None
+        is_between = cycle is None or cycle.response_complete
+        # uvicorn's own timer runs while a connection rests; it stops with the first byte.
+        if not is_between or self._inner.timeout_keep_alive_task is not None:
+            self._since = None
+            return False
+        self._since = now if self._since is None else self._since
+        return now - self._since > self._owner.limits.head_seconds
+
+    def cut_off(self) -> None:
+        """Ends the connection at once; what is unsent is dropped."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _unsent(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        if self._transport is None:
+            return 0
+        size = self._transport.get_write_buffer_size()
+        if size or self._inner.scheme == "http":
+            return size
+        # Under TLS the loop does not tell what it has encrypted and not sent. The system tells what
+        # it has not passed on: while that stays the same, nothing moves.
+        held = self._transport.get_extra_info("socket").fileno()
+        return int.from_bytes(fcntl.ioctl(held, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+    def _reads_slowly(self, unsent: int, now: float) -> bool:
+        limits, mark = self._owner.limits, self._mark
+        enough = limits.slowest * limits.send_seconds
+        if mark is None or unsent > mark[0] or mark[0] - unsent >= enough:
+            self._mark = (unsent, now)
+            return False
+        return now - mark[1] > limits.send_seconds
+
+    def _refuse_unread(self, msg: str) -> None:
+        """What uvicorn calls where a request cannot be parsed."""
+        self._refuse(_unread())
+
+    def _refuse(self, error: KeyholeError) -> None:
+        """Answers before there is a request, and hangs up."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._owner.metrics.refuse(type(error).__name__)
+        response = error_response(error)
+        lines = [b"HTTP/1.1 %d %s" % (response.status, _phrase(response.status))]
+        lines += [name + b": " + value for name, value in response.headers]
+        lines += [b"content-length: %d" % response.length, b"connection: close", b"", b""]
+        transport.write(b"\r\n".join(lines) + bytes(response.body))  # type: ignore[arg-type]
+        transport.close()
+
+
+class Connections:
+    """All connections of a server.
+
+    Args:
+        limits: what clients may take.
+        metrics: where those who took more are counted.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self.limits, self.metrics = limits, metrics
+        self.all: set[Connection] = set()
+
+    def make(self, **arguments: Any) -> Connection:
+        """Makes the protocol of a connection; uvicorn calls this."""
+        return Connection(HttpToolsProtocol(**arguments), self)
+
+    async def watch(self) -> None:
+        """Looks at all connections, again and again."""
+        loop = asyncio.get_running_loop()
+        shortest = min(self.limits.head_seconds, self.limits.send_seconds)
+        while True:
+            await asyncio.sleep(min(1.0, shortest / 4))
+            now = loop.time()
+            for slow in [each for each in self.all if each.is_slow(now)]:
+                self.metrics.add("cut_off")
+                slow.cut_off()
+
+
+def _phrase(status: int) -> bytes:
+    return HTTPStatus(status).phrase.encode("ascii")
+
+
+def _unread() -> RequestError:
+    return RequestError(
+        "not a request that can be read",
+        got="other bytes",
+        allowed="HTTP/1.1",
+        fix="check the client and what stands between",
+    )
+
+
+def _long_head(most: int) -> TooLargeError:
+    return TooLargeError(
+        "the head of the request is too long",
+        got="more bytes",
+        allowed=f"{most} bytes",
+        fix="send fewer headers",
+    )

@@ -1,0 +1,254 @@
+"""The routes that give out rounds: which one is current, its manifest, slices, segments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.errors import NotFoundError, TooLargeError
+from keyhole.serving import wire
+from keyhole.serving.service.access import Claims, not_admitted
+from keyhole.serving.service.guards import Guards
+from keyhole.serving.service.limits import Limits
+from keyhole.serving.service.metrics import Metrics
+from keyhole.serving.service.responses import (
+    BINARY,
+    JSON,
+    NO_STORE,
+    file_response,
+    json_response,
+    pieces,
+)
+from keyhole.serving.service.routes import Body, Headers, Request, Response, Route
+from keyhole.serving.tables import Fetched, OpenRound, RoundSource, SliceTable
+
+__all__ = ["SliceRoutes", "parse_place", "parse_round"]
+
+_ROUND = re.compile(r"[0-9]{1,19}-[0-9a-f]{16}")
+_PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
+_BROADCAST = "everyone"
+
+
+@dataclass(frozen=True)
+class SliceRoutes:
+    """Reads rounds.
+
+    Args:
+        rounds: of the service.
+        guards: what stands before them.
+    """
+
+    rounds: RoundSource
+    guards: Guards
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        get, table = ("GET",), "/v1/rounds/{round}/tables/{table}"
+        return [
+            Route("current", get, "/v1/rounds/current", self.current),
+            Route("slices", ("POST", "QUERY"), "/v1/rounds/{round}/slices", self.slices),
+            Route("manifest", get, "/v1/rounds/{round}/manifest", self.manifest),
+            Route("broadcast", get, "/v1/rounds/{round}/broadcast", self.broadcast),
+            Route("slice", get, f"{table}/slices/{{key}}", self.slice),
+            Route("segment", get, f"{table}/segments/{{place}}", self.segment),
+            Route("sums", get, f"{table}/segments/{{place}}/sums", self.sums),
+        ]
+
+    async def current(self, request: Request) -> Response:
+        """The newest round."""
+        guards = self.guards
+        needed = guards.access.reads_need_token
+        claims = guards.access.identify(request.headers, guards.clock()) if needed else None
+        guards.count(request, claims)
+        found = self.rounds.current()
+        if found is None:
+            raise _missing("round", "no round yet", "come back later")
+        shown = {"round": found.round, "number": found.number, "phase": found.phase}
+        return json_response(shown)
+
+    async def manifest(self, request: Request) -> Response:
+        """What a round holds."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with self.rounds.hold(round_id) as held:
+            data = held.encoded
+        return file_response(
+            request, [JSON, self._immutable()], round_id, len(data), lambda i, j: data[i:j]
+        )
+
+    async def slices(self, request: Request) -> Response:
+        """The slices of any keys of any tables: one gather for each table, one buffer."""
+        guards, limits = self.guards, self.guards.limits
+        round_id = parse_round(request.params[0])
+        claims = guards.admit(request, round_id)
+        guards.check_type(request)
+        body = await request.body(wire.most_query_bytes(limits.most_keys), limits)
+        with self.rounds.hold(round_id) as held:
+            num_keys = [table.info.num_keys for table in held.tables]
+            asks = wire.decode_query(bytes(body), num_keys, limits.most_keys)
+            keys = _count_keys(asks, claims)
+            weight = _answer_bytes(asks, held.tables, limits)
+            if not guards.memory.enter_now(weight):
+                await guards.memory.enter(weight)
+            try:
+                fetched = await self._fetch(asks, held)
+                answer, ideal = _answer(asks, fetched)
+            except BaseException:
+                guards.memory.leave(weight)
+                raise
+        check = wire.check_of([block.sums for block in fetched]).encode("ascii")
+        headers = [BINARY, NO_STORE, (b"keyhole-check", check)]
+        _count(guards.metrics, keys, headers, len(answer), ideal)
+        return Response(
+            200, headers, answer, len(answer), after=lambda: guards.memory.leave(weight)
+        )
+
+    async def slice(self, request: Request) -> Response:
+        """One slice, for caches."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with self.rounds.hold(round_id) as held:
+            table = _table(held, request.params[1])
+            key = parse_place(request.params[2], table.info.num_keys, "slice")
+            fetched = await self._gather(table, np.array([key]))
+        return self._records(request, fetched, f"{int(fetched.sums[0]):016x}")
+
+    async def broadcast(self, request: Request) -> Response:
+        """What every device receives."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with self.rounds.hold(round_id) as held:
+            table = next((t for t in held.tables if t.info.name == _BROADCAST), None)
+            if table is None:
+                raise _missing("broadcast part", "none in this round", "see the manifest")
+            fetched = await self._gather(table, np.arange(table.info.num_keys))
+        return self._records(request, fetched, round_id)
+
+    async def segment(self, request: Request) -> Response:
+        """One segment: many slices in order of their keys."""
+        return self._file(request, "", lambda table, place: table.segment(place))
+
+    async def sums(self, request: Request) -> Response:
+        """The sums of one segment."""
+        return self._file(request, "s-", lambda table, place: table.segment_sums(place))
+
+    async def _fetch(self, asks: Sequence[wire.Ask], held: OpenRound) -> list[Fetched]:
+        return [await self._gather(held.tables[ask.table], ask.keys) for ask in asks]
+
+    async def _gather(self, table: SliceTable, keys: np.ndarray) -> Fetched:
+        gate = self.guards.gathers
+        if not gate.enter_now():
+            await gate.enter()
+        try:
+            return await table.fetch(keys)
+        finally:
+            gate.leave()
+
+    def _records(self, request: Request, fetched: Fetched, etag: str) -> Response:
+        """Few records that never change."""
+        check = (b"keyhole-check", wire.check_of([fetched.sums]).encode("ascii"))
+        headers, data = [BINARY, self._immutable(), check], fetched.records.reshape(-1).data
+        count, length = len(fetched.sums), data.nbytes
+        _count(self.guards.metrics, count, headers, length, length)
+        return file_response(request, headers, etag, length, lambda i, j: data[i:j])
+
+    def _file(
+        self, request: Request, mark: str, read: Callable[[SliceTable, int], memoryview]
+    ) -> Response:
+        """A file of a round, which is held until the last piece of it has been copied."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with ExitStack() as stack:
+            held = stack.enter_context(self.rounds.hold(round_id))
+            table = _table(held, request.params[1])
+            segments = table.info.segments
+            place = parse_place(request.params[2], len(segments), "segment")
+            data, etag = read(table, place).cast("B"), mark + segments[place].sums_sha256[:32]
+            response = file_response(
+                request,
+                [BINARY, self._immutable()],
+                etag,
+                data.nbytes,
+                lambda start, stop: pieces(data, start, stop),
+            )
+            let_go = stack.pop_all().close
+        return Response(
+            response.status, response.headers, response.body, response.length, after=let_go
+        )
+
+    def _immutable(self) -> tuple[bytes, bytes]:
+        """Rounds never change; what takes a token to read must not lie in a shared cache."""
+        whose = b"private" if self.guards.access.reads_need_token else b"public"
+        return (b"cache-control", whose + b", max-age=31536000, immutable, no-transform")
+
+
+def parse_round(text: str) -> str:
+    """The identifier of a round, if it can be one; raises NotFoundError."""
+    if not _ROUND.fullmatch(text):
+        raise _missing("round", "another identifier", "take it from /v1/rounds/current")
+    return text
+
+
+def parse_place(text: str, count: int, what: str) -> int:
+    """A number below `count`; raises NotFoundError."""
+    if not _PLACE.fullmatch(text) or int(text) >= count:
+        raise _missing(what, "another place", f"0..{count - 1}" if count else "none here")
+    return int(text)
+
+
+def _table(held: OpenRound, text: str) -> SliceTable:
+    return held.tables[parse_place(text, len(held.tables), "table")]
+
+
+def _count_keys(asks: Sequence[wire.Ask], claims: Claims | None) -> int:
+    """How many keys are asked for; raises NotAdmittedError if the token allows fewer."""
+    total = sum([len(ask.keys) for ask in asks])
+    if claims is not None and claims.most_keys is not None and total > claims.most_keys:
+        raise not_admitted(f"{total} keys", f"{claims.most_keys} keys in one query")
+    return total
+
+
+def _answer_bytes(asks: Sequence[wire.Ask], tables: Sequence[SliceTable], limits: Limits) -> int:
+    """The most that an answer can take."""
+    total = sum(len(ask.keys) * (tables[ask.table].info.record_bytes + 1) for ask in asks)
+    if total > limits.most_answer:
+        raise TooLargeError(
+            "the slices asked for are too large for one answer",
+            got=f"{total} bytes",
+            allowed=f"{limits.most_answer} bytes",
+            fix="ask for fewer at a time",
+        )
+    return total
+
+
+def _answer(asks: Sequence[wire.Ask], fetched: Sequence[Fetched]) -> tuple[Body, int]:
+    """The body of an answer, and how many bytes of it are slices."""
+    if len(asks) == 1 and asks[0].sums is None:
+        data = fetched[0].records.reshape(-1).data
+        return data, data.nbytes
+    parts: list[np.ndarray] = []
+    ideal = 0
+    for ask, block in zip(asks, fetched, strict=True):
+        records, same = block.records, wire.unchanged(ask, block.sums)
+        if same is not None:
+            parts.append(np.frombuffer(wire.sent_mask(~same), np.uint8))
+            records = records[~same]
+        parts.append(records.reshape(-1))
+        ideal += records.nbytes
+    whole = np.empty(sum(part.size for part in parts), np.uint8)
+    if parts:
+        np.concatenate(parts, out=whole)
+    return whole.data, ideal
+
+
+def _count(metrics: Metrics, keys: int, headers: Headers, length: int, ideal: int) -> None:
+    head = 2 + 17 + 18 + len(str(length)) + sum(len(n) + len(v) + 4 for n, v in headers)
+    metrics.add_slices(keys, length + head, ideal)
+
+
+def _missing(what: str, got: str, fix: str) -> NotFoundError:
+    return NotFoundError(f"no such {what}", got=got, allowed="one of this service", fix=fix)

@@ -1,0 +1,322 @@
+"""Transport: the service on sockets. TLS, worker processes, and an end without lost requests."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+import uvloop
+
+from keyhole.errors import InputError
+from keyhole.server.allocator import keep_freed_memory
+from keyhole.serving.service.app import App
+from keyhole.serving.service.connections import Connections
+from keyhole.serving.service.metrics import Board, Metrics
+
+__all__ = ["BACKLOG", "Listen", "bind", "run", "serving", "url_of"]
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: with fewer, a herd of devices loses some."""
+
+_LOOK_EVERY = 0.2  # seconds between looks at workers
+_RESTART_AFTER = 1.0  # seconds; a worker that dies at once must not be restarted without end
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where and how to listen.
+
+    Args:
+        host: name or address.
+        port: 0 takes any that is free.
+        certfile: PEM file of the certificate chain; None speaks plain HTTP.
+        keyfile: PEM file of its key; None if it is in `certfile`.
+        client_ca: PEM file; clients must show a certificate that it signed.
+        insecure: allows plain HTTP on an address that others can reach.
+
+    Raises:
+        InputError: the settings contradict each other.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    client_ca: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.certfile is None and (self.keyfile or self.client_ca):
+            raise InputError(
+                "a key or client authority without a certificate",
+                got="no certificate",
+                allowed="a certificate with them",
+                fix="pass --tls-cert",
+            )
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The settings of TLS, 1.2 or newer; None for plain HTTP.
+
+        Raises:
+            InputError: a file cannot be used.
+        """
+        if self.certfile is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certfile, self.keyfile)
+            if self.client_ca is not None:
+                context.load_verify_locations(self.client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ssl.SSLError) as error:
+            raise InputError(
+                "the certificate or its key cannot be used",
+                got=type(error).__name__,
+                allowed="PEM files that belong together",
+                fix="check --tls-cert, --tls-key and --client-ca",
+            ) from error
+        return context
+
+
+def bind(listen: Listen) -> socket.socket:
+    """Returns a socket that listens.
+
+    Raises:
+        InputError: there is no such address, it is taken, or others could reach it without TLS.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise _cannot_listen(listen, "no such address") from error
+    if listen.certfile is None and not listen.insecure and not _is_loopback(address[0]):
+        raise InputError(
+            "others could read what is sent",
+            got=f"{listen.host} without TLS",
+            allowed="TLS, or a loopback address",
+            fix="pass --tls-cert, or --insecure where something in front speaks TLS",
+        )
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(BACKLOG)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        raise _cannot_listen(listen, error.strerror or "refused") from error
+    return made
+
+
+def url_of(listener: socket.socket, listen: Listen) -> str:
+    """The URL of a listening socket; its port may have been chosen by the system."""
+    scheme = "http" if listen.certfile is None else "https"
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def run(
+    make_app: Callable[[Metrics], App],
+    listen: Listen,
+    *,
+    workers: int = 1,
+    on_listen: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; requests under way are answered first.
+
+    Workers share one listening socket: what waits there outlives each of them. One that dies is
+    replaced.
+
+    Args:
+        make_app: called in each worker, so that workers share no open file.
+        listen: where.
+        workers: processes; one serves in this process.
+        on_listen: is told the URL once connections are accepted.
+
+    Raises:
+        InputError: it is not possible to listen there.
+    """
+    tls, listener = listen.tls(), bind(listen)
+    board = Board(workers, is_shared=workers > 1)
+    with listener:
+        told = partial(on_listen, url_of(listener, listen))
+        if workers == 1:
+            _work(make_app, listener, tls, board, told, 0, None)
+            return
+        work = partial(_work, make_app, listener, tls, board, lambda: None)
+        told()
+        _supervise(work, workers, listener)
+
+
+@contextmanager
+def serving(app: App, listen: Listen | None = None) -> Iterator[str]:
+    """Serves in a thread of this process as long as the context lasts; gives the URL.
+
+    Args:
+        app: the service.
+        listen: where; a free port of the loopback address by default.
+    """
+    listen = listen or Listen()
+    tls, listener = listen.tls(), bind(listen)
+    server, connections = _server(app, tls)
+    with listener:
+        thread = threading.Thread(
+            target=_run_loop, args=(server, connections, listener, None), name="keyhole service"
+        )
+        thread.start()
+        try:
+            yield url_of(listener, listen)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _work(
+    make_app: Callable[[Metrics], App],
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+    board: Board,
+    on_ready: Callable[[], None],
+    worker: int,
+    parent: int | None,
+) -> None:
+    """One worker, from its start to a signal."""
+    keep_freed_memory()
+    server, connections = _server(make_app(Metrics(board, worker)), tls)
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # uvicorn handles signals while it serves, and raises them again afterwards: by then they must
+    # not end the process otherwise than by returning from here.
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        on_ready()
+        _run_loop(server, connections, listener, parent)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _server(app: App, tls: ssl.SSLContext | None) -> tuple[uvicorn.Server, Connections]:
+    connections = Connections(app.limits, app.metrics)
+    config = uvicorn.Config(
+        cast("Any", app),
+        http=cast("Any", connections.make),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=cast("int", app.limits.idle_seconds),
+        timeout_graceful_shutdown=cast("int", app.limits.drain_seconds),
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+    )
+    return uvicorn.Server(config), connections
+
+
+def _run_loop(
+    server: uvicorn.Server,
+    connections: Connections,
+    listener: socket.socket,
+    parent: int | None,
+) -> None:
+    """Runs a server and its watch in an event loop of their own."""
+
+    async def both() -> None:
+        tasks = [asyncio.create_task(connections.watch())]
+        if parent is not None:
+            tasks.append(asyncio.create_task(_follow(parent, server)))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(both())
+
+
+async def _follow(parent: int, server: uvicorn.Server) -> None:
+    """Ends a worker whose parent has died."""
+    while os.getppid() == parent:
+        await asyncio.sleep(_LOOK_EVERY)
+    server.should_exit = True
+
+
+def _supervise(
+    work: Callable[[int, int | None], None], workers: int, listener: socket.socket
+) -> None:
+    """Starts workers, replaces those that die, and ends them all on a signal."""
+    stop = threading.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = {each: signal.signal(each, lambda *_: stop.set()) for each in signals}
+    try:
+        started = {place: (_start(work, place), time.monotonic()) for place in range(workers)}
+        while not stop.is_set():
+            sentinels = [process.sentinel for process, _ in started.values()]
+            multiprocessing.connection.wait(sentinels, timeout=_LOOK_EVERY)
+            for place, (process, since) in started.items():
+                if not process.is_alive() and not stop.is_set():
+                    stop.wait(max(0.0, since + _RESTART_AFTER - time.monotonic()))
+                    started[place] = (_start(work, place), time.monotonic())
+        listener.close()  # as workers do: what waits there would wait in vain
+        _end([process for process, _ in started.values()])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """Tells workers to end until they have: one that was just starting may not have heard."""
+    while any(process.is_alive() for process in processes):
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(timeout=_RESTART_AFTER)
+
+
+def _start(work: Callable[[int, int | None], None], place: int) -> BaseProcess:
+    # Forked: workers inherit the socket and the block of numbers; nothing runs in the parent that
+    # a fork would tear apart.
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=work, args=(place, os.getpid()), name=f"worker {place}")
+    process.start()
+    return process
+
+
+def _is_loopback(address: object) -> bool:
+    return ipaddress.ip_address(str(address).split("%", 1)[0]).is_loopback
+
+
+def _cannot_listen(listen: Listen, got: str) -> InputError:
+    return InputError(
+        f"cannot listen at {listen.host} port {listen.port}",
+        got=got,
+        allowed="a free port of this machine",
+        fix="choose another --host or --port",
+    )

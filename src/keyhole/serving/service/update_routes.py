@@ -1,0 +1,154 @@
+"""The routes that take something in: a device checks in, and sends its update."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from keyhole.errors import NotFiniteError, NotFoundError, TooLateError
+from keyhole.primitives.layout import Layout
+from keyhole.server.updates import usable
+from keyhole.serving import wire
+from keyhole.serving.coordinator import Admission, Admit
+from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.manifest import Manifest
+from keyhole.serving.service.access import not_admitted
+from keyhole.serving.service.guards import Guards
+from keyhole.serving.service.responses import json_response
+from keyhole.serving.service.routes import Request, Response, Route
+from keyhole.serving.service.slice_routes import parse_round
+from keyhole.serving.tables import RoundSource
+
+__all__ = ["UpdateRoutes"]
+
+_MOST_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostly equal
+
+
+@dataclass(frozen=True)
+class UpdateRoutes:
+    """Takes devices and their updates in.
+
+    Args:
+        rounds: of the service.
+        guards: what stands before them.
+        spool: where updates go; None for a service that takes none.
+        admit: decides who takes part; None for a service without devices of its own.
+    """
+
+    rounds: RoundSource
+    guards: Guards
+    spool: UpdateSpool | None
+    admit: Admit | None
+    _layouts: OrderedDict[str, Layout | None] = field(default_factory=OrderedDict)
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("checkin", ("POST",), "/v1/checkin", self.checkin),
+            Route("updates", ("POST",), "/v1/rounds/{round}/updates", self.update),
+        ]
+
+    async def checkin(self, request: Request) -> Response:
+        """Tells a device which round it takes part in, or when to come back."""
+        access, now = self.guards.access, self.guards.clock()
+        if self.admit is None or access.keyring is None:
+            raise _takes_none()
+        claims = access.device(request.headers, now)
+        self.guards.count(request, claims)
+        current = self.rounds.current()
+        has_sent = (
+            current is not None
+            and self.spool is not None
+            and self.spool.has(current.round, claims.device)
+        )
+        told = self.admit(claims.device, current, has_sent)
+        if not isinstance(told, Admission):
+            return json_response({"wait": told.seconds})
+        token = access.keyring.issue(
+            "round",
+            claims.device,
+            now=now,
+            seconds=access.round_seconds,
+            round_id=told.round,
+            most_keys=claims.most_keys,
+        )
+        shown = {"round": told.round, "number": told.number, "fetch_after": told.fetch_after}
+        return json_response({**shown, "token": token})
+
+    async def update(self, request: Request) -> Response:
+        """Takes the update of one device in one round."""
+        guards, limits = self.guards, self.guards.limits
+        round_id = parse_round(request.params[0])
+        if self.spool is None:
+            raise _takes_none()
+        claims = guards.access.member(request.headers, round_id, guards.clock())
+        guards.count(request, claims)
+        guards.check_type(request)
+        self._check_open(self.spool, round_id, claims.device)
+        announced = request.announced(limits.most_body)
+        weight = limits.most_body if announced is None else announced
+        await guards.uploads.enter(weight)
+        try:
+            body = bytes(await request.body(limits.most_body, limits))
+            with self.rounds.hold(round_id) as held:
+                layout = self._layout(round_id, held.manifest)
+                outcome = await asyncio.to_thread(
+                    self._keep, self.spool, layout, round_id, claims.device, body
+                )
+        finally:
+            guards.uploads.leave(weight)
+        guards.metrics.add("stored" if outcome == "stored" else "repeated")
+        return json_response({"update": outcome}, 201 if outcome == "stored" else 200)
+
+    def _check_open(self, spool: UpdateSpool, round_id: str, device: str) -> None:
+        """Demands the current round, open, and a device of its cohort.
+
+        A device that has sent its update may send it again: the answer may have been lost.
+        """
+        current = self.rounds.current()
+        if current is None or current.round != round_id or current.phase != "open":
+            if spool.has(round_id, device):
+                return
+            raise TooLateError(
+                "the round takes no more updates",
+                got="a round that is not current and open",
+                allowed="the current round while it is open",
+                fix="check in for the next one",
+            )
+        if current.cohort is not None and device not in current.cohort:
+            raise not_admitted("a device outside the cohort", "a device of this round's cohort")
+
+    def _keep(
+        self, spool: UpdateSpool, layout: Layout, round_id: str, device: str, body: bytes
+    ) -> Literal["stored", "known"]:
+        """Checks an update and stores it; takes a disk's time, so it runs in a thread."""
+        update, _ = wire.decode_update(body, layout, self.guards.limits.most_keys)
+        if usable(update) is None:
+            raise NotFiniteError(
+                "the update cannot be added up",
+                got="NaN, infinity or numbers near them",
+                allowed="finite numbers below 2^108",
+                fix="clip updates, or lower the learning rate",
+            )
+        return spool.store(round_id, device, body)
+
+    def _layout(self, round_id: str, manifest: Manifest) -> Layout:
+        if round_id not in self._layouts:
+            self._layouts[round_id] = manifest.layout
+            while len(self._layouts) > _MOST_LAYOUTS:
+                self._layouts.popitem(last=False)
+        layout = self._layouts[round_id]
+        if layout is None:
+            raise _takes_none()
+        return layout
+
+
+def _takes_none() -> NotFoundError:
+    return NotFoundError(
+        "this service takes no updates",
+        got="an update or check-in",
+        allowed="reads",
+        fix="send it to the service that coordinates the round",
+    )

@@ -1,0 +1,382 @@
+"""The HTTP of a device: what is tried again, what is not, and how long it waits in between."""
+
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from keyhole.errors import (
+    AccessError,
+    ConflictError,
+    DamageError,
+    InputError,
+    NotFoundError,
+    ServiceError,
+    TooLateError,
+)
+from keyhole.serving.device.addresses import Certificate
+from keyhole.serving.device.client import Client, Timeouts
+from keyhole.serving.device.refusals import refusal_of
+from keyhole.serving.device.retrying import Clock, Retry
+from tests.serving.scripted import HEAD, answer, refusal, scripted
+
+
+@contextmanager
+def client_of(script, **options):
+    waits = []
+    clock = Clock(sleep=waits.append)
+    options = {"retry": Retry(attempts=4, seed=1), "clock": clock, **options}
+    client = Client(f"http://127.0.0.1:{script.port}", **options)
+    client.waits = waits
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def get(client, **options):
+    return bytes(client.get("/x", most=1000, **options).body)
+
+
+def send(client, body=b"update"):
+    return client.send("/x", body, token=None, most=1000, content_type="a/b").status
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        b"",
+        b"HTT",
+        b"nonsense\r\n\r\n",
+        answer(429),
+        answer(502),
+        answer(503, b"busy"),
+        answer(504),
+        answer(200, b"whole")[:-1],
+        answer(200, b"whole")[:20],
+        b"HTTP/1.1 200 X\r\n\r\nno length",
+    ],
+)
+def test_what_may_pass_is_tried_again(bad):
+    with scripted(bad, answer(200, b"good")) as script, client_of(script) as client:
+        assert get(client) == b"good"
+        assert len(client.waits) == 1
+    with scripted(bad, answer(201)) as script, client_of(script) as client:
+        assert send(client) == 201
+        assert [body for _, _, body in script.asked] == [b"update"] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "error"),
+    [
+        (401, "AccessError", AccessError),
+        (404, "NotFoundError", NotFoundError),
+        (409, "ConflictError", ConflictError),
+        (410, "TooLateError", TooLateError),
+        (400, "KeySpaceError", InputError),
+        (500, "PlacementError", ServiceError),
+        (400, "SystemExit", ServiceError),
+        (400, "annotations", ServiceError),
+    ],
+)
+def test_a_refusal_is_raised_by_its_kind_and_not_tried_again(status, kind, error):
+    with scripted(refusal(status, kind)) as script, client_of(script) as client:
+        with pytest.raises(error, match="refused"):
+            get(client)
+        assert len(script.asked) == 1
+        assert client.waits == []
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"error": 3}', b"\xff\xfe", b"", b"[" * 5000])
+def test_a_body_that_is_no_error_of_ours_is_told_as_foreign(body):
+    assert isinstance(refusal_of(404, body), ServiceError)
+    assert "status 404" in str(refusal_of(404, body))
+
+
+def test_the_words_of_an_error_cannot_flood_or_steer_a_terminal():
+    body = refusal(404, "NotFoundError", "\x1b[2Jred" * 1000).partition(b"\r\n\r\n")[2]
+    told = str(refusal_of(404, body))
+    assert len(told) < 600
+    assert told.isprintable()
+
+
+@pytest.mark.parametrize("status", [204, 301, 302])
+def test_other_answers_make_no_sense(status):
+    with (
+        scripted(answer(status, location="http://example.org")) as script,
+        client_of(script) as client,
+        pytest.raises(ServiceError, match=f"status {status}"),
+    ):
+        get(client)
+
+
+def test_giving_up_says_what_how_often_and_why():
+    with scripted(*[answer(503)] * 4) as script, client_of(script) as client:
+        with pytest.raises(ServiceError, match=r"GET /x: got status 503, the last of 4 failures"):
+            get(client)
+        assert len(script.asked) == 4
+
+
+def test_nobody_listening_is_told_as_such():
+    with scripted() as script:
+        pass
+    with client_of(script) as client, pytest.raises(ServiceError, match="connection refused"):
+        get(client)
+
+
+def test_waits_grow_and_are_spread():
+    retry = Retry(first_wait=1, longest_wait=8)
+    assert [retry.wait(n, None, 1.0) for n in (1, 2, 3, 4, 5, 500)] == [1, 2, 4, 8, 8, 8]
+    assert retry.wait(4, None, 0.0) == 0
+    assert retry.wait(4, None, 0.25) == 2
+
+
+def test_the_same_seed_gives_the_same_waits():
+    found = []
+    for _ in range(2):
+        with scripted(*[answer(503)] * 4) as script, client_of(script) as client:
+            with pytest.raises(ServiceError):
+                get(client)
+            found.append(client.waits)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [("7", 7, 7.5), ("100000", 60, 60), ("-3", 0, 0.5), ("soon", 0, 0.5), ("9" * 400, 0, 0.5)],
+)
+def test_retry_after_is_obeyed_up_to_the_longest_wait(header, least, most):
+    busy = answer(429, retry_after=header)
+    with scripted(busy, answer(200, b"good")) as script, client_of(script) as client:
+        assert get(client) == b"good"
+        assert least <= client.waits[0] <= most
+
+
+def test_a_date_in_retry_after_is_not_compared_with_the_clock():
+    busy = answer(503, retry_after="Wed, 21 Oct 2065 07:28:00 GMT")
+    with scripted(busy, answer(200, b"good")) as script, client_of(script) as client:
+        assert get(client) == b"good"
+        assert client.waits[0] <= 0.5
+
+
+BODY = bytes(range(100))
+
+
+def rest(head):
+    start = int(head["range"].removeprefix("bytes=").removesuffix("-"))
+    return answer(206, BODY[start:], content_range=f"bytes {start}-99/100", etag='"a"')
+
+
+def test_a_cut_body_goes_on_where_it_ended():
+    first = answer(200, BODY, etag='"a"')[:-70]
+    with scripted(first, rest) as script, client_of(script) as client:
+        assert get(client) == BODY
+        assert script.asked[1][1]["range"] == "bytes=30-"
+        assert script.asked[1][1]["if-range"] == '"a"'
+
+
+def test_a_body_that_changed_is_taken_from_its_start():
+    first = answer(200, BODY, etag='"a"')[:-70]
+    with scripted(first, answer(200, b"new", etag='"b"')) as script, client_of(script) as client:
+        assert get(client) == b"new"
+
+
+@pytest.mark.parametrize("tag", [{}, {"etag": 'W/"a"'}])
+def test_nothing_is_resumed_without_a_tag_that_vouches_for_bytes(tag):
+    first = answer(200, BODY, **tag)[:-70]
+    with scripted(first, answer(200, BODY)) as script, client_of(script) as client:
+        assert get(client) == BODY
+        assert "range" not in script.asked[1][1]
+
+
+@pytest.mark.parametrize("told", ["bytes 31-99/100", "bytes 30-98/99", "items 30-99/100", ""])
+def test_a_range_that_was_not_asked_for_is_not_used(told):
+    first = answer(200, BODY, etag='"a"')[:-70]
+    wrong = answer(206, BODY[30:], content_range=told)
+    with (
+        scripted(first, wrong) as script,
+        client_of(script) as client,
+        pytest.raises(ServiceError, match="continues another"),
+    ):
+        get(client)
+
+
+def test_a_long_body_may_be_cut_more_often_than_there_are_attempts():
+    whole = bytes(1_000_000)
+
+    def piece(head):
+        start = int(head.get("range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        told = f"bytes {start}-{len(whole) - 1}/{len(whole)}"
+        full = answer(206 if start else 200, whole[start:], etag='"a"', content_range=told)
+        end = full.index(b"\r\n\r\n") + 4 + 100_000
+        return full[:end]
+
+    with scripted(*[piece] * 10) as script, client_of(script) as client:
+        assert bytes(client.get("/x", most=len(whole)).body) == whole
+        assert len(script.asked) == 10
+
+
+def is_good(body):
+    if body != b"good":
+        raise DamageError("damaged", got="x", allowed="y", fix="z")
+
+
+def test_a_damaged_body_is_fetched_anew_and_in_the_end_told():
+    with (
+        scripted(answer(200, b"bad!"), answer(200, b"good")) as script,
+        client_of(script) as client,
+    ):
+        assert get(client, check=is_good) == b"good"
+    with scripted(*[answer(200, b"bad!")] * 4) as script, client_of(script) as client:
+        with pytest.raises(DamageError):
+            get(client, check=is_good)
+        assert len(script.asked) == 4
+
+
+def test_an_answer_that_is_too_long_is_not_read():
+    with (
+        scripted(HEAD.format(200, 10**12).encode() + b"\r\n") as script,
+        client_of(script) as client,
+        pytest.raises(ServiceError, match="longer than it can be"),
+    ):
+        get(client)
+
+
+def test_connections_are_used_again():
+    ports = set()
+    with scripted(*[answer(200, b"good")] * 3) as script, client_of(script) as client:
+        for _ in range(3):
+            get(client)
+            ports.add(client._idle[0].sock.getsockname()[1])
+        assert len(ports) == 1
+
+
+def test_a_kept_connection_that_the_service_closed_costs_no_attempt():
+    with (
+        scripted(answer(200, b"good"), None, answer(200, b"good")) as script,
+        client_of(script, retry=Retry(attempts=1)) as client,
+    ):
+        assert get(client) == get(client) == b"good"
+        assert client.waits == []
+
+
+def test_a_refusal_before_the_body_was_read_is_understood():
+    """A service that refuses an upload by its head answers and hangs up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def refuse():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(refusal(413, "TooLargeError"))
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 16):
+                pass
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", retry=Retry(attempts=1))
+    with pytest.raises(InputError, match="refused"):
+        send(client, bytes(8_000_000))
+    client.close()
+    thread.join()
+    listener.close()
+
+
+def test_a_silent_service_is_given_up_in_time_and_asked_again():
+    given_up = threading.Event()
+
+    def silent(_):
+        given_up.wait(10)
+
+    options = {
+        "timeouts": Timeouts(connect=5, read=0.1),
+        "clock": Clock(sleep=lambda _: given_up.set()),
+    }
+    with (
+        scripted(silent, answer(200, b"good")) as script,
+        client_of(script, **options) as client,
+    ):
+        assert get(client) == b"good"
+        assert given_up.is_set()
+
+
+def slow_clock(*seconds):
+    """Looks at the clock bring these, and the last for ever."""
+    looks = iter(seconds)
+    return Clock(sleep=lambda _: None, monotonic=lambda: next(looks, seconds[-1]))
+
+
+def test_a_trickle_is_given_up_and_what_came_is_kept():
+    first = answer(200, BODY, etag='"a"')[:-70]
+    options = {"timeouts": Timeouts(5, 5, slowest=10), "clock": slow_clock(0, 8.1)}
+    with (
+        scripted(first) as script,
+        client_of(script, retry=Retry(1), **options) as client,
+        pytest.raises(ServiceError, match="too slow"),  # 30 bytes may take 5 + 3 seconds
+    ):
+        get(client)
+    options["clock"] = slow_clock(0, 8.1)
+    with scripted(first, rest) as script, client_of(script, **options) as client:
+        assert get(client) == BODY
+        assert script.asked[1][1]["range"] == "bytes=30-"
+
+
+def test_a_slow_answer_that_is_fast_enough_is_read_to_its_end():
+    options = {"timeouts": Timeouts(5, 5, slowest=10), "clock": slow_clock(0, 14.9)}
+    with scripted(answer(200, BODY)) as script, client_of(script, **options) as client:
+        assert get(client) == BODY
+
+
+def test_a_stop_ends_retrying_at_once():
+    stop = threading.Event()
+    with scripted(answer(503), answer(200)) as script:
+        clock = Clock(sleep=lambda _: stop.set())
+        with client_of(script, stop=stop, clock=clock) as client:
+            with pytest.raises(ServiceError, match="stopped"):
+                get(client)
+            assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.org",
+        "ftp://example.org",
+        "https://",
+        "https://h:x",
+        "https://h:99999",
+        "https://h/?q=1",
+        "https://user:word@h",
+        "http://[::1",
+    ],
+)
+def test_what_is_no_url_of_a_service_is_refused(url):
+    with pytest.raises(InputError, match="not the URL"):
+        Client(url)
+
+
+def test_plain_http_stays_on_this_machine_unless_told():
+    for url in ("http://127.0.0.1:80", "http://localhost", "http://[::1]:8"):
+        Client(url)
+    with pytest.raises(InputError, match="in the clear"):
+        Client("http://192.0.2.1")
+    Client("http://192.0.2.1", insecure=True)
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(InputError, match="certificate cannot be read"):
+        Client("https://h", ca=tmp_path / "ca.pem")
+    with pytest.raises(InputError, match="certificate cannot be read"):
+        Client("https://h", certificate=Certificate(tmp_path / "a", tmp_path / "b"))
+
+
+@pytest.mark.parametrize("bad", [{"attempts": 0}, {"first_wait": -1}, {"first_wait": 99}])
+def test_settings_of_retrying_are_checked(bad):
+    with pytest.raises(InputError, match="retrying"):
+        Retry(**bad)

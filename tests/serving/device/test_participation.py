@@ -1,0 +1,140 @@
+"""Taking part in rounds: as told, in time, and until told to stop."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from keyhole import tree
+from keyhole.errors import TooLateError
+from keyhole.serving.device.device import Assignment, Device
+from keyhole.serving.device.participation import Participant, run, take_part
+from keyhole.serving.device.retrying import Clock, Retry
+from tests.helpers import assert_trees_equal
+from tests.serving.small_service import small_service
+
+KEYS = {"word": [3, 1, 3], "neuron": [5]}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with small_service(tmp_path_factory.mktemp("rounds")) as made:
+        yield made
+
+
+@pytest.fixture
+def device(service):
+    with service.device() as made:
+        yield made
+
+
+def twice(known, fetched):
+    return tree.map_leaves(lambda leaf: 2 * leaf, fetched.model)
+
+
+HABIT = Participant(lambda known: KEYS, twice)
+
+
+@pytest.mark.parametrize("at_home", [False, True])
+def test_taking_part_stores_the_update_of_what_was_trained(service, at_home):
+    state = service.publish()
+    with service.device(name=f"phone-{at_home}") as device:
+        taken = take_part(device, replace(HABIT, selects_at_home=at_home))
+    assert (taken.number, taken.keys) == (state.published.manifest.number, 4)
+    assert taken.bytes_down == (348 + 8 * 15 if at_home else 108)
+    assert list(service.stored(state.published.id)) == [f"phone-{at_home}"]
+
+
+def test_a_device_waits_as_told_before_it_fetches(service, device):
+    service.publish()
+    waits = []
+    device.clock = Clock(sleep=waits.append)
+    told = device.check_in()
+    device.check_in = lambda: Assignment(told.round, told.number, told.token, 7.5)
+    take_part(device, HABIT)
+    assert waits == [7.5]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_round_that_closed_is_refused_before_bytes_are_wasted(service, device, when):
+    service.publish()
+
+    def choose(known):
+        if when == "after":
+            return KEYS
+        raise AssertionError("too late to choose")
+
+    def train(known, fetched):
+        service.publisher.close_round()
+        return fetched.model
+
+    told = device.check_in()
+    device.check_in = lambda: told
+    device.send = lambda *_: pytest.fail("too late to send")
+    if when == "before":
+        service.publisher.close_round()
+    with pytest.raises(TooLateError, match="is over"):
+        take_part(device, Participant(choose, train))
+
+
+def test_run_takes_part_in_every_round_and_skips_those_it_misses(service):
+    service.publish()
+    seen, missed, trained = [], [], []
+
+    def train(known, fetched):
+        trained.append(known.manifest.number)
+        if len(trained) == 2:  # this one takes too long
+            service.publisher.close_round()
+        return fetched.model
+
+    def sleep(_):  # nothing to do until there is another round
+        service.publish()
+
+    with service.device(clock=Clock(sleep=sleep)) as device:
+        count = run(
+            device,
+            Participant(lambda _: KEYS, train),
+            rounds=3,
+            on_round=lambda taken: seen.append(taken.number),
+            on_miss=lambda: missed.append(1),
+        )
+    assert count == 3
+    assert len(missed) == 1
+    assert seen == [trained[0], *trained[2:]]
+
+
+def test_a_stop_ends_waiting_at_once(service):
+    service.publish()
+    service.publisher.close_round()
+    stop = threading.Event()
+    with service.device(stop=stop, clock=None, retry=Retry()) as device:
+        thread = threading.Thread(target=run, args=(device, HABIT))
+        thread.start()
+        stop.set()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_a_stop_ends_retrying_when_nobody_answers():
+    stop = threading.Event()
+    clock = Clock(sleep=lambda _: stop.set())
+    with Device("http://127.0.0.1:9", stop=stop, clock=clock, retry=Retry(attempts=99)) as device:
+        assert run(device, HABIT) == 0
+
+
+def test_threads_share_a_device(service):
+    state = service.publish()
+    found = [None] * 8
+    with service.device() as device:
+
+        def fetch(place):
+            keys = {"word": [place], "neuron": [place % 6] * place}
+            found[place] = device.fetch(state.published.id, keys)
+
+        threads = [threading.Thread(target=fetch, args=(place,)) for place in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for each in found:
+        assert_trees_equal(each.model, state.select(tuple(each.keys.values())))

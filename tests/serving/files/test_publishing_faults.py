@@ -1,0 +1,152 @@
+"""Faults while publishing: a full disk, a killed publisher, readers in other processes."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from keyhole.errors import StorageError
+from keyhole.serving.files.publishing import Publisher
+from tests.helpers import ROOT
+from tests.serving.small_rounds import check_current, names_of, small_state, step
+
+SMALL = {"segment_bytes": 100, "cohort": ["a"]}
+PAGE = 4096
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system can be mounted by root alone: sudo make test-all")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def leave_room(disk, pages):
+    """Fills a disk up to a number of pages."""
+    found = os.statvfs(disk)
+    room = found.f_bavail * found.f_frsize - pages * PAGE
+    descriptor = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+    if room > 0:
+        os.posix_fallocate(descriptor, 0, room)
+    os.close(descriptor)
+
+
+def refusal_of(publisher, state, number, durable):
+    """Publishes; returns what is said if that fails."""
+    try:
+        publisher.publish_state(state, number=number, durable=durable, **SMALL)
+    except StorageError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("kind", ["dense", "lazy"])
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_disk_that_is_full_at_any_page_leaves_the_round_before(small_disk, kind, durable):
+    state, directory = small_state(kind=kind), small_disk / "rounds-directory"
+    number, failures = 0, []
+    with Publisher(directory) as publisher:
+        publisher.publish_state(state, number=0, **SMALL)
+        for pages in range(40):
+            step(state, [pages])
+            before = check_current(directory)
+            leave_room(small_disk, pages)
+            refusal = refusal_of(publisher, state, number + 1, durable)
+            if refusal is None:
+                number += 1
+            else:
+                failures.append(refusal)
+                found = check_current(directory)
+                assert found[0] == before[0]
+                assert [r.tobytes() for r in found[1]] == [r.tobytes() for r in before[1]]
+                assert not [n for n in names_of(directory) if n.startswith((".new", ".old"))]
+                assert not list(directory.glob("*.tmp"))
+            (small_disk / "filler").unlink()
+        assert all("No space left on device" in said and "\n" not in said for said in failures)
+        assert 2 < len(failures) < 40
+        publisher.publish_state(state, number=number + 1, **SMALL)
+    rows = state.rows(1, np.arange(40))
+    assert check_current(directory)[1][1].tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize("limit", [0, 20, 40, 99, 150, 900])
+def test_files_that_may_not_grow_leave_the_round_before(tmp_path, limit):
+    state = small_state()
+    with Publisher(tmp_path) as publisher:
+        publisher.publish_state(state, number=0, **SMALL)
+        step(state)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(StorageError, match="File too large"):
+                publisher.publish_state(state, number=1, **SMALL)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert check_current(tmp_path)[0] == 0
+        assert len(names_of(tmp_path)) == 1
+        publisher.publish_state(state, number=1, **SMALL)
+    assert check_current(tmp_path)[0] == 1
+
+
+def killed(directory, kills, seed):
+    command = [sys.executable, "-m", "tests.serving.killed_publishers"]
+    return subprocess.run(
+        [*command, str(directory), str(kills), str(seed)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=ROOT,
+    )
+
+
+@pytest.mark.parametrize(("kills", "seed"), [(30, 0), pytest.param(600, 1, marks=pytest.mark.slow)])
+def test_a_publisher_killed_at_any_moment_leaves_whole_rounds(tmp_path, kills, seed):
+    done = killed(tmp_path, kills, seed)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0  # rounds were published between the kills
+
+
+READER = """
+import sys, numpy as np
+from keyhole.errors import TooLateError
+from keyhole.serving.files.reading import RoundsDirectory, verify_round
+rounds, seen = RoundsDirectory(sys.argv[1], linger=0.01), set()
+print("ready", flush=True)
+while (current := rounds.current()).phase == "open":
+    try:
+        with rounds.hold(current.round) as opened:
+            verify_round(opened)
+            assert opened.manifest.number == current.number
+            seen.add(current.number)
+    except TooLateError:
+        pass
+print(len(seen), flush=True)
+"""
+
+
+def test_processes_read_whole_rounds_while_others_are_published(tmp_path):
+    state = small_state()
+    with Publisher(tmp_path) as publisher:
+        publisher.publish_state(state, number=0, **SMALL)
+        command = [sys.executable, "-W", "error", "-c", READER, str(tmp_path)]
+        readers = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(3)
+        ]
+        for reader in readers:
+            assert reader.stdout.readline() == "ready\n"
+        for number in range(1, 60):
+            step(state, [number % 40])
+            publisher.publish_state(state, number=number, durable=False, **SMALL)
+        publisher.close_round()
+        for reader in readers:
+            out, err = reader.communicate(timeout=60)
+            assert (reader.returncode, err) == (0, "")
+            assert int(out) >= 1
