@@ -25,6 +25,7 @@ PACKAGES = {
     "keyhole.data": "Client data: known files, imported once.",
     "keyhole.training": "Algorithms 1 and 2, and runs of them.",
     "keyhole.tasks": "The experiments, and what runs them.",
+    "keyhole.serving": "Slices and updates over a network.",
     "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
 }
 

@@ -34,6 +34,10 @@ RESERVED = {
     "ray": {"engines"},
     "torch": {"engines", "training"},
     "tensorboardX": {"training"},
+    "msgspec": {"serving"},
+    "obstore": {"serving"},
+    "prometheus_client": {"serving"},
+    "uvicorn": {"serving"},
 }
 
 SOURCE = ROOT / "src" / "keyhole"

@@ -19,6 +19,7 @@ PACKAGES = [
     "keyhole.keys",
     "keyhole.models",
     "keyhole.server",
+    "keyhole.serving",
     "keyhole.tasks",
     "keyhole.training",
 ]
