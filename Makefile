@@ -29,6 +29,10 @@ test: $(READY) ## Run the fast tests
 	@$(BIN)/python -m pytest
 
 test-all: $(READY) ## Run all tests, the slow ones too
+	@for program in nginx redis-server varnishd; do \
+		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+		test -z "$$missing" || echo "tests and benchmarks that need$$missing are skipped: \
+	apt install nginx redis-server varnish"
 	@$(BIN)/python -m pytest -m ""
 
 check: $(READY) ## Lint, check the format, check the types
