@@ -1,0 +1,80 @@
+"""The law of deliveries: every way, in process and over HTTP, gives the same bytes.
+
+A way is added here once. Keys come in any order, repeated, or not at all; slices plain or coded.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import keyhole as kh
+from keyhole.delivery import Coded, Coding, broadcast, on_demand, pregenerated
+from keyhole.delivery.sources import sources_of
+from keyhole.serving import App, Device, OnDemandRounds, SliceCache, serving
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, read
+from tests.serving.small_service import random_state, small_service
+
+CODINGS = ("plain", "half", "uint8", "uint4")
+
+
+class World:
+    """One state, published to a service of files and to one on demand."""
+
+    def __init__(self, stack, directory):
+        self.files = stack.enter_context(small_service(directory))
+        threads = stack.enter_context(ThreadPoolExecutor(1))
+        self.computed = OnDemandRounds(most_bytes=1 << 20, executor=threads)
+        url = stack.enter_context(serving(App(self.computed)))
+        self.device = stack.enter_context(Device(self.files.url))
+        self.cached = stack.enter_context(Device(self.files.url, cache=SliceCache(None, 1 << 20)))
+        self.asking = stack.enter_context(Device(url))
+        self._numbers = count()
+        self._wanted = None
+
+    def hold(self, name, coding):
+        """Publishes a state, unless it is the one that is there."""
+        if self._wanted == (name, coding):
+            return
+        self._wanted, self.coding, number = (name, coding), coding, next(self._numbers)
+        self.state = random_state(LAYOUTS[name])
+        published = self.files.publisher.publish_state(self.state, number=number, coding=coding)
+        self.round = published.id
+        sources = sources_of(self.state, coding)
+        self.round_on_demand = self.computed.publish(sources, self.state.layout, number=number)
+
+    def in_process(self, way, keys):
+        return read(Coded(way, self.coding)(self.state, kh.at_clients([keys])).submodels)[0]
+
+
+WAYS = {
+    "broadcast, in process": lambda w, z: w.in_process(broadcast, z),
+    "on demand, in process": lambda w, z: w.in_process(on_demand, z),
+    "broadcast, over HTTP": lambda w, z: w.device.fetch_all(w.round).select(z).model,
+    "on demand, over HTTP": lambda w, z: w.asking.fetch(w.round_on_demand, z).model,
+    "pregenerated, over HTTP": lambda w, z: w.device.fetch(w.round, z).model,
+    "pregenerated, over HTTP, with a cache": lambda w, z: w.cached.fetch(w.round, z).model,
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    with ExitStack() as stack:
+        yield World(stack, tmp_path_factory.mktemp("rounds"))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kind", CODINGS)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_every_way_delivers_the_same_bytes(world, kind, name, data):
+    world.hold(name, Coding(kind, seed=7))
+    keys = data.draw(client_keys(LAYOUTS[name]))
+    expected = world.in_process(pregenerated, keys)
+    if kind == "plain":
+        assert_trees_equal(expected, LAYOUTS[name].select(world.state.model(), keys))
+    for way in WAYS.values():
+        assert_trees_equal(way(world, keys), expected)
