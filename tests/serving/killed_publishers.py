@@ -1,7 +1,8 @@
 """Publishers that are killed at random moments; run as a script: DIRECTORY KILLS SEED.
 
-Each is a fork of this process, which has everything compiled. After every kill, this process reads
-the current round and compares every byte with the state that the round was made from.
+Each is a fork of this process, which has everything compiled, and publishes every round twice, as
+if the first were damaged. After every kill, this process reads the current round and compares every
+byte with the state that the round was made from.
 """
 
 import os
@@ -14,16 +15,26 @@ from pathlib import Path
 
 import numpy as np
 
+from keyhole.serving.files import publishing, retiring
 from keyhole.serving.files.publishing import Publisher
 from tests.serving.small_rounds import check_current, small_state, step
 
 OPTIONS = {"segment_bytes": 100, "cohort": ["a"]}
 
 
+def can_exchange(number):
+    """Whether the publisher that begins with this round may exchange names; not all systems can."""
+    return number % 3 > 0
+
+
 def publish_for_ever(directory, state, number):
+    publishing._is_whole = lambda *_: False  # so that a round published again replaces the first
+    if not can_exchange(number):
+        retiring._exchange = lambda *_: False
     with Publisher(directory) as publisher:
         while True:
-            publisher.publish_state(state, number=number, durable=number % 2 == 0, **OPTIONS)
+            for durable in (number % 2 == 0, False):
+                publisher.publish_state(state, number=number, durable=durable, **OPTIONS)
             number += 1
             step(state, [number % 40])
 
@@ -61,6 +72,8 @@ def main(directory, kills, seed):
         time.sleep(rng.uniform(0, 4 * usual))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        if not can_exchange(number + 1):  # between two renames: the next one puts things right
+            Publisher(directory).close()
         number = check(directory, state, number)
     with Publisher(directory) as publisher:
         while state.steps < number + 1:

@@ -26,7 +26,7 @@ class Script:
     """
 
     def __init__(self, *answers):
-        self.answers, self.asked = list(answers), []
+        self.answers, self.asked, self.connections = list(answers), [], 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.thread = threading.Thread(target=self._serve, daemon=True)
@@ -37,6 +37,7 @@ class Script:
                 connection, _ = self.listener.accept()
             except OSError:
                 return
+            self.connections += 1
             with connection, connection.makefile("rb") as reader, suppress(OSError):
                 while self._exchange(connection, reader):
                     pass

@@ -2,6 +2,7 @@
 
 import json
 from collections import namedtuple
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import keyhole as kh
 from keyhole.delivery.records import Coding, RecordField, Records
 from keyhole.errors import InputError
 from keyhole.serving.manifest import (
+    MOST_BYTES,
     decode_manifest,
     describe_round,
     encode_manifest,
@@ -86,6 +88,8 @@ SEGMENT = {"first": 0, "count": 7, "sums_sha256": "00"}
         _change(["version"], 2),
         _change(["number"], -1),
         _change(["number"], "3"),
+        _change(["number"], 10**18),
+        _change(["step"], -1),
         _change(["surprise"], 1),
         _change(["tables"], []),
         _change(["tables", 0, "num_keys"], 8),
@@ -95,11 +99,19 @@ SEGMENT = {"first": 0, "count": 7, "sums_sha256": "00"}
         _change(["tables", 0, "factors"], ["other"]),
         _change(["tables", 0, "fields", 0, "dtype"], "O"),
         _change(["tables", 0, "fields", 0, "dtype"], "nonsense"),
+        _change(["tables", 0, "fields", 0, "dtype"], ">f4"),
+        _change(["tables", 0, "fields", 0, "dtype"], "float32"),
+        _change(["tables", 0, "fields", 0, "dtype"], "<f16"),
         _change(
             ["tables", 0, "fields", 0], {"path": "w", "dtype": "|O", "shape": [7], "axes": [0]}
         ),
         _change(["tables", 0, "fields", 0, "shape"], [-7, 3]),
+        _change(["tables", 0, "fields", 0, "shape"], [7, 2**63]),
+        _change(["tables", 0, "fields", 0, "shape"], [7, 0, 2**64]),
+        _change(["tables", 0, "fields", 0, "shape"], [7, 3, *[1] * 70]),
         _change(["tables", 0, "fields", 0, "axes"], [5]),
+        _change(["tables", 0, "fields", 0, "axes"], [-2]),
+        _change(["tables", 0, "fields", 0, "axes"], None),
         _change(["tables", 0, "fields", 0, "path"], "elsewhere"),
         _change(["tables", 0, "segments"], [{**SEGMENT, "count": 6}]),
         _change(["tables", 0, "segments"], [{**SEGMENT, "first": 1}]),
@@ -109,6 +121,12 @@ SEGMENT = {"first": 0, "count": 7, "sums_sha256": "00"}
         _change(["structure"], {"dict": [["w", "nowhere"]]}),
         _change(["structure"], {"set": []}),
         _change(["structure"], 3),
+        _change(["structure"], None),
+        _change(["structure"], {"tuple": ["w", "w"]}),
+        _change(["structure"], {"list": "w"}),
+        _change(["structure"], {"dict": [["v", "w"]]}),
+        _change(["structure"], {"dict": [["w", "w"], ["w", "w"]]}),
+        _change(["structure"], reduce(lambda node, _: {"list": [node]}, range(100), "w")),
     ],
 )
 def test_what_does_not_add_up_is_refused(change):
@@ -116,6 +134,56 @@ def test_what_does_not_add_up_is_refused(change):
     change(content)
     with pytest.raises(InputError, match="not the manifest of a round"):
         decode_manifest(json.dumps(content).encode())
+
+
+FUNCTION = {"path": ".", "dtype": "<f4", "shape": [2], "axes": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _change(["tables", 0, "num_keys"], -3),
+        _change(["tables", 0, "num_keys"], 0),
+        _change(["tables", 0, "num_keys"], 2**61),
+        _change(["tables", 0, "fields"], [FUNCTION, FUNCTION]),
+        _change(["tables", 0, "fields", 0, "axes"], [0]),
+        _change(["tables", 0, "factors"], ["topic"]),
+        _change(["spaces"], [{"name": "topic", "num_keys": 4}]),
+        _change(["structure"], "v"),
+    ],
+)
+def test_what_does_not_add_up_without_a_layout_is_refused(change):
+    records = Records("topic", 4, (RecordField(".", (2,), np.dtype("f4")),))
+    content = json.loads(encode_manifest(describe_round(None, [table_info(records)], 0, 0, {})))
+    decode_manifest(json.dumps(content).encode())
+    change(content)
+    if len(content["tables"][0]["fields"]) == 2:
+        content["tables"][0]["record_bytes"] *= 2
+    with pytest.raises(InputError, match="not the manifest of a round"):
+        decode_manifest(json.dumps(content).encode())
+
+
+@pytest.mark.parametrize("name", ["settings", "structure", "surprise"])
+def test_brackets_without_end_are_refused(name):
+    text = encode_manifest(manifest_of(LAYOUTS["rows"])).decode()
+    deep = f'{{\n "{name}": {"[" * 5000}{"]" * 5000},'
+    with pytest.raises(InputError, match="not the manifest of a round"):
+        decode_manifest(text.replace("{", deep, 1).encode())
+
+
+def test_a_manifest_that_nobody_would_fetch_is_refused():
+    data = encode_manifest(manifest_of(LAYOUTS["rows"]))
+    assert decode_manifest(data.ljust(MOST_BYTES)).number == 3
+    with pytest.raises(InputError, match="more than"):
+        decode_manifest(data.ljust(MOST_BYTES + 1))
+
+
+def test_a_refused_layout_is_told_in_four_facts():
+    content = json.loads(encode_manifest(manifest_of(LAYOUTS["rows"])))
+    content["spaces"][0]["num_keys"] = 0
+    with pytest.raises(InputError) as caught:
+        decode_manifest(json.dumps(content).encode())
+    assert str(caught.value).count("allowed is") == 1
 
 
 def test_segments_that_hold_every_key_are_accepted():

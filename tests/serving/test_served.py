@@ -1,5 +1,8 @@
 """Training over the service: the bytes of a run in process, and what happens when things stop."""
 
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from math import inf
@@ -16,6 +19,7 @@ from keyhole.serving.device.retrying import Clock
 from keyhole.serving.served import Served, device_name
 from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.loop import resume_run, start_run
+from tests.helpers import ROOT
 from tests.serving.small_service import small_service
 from tests.training import toy
 
@@ -109,28 +113,30 @@ def test_a_round_closes_with_the_first_that_answer(tmp_path):
     assert len(record.staleness) == 5
 
 
-class KilledError(Exception):
-    """Stands for a process that ends between two lines."""
+def trained(directory, path, last, moment):
+    """A trainer in a process of its own; what it prints, and how it ended."""
+    command = [sys.executable, "-m", "tests.serving.killed_trainer"]
+    return subprocess.run(
+        [*command, str(directory), str(path), str(ROUNDS), str(last), moment],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=ROOT,
+    )
 
 
-def test_a_trainer_that_is_killed_after_closing_goes_on_with_the_same_updates(tmp_path):
-    plan = toy.make_plan()
-    with small_service(tmp_path / "rounds") as service, devices(service):
-        kind = served(service)
-        run = start_run(toy.make_state(), toy.make_clients(), plan, tmp_path / "run", kind)
-        iterator = run.rounds(ROUNDS)
-        next(iterator)
-        run._commit = lambda *_: (_ for _ in ()).throw(KilledError)  # the second round is lost
-        with pytest.raises(KilledError):
-            next(iterator)
-        run.close()
-        run = resume_run(
-            toy.make_state(), toy.make_clients(), plan, tmp_path / "run", served(service)
-        )
-        list(run.rounds(ROUNDS))
-        run.close()
+def test_a_trainer_that_is_killed_at_any_moment_goes_on_with_the_same_updates(tmp_path):
+    directory, path = tmp_path / "rounds", tmp_path / "run"
+    with small_service(directory) as service, devices(service):
+        service.publisher.close()  # the trainer is the one that publishes
+        for last, moment in enumerate(["waiting", "closed", "commit"]):
+            killed = trained(directory, path, last, moment)
+            assert killed.returncode == -signal.SIGKILL, killed.stderr
+        done = trained(directory, path, ROUNDS, "never")
+    assert done.returncode == 0, done.stderr
     expected, _ = in_process(toy.make_plan(deliver=pregenerated), SGD(1.0))
-    assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
+    assert done.stdout.strip() == toy.model_bytes(expected.state).hex()
 
 
 def test_a_stop_while_waiting_loses_nothing(tmp_path):

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from keyhole.cli.progress import progress_bars
 
 if TYPE_CHECKING:
-    from keyhole.serving.mirror.moving import Moved
+    from keyhole.serving.mirror.meter import Moved
 
 __all__ = ["mirror"]
 
@@ -86,7 +86,7 @@ def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
 
 def _show(title: str, copy: Callable[..., Moved], as_json: bool, options: dict[str, Any]) -> None:
     """Copies with a bar, and says what was done."""
-    from keyhole.serving.mirror.moving import MirrorSettings
+    from keyhole.serving.mirror.settings import MirrorSettings
     from keyhole.serving.mirror.object_store import StoreSettings
 
     store = StoreSettings(options["endpoint"], options["region"], options["anonymous"])

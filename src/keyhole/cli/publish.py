@@ -30,7 +30,7 @@ _MEGABYTE = 1 << 20
 @click.option(
     "--segment-mb",
     type=click.IntRange(1),
-    default=256,
+    default=64,
     show_default=True,
     help="Most megabytes in one file.",
 )

@@ -36,7 +36,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Port to listen at; 0 takes any that is free.",
 )
 @click.option(
-    "--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes."
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Processes that answer; each counts the rates of devices for itself.",
 )
 @click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
 @click.option("--tls-key", type=_FILE, help="Its key, PEM; if it is not in the same file.")
@@ -181,11 +185,11 @@ def _on_demand_maker(
     from keyhole.serving.on_demand.slab_table import Counts
     from keyhole.serving.service.app import App
 
-    experiment = read_run(run, data)
-    found = recover(run / "state", experiment.task.model.layout)
-    found.store.close()  # the run may go on: this service holds its state as it is now
-
     def make(metrics: Metrics) -> App:
+        # In the worker: what computes slices has threads of its own, which no fork carries over.
+        experiment = read_run(run, data)
+        found = recover(run / "state", experiment.task.model.layout)
+        found.store.close()  # the run may go on: this worker holds its state as it is now
         rounds = OnDemandRounds(
             most_bytes=most_bytes,
             executor=ThreadPoolExecutor(1),

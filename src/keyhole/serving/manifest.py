@@ -22,6 +22,7 @@ from keyhole.primitives.layout import Layout
 from keyhole.types import Tree
 
 __all__ = [
+    "MOST_BYTES",
     "VERSION",
     "FieldInfo",
     "Manifest",
@@ -36,7 +37,23 @@ __all__ = [
 ]
 
 VERSION = 1
+MOST_BYTES = 64 << 20
+"""Of an encoded manifest: 300,000 segments."""
+
+_MOST_ROUNDS = 10**18  # what the identifier of a round has digits for
 _MOST_TABLES = 4096  # of one manifest; a model of the paper has four
+_MOST_DEPTH = 64  # of the structure: trees are walked by recursion
+_MOST_TABLE_BYTES = 1 << 62  # so that every place in a table is a whole number of 64 bits
+_LEAST_RECORD = 8  # bytes: those of the sum that each record has
+# Bytes from a network are viewed as these numbers: never as objects.
+_DTYPES = frozenset(
+    ["|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8))]
+)
+# What reading and rebuilding a manifest that makes no sense can raise.
+_REFUSED = (
+    *(msgspec.DecodeError, KeyholeError, RecursionError),
+    *(ValueError, TypeError, KeyError, OverflowError),
+)
 
 
 class SpaceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,12 +229,14 @@ def decode_manifest(data: bytes) -> Manifest:
         InputError: it is not a manifest of this version, or does not add up.
     """
     try:
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes")
         manifest = msgspec.json.decode(data, type=Manifest)
         _check(manifest)
-    except (msgspec.DecodeError, KeyholeError, ValueError, TypeError, KeyError) as error:
+    except _REFUSED as error:
         raise InputError(
             "not the manifest of a round",
-            got=str(error),
+            got=error.wrong if isinstance(error, KeyholeError) else str(error),
             allowed=f"JSON of version {VERSION}, see docs/wire.md",
             fix="fetch it again; it may come from another version of keyhole",
         ) from error
@@ -234,32 +253,54 @@ def name_round(encoded: bytes, number: int) -> str:
 
 
 def _check(manifest: Manifest) -> None:
-    if manifest.version != VERSION or manifest.number < 0 or manifest.step < 0:
-        raise ValueError("another version, or a round below 0")
+    if manifest.version != VERSION:
+        raise ValueError("another version")
+    if not 0 <= manifest.number < _MOST_ROUNDS or manifest.step < 0:
+        raise ValueError("a round or a step outside the range")
     if len(manifest.tables) > _MOST_TABLES:
         raise ValueError("too many tables")
     for table in manifest.tables:
-        # Bytes from a network are viewed as these numbers: never as objects.
-        if any(
-            np.dtype(f.dtype).kind not in "biuf" or min(f.shape, default=0) < 0
-            for f in table.fields
-        ):
-            raise ValueError("an array that does not hold plain numbers")
-        if table.record_bytes != table.records.record_bytes:
-            raise ValueError("a record is not as long as its fields")
-        keys = 0
-        for segment in table.segments:
-            if segment.first != keys or segment.count < 1:
-                raise ValueError("segments do not follow each other")
-            keys += segment.count
-        if table.segments and keys != table.num_keys:
-            raise ValueError("segments do not hold every key")
+        _check_size(table)
+        _check_segments(table)
     layout = manifest.layout
-    if layout is None:
-        return
-    parts = [(part.space.name, part.space.num_keys) for part in layout.parts]
-    if parts != [(table.name, table.num_keys) for table in manifest.tables]:
+    if describe_round(layout, (), 0, 0, {}) != msgspec.structs.replace(
+        manifest, number=0, step=0, tables=(), settings={}
+    ):
+        raise ValueError("key spaces or a structure that are not those of the tables")
+    if layout is not None and len(layout.parts) != len(manifest.tables):
         raise ValueError("tables are not the parts of the layout")
+    for place, table in enumerate(manifest.tables):
+        _check_fields(table, layout, place)
+
+
+def _check_size(table: TableInfo) -> None:
+    if not {field.dtype for field in table.fields} <= _DTYPES:
+        raise ValueError("an array that does not hold plain numbers, little-endian")
+    if any(min(field.shape, default=0) < 0 for field in table.fields):
+        raise ValueError("an array of a size below 0")
+    longest = max(table.records.record_bytes, _LEAST_RECORD)
+    if not 1 <= table.num_keys <= _MOST_TABLE_BYTES // longest:
+        raise ValueError("a table without keys, or beyond all sizes")
+
+
+def _check_segments(table: TableInfo) -> None:
+    keys = 0
+    for segment in table.segments:
+        if segment.first != keys or segment.count < 1:
+            raise ValueError("segments do not follow each other")
+        keys += segment.count
+    if table.segments and keys != table.num_keys:
+        raise ValueError("segments do not hold every key")
+
+
+def _check_fields(table: TableInfo, layout: Layout | None, place: int) -> None:
+    """Whether the table is described as the part of the layout, or its own records, would be."""
+    coding = Coding(table.coding, table.coding_seed)
+    records = table.records if layout is None else Records.of_part(layout.parts[place], coding)
+    if table_info(records, layout, place) != msgspec.structs.replace(table, segments=()):
+        raise ValueError("a table does not say what its records hold")
+    if len({field.path for field in table.fields}) != len(table.fields):
+        raise ValueError("two arrays of one path")
 
 
 def _slice_shape(field: FieldInfo) -> tuple[int, ...]:
@@ -276,13 +317,13 @@ def _encode_structure(node: Tree) -> Any:
     return node
 
 
-def _decode_structure(node: Any, leaves: Mapping[str, Any]) -> Tree:
+def _decode_structure(node: Any, leaves: Mapping[str, Any], depth: int = 0) -> Tree:
     if node is None or isinstance(node, str):
         return None if node is None else leaves[node]
-    if not isinstance(node, dict) or len(node) != 1:
-        raise ValueError("a node of the structure is neither a path nor of one kind")
+    if not isinstance(node, dict) or len(node) != 1 or depth > _MOST_DEPTH:
+        raise ValueError("a node of the structure is neither a path nor of one kind, or too deep")
     ((kind, children),) = node.items()
     if kind == "dict":
-        return {key: _decode_structure(child, leaves) for key, child in children}
-    made = [_decode_structure(child, leaves) for child in children]
+        return {key: _decode_structure(child, leaves, depth + 1) for key, child in children}
+    made = [_decode_structure(child, leaves, depth + 1) for child in children]
     return {"list": list, "tuple": tuple}[kind](made)

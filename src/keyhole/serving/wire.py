@@ -21,6 +21,7 @@ from keyhole.delivery.records import RecordArray
 from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeError
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
+from keyhole.server.row_kernels import all_within
 from keyhole.types import Array, KeyArray, Tree
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "decode_update",
     "encode_query",
     "encode_update",
+    "most_answer_bytes",
     "most_query_bytes",
     "sent_mask",
     "unchanged",
@@ -101,7 +103,7 @@ def most_query_bytes(most_keys: int) -> int:
     return _HEAD.size + MOST_BLOCKS * _BLOCK.size + 16 * most_keys
 
 
-def decode_query(body: bytes, num_keys: Sequence[int], most_keys: int) -> list[Ask]:
+def decode_query(body: bytes | bytearray, num_keys: Sequence[int], most_keys: int) -> list[Ask]:
     """Returns what a query asks for.
 
     Args:
@@ -156,43 +158,69 @@ def check_of(sums: Sequence[Sums]) -> str:
     """
     value = 0
     for block in sums:
-        value = crc32(np.ascontiguousarray(block, "<u8").data, value)
+        value = crc32(np.ascontiguousarray(block, _U8).data, value)
     return f"{value:08x}"
 
 
+def most_answer_bytes(asks: Sequence[Ask], record_bytes: Mapping[int, int]) -> int:
+    """The length of the longest answer: all records, and the bits before each block."""
+    return sum(len(ask.keys) * record_bytes[ask.table] + _mask_bytes(ask) for ask in asks)
+
+
 def decode_answer(
-    body: bytes | memoryview, asks: Sequence[Ask], record_bytes: Sequence[int]
+    body: bytes | memoryview,
+    asks: Sequence[Ask],
+    record_bytes: Mapping[int, int] | Sequence[int],
+    *,
+    is_cut: bool = False,
 ) -> list[Answer]:
     """Returns the records of an answer; whether they are right, `check_of` their sums tells.
 
     Args:
         body: as it arrived.
         asks: what was asked.
-        record_bytes: of each table of the round.
+        record_bytes: of each table.
+        is_cut: whether the end is missing. What has arrived whole is returned: the answers may be
+            fewer than the asks, and `is_sent` of the last one shorter than its keys.
 
     Raises:
         DamageError: the answer is not as long as it must be.
     """
     answers, at = [], 0
     for ask in asks:
-        length = record_bytes[ask.table]
-        is_sent = np.ones(len(ask.keys), bool)
-        if ask.sums is not None:
-            mask = -(-len(ask.keys) // 8)
-            bits = np.frombuffer(body[at : at + mask], np.uint8)
-            if len(bits) != mask:
+        answer, used = _decode_block(memoryview(body)[at:], ask, record_bytes[ask.table])
+        answers.append(answer)
+        at += used
+        if len(answer.is_sent) < len(ask.keys):
+            if not is_cut:
                 raise _cut_short(len(body))
-            is_sent = np.unpackbits(bits, count=len(ask.keys), bitorder="little").astype(bool)
-            at += mask
-        count = int(is_sent.sum())
-        data = np.frombuffer(body[at : at + count * length], np.uint8)
-        if len(data) != count * length:
-            raise _cut_short(len(body))
-        answers.append(Answer(data.reshape(count, length), is_sent))
-        at += count * length
+            return answers
     if at != len(body):
         raise _cut_short(len(body))
     return answers
+
+
+def _decode_block(body: memoryview, ask: Ask, length: int) -> tuple[Answer, int]:
+    """What arrived whole of one block, and how many bytes that is."""
+    mask = _mask_bytes(ask)
+    if len(body) < mask:
+        return Answer(np.empty((0, length), np.uint8), np.empty(0, bool)), 0
+    is_sent = np.ones(len(ask.keys), bool)
+    if ask.sums is not None:
+        bits = np.frombuffer(body[:mask], np.uint8)
+        is_sent = np.unpackbits(bits, count=len(ask.keys), bitorder="little").astype(bool)
+    sent = np.flatnonzero(is_sent)
+    count = min(len(sent), (len(body) - mask) // length) if length else len(sent)
+    used = mask + count * length
+    records = np.frombuffer(body[mask:used], np.uint8).reshape(count, length)
+    # Keys before the first record that is missing are settled: sent, or held by the device.
+    settled = int(sent[count]) if count < len(sent) else len(ask.keys)
+    return Answer(records, is_sent[:settled]), used
+
+
+def _mask_bytes(ask: Ask) -> int:
+    """The bits before a block that say which of its records follow."""
+    return 0 if ask.sums is None else -(-len(ask.keys) // 8)
 
 
 def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> bytes:
@@ -253,14 +281,14 @@ def decode_update(body: bytes, layout: Layout, most_keys: int) -> tuple[Tree, di
     return tree.unflatten(layout.structure, leaves), keys
 
 
-def _unpack(form: struct.Struct, body: bytes, at: int) -> tuple[Any, ...]:
+def _unpack(form: struct.Struct, body: bytes | bytearray, at: int) -> tuple[Any, ...]:
     try:
         return form.unpack_from(body, at)
     except struct.error as error:
         raise _malformed("its length") from error
 
 
-def _array(body: bytes, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _array(body: bytes | bytearray, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """`count` numbers at a place of a body that may be shorter."""
     if at + count * dtype.itemsize > len(body):
         raise _malformed("its length")
@@ -268,8 +296,8 @@ def _array(body: bytes, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[An
 
 
 def _check_range(keys: KeyArray, num_keys: int) -> None:
-    # One comparison finds negative keys too: as unsigned numbers they lie above every key space.
-    if len(keys) and int(keys.view(np.uint64).max()) >= num_keys:
+    if not all_within(keys, num_keys - 1):
+        # As unsigned numbers, negative keys lie above every key space.
         outside = int(np.sum(keys.view(np.uint64) >= num_keys))
         raise KeySpaceError(
             "keys lie outside their table",

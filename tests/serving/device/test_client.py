@@ -2,7 +2,9 @@
 
 import socket
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
+from itertools import count
 
 import pytest
 
@@ -16,7 +18,8 @@ from keyhole.errors import (
     TooLateError,
 )
 from keyhole.serving.device.addresses import Certificate
-from keyhole.serving.device.client import Client, Timeouts
+from keyhole.serving.device.client import Client
+from keyhole.serving.device.paced_socket import Timeouts
 from keyhole.serving.device.refusals import refusal_of
 from keyhole.serving.device.retrying import Clock, Retry
 from tests.serving.scripted import HEAD, answer, refusal, scripted
@@ -50,7 +53,10 @@ def send(client, body=b"update"):
         b"",
         b"HTT",
         b"nonsense\r\n\r\n",
+        answer(408),
         answer(429),
+        refusal(500, "PlacementError"),
+        refusal(507, "StorageError"),
         answer(502),
         answer(503, b"busy"),
         answer(504),
@@ -76,7 +82,7 @@ def test_what_may_pass_is_tried_again(bad):
         (409, "ConflictError", ConflictError),
         (410, "TooLateError", TooLateError),
         (400, "KeySpaceError", InputError),
-        (500, "PlacementError", ServiceError),
+        (501, "PlacementError", ServiceError),
         (400, "SystemExit", ServiceError),
         (400, "annotations", ServiceError),
     ],
@@ -89,7 +95,9 @@ def test_a_refusal_is_raised_by_its_kind_and_not_tried_again(status, kind, error
         assert client.waits == []
 
 
-@pytest.mark.parametrize("body", [b"<html>", b'{"error": 3}', b"\xff\xfe", b"", b"[" * 5000])
+@pytest.mark.parametrize(
+    "body", [b"<html>", b'{"error": 3}', b"\xff\xfe", b"", b"[" * 5000, b'{"x": ' * 5000]
+)
 def test_a_body_that_is_no_error_of_ours_is_told_as_foreign(body):
     assert isinstance(refusal_of(404, body), ServiceError)
     assert "status 404" in str(refusal_of(404, body))
@@ -162,6 +170,14 @@ def test_a_date_in_retry_after_is_not_compared_with_the_clock():
         assert client.waits[0] <= 0.5
 
 
+def test_a_service_that_cuts_every_answer_and_resumes_none_is_given_up():
+    whole = answer(200, bytes(200_000))
+    with scripted(*[whole[:-100_000]] * 99) as script, client_of(script) as client:
+        with pytest.raises(ServiceError, match="cut"):
+            client.get("/x", most=1 << 20)
+        assert len(script.asked) == 5  # the first brought something, which starts the count anew
+
+
 BODY = bytes(range(100))
 
 
@@ -176,6 +192,14 @@ def test_a_cut_body_goes_on_where_it_ended():
         assert get(client) == BODY
         assert script.asked[1][1]["range"] == "bytes=30-"
         assert script.asked[1][1]["if-range"] == '"a"'
+
+
+def test_the_bytes_of_an_error_are_no_part_of_a_body():
+    first = answer(200, BODY, etag='"a"')[:-70]
+    cut = refusal(503, "BusyError")[:-20]
+    with scripted(first, cut, rest) as script, client_of(script) as client:
+        assert get(client) == BODY
+        assert script.asked[2][1]["range"] == "bytes=30-"
 
 
 def test_a_body_that_changed_is_taken_from_its_start():
@@ -246,12 +270,23 @@ def test_an_answer_that_is_too_long_is_not_read():
 
 
 def test_connections_are_used_again():
-    ports = set()
     with scripted(*[answer(200, b"good")] * 3) as script, client_of(script) as client:
         for _ in range(3):
             get(client)
-            ports.add(client._idle[0].sock.getsockname()[1])
-        assert len(ports) == 1
+        assert script.connections == 1
+
+
+def test_a_refusal_leaves_its_connection_to_the_next_request():
+    good = answer(200, b"good")
+    with (
+        scripted(good, refusal(404, "NotFoundError"), good, answer(503), good) as script,
+        client_of(script) as client,
+    ):
+        get(client)
+        with pytest.raises(NotFoundError):
+            get(client)
+        assert get(client) == get(client) == b"good"
+        assert script.connections == 1
 
 
 def test_a_kept_connection_that_the_service_closed_costs_no_attempt():
@@ -304,6 +339,123 @@ def test_a_silent_service_is_given_up_in_time_and_asked_again():
         assert given_up.is_set()
 
 
+@contextmanager
+def talking(say):
+    """The URL of a service that reads a request, and then does as `say(connection)` does."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def talk():
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(1000)
+            say(connection)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        thread.join()
+        listener.close()
+
+
+def drip(first, *, drop, on_drop=lambda count: None):
+    """Says something, and then a little more every now and then, until the device hangs up."""
+
+    def say(connection):
+        connection.sendall(first)
+        connection.settimeout(0.02)
+        for number in count():
+            connection.sendall(drop)
+            on_drop(number)
+            with suppress(TimeoutError):
+                if not connection.recv(1):
+                    return
+
+    return say
+
+
+DRIPS = pytest.mark.parametrize(
+    ("first", "drop"),
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nx: ", b"a", id="a header"),
+        pytest.param(b"", b"HTTP/1.1 100 Continue\r\n\r\n", id="interim answers"),
+    ],
+)
+
+
+@DRIPS
+def test_a_head_that_never_ends_is_given_up_in_time(first, drop):
+    with talking(drip(first, drop=drop)) as url:
+        client = Client(url, retry=Retry(1), timeouts=Timeouts(5, 0.3))
+        with pytest.raises(ServiceError, match="no answer in time"):
+            get(client)
+
+
+@DRIPS
+def test_a_stop_ends_the_wait_for_a_head(first, drop):
+    stop = threading.Event()
+    with talking(drip(first, drop=drop, on_drop=lambda n: n == 3 and stop.set())) as url:
+        client = Client(url, retry=Retry(9), timeouts=Timeouts(5, 60), stop=stop)
+        with pytest.raises(ServiceError, match="stopped"):
+            get(client)
+
+
+def test_a_stop_ends_the_wait_for_a_silent_service():
+    stop = threading.Event()
+
+    def silent(connection):
+        stop.set()
+        connection.recv(1)
+
+    with talking(silent) as url:
+        client = Client(url, retry=Retry(9), timeouts=Timeouts(5, 60), stop=stop)
+        with pytest.raises(ServiceError, match="stopped"):
+            get(client)
+
+
+def slow_reader(pause, size):
+    """Reads what is sent at its leisure, and answers in the end."""
+
+    def say(connection):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        got = 0
+        while got < size:
+            got += len(connection.recv(1 << 17))
+            time.sleep(pause)  # there is no event of a slow line
+        connection.sendall(answer(201))
+
+    return say
+
+
+def test_an_upload_may_take_longer_than_the_wait_for_its_next_bytes():
+    body = bytes(20_000_000)
+    with talking(slow_reader(0.005, len(body) - 1000)) as url:
+        client = Client(url, retry=Retry(1), timeouts=Timeouts(5, 0.5, slowest=1))
+        since = time.monotonic()
+        assert send(client, body) == 201
+        assert time.monotonic() - since > 0.5  # else the test has shown nothing
+        client.close()
+
+
+def test_an_upload_that_is_taken_too_slowly_is_given_up():
+    body = bytes(20_000_000)
+    with talking(slow_reader(0.05, len(body) - 1000)) as url:
+        client = Client(url, retry=Retry(1), timeouts=Timeouts(5, 0.3, slowest=1e9))
+        with pytest.raises(ServiceError, match="no answer in time"):
+            send(client, body)
+
+
+def test_an_answer_beyond_memory_is_an_error_of_the_service():
+    endless = HEAD.format(200, 10**17).encode() + b"\r\n"
+    with (
+        scripted(endless) as script,
+        client_of(script) as client,
+        pytest.raises(ServiceError, match="does not fit into memory"),
+    ):
+        client.get("/x", most=10**18)
+
+
 def slow_clock(*seconds):
     """Looks at the clock bring these, and the last for ever."""
     looks = iter(seconds)
@@ -353,6 +505,11 @@ def test_a_stop_ends_retrying_at_once():
         "https://h/?q=1",
         "https://user:word@h",
         "http://[::1",
+        "https://a..b",
+        f"https://{'a' * 64}.org",
+        "https://a b",
+        "https://h/a b",
+        "https://h/\N{LATIN SMALL LETTER U WITH DIAERESIS}",
     ],
 )
 def test_what_is_no_url_of_a_service_is_refused(url):

@@ -6,6 +6,9 @@ import pytest
 
 from keyhole.errors import ConflictError, TooLateError
 from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.wire import encode_update
+from tests.serving.small_service import LAYOUT, small_service
+from tests.serving.sockets import connect
 
 ROUND = "3-0123456789abcdef"
 
@@ -38,6 +41,60 @@ def test_an_update_that_came_after_the_list_is_too_late_for_good(spool, tmp_path
     with pytest.raises(TooLateError):
         spool.store(ROUND, "bob", b"2")
     assert spool.close(ROUND) == []
+
+
+def test_an_update_that_ends_after_its_round_was_removed_is_too_late(spool):
+    spool.store(ROUND, "ann", b"1")
+    spool.close(ROUND)
+    spool.remove(ROUND)
+    with pytest.raises(TooLateError):
+        spool.store(ROUND, "bob", b"2")
+    assert spool.store(ROUND, "ann", b"1") == "known"  # it counted; its answer may have been lost
+    assert spool.has(ROUND, "ann")
+    assert not spool.has(ROUND, "bob")
+    assert (spool.devices(ROUND), spool.rounds(), spool.close(ROUND)) == ([], [], ["ann"])
+
+
+def test_a_round_that_was_removed_before_it_closed_counted_nothing(spool):
+    spool.store(ROUND, "ann", b"1")
+    spool.remove(ROUND)
+    for device in ("ann", "bob"):
+        with pytest.raises(TooLateError):
+            spool.store(ROUND, device, b"1")
+
+
+def test_a_body_that_is_half_sent_when_its_round_goes_is_not_acknowledged(tmp_path):
+    with small_service(tmp_path) as service:
+        state = service.publish()
+        round_id = state.published.id
+        keys = {space.name: [0] for space in LAYOUT.spaces}
+        with service.device(name="fast") as fast, service.device(name="slow") as slow:
+            told = fast.check_in()
+            got = fast.fetch(told, keys)
+            body = encode_update(state.layout, got.model, got.keys)
+            token = slow.check_in().token
+            with connect(service.url) as connection:
+                head = [
+                    f"POST /v1/rounds/{round_id}/updates HTTP/1.1",
+                    "host: a",
+                    "content-type: application/octet-stream",
+                    f"authorization: Bearer {token}",
+                    f"content-length: {len(body)}",
+                    "expect: 100-continue",
+                ]
+                connection.sendall("\r\n".join([*head, "", ""]).encode())
+                # The service asks for the body once it has found the round open.
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+                connection.sendall(body[:10])
+                fast.send(told, got.model, keys)
+                service.publisher.close_round()
+                counted = service.spool.close(round_id)
+                service.publish(seed=1)
+                service.spool.remove(round_id)
+                connection.sendall(body[10:])
+                answer = connection.recv(1 << 16)
+        assert counted == ["fast"]
+        assert answer.startswith(b"HTTP/1.1 410 ")
 
 
 def test_a_round_that_nobody_answered_can_be_closed(spool):

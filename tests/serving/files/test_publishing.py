@@ -268,6 +268,10 @@ def test_round_numbers_grow(tmp_path, number):
     ("options", "said"),
     [
         ({"settings": {"m": {1, 2}, "x": object()}}, "settings cannot be told to devices"),
+        *(
+            ({"settings": {"m": {"deep": [value]}}}, "settings would reach devices as others")
+            for value in (float("nan"), float("inf"), b"bytes", {1, 2})
+        ),
         ({"cohort": ["a", "b", "a"]}, "names devices twice: got 1 repeats"),
         ({"threads": 0}, "threads is too small"),
     ],
@@ -300,6 +304,22 @@ def test_a_second_publisher_is_refused_at_once(tmp_path):
         assert "has a publisher already" in done.stderr
         publisher.publish_state(small_state(), number=0)
     Publisher(tmp_path).close()
+
+
+def test_closing_a_publisher_twice_closes_nothing_else(tmp_path):
+    publisher = Publisher(tmp_path)
+    publisher.close()
+    with (tmp_path / "other").open("wb") as other:  # gets the number of the lock
+        publisher.close()
+        os.fstat(other.fileno())
+
+
+def test_a_closed_publisher_lets_go_though_a_fork_has_its_descriptor(tmp_path):
+    publisher = Publisher(tmp_path)
+    inherited = os.dup(publisher._lock)
+    publisher.close()
+    Publisher(tmp_path).close()
+    os.close(inherited)
 
 
 def test_what_a_killed_publisher_leaves_is_removed(tmp_path):

@@ -1,40 +1,23 @@
 """Faults while publishing: a full disk, a killed publisher, readers in other processes."""
 
-import os
 import resource
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
+from keyhole.delivery.records import RecordField, Records
+from keyhole.delivery.sources import FunctionSource
 from keyhole.errors import StorageError
+from keyhole.serving.files import publishing, retiring
 from keyhole.serving.files.publishing import Publisher
 from tests.helpers import ROOT
-from tests.serving.small_rounds import check_current, names_of, small_state, step
+from tests.serving.files.disks import leave_room
+from tests.serving.small_rounds import check_current, flip, names_of, published, small_state, step
 
 SMALL = {"segment_bytes": 100, "cohort": ["a"]}
-PAGE = 4096
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of one megabyte."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small file system can be mounted by root alone: sudo make test-all")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-
-
-def leave_room(disk, pages):
-    """Fills a disk up to a number of pages."""
-    found = os.statvfs(disk)
-    room = found.f_bavail * found.f_frsize - pages * PAGE
-    descriptor = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
-    if room > 0:
-        os.posix_fallocate(descriptor, 0, room)
-    os.close(descriptor)
 
 
 def refusal_of(publisher, state, number, durable):
@@ -150,3 +133,103 @@ def test_processes_read_whole_rounds_while_others_are_published(tmp_path):
             out, err = reader.communicate(timeout=60)
             assert (reader.returncode, err) == (0, "")
             assert int(out) >= 1
+
+
+def test_a_round_that_cannot_be_made_durable_does_not_stay(tmp_path, monkeypatch):
+    state, real = small_state(), publishing.sync_directory
+
+    def failing(directory):
+        if directory.name == "rounds":
+            raise OSError(5, "Input/output error")
+        real(directory)
+
+    with Publisher(tmp_path) as publisher:
+        for number in range(2):
+            publisher.publish_state(state, number=number, **SMALL)
+            step(state)
+        before = names_of(tmp_path)
+        monkeypatch.setattr(publishing, "sync_directory", failing)
+        with pytest.raises(StorageError, match="Input/output error"):
+            publisher.publish_state(state, number=2, **SMALL)
+        assert names_of(tmp_path) == before
+        assert check_current(tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_round_is_there_while_it_is_repaired(tmp_path, monkeypatch, can_exchange):
+    made, real = published(tmp_path, **SMALL), retiring.shutil.rmtree
+    removed = []
+
+    def removing(path, **options):
+        removed.append((path.name, (made / "manifest.json").exists()))
+        real(path, **options)
+
+    if not can_exchange:
+        monkeypatch.setattr(retiring, "_exchange", lambda *_: False)
+    flip(made / "table-1" / "seg-3.bin")
+    with Publisher(tmp_path) as publisher:
+        monkeypatch.setattr(retiring.shutil, "rmtree", removing)
+        publisher.publish_state(small_state(), number=0, **SMALL)
+    assert removed
+    assert all(is_there for _, is_there in removed)
+    assert check_current(tmp_path)[0] == 0
+    assert names_of(tmp_path) == [made.name]
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_repair_that_ends_between_two_renames_is_healed(tmp_path, monkeypatch, is_killed):
+    made = published(tmp_path, **SMALL)
+    if is_killed:
+        made.rename(made.with_name(f".was-{made.name}"))
+        Publisher(tmp_path).close()
+    else:
+        monkeypatch.setattr(publishing, "_is_whole", lambda *_: False)
+        monkeypatch.setattr(retiring, "_exchange", lambda *_: False)
+        real = type(made).rename
+
+        def rename(path, target):
+            if path.name.startswith(".new-"):
+                raise OSError(5, "Input/output error")
+            return real(path, target)
+
+        with Publisher(tmp_path) as publisher:
+            monkeypatch.setattr(type(made), "rename", rename)
+            with pytest.raises(StorageError, match="Input/output error"):
+                publisher.publish_state(small_state(), number=0, **SMALL)
+    assert check_current(tmp_path)[0] == 0
+    assert names_of(tmp_path) == [made.name]
+
+
+def test_a_second_publisher_that_starts_while_the_first_writes_disturbs_nothing(tmp_path):
+    values, writing, go_on = np.ones((50, 4), np.float32), threading.Event(), threading.Event()
+
+    def select_batch(x, keys):
+        writing.set()
+        assert go_on.wait(60)
+        return {".": x[keys]}
+
+    records = Records("row", 50, (RecordField(".", (4,), np.dtype(np.float32)),))
+    source = FunctionSource(records, values, select_batch)
+    with Publisher(tmp_path) as publisher:
+        first = threading.Thread(
+            target=publisher.publish,
+            args=([source],),
+            kwargs={"layout": None, "number": 0, "step": 0},
+        )
+        first.start()
+        try:
+            assert writing.wait(60)
+            script = "import sys; from keyhole.serving.files.publishing import Publisher;"
+            second = subprocess.run(
+                [sys.executable, "-c", f"{script} Publisher(sys.argv[1])", str(tmp_path)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+                cwd=ROOT,
+            )
+            assert "has a publisher already" in second.stderr
+        finally:
+            go_on.set()
+            first.join()
+    assert check_current(tmp_path)[1][0].tobytes() == values.tobytes()

@@ -12,7 +12,7 @@ from keyhole.errors import NotFoundError, StorageError, TooLateError
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.reading import RoundsDirectory, verify_round
 from keyhole.serving.files.round_files import locked_manifest
-from tests.serving.small_rounds import LAYOUT, flip, published, small_state, step
+from tests.serving.small_rounds import LAYOUT, flip, names_of, published, small_state, step
 
 SMALL = {"segment_bytes": 100, "durable": False}
 
@@ -71,15 +71,21 @@ def test_the_current_round_is_looked_at_every_twentieth_of_a_second(tmp_path, cl
     assert rounds.current().number == 0
 
 
-def test_a_clock_that_stands_still_or_jumps_ahead_is_no_trouble(tmp_path, clock):
+@pytest.mark.parametrize("jump", [0.06, 10**7, -(10**7)])
+def test_a_clock_that_jumps_is_no_trouble(tmp_path, clock, jump):
     rounds = RoundsDirectory(tmp_path, clock=clock)
+    directories = []
     for number in range(4):
-        published(tmp_path, number=number)
-        clock.now += 10**7
+        directories.append(published(tmp_path, number=number, **SMALL))
+        clock.now += jump
         current = rounds.current()
         assert current.number == number
         with rounds.hold(current.round), rounds.hold(current.round) as opened:
             verify_round(opened)
+    for _ in range(2):
+        clock.now += 11
+        rounds.current()
+    assert not [path for path in directories[:2] if path.exists() and not is_free(path)]
 
 
 def test_closing_a_round_shows(tmp_path, clock):
@@ -107,6 +113,7 @@ def test_closing_a_round_shows(tmp_path, clock):
         "0-0123456789abcdef\0",
         "\N{FULLWIDTH DIGIT ONE}-0123456789abcdef",
         "1" * 19 + "-0123456789abcdef",
+        "00-0123456789abcdef",
         ".spare",
         ".new-1",
         "a" * 10**5,
@@ -228,6 +235,52 @@ def test_the_newest_two_stay_open_and_older_ones_linger(tmp_path, clock):
     assert [is_free(path) for path in directories] == [True, False, False]
     rounds.close()
     assert [is_free(path) for path in directories] == [True] * 3
+
+
+def test_a_service_that_keeps_up_leaves_a_spare_round(tmp_path, clock):
+    """It opens some rounds only, as one of many processes does."""
+    rounds = RoundsDirectory(tmp_path, linger=10, clock=clock)
+    first = published(tmp_path, number=0, **SMALL)
+    with rounds.hold(first.name):
+        pass
+    for number in range(1, 6):
+        published(tmp_path, number=number, **SMALL)
+        clock.now += 11
+        rounds.current()
+    assert not first.exists()
+    assert len(names_of(tmp_path)) == 3
+
+
+def test_a_repaired_round_reaches_a_service_that_runs(tmp_path, clock):
+    state, rounds = small_state(), RoundsDirectory(tmp_path, clock=clock)
+    made = published(tmp_path, state, **SMALL)
+    flip(made / "table-1" / "seg-3.bin", 11)
+    with rounds.hold(made.name) as damaged:
+        lock = next(iter(rounds._entries.values())).lock
+        published(tmp_path, state, **SMALL)
+        with rounds.hold(made.name) as still:
+            assert still is damaged
+        clock.now += 0.06
+        with rounds.hold(made.name) as repaired:
+            verify_round(repaired)
+        with pytest.raises(StorageError, match="1 records"):
+            verify_round(damaged)  # whoever holds the old one finishes with that
+        assert lock._exit_callbacks
+    assert not lock._exit_callbacks
+    with rounds.hold(made.name) as opened:
+        assert opened is repaired
+
+
+def test_a_round_that_could_not_be_opened_is_served_once_repaired(tmp_path, clock):
+    state, rounds = small_state(), RoundsDirectory(tmp_path, clock=clock)
+    made = published(tmp_path, state, **SMALL)
+    flip(made / "table-1" / "seg-3.sum")
+    with pytest.raises(StorageError):
+        rounds.hold(made.name).__enter__()
+    published(tmp_path, state, **SMALL)
+    clock.now += 0.06
+    with rounds.hold(made.name) as opened:
+        verify_round(opened)
 
 
 def test_a_held_round_stays_open_however_long(tmp_path, clock):

@@ -1,7 +1,6 @@
 """The update spool: the first upload wins, is whole, and stays."""
 
 import multiprocessing
-import os
 import stat
 import subprocess
 import sys
@@ -10,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from keyhole.errors import ConflictError, InputError, NotFoundError, StorageError, TooLateError
+from keyhole.serving.files import update_spool
 from keyhole.serving.files.update_spool import UpdateSpool
+from tests.serving.files.disks import leave_room
 
 ROUND = "3-0123456789abcdef"
 
@@ -99,22 +100,41 @@ def test_a_process_killed_while_storing_leaves_no_upload(tmp_path):
     assert spool.store(ROUND, "a", b"two") == "stored"
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(spool, monkeypatch, tmp_path):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+def test_a_full_disk_is_told_and_leaves_nothing(small_disk):
+    spool, body, told = UpdateSpool(small_disk / "updates"), b"one" * 3000, []
+    spool.store(ROUND, "before", body)
+    for pages in range(8):
+        leave_room(small_disk, pages)
+        try:
+            spool.store(ROUND, f"device-{pages}", body)
+        except StorageError as error:
+            told.append(str(error))
+        (small_disk / "filler").unlink()
+    names = [path.name for path in (small_disk / "updates" / ROUND).iterdir()]
+    assert all("No space left on device" in text for text in told)
+    assert 2 < len(told) < 8
+    assert len(names) == 9 - len(told)
+    assert {spool.read(ROUND, name) for name in names} == {body}
 
-    monkeypatch.setattr(os, "fsync", full)
-    spool._make = lambda folder: folder.mkdir(parents=True)
-    with pytest.raises(StorageError, match="No space"):
-        spool.store(ROUND, "a", b"one")
-    assert list((tmp_path / "updates" / ROUND).iterdir()) == []
+
+def test_a_folder_that_another_process_made_is_durable_before_an_answer(
+    spool, monkeypatch, tmp_path
+):
+    """It may have been made a moment ago, and its maker killed before it was on the disk."""
+    (tmp_path / "updates" / ROUND).mkdir(parents=True)
+    synced, real = [], update_spool.sync_directory
+    monkeypatch.setattr(
+        update_spool, "sync_directory", lambda path: (synced.append(path), real(path))
+    )
+    spool.store(ROUND, "a", b"one")
+    assert {tmp_path, tmp_path / "updates", tmp_path / "updates" / ROUND} <= set(synced)
 
 
 @pytest.mark.parametrize("name", ["../x", "", ".hidden", "a/b", "x" * 65])
 def test_a_name_cannot_leave_the_folder(spool, name, tmp_path):
     with pytest.raises(InputError):
         spool.store(ROUND, name, b"one")
-    for round_id in ("..", "3-0123456789ABCDEF", "3", name):
+    for round_id in ("..", "3-0123456789ABCDEF", "3", "03-0123456789abcdef", name):
         with pytest.raises(InputError):
             spool.store(round_id, "a", b"one")
     assert not (tmp_path / "updates").exists()
@@ -133,6 +153,16 @@ def test_removing_a_round_leaves_the_others(spool):
     spool.remove(ROUND)
     spool.remove(ROUND)
     assert (spool.devices(ROUND), spool.rounds()) == ([], [other])
+
+
+def test_the_marks_of_removed_rounds_do_not_pile_up(spool, tmp_path, monkeypatch):
+    monkeypatch.setattr(update_spool, "_MARKS_KEPT", 3)
+    for number in range(9):
+        spool.store(f"{number}-0123456789abcdef", "a", b"one")
+        spool.remove(f"{number}-0123456789abcdef")
+    assert spool.rounds() == []
+    left = sorted(path.name[0] for path in (tmp_path / "updates").iterdir())
+    assert left == ["6", "7", "8"]
 
 
 def test_a_closed_round_lists_what_was_acknowledged_and_takes_no_more(spool):

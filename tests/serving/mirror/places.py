@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from keyhole.serving.mirror.moving import MirrorSettings
+from keyhole.serving.mirror.settings import MirrorSettings
 from keyhole.serving.mirror.object_store import StoreSettings, open_store
 from keyhole.serving.mirror.pull import fetch_round
 from keyhole.serving.mirror.push import push_round
@@ -101,7 +101,7 @@ def state_of(directory):
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in directory.rglob("*")
-        if path.is_file() and "/.new-" not in path.as_posix() and path.name != "publisher.lock"
+        if path.is_file() and "/.part-" not in path.as_posix() and path.name != "publisher.lock"
     }
 
 

@@ -19,7 +19,7 @@ COPY = """
 import sys
 from pathlib import Path
 from keyhole.serving.{module} import {name}
-from keyhole.serving.mirror.moving import MirrorSettings
+from keyhole.serving.mirror.settings import MirrorSettings
 from keyhole.serving.mirror.object_store import StoreSettings
 stop = int(sys.argv[3])
 def tell(done, total):
@@ -170,6 +170,24 @@ def test_a_damaged_file_is_not_pushed(place, origin, part):
     assert f"rounds/{name}/{part}" not in place.names()
     with pytest.raises(NotFoundError):
         place.read("current.json")
+
+
+def test_a_manifest_that_does_not_give_the_round_its_name_is_not_pushed(place, origin):
+    name = write_round(origin, 1)
+    path = origin / "rounds" / name / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"step": 1', b'"step": 2'))
+    with pytest.raises(StorageError, match=r"manifest\.json of round 1 is damaged") as caught:
+        place.push(origin)
+    assert is_one_line(caught.value)
+    assert place.names() == []
+
+
+def test_a_manifest_that_is_none_is_told_in_four_facts(place, origin):
+    name = write_round(origin, 1)
+    (origin / "rounds" / name / "manifest.json").write_bytes(b"{}")
+    with pytest.raises(StorageError) as caught:
+        place.push(origin)
+    assert str(caught.value).count("allowed is") == 1
 
 
 def test_an_older_round_does_not_replace_a_newer_one_unless_told_to(place, origin, edge):

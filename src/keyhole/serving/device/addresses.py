@@ -25,10 +25,11 @@ def parse_url(url: str, insecure: bool) -> tuple[str, int, str, bool]:
     """Host, port, prefix of paths, and whether TLS is spoken."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
+        host, port = (parts.hostname or "").encode("idna").decode(), parts.port
+    except ValueError:  # UnicodeError is one: of labels that are empty or too long
         parts, host, port = urlsplit(""), "", None
-    if parts.scheme not in ("http", "https") or not host or parts.query or parts.username:
+    is_known = parts.scheme in ("http", "https") and not (parts.query or parts.username)
+    if not (is_known and host and _is_visible(host + parts.path)):
         raise InputError(
             "not the URL of a service",
             got=repr(url),
@@ -44,6 +45,11 @@ def parse_url(url: str, insecure: bool) -> tuple[str, int, str, bool]:
             fix="use https, or pass insecure=True where the network itself is safe",
         )
     return host, port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls
+
+
+def _is_visible(text: str) -> bool:
+    """Whether it can stand in the head of a request."""
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def _is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from keyhole.errors import InputError, KeySpaceError, NotFoundError
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.serving.device.slice_query import Traffic
-from keyhole.serving.manifest import Manifest
+from keyhole.serving.manifest import Manifest, SegmentInfo
 from keyhole.types import Array, Tree
 
 __all__ = ["KnownRound", "Submodel", "WholeModel"]
@@ -84,6 +84,22 @@ class KnownRound:
                 fix="name one of them",
             )
         return names.index(name)
+
+    def segment(self, table: int, place: int) -> SegmentInfo:
+        """A segment of a table.
+
+        Raises:
+            NotFoundError: the table has no such segment.
+        """
+        info = self.manifest.tables[table]
+        if not 0 <= place < len(info.segments):
+            raise NotFoundError(
+                f"table {info.name!r} of round {self.id} has no such segment",
+                got=place,
+                allowed=f"0..{len(info.segments) - 1}" if info.segments else "none",
+                fix="name one of them, or ask for slices with fetch_slices",
+            )
+        return info.segments[place]
 
     def keys_of_table(self, place: int, keys: Any) -> Keys:
         """Keys of one table, checked."""

@@ -6,46 +6,40 @@ answer of 2 MB, and bodies are read straight into the buffer they stay in.
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+    RemoteDisconnected,
+)
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from keyhole.errors import DamageError, ServiceError
 from keyhole.serving.device.addresses import Certificate, not_trusted, parse_url, tls_context
+from keyhole.serving.device.paced_socket import PacedSocket, Timeouts
 from keyhole.serving.device.partial_body import PartialBody, fresh_buffer
 from keyhole.serving.device.refusals import MOST_ERROR_BYTES, refusal_of
 from keyhole.serving.device.retrying import Attempts, Clock, Retry, jitter
 
-__all__ = ["OCTETS", "Client", "Received", "Timeouts"]
+__all__ = ["OCTETS", "Client", "Received"]
 
 OCTETS = "application/octet-stream"
 
-_AGAIN = (429, 502, 503, 504)  # the service, or what stands before it, is busy or away
-_FURTHER = 1 << 16  # bytes that count as having got further
+_GOOD = (200, 201, 206)
+# The service, or what stands before it, is busy, away, out of room or surprised by a failure.
+_AGAIN = (408, 429, 500, 502, 503, 504, 507)
 _MOST_IDLE = 4  # connections kept open between requests
 
 _Place: TypeAlias = Callable[[int, Mapping[str, str], int], memoryview]
 """`(status, headers, length) -> where the body goes`; as long as the body."""
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds after which a silent service counts as away.
-
-    Args:
-        connect: to reach it.
-        read: until the next bytes of an answer are there, or what is sent is taken.
-        slowest: bytes a second of an answer, from `read` seconds on.
-    """
-
-    connect: float = 10.0
-    read: float = 60.0
-    slowest: float = 1024.0
 
 
 @dataclass
@@ -162,10 +156,9 @@ class Client:
             got = self.exchange(
                 "GET", path, headers=part.headers, token=token, most=most, place=part.place
             )
-            part.add(len(got.body))
+            if part.add(got.status, len(got.body)):
+                attempts.got_further()
             if got.problem:
-                if len(got.body) >= _FURTHER:
-                    attempts.got_further()
                 attempts.failed(got.problem, got.after)
                 continue
             try:
@@ -210,10 +203,13 @@ class Client:
                     continue  # the service had closed it in the meantime: no failure of this one
                 return Received(problem=_reason(error))
             try:
-                return self._receive(connection, response, most, place)
+                got = self._receive(connection, response, most, place)
             except BaseException:
                 connection.close()
                 raise
+            if not got.problem and got.status not in _GOOD:
+                raise refusal_of(got.status, got.body)  # its connection is as good as before
+            return got
 
     def _take(self) -> tuple[HTTPConnection, bool]:
         """A connection, and whether it has been used."""
@@ -236,15 +232,16 @@ class Client:
     ) -> HTTPResponse:
         if getattr(connection, "sock", None) is None:
             connection.connect()
-            connection.sock.settimeout(self._timeouts.read)
+            paced = PacedSocket(connection.sock, self._timeouts, self._stop)
+            connection.sock = cast("socket.socket", paced)
         try:
             connection.request(method, path, body or None, dict(headers))
         except (BrokenPipeError, ConnectionResetError):
             # A service that refuses a body may answer before it has read it, and hang up.
             with suppress(OSError, HTTPException):
-                return connection.getresponse()
+                return _head(connection)
             raise
-        return connection.getresponse()
+        return _head(connection)
 
     def _receive(
         self,
@@ -255,7 +252,7 @@ class Client:
     ) -> Received:
         headers = {name.lower(): value for name, value in response.getheaders()}
         got = Received(response.status, headers)
-        is_good = response.status in (200, 201, 206)
+        is_good = response.status in _GOOD
         length = response.length
         # Without a length the end of a body cannot be told from a cut, not even in the headers.
         if length is None:
@@ -264,10 +261,12 @@ class Client:
             return got
         if length > (most if is_good else MOST_ERROR_BYTES):
             connection.close()
-            raise _too_long(response.status, length)
-        buffer = fresh_buffer(length)
-        if is_good and place is not None:
-            buffer = place(response.status, headers, length)
+            raise _too_long(response.status, length, most)
+        buffer = (
+            fresh_buffer(length)
+            if place is None or not is_good
+            else place(response.status, headers, length)
+        )
         count, problem = self._read(response, buffer)
         got.body = buffer[:count]
         if problem:
@@ -279,8 +278,6 @@ class Client:
             got.problem = f"status {response.status}"
             got.after = _seconds(headers.get("retry-after", ""))
             got.body = got.body[:0]
-        elif not is_good:
-            raise refusal_of(response.status, got.body)
         return got
 
     def _read(self, response: HTTPResponse, buffer: memoryview) -> tuple[int, str]:
@@ -299,8 +296,6 @@ class Client:
             spent = self._clock.monotonic() - since
             if spent > limits.read + count / limits.slowest:
                 return count, "an answer that is too slow"
-            if self._stop is not None and self._stop.is_set():
-                return count, "a stop event"
         response.close()  # of this answer; the connection stays open
         return count, ""
 
@@ -313,6 +308,12 @@ class Client:
         connection.close()
 
 
+def _head(connection: HTTPConnection) -> HTTPResponse:
+    """Waits for the head of an answer; any number of interim ones count as one."""
+    with cast("PacedSocket", connection.sock).one_limit():
+        return connection.getresponse()
+
+
 _HUNG_UP = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)
 
 
@@ -320,6 +321,8 @@ def _reason(error: Exception) -> str:
     """Why an exchange failed, in words without what was sent."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, RemoteDisconnected):
+        return "a connection that was closed"
     if isinstance(error, OSError):
         return (error.strerror or type(error).__name__).lower()
     return f"an answer that is not HTTP ({type(error).__name__})"
@@ -330,10 +333,10 @@ def _seconds(text: str) -> float | None:
     return float(text) if text.isdecimal() and len(text) < 10 else None
 
 
-def _too_long(status: int, length: int) -> ServiceError:
+def _too_long(status: int, length: int, most: int) -> ServiceError:
     return ServiceError(
         "the answer is longer than it can be",
         got=f"{length} bytes with status {status}",
-        allowed="what the manifest describes",
+        allowed=f"{most if status in _GOOD else MOST_ERROR_BYTES} bytes",
         fix="check the URL and what stands between the device and the service",
     )

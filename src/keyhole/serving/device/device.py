@@ -6,7 +6,6 @@ keys and nothing else, and with `fetch_all` not even those.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,17 +16,19 @@ from typing import Any, TypeAlias
 import msgspec
 
 from keyhole.delivery.records import RecordArray
-from keyhole.errors import DamageError, ServiceError, StorageError
+from keyhole.errors import DamageError, InputError, ServiceError, StorageError
 from keyhole.primitives.layout import ClientKeys
 from keyhole.serving.coordinator import Wait
 from keyhole.serving.device.addresses import Certificate
 from keyhole.serving.device.assembly import KnownRound, Submodel, WholeModel
-from keyhole.serving.device.client import OCTETS, Client, Timeouts
+from keyhole.serving.device.client import OCTETS, Client
+from keyhole.serving.device.paced_socket import Timeouts
 from keyhole.serving.device.retrying import Clock, Retry
 from keyhole.serving.device.segment_download import download_segment, download_table
 from keyhole.serving.device.slice_cache import SliceCache
 from keyhole.serving.device.slice_query import Slices, Traffic, Want, fetch_slices
-from keyhole.serving.manifest import Manifest, decode_manifest, name_round
+from keyhole.serving.files.round_files import number_of
+from keyhole.serving.manifest import MOST_BYTES, Manifest, decode_manifest, name_round
 from keyhole.serving.tables import Phase
 from keyhole.serving.wire import encode_update
 from keyhole.types import Array, Tree
@@ -39,10 +40,8 @@ DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
 
 _JSON = "application/json"
 _MOST_MESSAGE = 1 << 16  # bytes of an answer to a check-in
-_MOST_MANIFEST = 1 << 26
 _MOST_ROUNDS = 4  # manifests that are kept
 _MOST_WAIT = 3600.0  # seconds, whatever a service asks for
-_ROUND_ID = re.compile(r"[0-9]{1,18}-[0-9a-f]{16}")
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -93,7 +92,8 @@ class Device:
         retry: how often to try again.
         timeouts: when a silent service counts as away.
         most_keys: in one query; more are asked for in several.
-        most_answer: bytes of the slices of one query, likewise.
+        most_answer: bytes of the slices of one query, likewise. A slice or a segment that is longer
+            is refused, whatever a manifest says: this is what a service can make a device allocate.
         stop: once set, waiting ends at once and nothing is tried again.
         clock: how time passes; one that waits for `stop` if None.
         insecure: lets plain `http` leave this machine.
@@ -157,7 +157,7 @@ class Device:
         """
         got = self._client.get("/v1/rounds/current", token=self._token, most=_MOST_MESSAGE)
         now: RoundNow = _message(got.body, RoundNow)
-        _check_round(now.round, now.number)
+        _check_told(now.round, now.number)
         return now
 
     def check_in(self) -> Assignment | Wait:
@@ -173,7 +173,7 @@ class Device:
         told: _CheckedIn = _message(got.body, _CheckedIn)
         if told.round is None:
             return Wait(_bounded(told.wait))
-        _check_round(told.round, told.number)
+        _check_told(told.round, told.number)
         after = _bounded(told.fetch_after)
         return Assignment(told.round, told.number, told.token, after)
 
@@ -181,6 +181,7 @@ class Device:
         """The manifest of a round, fetched once.
 
         Raises:
+            InputError: `round` is not the identifier of one.
             DamageError: what arrives is not the manifest that the round is named after.
             TooLateError, NotFoundError: the round is gone, or never was.
         """
@@ -193,7 +194,7 @@ class Device:
             if round_id in self._rounds:
                 self._rounds.move_to_end(round_id)
                 return self._rounds[round_id]
-        number = _check_round(round_id)
+        number = _number(round_id)
 
         def check(body: memoryview) -> None:
             if name_round(bytes(body), number) != round_id:
@@ -201,7 +202,7 @@ class Device:
 
         path = f"/v1/rounds/{round_id}/manifest"
         token = self._token_for(round)
-        got = self._client.get(path, token=token, most=_MOST_MANIFEST, check=check)
+        got = self._client.get(path, token=token, most=MOST_BYTES, check=check)
         known = KnownRound(round_id, decode_manifest(bytes(got.body)))
         with self._lock:
             self._rounds[round_id] = known
@@ -244,7 +245,11 @@ class Device:
         return known.records[place].decode(found.records)
 
     def fetch_segment(self, round: Assignment | str, table: str, place: int) -> RecordArray:
-        """The records of one segment of a table, checked: (count, record_bytes)."""
+        """The records of one segment of a table, checked: (count, record_bytes).
+
+        Raises:
+            NotFoundError: the round has no such table, or the table no such segment.
+        """
         known = self.known(round)
         return download_segment(
             self._client,
@@ -252,14 +257,18 @@ class Device:
             known.table(table),
             place,
             token=self._token_for(round),
+            most_bytes=self._most_answer,
             traffic=Traffic(),
         )
 
     def fetch_all(self, round: Assignment | str) -> WholeModel:
         """Option 1, broadcast: all tables. The device selects at home, and nobody learns a key."""
         known, token, traffic = self.known(round), self._token_for(round), Traffic()
+        most = self._most_answer
         tables = tuple(
-            download_table(self._client, known, place, token=token, traffic=traffic)
+            download_table(
+                self._client, known, place, token=token, most_bytes=most, traffic=traffic
+            )
             for place in range(len(known.manifest.tables))
         )
         return WholeModel(known, tables, traffic)
@@ -331,18 +340,28 @@ def _id_of(round: Assignment | str) -> str:
     return round.round if isinstance(round, Assignment) else round
 
 
-def _check_round(round_id: str, number: int | None = None) -> int:
+def _number(round_id: str) -> int:
     """The number of a round; its identifier becomes part of a path, so its form is checked."""
-    found = int(round_id.partition("-")[0]) if _ROUND_ID.fullmatch(round_id) else -1
-    if found < 0 or number not in (None, found):
+    number = number_of(round_id)
+    if number is None:
+        raise InputError(
+            "not the identifier of a round",
+            got=repr(round_id),
+            allowed="an assignment, or a number and 16 hex digits, such as 3-0123456789abcdef",
+            fix="pass what check_in returns, or the round of current",
+        )
+    return number
+
+
+def _check_told(round_id: str, number: int) -> None:
+    if number_of(round_id) != number:
         raise _no_sense("the identifier of a round")
-    return found
 
 
 def _message(body: memoryview, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _no_sense("a message") from error
 
 

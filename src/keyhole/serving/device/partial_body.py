@@ -8,12 +8,42 @@ import numpy as np
 
 from keyhole.errors import ServiceError
 
-__all__ = ["PartialBody", "fresh_buffer"]
+__all__ = ["PartialBody", "fresh_buffer", "refuse_longer"]
+
+
+_FURTHER = 1 << 16  # bytes that count as having got further
 
 
 def fresh_buffer(length: int) -> memoryview:
-    """Bytes to be written, which nobody has set to zero first."""
-    return np.empty(length, np.uint8).data
+    """Bytes to be written, which nobody has set to zero first.
+
+    Raises:
+        ServiceError: there is no room for so many.
+    """
+    try:
+        return np.empty(length, np.uint8).data
+    except MemoryError as error:
+        raise ServiceError(
+            "the answer does not fit into memory",
+            got=f"{length} bytes",
+            allowed="what this device has room for",
+            fix="ask for less at a time, with a smaller most_answer",
+        ) from error
+
+
+def refuse_longer(what: str, length: int, most: int) -> None:
+    """Refuses what a manifest describes before anything is asked for or allocated.
+
+    Raises:
+        ServiceError: it has more than `most` bytes.
+    """
+    if length > most:
+        raise ServiceError(
+            f"{what} is longer than this device takes",
+            got=f"{length} bytes",
+            allowed=f"{most} bytes",
+            fix="raise most_answer, if the service is to be trusted with the memory",
+        )
 
 
 class PartialBody:
@@ -21,7 +51,7 @@ class PartialBody:
 
     def __init__(self) -> None:
         self._buffer = memoryview(b"")
-        self._count = 0
+        self._count = self._furthest = 0
         self._tag = ""
 
     @property
@@ -50,9 +80,19 @@ class PartialBody:
         self._tag = "" if tag.startswith("W/") else tag  # a weak tag does not vouch for bytes
         return self._buffer
 
-    def add(self, count: int) -> None:
-        """Takes note of how many bytes have arrived."""
+    def add(self, status: int, count: int) -> bool:
+        """Takes note of how many bytes have arrived; returns whether the body has got further.
+
+        Bytes that came once before are no progress: else a service that cuts every answer, and
+        resumes none, would be asked for ever.
+        """
+        if status not in (200, 206):
+            return False  # of an error, which is no part of the body
         self._count += count
+        if self._count < self._furthest + _FURTHER:
+            return False
+        self._furthest = self._count
+        return True
 
 
 def _wrong_range() -> ServiceError:

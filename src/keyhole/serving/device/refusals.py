@@ -46,7 +46,7 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     """
     try:
         facts = msgspec.json.decode(body, type=_Shape).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _foreign(status)
     kind = getattr(errors, facts.kind, None) if facts.kind in errors.__all__ else None
     # Only refusals are taken over as they are: that the service has failed is no error of ours.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -11,6 +12,7 @@ from keyhole.errors import DamageError, NotFoundError
 from keyhole.server.record_sums import sum_records
 from keyhole.serving.device.assembly import KnownRound
 from keyhole.serving.device.client import Client
+from keyhole.serving.device.partial_body import refuse_longer
 from keyhole.serving.device.slice_query import Traffic
 
 __all__ = ["download_segment", "download_table"]
@@ -19,7 +21,13 @@ _SUM_BYTES = 8
 
 
 def download_table(
-    client: Client, known: KnownRound, table: int, *, token: str | None, traffic: Traffic
+    client: Client,
+    known: KnownRound,
+    table: int,
+    *,
+    token: str | None,
+    most_bytes: int,
+    traffic: Traffic,
 ) -> RecordArray:
     """Returns all records of a table, (K, record_bytes).
 
@@ -35,10 +43,8 @@ def download_table(
             allowed="a table of segments",
             fix="ask for slices of it, with fetch_slices",
         )
-    pieces = [
-        download_segment(client, known, table, place, token=token, traffic=traffic)
-        for place in range(len(info.segments))
-    ]
+    download = partial(download_segment, token=token, most_bytes=most_bytes, traffic=traffic)
+    pieces = [download(client, known, table, place) for place in range(len(info.segments))]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
@@ -49,6 +55,7 @@ def download_segment(
     place: int,
     *,
     token: str | None,
+    most_bytes: int,
     traffic: Traffic,
 ) -> RecordArray:
     """Returns the records of one segment, (count, record_bytes).
@@ -57,11 +64,12 @@ def download_segment(
     manifest has it.
 
     Raises:
+        NotFoundError: the table has no such segment.
         DamageError: what arrives is not what was published, time and again.
-        ServiceError: no usable answer.
+        ServiceError: no usable answer, or a segment of more than `most_bytes`.
     """
-    info = known.manifest.tables[table]
-    segment = info.segments[place]
+    info, segment = known.manifest.tables[table], known.segment(table, place)
+    refuse_longer("a segment", segment.count * max(info.record_bytes, _SUM_BYTES), most_bytes)
     path = f"/v1/rounds/{known.id}/tables/{table}/segments/{place}"
 
     def check_sums(body: memoryview) -> None:

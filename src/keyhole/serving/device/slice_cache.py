@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from keyhole.delivery.records import RecordArray, Records
 from keyhole.errors import InputError
-from keyhole.server.files import checksum, make_directory, replacing, write_all
+from keyhole.server.files import (
+    checksum,
+    make_directory,
+    replacing,
+    storage_errors,
+    write_all,
+)
 from keyhole.server.record_sums import sum_records
 from keyhole.serving.device.slice_query import Held
 from keyhole.serving.wire import Sums
@@ -130,13 +136,16 @@ class SliceCache:
             self._now += 1
             before = dict(self._tables)
             for table, keys, records, sums in found:
-                if table.record_bytes >= self._least and len(keys):
+                if table.record_bytes >= max(self._least, 1) and len(keys):
                     name = _identity(table)
                     self._tables[name] = self._merged(name, keys, records, sums)
             self._forget()
-            changed = {n: t for n, t in self._tables.items() if t is not before.get(n)}
-            for name, kept in changed.items():
-                self._save(name, kept)
+            for name in before.keys() - self._tables.keys():
+                self._remove(name)
+            for name, kept in self._tables.items():
+                # That a record was used once more is not worth a write: it waits for the next one.
+                if name not in before or kept.records is not before[name].records:
+                    self._save(name, kept)
 
     def _merged(self, name: str, keys: KeyArray, records: RecordArray, sums: Sums) -> _Table:
         fresh, places = np.unique(keys, return_index=True)
@@ -144,6 +153,13 @@ class SliceCache:
         old = self._tables.get(name)
         if old is None:
             return new
+        found = np.minimum(np.searchsorted(old.keys, fresh), len(old.keys) - 1)
+        if np.array_equal(old.keys[found], fresh) and np.array_equal(
+            old.records[found], new.records
+        ):
+            used = old.used.copy()
+            used[found] = self._now
+            return replace(old, used=used)
         old = old.take(~np.isin(old.keys, fresh, assume_unique=True))
         order = np.argsort(np.concatenate([old.keys, new.keys]), kind="stable")
         return _Table(
@@ -170,7 +186,9 @@ class SliceCache:
         for name, table in tables:
             kept = is_kept[at : at + len(table.keys)]
             at += len(kept)
-            if not kept.all():
+            if not kept.any():
+                del self._tables[name]
+            elif not kept.all():
                 self._tables[name] = table.take(kept)
 
     def _save(self, name: str, table: _Table) -> None:
@@ -183,6 +201,12 @@ class SliceCache:
         records = np.ascontiguousarray(table.records)
         with replacing(self._directory / f"{name}{_SUFFIX}") as descriptor:
             write_all(descriptor, [head, *(column.data for column in index), records.data])
+
+    def _remove(self, name: str) -> None:
+        if self._directory is not None:
+            path = self._directory / f"{name}{_SUFFIX}"
+            with storage_errors(path, "remove"):
+                path.unlink(missing_ok=True)
 
     def _load(self, path: Path) -> None:
         """Reads a table; one that is damaged is removed, since it can be fetched again."""

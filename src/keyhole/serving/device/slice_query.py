@@ -16,7 +16,17 @@ from keyhole.delivery.records import RecordArray
 from keyhole.errors import DamageError
 from keyhole.server.record_sums import sum_records
 from keyhole.serving.device.client import OCTETS, Client, Received
-from keyhole.serving.wire import MOST_BLOCKS, Answer, Ask, Sums, check_of, encode_query
+from keyhole.serving.device.partial_body import refuse_longer
+from keyhole.serving.wire import (
+    MOST_BLOCKS,
+    Answer,
+    Ask,
+    Sums,
+    check_of,
+    decode_answer,
+    encode_query,
+    most_answer_bytes,
+)
 
 __all__ = ["CHECK", "Held", "Slices", "Traffic", "Want", "fetch_slices"]
 
@@ -98,14 +108,16 @@ def fetch_slices(
         wants: of any tables of the round.
         token: of the device in this round.
         most_keys: in one query; more are asked for in several.
-        most_bytes: of the records of one query, likewise; one record may be longer.
+        most_bytes: of the records of one query, likewise.
         traffic: what it costs is added here.
 
     Raises:
         RequestError: the service refuses, by kind.
-        ServiceError: no usable answer.
+        ServiceError: no usable answer, or a record of more than `most_bytes`.
         DamageError: what arrived was not what was sent, time and again.
     """
+    for want in wants:
+        refuse_longer("a slice", want.record_bytes if len(want.keys) else 0, most_bytes)
     path = f"/v1/rounds/{round_id}/slices"
     found: list[list[Slices]] = [[] for _ in wants]
     for batch in _batches(wants, most_keys, most_bytes):
@@ -161,6 +173,7 @@ class _SoFar:
 
     def __init__(self, wants: Sequence[Want]) -> None:
         self._wants = wants
+        self._record_bytes = {want.table: want.record_bytes for want in wants}
         self._at = [0] * len(wants)
         self._sent: list[list[Answer]] = [[] for _ in wants]
         self._check: str | None = None
@@ -179,12 +192,7 @@ class _SoFar:
     @property
     def most_bytes(self) -> int:
         """What the next answer may be long."""
-        asks = self.asks
-        lengths = [self._wants[place].record_bytes for place in self._left]
-        return sum(
-            len(ask.keys) * length + _mask_bytes(ask)
-            for ask, length in zip(asks, lengths, strict=True)
-        )
+        return most_answer_bytes(self.asks, self._record_bytes)
 
     @property
     def reused(self) -> int:
@@ -205,21 +213,13 @@ class _SoFar:
             return False  # the cut may be in the headers: what they say is not to be used
         if self._check is None:
             self._check = got.headers.get(CHECK, "none")
-        at, is_cut, left, before = 0, False, [], sum(self._at)
-        for place in self._left:
-            ask = self._ask(place)
-            length = self._wants[place].record_bytes
-            answer, used = (None, 0) if is_cut else _split(ask, got.body[at:], length)
-            if answer is not None:
-                self._sent[place].append(answer)
-                self._at[place] += len(answer.is_sent)
-            at += used
-            if answer is None or len(answer.is_sent) < len(ask.keys):
-                is_cut = True
-                left.append(place)
-        if not got.problem and (is_cut or at != len(got.body)):
-            raise _damaged("an answer of another length")
-        self._left = left
+        answers = decode_answer(got.body, self.asks, self._record_bytes, is_cut=bool(got.problem))
+        before = sum(self._at)
+        for place, answer in zip(self._left, answers, strict=False):  # a cut may leave out some
+            self._sent[place].append(answer)
+            self._at[place] += len(answer.is_sent)
+        arrived, rest = self._left[: len(answers)], self._left[len(answers) :]
+        self._left = [i for i in arrived if self._at[i] < len(self._wants[i].keys)] + rest
         return sum(self._at) > before
 
     def checked(self) -> list[Slices]:
@@ -255,32 +255,10 @@ class _SoFar:
         return Slices(records, sum_records(records))
 
 
-def _split(ask: Ask, body: memoryview, length: int) -> tuple[Answer | None, int]:
-    """What arrived whole of one block, and how many bytes that is."""
-    mask = _mask_bytes(ask)
-    if len(body) < mask:
-        return None, 0
-    is_sent = np.ones(len(ask.keys), bool)
-    if ask.sums is not None:
-        bits = np.frombuffer(body[:mask], np.uint8)
-        is_sent = np.unpackbits(bits, count=len(ask.keys), bitorder="little").astype(bool)
-    sent = np.flatnonzero(is_sent)
-    count = min(len(sent), (len(body) - mask) // length) if length else len(sent)
-    used = mask + count * length
-    records = np.frombuffer(body[mask:used], np.uint8).reshape(count, length)
-    settled = int(sent[count]) if count < len(sent) else len(ask.keys)
-    return Answer(records, is_sent[:settled]), used
-
-
 def _aligned(records: RecordArray) -> RecordArray:
     """Records at a place in memory where numbers may lie; behind a mask of bits they may not."""
     place: int = records.__array_interface__["data"][0]
     return records.copy() if place % _ALIGNED else records
-
-
-def _mask_bytes(ask: Ask) -> int:
-    """The bits before a block that say which of its records follow."""
-    return 0 if ask.sums is None else -(-len(ask.keys) // 8)
 
 
 def _batches(

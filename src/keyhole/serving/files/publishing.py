@@ -37,7 +37,13 @@ from keyhole.serving.files.round_files import (
     write_current,
     write_file,
 )
-from keyhole.serving.files.slice_files import Progress, SegmentWriter, WriteSettings, table_path
+from keyhole.serving.files.slice_files import (
+    SEGMENT,
+    Progress,
+    SegmentWriter,
+    WriteSettings,
+    table_path,
+)
 from keyhole.serving.files.slice_patches import BaseTable, write_table
 from keyhole.serving.manifest import (
     Manifest,
@@ -89,13 +95,13 @@ class Publisher:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
         make_directory(rounds_path(self.directory))
-        self._lock = _locked(self.directory)
+        self._lock: int | None = _locked(self.directory)
         self._shelf = Shelf(self.directory)
         self._known: dict[str, tuple[weakref.ref[ServerState], int]] = {}
         try:
             self._shelf.clean()
         except BaseException:
-            os.close(self._lock)
+            self.close()
             raise
 
     def __enter__(self) -> Publisher:
@@ -108,7 +114,10 @@ class Publisher:
 
     def close(self) -> None:
         """Lets another publisher have the directory; rounds stay."""
-        os.close(self._lock)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may have the descriptor, too
+            os.close(lock)
 
     def publish(
         self,
@@ -123,7 +132,7 @@ class Publisher:
         durable: bool = True,
         strong: bool = False,
         threads: int = 2,
-        segment_bytes: int = 256 << 20,
+        segment_bytes: int = SEGMENT,
         progress: Progress | None = None,
     ) -> Published:
         """Publishes a round and opens it. Sources must not change meanwhile.
@@ -259,13 +268,13 @@ class Publisher:
         if _is_whole(named, published.manifest):  # it is served as it is, from here on
             made = named
         _complete(made, published, cohort, durable)
-        if made != named:
-            self._shelf.put(made, named)
         try:
+            if made != named:
+                self._shelf.put(made, named)
             if durable:
                 sync_directory(named.parent)
             write_current(self.directory, CurrentRound(published.id, number, "open"), durable)
-        except StorageError:
+        except BaseException:  # nobody was told of it, and it must not pass for the one before
             self._shelf.clean()
             raise
 
@@ -293,7 +302,22 @@ def _encode(manifest: Manifest) -> tuple[str, Manifest, bytes]:
             allowed="what JSON can hold",
             fix="turn arrays into lists, and numbers of NumPy into those of Python",
         ) from error
-    return name_round(encoded, manifest.number), decode_manifest(encoded), encoded
+    decoded = decode_manifest(encoded)
+    if decoded.settings != _as_json(manifest.settings):
+        raise InputError(
+            "settings would reach devices as others",
+            got="NaN, infinity, bytes, a set or the like",
+            allowed="what JSON can hold",
+            fix="turn them into finite numbers, strings, lists and dicts",
+        )
+    return name_round(encoded, manifest.number), decoded, encoded
+
+
+def _as_json(value: Any) -> Any:
+    """Settings as they are if JSON holds them unchanged; a tuple may become a list."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(each) for key, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _write_tables(

@@ -6,9 +6,10 @@ import fcntl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from keyhole.errors import NotFoundError, StorageError, TooLateError
 from keyhole.serving.files.mapped_tables import MappedTable, open_table
@@ -27,8 +28,10 @@ from keyhole.serving.tables import Current, OpenRound
 
 __all__ = ["RoundsDirectory", "verify_round"]
 
-_LOOK_EVERY = 0.05  # seconds between two looks at the current round
-_KEPT_OPEN = 2
+_LOOK_EVERY = 0.05  # seconds between two looks at a file
+
+_Stamp: TypeAlias = tuple[int, int, int]
+"""What differs between two files that had one name: inode, time, size."""
 
 
 @dataclass
@@ -37,6 +40,8 @@ class _Entry:
 
     number: int
     used: float
+    looked: float
+    stamp: _Stamp | None
     round: OpenRound | None = None
     error: StorageError | None = None
     holders: int = 0
@@ -46,8 +51,12 @@ class _Entry:
 class RoundsDirectory:
     """The rounds of a directory, opened when they are asked for; implements `RoundSource`.
 
-    The newest two stay open. An older one is closed, so that its publisher can take it away, once
-    nobody has asked for it for a while.
+    The current round and the one numbered before it stay open. An older one is closed, so that its
+    publisher can take it away, once nobody has asked for it for a while: until then its files stay
+    on the disk, besides the two rounds that are kept and the one that is spare. Rounds are looked
+    at when `current` or `hold` is called, as probes of a service do.
+
+    A round that was published again is opened anew. Whoever holds the old one finishes with that.
 
     Args:
         directory: that a publisher writes; may be empty yet.
@@ -68,7 +77,7 @@ class RoundsDirectory:
         self._mutex = threading.RLock()
         self._entries: dict[str, _Entry] = {}
         self._current: Current | None = None
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: _Stamp | None = None
         self._looked = -1e9
 
     def current(self) -> Current | None:
@@ -78,11 +87,7 @@ class RoundsDirectory:
             StorageError: the file that names it is damaged.
         """
         with self._mutex:
-            now = self._clock()
-            if now - self._looked >= _LOOK_EVERY:
-                self._close_idle(now)
-                self._look()
-                self._looked = now
+            self._refresh(self._clock())
             return self._current
 
     @contextmanager
@@ -93,8 +98,10 @@ class RoundsDirectory:
             StorageError: its files are damaged; it is not served.
         """
         with self._mutex:
-            self._close_idle(self._clock())
-            entry = self._find(round_id)
+            now = self._clock()
+            with suppress(StorageError):  # `current` tells of it
+                self._refresh(now)
+            entry = self._find(round_id, now)
             if entry.round is None:
                 # Each time with a traceback of its own, else it would grow with every request.
                 raise (entry.error or _no_such_round()).with_traceback(None)
@@ -105,6 +112,8 @@ class RoundsDirectory:
             with self._mutex:
                 entry.holders -= 1
                 entry.used = self._clock()
+                if not entry.holders and self._entries.get(round_id) is not entry:
+                    entry.lock.close()  # it was published again
 
     def close(self) -> None:
         """Lets go of every round that nobody holds."""
@@ -112,12 +121,17 @@ class RoundsDirectory:
             for round_id in [name for name, entry in self._entries.items() if not entry.holders]:
                 self._entries.pop(round_id).lock.close()
 
+    def _refresh(self, now: float) -> None:
+        """Looks at the current round, unless that was done just now, and closes what is idle."""
+        if _is_due(self._looked, now):
+            self._look()
+            self._looked = now
+            self._close_idle(now)
+
     def _look(self) -> None:
         """Reads the current round if its file is another one than at the last look."""
-        try:
-            found = (self._directory / CURRENT).stat()
-            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-        except FileNotFoundError:
+        stamp = _stamp_of(self._directory / CURRENT)
+        if stamp is None:
             self._stamp = self._current = None
             return
         if stamp == self._stamp:
@@ -132,15 +146,19 @@ class RoundsDirectory:
         self._current = Current(read.round, read.number, read.phase, cohort)
         self._stamp = stamp
 
-    def _find(self, round_id: str) -> _Entry:
-        now = self._clock()
+    def _find(self, round_id: str, now: float) -> _Entry:
         entry = self._entries.get(round_id)
-        if entry is not None and (entry.error is None or now - entry.used < self._linger):
+        if entry is not None and not self._is_stale(round_id, entry, now):
             return entry
         number = number_of(round_id)
         if number is None:
             raise _no_such_round()
-        entry = _Entry(number, now)
+        if entry is not None:
+            del self._entries[round_id]
+            if not entry.holders:
+                entry.lock.close()
+        stamp = _stamp_of(round_path(self._directory, round_id) / MANIFEST)
+        entry = _Entry(number, now, now, stamp)
         try:
             entry.round = self._open(round_id, number, entry.lock)
         except StorageError as error:
@@ -151,6 +169,16 @@ class RoundsDirectory:
             raise
         self._entries[round_id] = entry
         return entry
+
+    def _is_stale(self, round_id: str, entry: _Entry, now: float) -> bool:
+        """Whether a round was published again since it was opened; or damaged, a while ago."""
+        if entry.error is not None and not 0 <= now - entry.used < self._linger:
+            return True
+        if not _is_due(entry.looked, now):
+            return False
+        entry.looked = now
+        stamp = _stamp_of(round_path(self._directory, round_id) / MANIFEST)
+        return stamp is not None and stamp != entry.stamp
 
     def _open(self, round_id: str, number: int, stack: ExitStack) -> OpenRound:
         directory = round_path(self._directory, round_id)
@@ -183,11 +211,11 @@ class RoundsDirectory:
         )
 
     def _close_idle(self, now: float) -> None:
-        if len(self._entries) <= _KEPT_OPEN:
-            return
-        newest = sorted((e.number for e in self._entries.values()), reverse=True)[:_KEPT_OPEN]
+        """Closes what is damaged, or older than the round before the current one, once idle."""
+        oldest = -1 if self._current is None else self._current.number - 1
         for round_id, entry in list(self._entries.items()):
-            is_kept = entry.number in newest and entry.error is None
+            entry.used = min(entry.used, now)  # the clock may have gone back
+            is_kept = entry.number >= oldest and entry.error is None
             if not is_kept and not entry.holders and now - entry.used >= self._linger:
                 self._entries.pop(round_id).lock.close()
 
@@ -201,6 +229,19 @@ def verify_round(opened: OpenRound, threads: int = 1) -> None:
     for table in opened.tables:
         if isinstance(table, MappedTable):
             table.verify(threads)
+
+
+def _is_due(looked: float, now: float) -> bool:
+    """Whether to look again; also if the clock has gone back."""
+    return not 0 <= now - looked < _LOOK_EVERY
+
+
+def _stamp_of(path: Path) -> _Stamp | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _no_such_round() -> NotFoundError:

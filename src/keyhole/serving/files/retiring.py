@@ -7,6 +7,7 @@ would look for, so the next round may be written over its files.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -29,6 +30,9 @@ from keyhole.serving.files.round_files import (
 from keyhole.serving.manifest import Manifest
 
 __all__ = ["Base", "Shelf"]
+
+_REPLACED = ".was-"  # a round while another takes its name
+_HERE, _BOTH = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,12 @@ class Shelf:
     def clean(self) -> None:
         """Removes what a publisher that was killed left behind; no device was told of it."""
         (self._directory / (CURRENT + ".tmp")).unlink(missing_ok=True)
+        for path in self._rounds.glob(_REPLACED + "*"):
+            named = path.with_name(path.name.removeprefix(_REPLACED))
+            if not named.exists():  # killed between the two renames of `put`
+                path.rename(named)
         for path in self._rounds.iterdir():
-            if path.name.startswith((".new-", ".old-")):
+            if path.name.startswith((".new-", ".old-", _REPLACED)):
                 shutil.rmtree(path, ignore_errors=True)
         current = read_current(self._directory)
         newest = -1 if current is None else current.number
@@ -73,7 +81,11 @@ class Shelf:
         current = read_current(self._directory)
         if current is None:
             return
-        old = [path for number, path in self._named() if path.name != current.round]
+        old = [
+            path
+            for number, path in self._named()
+            if number <= current.number and path.name != current.round
+        ]
         for path in old[:-1]:
             with suppress(OSError), locked_manifest(path, fcntl.LOCK_EX) as lock:
                 if lock is not None:
@@ -102,10 +114,20 @@ class Shelf:
         shutil.rmtree(self.spare, ignore_errors=True)
 
     def put(self, made: Path, named: Path) -> None:
-        """Gives a directory its name; what bore that name goes, though services may still read."""
-        if named.exists():
-            self._remove(named)
-        made.rename(named)
+        """Gives a directory its name; what bore that name goes, though services may still read.
+
+        There is a round of that name at every moment, where the system can exchange two names; else
+        there is none between two renames.
+        """
+        if not named.exists():
+            made.rename(named)
+            return
+        old = made
+        if not _exchange(made, named):
+            old = named.with_name(_REPLACED + named.name)
+            named.rename(old)
+            made.rename(named)
+        shutil.rmtree(old, ignore_errors=True)
 
     def _named(self) -> list[tuple[int, Path]]:
         """Rounds by number, ascending."""
@@ -117,3 +139,12 @@ class Shelf:
         gone = path.with_name(f".old-{path.name}")
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Gives each the other's name at once; says whether this system and its disk can."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    if call is None:
+        return False
+    names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
+    return bool(call(_HERE, names[0], _HERE, names[1], _BOTH) == 0)

@@ -25,7 +25,9 @@ from keyhole.serving.tables import Phase
 
 __all__ = [
     "CurrentRound",
+    "decode_current",
     "encode_cohort",
+    "encode_current",
     "locked_manifest",
     "number_of",
     "read_cohort",
@@ -39,7 +41,7 @@ __all__ = [
 
 MANIFEST, COHORT, CURRENT = "manifest.json", "cohort.json", "current.json"
 _START_ANEW = "remove it and publish again"  # a publisher would not know which number comes next
-_ROUND_ID = re.compile(r"([0-9]{1,18})-[0-9a-f]{16}")
+_ROUND_ID = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{16}")
 
 
 class CurrentRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,10 +63,10 @@ def round_path(directory: Path, round_id: str) -> Path:
 
 
 def number_of(round_id: str) -> int | None:
-    """The number in a round's identifier; None if it is no identifier.
+    """The number in a round's identifier; None if it is no identifier, as `name_round` makes them.
 
-    >>> number_of("12-44136fa355b3678a"), number_of("../12-44136fa355b3678a")
-    (12, None)
+    >>> [number_of(f"{number}-44136fa355b3678a") for number in ("12", "012", "../12")]
+    [12, None, None]
     """
     found = _ROUND_ID.fullmatch(round_id)
     return None if found is None else int(found[1])
@@ -83,17 +85,39 @@ def read_current(directory: Path) -> CurrentRound | None:
         except FileNotFoundError:
             return None
     try:
-        current = msgspec.json.decode(data, type=CurrentRound)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _foreign(path, str(error), _START_ANEW) from error
-    if number_of(current.round) != current.number:
-        raise _foreign(path, "a round that does not have its number", _START_ANEW)
-    return current
+        return decode_current(data)
+    except InputError as error:
+        raise _foreign(path, error.got, _START_ANEW) from error
 
 
 def write_current(directory: Path, current: CurrentRound, durable: bool) -> None:
     """Replaces the current round at once."""
-    write_file(directory / CURRENT, msgspec.json.encode(current) + b"\n", durable)
+    write_file(directory / CURRENT, encode_current(current), durable)
+
+
+def encode_current(current: CurrentRound) -> bytes:
+    """Returns the content of `current.json`."""
+    return msgspec.json.encode(current) + b"\n"
+
+
+def decode_current(data: bytes) -> CurrentRound:
+    """Returns the round that the content of a `current.json` names.
+
+    Raises:
+        InputError: it names none.
+    """
+    try:
+        current = msgspec.json.decode(data, type=CurrentRound)
+        if number_of(current.round) != current.number:
+            raise ValueError("a round that does not have its number")
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise InputError(
+            "not the name of a round",
+            got=str(error),
+            allowed="the name, number and phase of a round",
+            fix="publish or push the round again",
+        ) from error
+    return current
 
 
 def write_file(path: Path, data: Buffer, durable: bool) -> None:
@@ -127,7 +151,7 @@ def read_manifest(descriptor: int) -> tuple[str, Manifest, bytes]:
     try:
         manifest = decode_manifest(data)
     except InputError as error:
-        raise _foreign(Path(MANIFEST), str(error)) from error
+        raise _foreign(Path(MANIFEST), error.got) from error
     return name_round(data, manifest.number), manifest, data
 
 

@@ -3,19 +3,21 @@
     table-T/seg-N.bin    consecutive records, raw
     table-T/seg-N.sum    their sums, little-endian uint64
 
-Records are read, summed and written in chunks that stay in the cache, by several threads. Where a
-file of an earlier round can be had, its pages are written over: new pages take several times as
-long.
+Records are read, summed and written in chunks that stay in the cache, by several threads, each in
+a file of its own: in one file they would wait for its lock. Where a file of an earlier round can be
+had, its pages are written over: new pages take several times as long.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
+from itertools import chain, zip_longest
 from math import gcd, lcm
 from pathlib import Path
 from typing import TypeAlias
@@ -46,10 +48,13 @@ __all__ = [
 ]
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told how many records are done, of how many."""
+"""Told how much is done, of how much: records that are written, or bytes that are copied."""
 
 Job: TypeAlias = tuple[Callable[[], None], int]
 """A piece of work for one thread, and how many records it is."""
+
+SEGMENT = 64 << 20
+"""Most bytes of a file: the disk takes the first ones while the last are made."""
 
 CHUNK = 2 << 20  # bytes that stay in a cache between sum and write
 _CHUNKS = 4  # that one thread takes at a time
@@ -72,7 +77,7 @@ class WriteSettings:
     """
 
     threads: int = 2
-    segment_bytes: int = 256 << 20
+    segment_bytes: int = SEGMENT
     durable: bool = True
     strong: bool = False
 
@@ -108,10 +113,14 @@ def cut_segments(num_keys: int, record_bytes: int, segment_bytes: int) -> list[t
     >>> cut_segments(10, 100, 400)
     [(0, 4), (4, 4), (8, 2)]
     """
-    count = max(1, segment_bytes // max(record_bytes, _SUM_BYTES))
+    most = max(1, segment_bytes // max(record_bytes, _SUM_BYTES))
     # Files that end with a page can be mapped behind one another.
     even = lcm(_PAGE // gcd(record_bytes, _PAGE), _PAGE // _SUM_BYTES)
-    count -= count % even if count >= even else 0
+    even = even if most >= even else 1
+    most -= most % even
+    # A small rest would keep one thread busy and the others idle.
+    count = -(-num_keys // max(1, -(-num_keys // most)))
+    count = max(1, count + -count % even)
     return [(first, min(count, num_keys - first)) for first in range(0, num_keys, count)]
 
 
@@ -177,36 +186,32 @@ class SegmentWriter:
         self._finisher.shutdown(cancel_futures=kind is not None)
 
     def write(
-        self, source: SliceSource, directory: Path, place: int, span: tuple[int, int]
-    ) -> Future[SegmentInfo]:
-        """Writes a whole segment, over a file of its name if there is one.
+        self, source: SliceSource, directory: Path, spans: Mapping[int, tuple[int, int]]
+    ) -> dict[int, Future[SegmentInfo]]:
+        """Writes whole segments side by side, over files of their names if there are such.
 
         Args:
             source: of the records.
             directory: of the table.
-            place: of the segment.
-            span: its first key and its count.
+            spans: place of a segment -> its first key and its count.
 
         Returns:
-            What the manifest says of it, once it is on the disk.
+            What the manifest says of each, once it is on the disk.
 
         Raises:
             StorageError: the disk refuses.
         """
-        first, count = span
-        sums = np.empty(count, np.uint64)
-        length = source.records.record_bytes
-        path = records_path(directory, place)
-        with storage_errors(path, "write"), _opened(path, count * length) as descriptor:
-            read, step = range_reader(source), max(1, CHUNK // max(length, 1))
-            at_once = _CHUNKS * step
-
-            def job(start: int) -> Job:
-                span = range(start, min(start + at_once, count), step)
-                return lambda: _write(read, descriptor, sums, first, span), span.stop - start
-
-            self.run([job(start) for start in range(0, count, at_once)])
-        return self.finish(directory, place, span, sums)
+        read, length = range_reader(source), source.records.record_bytes
+        sums = {place: np.empty(count, np.uint64) for place, (_, count) in spans.items()}
+        with storage_errors(directory, "write"), ExitStack() as opened:
+            jobs = []
+            for place, (first, count) in spans.items():
+                size = count * length
+                descriptor = opened.enter_context(_opened(records_path(directory, place), size))
+                jobs.append(_jobs(read, length, descriptor, sums[place], first))
+            in_turns = chain.from_iterable(zip_longest(*jobs))
+            self.run([job for job in in_turns if job is not None])
+        return {place: self.finish(directory, place, spans[place], sums[place]) for place in spans}
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Does jobs in the pool's threads; all have ended when this returns or raises."""
@@ -234,6 +239,19 @@ class SegmentWriter:
     ) -> Future[SegmentInfo]:
         """Writes the sums of a segment whose records are written; then both are made durable."""
         return self._finisher.submit(_finish, directory, place, span, sums, self.settings)
+
+
+def _jobs(
+    read: Callable[[int, int], RecordArray], length: int, descriptor: int, sums: Sums, first: int
+) -> list[Job]:
+    """The work on one segment, in pieces."""
+    step = max(1, CHUNK // max(length, 1))
+    starts = range(0, len(sums), _CHUNKS * step)
+    spans = [range(at, min(at + starts.step, len(sums)), step) for at in starts]
+    return [
+        (partial(_write, read, descriptor, sums, first, span), span.stop - span.start)
+        for span in spans
+    ]
 
 
 def _write(

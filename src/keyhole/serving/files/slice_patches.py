@@ -97,18 +97,21 @@ def write_table(
     Raises:
         StorageError: the disk refuses.
     """
-    made = []
+    made: dict[int, Future[SegmentInfo]] = {}
     spans = cut_segments(info.num_keys, info.record_bytes, writer.settings.segment_bytes)
     for place, span in enumerate(spans):
-        patched = None
         if base is not None and (old := base.segment(place, span)) is not None:
             patched = _patch_segment(writer, source, directory, place, base, old)
-        if patched is None:
-            if base is not None and base.is_spare:
+            if patched is not None:
+                made[place] = patched
+    left = [place for place in range(len(spans)) if place not in made]
+    for start in range(0, len(left), writer.settings.threads):
+        places = left[start : start + writer.settings.threads]
+        if base is not None and base.is_spare:
+            for place in places:
                 _take_pages(base.directory, directory, place)
-            patched = writer.write(source, directory, place, span)
-        made.append(patched)
-    return made
+        made |= writer.write(source, directory, {place: spans[place] for place in places})
+    return [made[place] for place in range(len(spans))]
 
 
 def _patch_segment(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -19,12 +18,13 @@ from keyhole.server.files import (
     sync_directory,
     write_all,
 )
+from keyhole.serving.files.round_files import number_of
 from keyhole.serving.service.access import check_device_name
 
 __all__ = ["UpdateSpool"]
 
-_ROUND = re.compile(r"[0-9]{1,19}-[0-9a-f]{16}")
-_CLOSED, _COUNTED = ".closed", ".counted"
+_CLOSED, _COUNTED, _REMOVED = ".closed", ".counted", ".removed"
+_MARKS_KEPT = 256  # rounds; an upload that began in one has long ended when its marks go
 
 
 class UpdateSpool:
@@ -44,7 +44,7 @@ class UpdateSpool:
         """Keeps an upload. What is acknowledged counts: it is among what `close` returns.
 
         Returns:
-            "known" if the same bytes are there already.
+            "known" if the same bytes are there already, or counted before they were removed.
 
         Raises:
             ConflictError: other bytes are there.
@@ -67,7 +67,7 @@ class UpdateSpool:
         # The list of `close` may have been made before the upload had its name.
         if self.is_closed(round_id) and device not in self._counted(round_id):
             raise _too_late()
-        if outcome == "known" and self.read(round_id, device) != body:
+        if outcome == "known" and self._stored(round_id, device) not in (None, body):
             raise ConflictError(
                 "this device has sent another update in this round",
                 got=f"{len(body)} other bytes",
@@ -77,8 +77,11 @@ class UpdateSpool:
         return outcome
 
     def has(self, round_id: str, device: str) -> bool:
-        """Whether a device has sent its update."""
-        return self._path(round_id, device).exists()
+        """Whether a device's update is here, or was when the round closed."""
+        path = self._path(round_id, device)
+        if path.exists():
+            return True
+        return (path.parent / _REMOVED).exists() and device in self._counted(round_id)
 
     def devices(self, round_id: str) -> list[str]:
         """The devices whose uploads are here, sorted."""
@@ -111,12 +114,8 @@ class UpdateSpool:
         return (self._folder(round_id) / _CLOSED).exists()
 
     def rounds(self) -> list[str]:
-        """The rounds of which something is here."""
-        try:
-            names = [entry.name for entry in self._directory.iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(name for name in names if _ROUND.fullmatch(name))
+        """The rounds of which something is here, and that were not removed."""
+        return sorted(f.name for f in self._folders() if not (f / _REMOVED).exists())
 
     def read(self, round_id: str, device: str) -> bytes:
         """Returns an upload.
@@ -124,17 +123,44 @@ class UpdateSpool:
         Raises:
             NotFoundError: there is none.
         """
-        try:
-            return self._path(round_id, device).read_bytes()
-        except FileNotFoundError as error:
+        body = self._stored(round_id, device)
+        if body is None:
             raise NotFoundError(
                 "no such update", got="none", allowed="one of `devices`", fix="look there first"
-            ) from error
+            )
+        return body
 
     def remove(self, round_id: str) -> None:
-        """Forgets the uploads of a round."""
-        with storage_errors(self._folder(round_id), "remove"):
-            shutil.rmtree(self._folder(round_id), ignore_errors=True)
+        """Forgets the uploads of a round, but not that it is closed, nor which of them counted.
+
+        An upload may have begun before: when it ends, it must not be taken for one of an open
+        round. The marks of the last few hundred rounds stay.
+        """
+        folder = self._folder(round_id)
+        if not folder.is_dir():
+            return
+        with storage_errors(folder, "remove"):
+            (folder / _CLOSED).touch()
+            (folder / _REMOVED).touch()
+            sync_directory(folder)
+            for device in self.devices(round_id):
+                (folder / device).unlink(missing_ok=True)
+            removed = [f for f in self._folders() if (f / _REMOVED).exists()]
+            removed.sort(key=lambda f: (f / _REMOVED).stat().st_mtime_ns)
+            for old in removed[:-_MARKS_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        try:
+            return [f for f in self._directory.iterdir() if number_of(f.name) is not None]
+        except FileNotFoundError:
+            return []
+
+    def _stored(self, round_id: str, device: str) -> bytes | None:
+        try:
+            return self._path(round_id, device).read_bytes()
+        except FileNotFoundError:
+            return None
 
     def _counted(self, round_id: str) -> list[str]:
         """The list that `close` made; empty while it is being made."""
@@ -145,7 +171,7 @@ class UpdateSpool:
 
     def _folder(self, round_id: str) -> Path:
         # Names come from requests: what is not of this shape never reaches the file system.
-        if not _ROUND.fullmatch(round_id):
+        if number_of(round_id) is None:
             raise InputError(
                 "not the identifier of a round",
                 got=f"{len(round_id)} characters",
@@ -158,11 +184,10 @@ class UpdateSpool:
         return self._folder(round_id) / check_device_name(device)
 
     def _make(self, folder: Path) -> None:
-        if folder.is_dir():
-            return
-        make_directory(folder)
+        make_directory(self._directory)
         with storage_errors(folder, "make"):
-            folder.chmod(0o700)
+            folder.mkdir(0o700, exist_ok=True)
+            # Even if it was there: another process may have made it just now.
             sync_directory(self._directory)
             sync_directory(self._directory.parent)
 

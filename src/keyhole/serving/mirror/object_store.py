@@ -123,7 +123,7 @@ class RoundStore:
             return bytes(found.bytes())
 
     def stream(self, name: str, size: int) -> Iterator[memoryview]:
-        """Gives the bytes of an object piece by piece.
+        """Gives the bytes of an object piece by piece; that it is there is known before the first.
 
         Raises:
             NotFoundError: there is none of that name.
@@ -135,8 +135,13 @@ class RoundStore:
             found = get(self.objects, name)
             if found.meta["size"] != size:
                 raise _damaged(name, f"{found.meta['size']} bytes", f"{size} bytes")
-            for chunk in found.stream(min_chunk_size=1 << 20):
-                yield memoryview(chunk)
+
+        def pieces() -> Iterator[memoryview]:
+            with self.errors(f"fetch {name}"):
+                for chunk in found.stream(min_chunk_size=1 << 20):
+                    yield memoryview(chunk)
+
+        return pieces()
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Returns name -> size of all objects whose name begins with the folders of `prefix`."""

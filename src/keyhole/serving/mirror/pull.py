@@ -10,18 +10,18 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from keyhole.errors import DamageError, InputError, StorageError
-from keyhole.server.files import make_directory, storage_errors, sync_directory
+from keyhole.errors import DamageError, InputError
+from keyhole.server.files import make_directory, storage_errors, sync_directory, write_all
+from keyhole.serving.files.publishing import Publisher
+from keyhole.serving.files.retiring import Shelf
 from keyhole.serving.files.round_files import (
-    CURRENT,
     MANIFEST,
     CurrentRound,
     locked_manifest,
     read_current,
+    round_path,
     rounds_path,
     write_current,
     write_file,
@@ -32,22 +32,17 @@ from keyhole.serving.files.segment_check import (
     check_sums,
     list_segments,
 )
-from keyhole.serving.manifest import Manifest, decode_manifest, name_round
-from keyhole.serving.mirror.moving import (
-    Meter,
-    MirrorSettings,
-    Moved,
-    Progress,
-    decode_current,
-    oldest_first,
-    work_through,
-)
+from keyhole.serving.files.slice_files import Progress
+from keyhole.serving.manifest import MOST_BYTES, Manifest, decode_manifest, name_round
+from keyhole.serving.mirror.meter import Meter, Moved
 from keyhole.serving.mirror.object_store import RoundStore, StoreSettings, open_store
+from keyhole.serving.mirror.settings import MirrorSettings
+from keyhole.serving.mirror.stored_rounds import oldest_first, stored_current
+from keyhole.serving.mirror.workers import work_through
 
 __all__ = ["fetch_round"]
 
-_MOST_MANIFEST = 256 << 20  # bytes: a million segments
-_MOST_CURRENT = 1 << 16
+_PART = ".part-"  # a round of which something has been fetched; the next attempt goes on with it
 
 
 def fetch_round(
@@ -72,92 +67,90 @@ def fetch_round(
     Raises:
         NotFoundError: the store has no round.
         DamageError: what the store holds is not what was pushed; the directory is as it was.
-        InputError: the URL or the credentials do not work, or the directory has a newer
-            round.
+        InputError: the URL or the credentials do not work, the directory has a newer round, or
+            the manifest is of another version.
         ServiceError: the store does not answer.
         StorageError: the disk refuses, or somebody else writes to the directory.
     """
     settings = settings or MirrorSettings()
     source = open_store(url, store)
-    current = decode_current(source.get(CURRENT, _MOST_CURRENT), source.place)
-    encoded = source.get(f"rounds/{current.round}/{MANIFEST}", _MOST_MANIFEST)
+    current = stored_current(source)
+    encoded = source.get(f"rounds/{current.round}/{MANIFEST}", MOST_BYTES)
     manifest = _checked_manifest(encoded, current)
-    make_directory(rounds_path(directory))
-    with _only_writer(directory):
+    with Publisher(directory):  # nobody else writes, and what a killed writer left is gone
         _refuse_going_back(directory, current, settings)
-        meter = _place_round(
-            source, rounds_path(directory), current.round, encoded, manifest, settings, progress
-        )
+        segments = list_segments(manifest)
+        meter = Meter(sum(sum(files.sizes.values()) for files in segments), progress)
+        place = round_path(directory, current.round)
+        if (place / MANIFEST).exists() and not settings.is_anew:
+            meter.skip(meter.total)
+        else:
+            part = _fetch_segments(source, place, segments, meter, settings.workers)
+            write_file(part / MANIFEST, encoded, durable=True)
+            _put(directory, part, place)
         write_current(directory, current, durable=True)
         removed = _remove_older(rounds_path(directory), current, settings.keep)
     return Moved(current.round, current.number, meter.moved, meter.known, removed)
 
 
-def _place_round(
-    source: RoundStore,
-    rounds: Path,
-    name: str,
-    encoded: bytes,
-    manifest: Manifest,
-    settings: MirrorSettings,
-    progress: Progress | None,
-) -> Meter:
-    """Fetches a round beside the others and renames it once it is whole and on the disk."""
-    segments = list_segments(manifest)
-    meter = Meter(sum(sum(files.sizes.values()) for files in segments), progress)
-    place, new = rounds / name, rounds / f".new-{name}"
-    if (place / MANIFEST).exists() and not settings.is_anew:
-        meter.skip(meter.total)
-        return meter
-    _clear(rounds, but=new)
+def _fetch_segments(
+    source: RoundStore, place: Path, segments: list[SegmentFiles], meter: Meter, workers: int
+) -> Path:
+    """Fetches all segments beside the rounds; returns where they are."""
+    part = place.with_name(_PART + place.name)
+    for path in place.parent.glob(_PART + "*"):
+        if path != part:
+            shutil.rmtree(path, ignore_errors=True)
+    make_directory(part)
     for files in segments:
-        make_directory((new / files.records).parent)
+        make_directory((part / files.records).parent)
 
     def fetch(files: SegmentFiles) -> None:
-        _fetch_segment(source, new, files, meter)
+        if _is_fetched(part, files):
+            meter.skip(sum(files.sizes.values()))
+            return
+        prefix = f"rounds/{place.name}"
+        for name, check in ((files.sums, check_sums), (files.records, check_records)):
+            _fetch_file(source, f"{prefix}/{name}", part / name, files.sizes[name], meter)
+            check(part, files)
 
-    work_through(fetch, segments, settings.workers, meter)
-    write_file(new / MANIFEST, encoded, durable=True)
-    with storage_errors(place, "place"):
-        for folder in {(new / files.records).parent for files in segments}:
-            sync_directory(folder)
-        if place.exists():  # is_anew: services that serve the old files keep them until they look
-            place.rename(rounds / f".old-{name}")
-        new.rename(place)
-        sync_directory(rounds)
-    _clear(rounds)
-    return meter
+    work_through(fetch, segments, workers, meter)
+    return part
 
 
-def _fetch_segment(source: RoundStore, new: Path, files: SegmentFiles, meter: Meter) -> None:
+def _is_fetched(part: Path, files: SegmentFiles) -> bool:
+    """Whether an earlier attempt has fetched the segment, whole."""
     try:
-        check_sums(new, files)
-        check_records(new, files)
-    except DamageError:  # not there, or not whole
-        pass
-    else:
-        meter.skip(sum(files.sizes.values()))
-        return
-    prefix = f"rounds/{new.name.removeprefix('.new-')}"
-    _fetch_file(source, f"{prefix}/{files.sums}", new / files.sums, files, meter)
-    check_sums(new, files)
-    _fetch_file(source, f"{prefix}/{files.records}", new / files.records, files, meter)
-    check_records(new, files)
+        check_sums(part, files)
+        check_records(part, files)
+    except DamageError:
+        return False
+    return True
 
 
-def _fetch_file(
-    source: RoundStore, name: str, path: Path, files: SegmentFiles, meter: Meter
-) -> None:
-    """Fetches one file and waits until the disk has it."""
-    size = files.sizes[files.sums if path.suffix == ".sum" else files.records]
-    with storage_errors(path, "write"), path.open("wb") as file:
-        if size:  # a full disk shows before anything is fetched
-            os.posix_fallocate(file.fileno(), 0, size)
-        for chunk in source.stream(name, size):
-            file.write(chunk)
-            meter.add(len(chunk))
-        file.flush()
-        os.fsync(file.fileno())
+def _fetch_file(source: RoundStore, name: str, path: Path, size: int, meter: Meter) -> None:
+    """Fetches one file and waits until the disk has it; half a file does not stay."""
+    chunks = source.stream(name, size)  # before any room is taken: is there such an object?
+    with storage_errors(path, "write"), path.open("wb", buffering=0) as file:
+        try:
+            if size:  # a full disk shows before anything is fetched
+                os.posix_fallocate(file.fileno(), 0, size)
+            for chunk in chunks:
+                write_all(file.fileno(), [chunk])
+                meter.add(len(chunk))
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def _put(directory: Path, part: Path, place: Path) -> None:
+    """Gives a round its name once it is on the disk; services keep what they have open of it."""
+    with storage_errors(place, "place"):
+        for folder in (*part.glob("table-*"), part):
+            sync_directory(folder)
+        Shelf(directory).put(part, place)
+        sync_directory(place.parent)
 
 
 def _checked_manifest(encoded: bytes, current: CurrentRound) -> Manifest:
@@ -182,39 +175,19 @@ def _refuse_going_back(directory: Path, current: CurrentRound, settings: MirrorS
         )
 
 
-@contextmanager
-def _only_writer(directory: Path) -> Iterator[None]:
-    with storage_errors(directory, "lock"), (directory / "publisher.lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StorageError(
-                f"{directory.name} has a publisher already",
-                got="its lock",
-                allowed="one publisher or pull at a time",
-                fix="wait for it to end",
-            ) from error
-        yield
-
-
 def _remove_older(rounds: Path, current: CurrentRound, keep: int) -> tuple[str, ...]:
     """Removes older rounds that no service holds."""
     older = oldest_first((path.name for path in rounds.iterdir()), before=current.number)
-    gone = [name for name in older[: max(0, len(older) + 1 - keep)] if _take_away(rounds / name)]
-    _clear(rounds)
-    return tuple(gone)
+    surplus = older[: max(0, len(older) + 1 - keep)]
+    return tuple(name for name in surplus if _remove(rounds / name))
 
 
-def _take_away(place: Path) -> bool:
-    """Renames a round that no service holds, so that none can open it any more."""
+def _remove(place: Path) -> bool:
+    """Removes a round if no service holds it; without its name none can open it any more."""
     with locked_manifest(place, fcntl.LOCK_EX) as lock:
-        if lock is not None:
-            place.rename(place.with_name(f".old-{place.name}"))
-        return lock is not None
-
-
-def _clear(rounds: Path, but: Path | None = None) -> None:
-    """Removes what no name leads to: rounds taken away, and attempts at other rounds."""
-    for path in [*rounds.glob(".old-*"), *rounds.glob(".new-*")]:
-        if path != but:
-            shutil.rmtree(path, ignore_errors=True)
+        if lock is None:
+            return False
+        gone = place.with_name(f".old-{place.name}")
+        place.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+        return True

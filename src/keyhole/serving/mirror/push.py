@@ -10,12 +10,14 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
-from keyhole.errors import InputError, NotFoundError
+from keyhole.errors import InputError, NotFoundError, StorageError
 from keyhole.serving.files.round_files import (
     CURRENT,
     MANIFEST,
     CurrentRound,
+    encode_current,
     locked_manifest,
+    read_current,
     read_manifest,
     round_path,
 )
@@ -25,19 +27,13 @@ from keyhole.serving.files.segment_check import (
     check_sums,
     list_segments,
 )
+from keyhole.serving.files.slice_files import Progress
 from keyhole.serving.manifest import Manifest
-from keyhole.serving.mirror.moving import (
-    Meter,
-    MirrorSettings,
-    Moved,
-    Progress,
-    decode_current,
-    encode_current,
-    find_current,
-    oldest_first,
-    work_through,
-)
+from keyhole.serving.mirror.meter import Meter, Moved
 from keyhole.serving.mirror.object_store import MUTABLE, RoundStore, StoreSettings, open_store
+from keyhole.serving.mirror.settings import MirrorSettings
+from keyhole.serving.mirror.stored_rounds import oldest_first, stored_current
+from keyhole.serving.mirror.workers import work_through
 
 __all__ = ["push_round"]
 
@@ -65,19 +61,21 @@ def push_round(
     Raises:
         NotFoundError: the directory has no round.
         DamageError: a local file is not what the manifest says; that segment is not sent.
-        StorageError: the manifest or `current.json` is damaged.
+        StorageError: the manifest or `current.json` is damaged, or they do not fit together.
         InputError: the URL or the credentials do not work, or a newer round is current there.
         ServiceError: the store does not answer.
     """
     settings = settings or MirrorSettings()
     target = open_store(url, store)
-    current = find_current(directory)
+    current = _find_current(directory)
     local = round_path(directory, current.round)
     # As a service does: the publisher cannot take the round away meanwhile.
     with locked_manifest(local, fcntl.LOCK_SH) as lock:
         if lock is None:
             raise _gone(current)
-        _, manifest, encoded = read_manifest(lock)
+        named, manifest, encoded = read_manifest(lock)
+        if named != current.round:
+            raise _renamed(current, named)
         _refuse_going_back(target, current, settings)
         meter = _send_segments(target, local, manifest, settings, progress)
         target.put(f"rounds/{current.round}/{MANIFEST}", encoded)
@@ -85,6 +83,18 @@ def push_round(
         target.put(CURRENT, encode_current(current), MUTABLE)
     removed = _remove_older(target, current, settings.keep)
     return Moved(current.round, current.number, meter.moved, meter.known, removed)
+
+
+def _find_current(directory: Path) -> CurrentRound:
+    current = read_current(directory)
+    if current is None:
+        raise NotFoundError(
+            "no round has been published here",
+            got=f"{directory} without {CURRENT}",
+            allowed="a rounds directory",
+            fix="run keyhole publish first, or check the path",
+        )
+    return current
 
 
 def _send_segments(
@@ -115,7 +125,7 @@ def _send_segments(
 
 def _refuse_going_back(target: RoundStore, current: CurrentRound, settings: MirrorSettings) -> None:
     try:
-        found = decode_current(target.get(CURRENT, most=1 << 16), target.place)
+        found = stored_current(target)
     except NotFoundError:
         return
     if found.number > current.number and not settings.may_go_back:
@@ -152,4 +162,13 @@ def _gone(current: CurrentRound) -> NotFoundError:
         got="a manifest that is gone or locked",
         allowed="a round that stays",
         fix="push again: a newer round is there",
+    )
+
+
+def _renamed(current: CurrentRound, named: str) -> StorageError:
+    return StorageError(
+        f"{MANIFEST} of round {current.number} is damaged",
+        got=f"the content of {named}",
+        allowed=f"that of {current.round}",
+        fix="publish the round again",
     )

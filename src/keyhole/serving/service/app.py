@@ -94,7 +94,9 @@ class App:
             try:
                 path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
                 route, counted, params = self._routes.find(method, path)
-                response = await route.handler(Request(method, params, scope, receive))
+                response = await route.handler(
+                    Request(method, params, dict(scope["headers"]), scope, receive)
+                )
             except KeyholeError as error:
                 response = self._refuse(error, counted.name)
             except GoneError:

@@ -21,7 +21,7 @@ from keyhole.serving.service.joined_writes import JoinedWrites
 from keyhole.serving.service.limits import Limits
 from keyhole.serving.service.metrics import Metrics
 from keyhole.serving.service.responses import error_response
-from keyhole.serving.service.routes import HAS_BODY
+from keyhole.serving.service.routes import WHOLE_BODY
 
 __all__ = ["Connection", "Connections"]
 
@@ -56,7 +56,8 @@ class Connection(asyncio.Protocol):
         if inner.cycle is not cycle:
             self._head = 0
             if not inner.cycle.more_body:
-                inner.cycle.scope[HAS_BODY] = True  # type: ignore[literal-required]
+                # Whoever answers need not wait for it, nor set a timer while waiting.
+                inner.cycle.scope[WHOLE_BODY] = inner.cycle.body  # type: ignore[literal-required]
         elif not is_body:
             self._head += len(data)
             if self._head > self._owner.limits.most_head:

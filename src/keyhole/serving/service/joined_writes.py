@@ -37,7 +37,7 @@ class JoinedWrites(asyncio.Transport):
         elif isinstance(data, bytes) and len(data) <= _MOST and data.startswith(_HEAD):
             self._head = data
             self._loop.call_soon(self._flush)
-        else:
+        elif data:  # the end of a long answer comes as nothing
             self._transport.write(data)
 
     def close(self) -> None:

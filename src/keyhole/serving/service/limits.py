@@ -18,7 +18,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What the service allows.
+    """What the service allows. Each worker process counts for itself.
 
     Args:
         most_keys: of one query, over all tables.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeAlias
 
 from keyhole.errors import MethodError, NotFoundError, RequestError, SlowError, TooLargeError
@@ -17,7 +16,7 @@ from keyhole.serving.service.limits import Limits
 from keyhole.serving.service.metrics import Metrics, RouteMetrics
 
 __all__ = [
-    "HAS_BODY",
+    "WHOLE_BODY",
     "Body",
     "GoneError",
     "Handler",
@@ -33,8 +32,8 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
-HAS_BODY = "keyhole.has_body"
-"""In the scope of a request whose whole body has arrived with its head."""
+WHOLE_BODY = "keyhole.body"
+"""Where the scope of a request has its body, if all of it has arrived with its head."""
 
 
 class GoneError(Exception):
@@ -48,19 +47,16 @@ class Request:
     Args:
         method: in capitals.
         params: what stands in the variable places of the path.
+        headers: by name in lower case; of repeated ones the last.
         scope: of ASGI.
         receive: of ASGI.
     """
 
     method: str
     params: tuple[str, ...]
+    headers: Mapping[bytes, bytes]
     scope: Mapping[str, Any]
     receive: Receive
-
-    @cached_property
-    def headers(self) -> Mapping[bytes, bytes]:
-        """By name in lower case; of repeated ones the last."""
-        return dict(self.scope["headers"])
 
     @property
     def address(self) -> str:
@@ -89,7 +85,7 @@ class Request:
             raise _too_large(int(text), most)
         return int(text)
 
-    async def body(self, most: int, limits: Limits) -> Body:
+    async def body(self, most: int, limits: Limits) -> bytes | bytearray:
         """Returns the body.
 
         Raises:
@@ -98,13 +94,13 @@ class Request:
             GoneError: the client leaves before its end.
         """
         self.announced(most)
-        if HAS_BODY in self.scope:  # then there is nothing to wait for, and a timer would be waste
-            return self._checked(await self.receive(), most)
+        if WHOLE_BODY in self.scope:
+            return _checked(self.scope[WHOLE_BODY], most)
         start = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(start + limits.body_seconds) as deadline:
                 message = await self.receive()
-                whole: Body = message.get("body", b"")
+                whole: bytes | bytearray = message.get("body", b"")
                 while message.get("more_body", False) and len(whole) <= most:
                     deadline.reschedule(start + limits.body_seconds + len(whole) / limits.slowest)
                     message = await self.receive()
@@ -112,16 +108,9 @@ class Request:
                     whole += message.get("body", b"")
         except TimeoutError as error:
             raise _too_slow(limits) from error
-        return self._checked({**message, "body": whole}, most)
-
-    def _checked(self, message: Mapping[str, Any], most: int) -> Body:
-        """The body of the last message."""
         if message["type"] == "http.disconnect":
             raise GoneError
-        whole: Body = message.get("body", b"")
-        if len(whole) > most:
-            raise _too_large(len(whole), most)
-        return whole
+        return _checked(whole, most)
 
 
 @dataclass
@@ -230,6 +219,12 @@ def _no_path() -> NotFoundError:
     return NotFoundError(
         "no such path", got="another path", allowed="those of docs/wire.md", fix="check the URL"
     )
+
+
+def _checked(whole: bytes | bytearray, most: int) -> bytes | bytearray:
+    if len(whole) > most:
+        raise _too_large(len(whole), most)
+    return whole
 
 
 def _too_large(length: int, most: int) -> TooLargeError:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import multiprocessing
-import multiprocessing.connection
-import os
 import signal
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,14 +23,13 @@ from keyhole.server.allocator import keep_freed_memory
 from keyhole.serving.service.app import App
 from keyhole.serving.service.connections import Connections
 from keyhole.serving.service.metrics import Board, Metrics
+from keyhole.serving.service.supervisor import Line, supervise
+from keyhole.serving.service.warm_up import warm_up
 
 __all__ = ["BACKLOG", "Listen", "bind", "run", "serving", "url_of"]
 
 BACKLOG = 4096
 """Connections that may wait to be accepted: with fewer, a herd of devices loses some."""
-
-_LOOK_EVERY = 0.2  # seconds between looks at workers
-_RESTART_AFTER = 1.0  # seconds; a worker that dies at once must not be restarted without end
 
 
 @dataclass(frozen=True)
@@ -148,22 +142,23 @@ def run(
     Args:
         make_app: called in each worker, so that workers share no open file.
         listen: where.
-        workers: processes; one serves in this process.
-        on_listen: is told the URL once connections are accepted.
+        workers: processes that answer; one more watches over them.
+        on_listen: is told the URL once all workers can answer.
 
     Raises:
         InputError: it is not possible to listen there.
+        KeyholeError: `make_app` fails.
     """
     tls, listener = listen.tls(), bind(listen)
-    board = Board(workers, is_shared=workers > 1)
+    board = Board(workers, is_shared=True)
     with listener:
-        told = partial(on_listen, url_of(listener, listen))
-        if workers == 1:
-            _work(make_app, listener, tls, board, told, 0, None)
-            return
-        work = partial(_work, make_app, listener, tls, board, lambda: None)
-        told()
-        _supervise(work, workers, listener)
+        warm_up()  # workers inherit what was compiled
+        supervise(
+            partial(_work, make_app, listener, tls, board),
+            workers,
+            on_ready=lambda: on_listen(url_of(listener, listen)),
+            on_stop=listener.close,  # as workers do: what waits there would wait in vain
+        )
 
 
 @contextmanager
@@ -177,6 +172,7 @@ def serving(app: App, listen: Listen | None = None) -> Iterator[str]:
     listen = listen or Listen()
     tls, listener = listen.tls(), bind(listen)
     server, connections = _server(app, tls)
+    warm_up()
     with listener:
         thread = threading.Thread(
             target=_run_loop, args=(server, connections, listener, None), name="keyhole service"
@@ -194,9 +190,8 @@ def _work(
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     board: Board,
-    on_ready: Callable[[], None],
     worker: int,
-    parent: int | None,
+    line: Line,
 ) -> None:
     """One worker, from its start to a signal."""
     keep_freed_memory()
@@ -207,13 +202,10 @@ def _work(
 
     # uvicorn handles signals while it serves, and raises them again afterwards: by then they must
     # not end the process otherwise than by returning from here.
-    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        on_ready()
-        _run_loop(server, connections, listener, parent)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, stop)
+    line.ready()
+    _run_loop(server, connections, listener, line.parent)
 
 
 def _server(app: App, tls: ssl.SSLContext | None) -> tuple[uvicorn.Server, Connections]:
@@ -244,69 +236,23 @@ def _run_loop(
     listener: socket.socket,
     parent: int | None,
 ) -> None:
-    """Runs a server and its watch in an event loop of their own."""
+    """Runs a server and its watch in an event loop of their own; ends when `parent` closes."""
+
+    def stop() -> None:
+        server.should_exit = True
 
     async def both() -> None:
-        tasks = [asyncio.create_task(connections.watch())]
+        watch = asyncio.create_task(connections.watch())
         if parent is not None:
-            tasks.append(asyncio.create_task(_follow(parent, server)))
+            asyncio.get_running_loop().add_reader(parent, stop)
         try:
             await server.serve(sockets=[listener])
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(both())
-
-
-async def _follow(parent: int, server: uvicorn.Server) -> None:
-    """Ends a worker whose parent has died."""
-    while os.getppid() == parent:
-        await asyncio.sleep(_LOOK_EVERY)
-    server.should_exit = True
-
-
-def _supervise(
-    work: Callable[[int, int | None], None], workers: int, listener: socket.socket
-) -> None:
-    """Starts workers, replaces those that die, and ends them all on a signal."""
-    stop = threading.Event()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = {each: signal.signal(each, lambda *_: stop.set()) for each in signals}
-    try:
-        started = {place: (_start(work, place), time.monotonic()) for place in range(workers)}
-        while not stop.is_set():
-            sentinels = [process.sentinel for process, _ in started.values()]
-            multiprocessing.connection.wait(sentinels, timeout=_LOOK_EVERY)
-            for place, (process, since) in started.items():
-                if not process.is_alive() and not stop.is_set():
-                    stop.wait(max(0.0, since + _RESTART_AFTER - time.monotonic()))
-                    started[place] = (_start(work, place), time.monotonic())
-        listener.close()  # as workers do: what waits there would wait in vain
-        _end([process for process, _ in started.values()])
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    """Tells workers to end until they have: one that was just starting may not have heard."""
-    while any(process.is_alive() for process in processes):
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(timeout=_RESTART_AFTER)
-
-
-def _start(work: Callable[[int, int | None], None], place: int) -> BaseProcess:
-    # Forked: workers inherit the socket and the block of numbers; nothing runs in the parent that
-    # a fork would tear apart.
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=work, args=(place, os.getpid()), name=f"worker {place}")
-    process.start()
-    return process
 
 
 def _is_loopback(address: object) -> bool:

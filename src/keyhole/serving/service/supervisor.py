@@ -1,0 +1,203 @@
+"""Supervisor: worker processes that are started, replaced when they die, and ended together.
+
+A worker can die of what no code catches: a file that shrinks while it is mapped ends whoever reads
+it. So there is always a process above, which answers nothing and therefore lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import TypeAlias
+
+from keyhole.errors import KeyholeError
+
+__all__ = ["Line", "Work", "next_wait", "supervise"]
+
+_LOOK_EVERY = 0.1  # seconds between looks at workers
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 30.0  # seconds before a worker is replaced
+_STEADY = 10.0  # seconds after which a worker has not died of its start
+_LOG = logging.getLogger("keyhole.serving")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What connects a worker with its supervisor.
+
+    Args:
+        ready: called once, when the worker can answer.
+        parent: a descriptor that can be read as soon as the supervisor is gone.
+    """
+
+    ready: Callable[[], None]
+    parent: int
+
+
+Work: TypeAlias = Callable[[int, Line], None]
+"""`(place, line)`: one worker, from its start until SIGTERM."""
+
+
+@dataclass
+class _Worker:
+    """A process, and what it has said. Its pipe ends with it."""
+
+    process: BaseProcess
+    told: Connection
+    since: float
+    wait: float
+    is_ready: bool = False
+    is_dead: bool = False
+    error: KeyholeError | None = None
+
+    def hear(self) -> None:
+        """Takes in what it says, or that it is dead."""
+        try:
+            self.error = self.told.recv()
+            self.is_ready = self.error is None
+        except EOFError:
+            self.process.join()
+            self.told.close()
+            self.is_dead = True
+            self.wait = next_wait(self.wait, time.monotonic() - self.since)
+
+
+def next_wait(wait: float, lived: float) -> float:
+    """Seconds until a worker that died is replaced: longer each time one dies soon after its start.
+
+    >>> [next_wait(5.0, lived=60.0), next_wait(0.1, lived=0.5), next_wait(30.0, lived=0.5)]
+    [0.1, 0.2, 30.0]
+    """
+    return _FIRST_WAIT if lived >= _STEADY else min(max(_FIRST_WAIT, 2 * wait), _LONGEST_WAIT)
+
+
+def supervise(
+    work: Work,
+    workers: int,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+    on_stop: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs workers until SIGTERM or SIGINT, then ends them all.
+
+    Args:
+        work: called in each process. They are forked: nothing may run here that a fork would tear
+            apart.
+        workers: how many.
+        on_ready: called when all of them can answer.
+        on_stop: called before they are told to end.
+
+    Raises:
+        KeyholeError: one ends before it ever could answer. Those that die later are replaced.
+    """
+    with _stop_signals() as stop, _pipe() as parent:
+        places: list[_Worker] = []
+        try:
+            places += [_start(work, place, parent) for place in range(workers)]
+            while not stop.is_set() and not all(one.is_ready for one in places):
+                _hear(places)
+                _check_start(places)
+            if not stop.is_set():
+                on_ready()
+            while not stop.is_set():
+                for one in _hear(places):
+                    _LOG.error("a worker is replaced: %s", one.error or _exit_of(one.process))
+                for place, one in enumerate(places):
+                    if one.is_dead and time.monotonic() >= one.since + one.wait:
+                        places[place] = _start(work, place, parent, one.wait)
+        finally:
+            on_stop()
+            _end([one.process for one in places])
+
+
+def _start(work: Work, place: int, parent: tuple[int, int], wait: float = 0.0) -> _Worker:
+    # Forked: workers inherit the socket and the block of numbers.
+    context = multiprocessing.get_context("fork")
+    told, tell = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_begin, args=(work, place, parent, tell), name=f"worker {place}"
+    )
+    process.start()
+    tell.close()
+    return _Worker(process, told, time.monotonic(), wait)
+
+
+def _begin(work: Work, place: int, parent: tuple[int, int], tell: Connection) -> None:
+    """In the worker: an error of its start is told, not printed."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_DFL)  # the parent's would let it live
+    os.close(parent[1])
+    try:
+        work(place, Line(lambda: tell.send(None), parent[0]))
+    except KeyholeError as error:
+        tell.send(error)
+
+
+def _hear(places: Sequence[_Worker]) -> list[_Worker]:
+    """Waits a moment for workers to say something; returns those that have died."""
+    living = [one for one in places if not one.is_dead]
+    ready = multiprocessing.connection.wait([one.told for one in living], timeout=_LOOK_EVERY)
+    for one in living:
+        if one.told in ready:
+            one.hear()
+    return [one for one in living if one.is_dead]
+
+
+def _check_start(places: Sequence[_Worker]) -> None:
+    for one in places:
+        if one.error is not None:
+            raise one.error
+        if one.is_dead:
+            raise KeyholeError(
+                "a worker ends before it can answer",
+                got=_exit_of(one.process),
+                allowed="a worker that lives",
+                fix="see what it printed",
+            )
+
+
+def _exit_of(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    return f"exit status {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """Tells workers to end until they have: one that was just starting may not have heard."""
+    while any(process.is_alive() for process in processes):
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(timeout=1.0)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = {each: signal.signal(each, lambda *_: stop.set()) for each in signals}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Workers hold the first end; the second is the supervisor's alone, and closes with it."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)

@@ -1,0 +1,46 @@
+"""A trainer over the service that kills itself; run as a script: DIRECTORY RUN ROUNDS ROUND MOMENT.
+
+DIRECTORY is what somebody else serves, RUN the run's own; ROUND is the one in which it dies, at
+MOMENT: waiting for devices, with the round closed, or before it is committed. A RUN that is there
+goes on. Ends by printing the model in hex.
+"""
+
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+from keyhole.serving.files.publishing import Publisher
+from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.served import Served
+from keyhole.training.loop import resume_run, start_run
+from tests.training import toy
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(directory, path, rounds, last, moment):
+    spool = UpdateSpool(directory / "updates")
+    with Publisher(directory) as publisher:
+        kind = Served(publisher, spool, poll=0.005)
+        begin = resume_run if path.exists() else start_run
+        run = begin(toy.make_state(), toy.make_clients(), toy.make_plan(), path, kind)
+        list(run.rounds(last))
+        if moment == "waiting":
+            kind.on_arrival = lambda here, goal: die() if here else None
+        elif moment == "closed":
+            close = spool.close
+            spool.close = lambda round_id: die(close(round_id))
+        elif moment == "commit":
+            run._commit = die
+        list(run.rounds(rounds))
+        run.close()
+    print(toy.model_bytes(run.state).hex())
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
