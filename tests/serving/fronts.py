@@ -202,10 +202,12 @@ def temporary_paths(folder):
 
 
 @contextmanager
-def varnish_before(origin_port, folder):
+def varnish_before(origin_port, folder, slices=None):
     """Varnish with the configuration of the page, and its access log."""
     program, port = needed("varnishd", "varnish"), free_port()
-    text = put_in(blocks("vcl")[0], {'.port = "8100"': f'.port = "{origin_port}"'})
+    default, coordinator, rest = blocks("vcl")[0].partition("backend coordinator")
+    text = put_in(default, {'.port = "8100"': f'.port = "{slices or origin_port}"'})
+    text += put_in(coordinator + rest, {'.port = "8100"': f'.port = "{origin_port}"'})
     (folder / "keyhole.vcl").write_text(text)
     work = folder / "varnish"
     command = [program, "-j", "none", "-F", "-n", work, "-f", folder / "keyhole.vcl"]

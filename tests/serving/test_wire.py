@@ -19,6 +19,7 @@ from keyhole.serving.wire import (
     decode_update,
     encode_query,
     encode_update,
+    most_answer_bytes,
     sent_mask,
     unchanged,
 )
@@ -138,6 +139,49 @@ def test_an_answer_of_another_length_is_damage(body):
     both = [Ask(1, np.array([0, 1])), Ask(0, np.array([3]))]
     with pytest.raises(DamageError):
         decode_answer(body, both, record_bytes=[1, 2])
+
+
+@given(st.data())
+def test_of_a_cut_answer_what_is_whole_is_used_and_the_rest_can_be_asked_for(data):
+    """Asked for piece by piece, an answer is the one that came at once."""
+    lengths, left = [1, 3, 2], data.draw(st.lists(asks(), max_size=4))
+    masks = [data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) for n in map(count, left)]
+    masks = [
+        m if a.sums is not None else [True] * count(a) for a, m in zip(left, masks, strict=True)
+    ]
+    body = b"".join(block(a, m, lengths) for a, m in zip(left, masks, strict=True))
+    cut = data.draw(st.integers(0, len(body)))
+    found = decode_answer(body[:cut], left, lengths, is_cut=True)
+    assert len(found) <= len(left)
+    for place, answer in enumerate(found):
+        at = len(answer.is_sent)
+        is_last = place == len(found) - 1
+        assert at == count(left[place]) or is_last
+        assert answer.is_sent.tolist() == masks[place][:at]
+        sent = left[place].keys[:at][answer.is_sent]
+        np.testing.assert_array_equal(answer.records, records(sent, lengths[left[place].table]))
+    if cut == len(body):
+        assert [len(answer.is_sent) for answer in found] == [count(ask) for ask in left]
+
+
+def count(ask):
+    return len(ask.keys)
+
+
+def records(keys, length):
+    return np.repeat((keys % 256).astype(np.uint8)[:, None], length, axis=1)
+
+
+def block(ask, mask, lengths):
+    """What a service answers to one ask."""
+    is_sent = np.array(mask, bool)
+    head = b"" if ask.sums is None else sent_mask(is_sent)
+    return head + records(ask.keys[is_sent], lengths[ask.table]).tobytes()
+
+
+def test_the_longest_answer_is_one_of_all_records():
+    both = [Ask(1, np.arange(9), np.zeros(9, np.uint64)), Ask(0, np.array([3]))]
+    assert most_answer_bytes(both, {0: 5, 1: 2}) == 9 * 2 + 2 + 5
 
 
 def test_the_check_is_a_checksum_of_the_sums_in_order():

@@ -86,8 +86,8 @@ def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
 
 def _show(title: str, copy: Callable[..., Moved], as_json: bool, options: dict[str, Any]) -> None:
     """Copies with a bar, and says what was done."""
-    from keyhole.serving.mirror.settings import MirrorSettings
     from keyhole.serving.mirror.object_store import StoreSettings
+    from keyhole.serving.mirror.settings import MirrorSettings
 
     store = StoreSettings(options["endpoint"], options["region"], options["anonymous"])
     settings = MirrorSettings(

@@ -9,7 +9,7 @@ import keyhole as kh
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.serving.device.slice_cache import SliceCache
-from tests.helpers import assert_trees_equal
+from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.serving.fault_proxy import CUT, FaultProxy
 from tests.serving.small_service import small_service
 
@@ -107,6 +107,17 @@ def test_a_cache_that_rots_in_memory_is_not_used_again(service):
         found = device.fetch(state.published.id, {"row": [1, 2]})
         assert found.traffic.requests == 2
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+
+
+def test_a_full_cache_keeps_no_device_from_fetching(service, tmp_path):
+    cache = SliceCache(tmp_path / "cache", most_bytes=100, least_record=0)
+    with service.device(cache=cache) as device:
+        for seed, name in enumerate(["rows", "two key spaces", "rows"]):
+            state = service.publish(LAYOUTS[name], seed=seed)
+            keys = {space.name: [0, 1, 2, 3] for space in state.layout.spaces}
+            found = device.fetch(state.published.id, keys)
+            assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+            assert cache.nbytes <= 100
 
 
 def test_a_full_disk_keeps_no_device_from_fetching(service, tmp_path, monkeypatch):

@@ -1,8 +1,12 @@
 """A device and a service that is a process: killed, restarted, behind TLS."""
 
+import os
+import select
 import shutil
+import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +39,10 @@ def published(tmp_path_factory):
     return directory, ("--token-key", path), state, token
 
 
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Restarted:
     """A service that is killed, and started again at its old port."""
 
@@ -44,9 +52,17 @@ class Restarted:
         self.port = self.running.port
 
     def kill(self):
-        self.running.process.kill()
-        self.running.process.wait()
-        self.running.process.stderr.close()
+        """Ends the process and those it has started, as when a machine loses its power."""
+        process = self.running.process
+        family = [process.pid, *children_of(process.pid)]
+        ends = [os.pidfd_open(pid) for pid in family]
+        for pid in family:
+            os.kill(pid, signal.SIGKILL)
+        for end in ends:
+            select.select([end], [], [])
+            os.close(end)
+        process.wait()
+        process.stderr.close()
 
     def restart(self, *_):
         self.running = start(self.directory, *self.options, port=self.port)

@@ -7,7 +7,7 @@ import pytest
 
 from keyhole import tree
 from keyhole.errors import TooLateError
-from keyhole.serving.device.device import Assignment, Device
+from keyhole.serving.device.device import Assignment, Device, RoundNow
 from keyhole.serving.device.participation import Participant, run, take_part
 from keyhole.serving.device.retrying import Clock, Retry
 from tests.helpers import assert_trees_equal
@@ -75,6 +75,17 @@ def test_a_round_that_closed_is_refused_before_bytes_are_wasted(service, device,
         service.publisher.close_round()
     with pytest.raises(TooLateError, match="is over"):
         take_part(device, Participant(choose, train))
+
+
+@pytest.mark.parametrize("phase", ["open", "closed"])
+def test_a_replica_that_lags_behind_makes_no_round_too_late(service, device, phase):
+    older = service.publish().published
+    newer = service.publish().published
+    lagging = RoundNow(older.id, older.manifest.number, phase)
+    told = device.check_in()
+    device.check_in = lambda: told
+    device.current = lambda: lagging
+    assert take_part(device, HABIT).round == newer.id
 
 
 def test_run_takes_part_in_every_round_and_skips_those_it_misses(service):

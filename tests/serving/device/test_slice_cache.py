@@ -128,6 +128,37 @@ def test_what_is_held_survives_a_restart(tmp_path):
     assert held(again, [9], TAG) == [9]
 
 
+def test_a_table_that_has_to_go_takes_its_file_along(tmp_path):
+    cache = SliceCache(tmp_path, 2 * RECORD)
+    keep(cache, [1, 2], table=TAG)
+    keep(cache, [3, 4])
+    assert len(list(tmp_path.iterdir())) == 1
+    for made in (cache, SliceCache(tmp_path)):
+        assert held(made, [1, 2], TAG) == []
+        assert held(made, [3, 4]) == [3, 4]
+
+
+def test_a_cache_without_room_keeps_nothing(tmp_path):
+    cache = SliceCache(tmp_path, RECORD - 1)
+    keep(cache, [1, 2])
+    assert repr(cache) == "SliceCache(0 slices of 0 tables)"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slices_that_have_not_changed_are_not_written_again(tmp_path):
+    cache = SliceCache(tmp_path)
+    keep(cache, [1, 2, 3])
+    (path,) = tmp_path.iterdir()
+    before = path.stat().st_ino
+    keep(cache, [3, 1, 1])
+    assert path.stat().st_ino == before
+    keep(cache, [3], version=1)
+    assert path.stat().st_ino != before
+    np.testing.assert_array_equal(
+        SliceCache(tmp_path).find(WORD, np.array([3])).records, records_of([3], 1)
+    )
+
+
 def test_only_the_owner_may_look(tmp_path):
     SliceCache(tmp_path / "cache")
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0

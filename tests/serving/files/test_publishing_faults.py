@@ -1,5 +1,6 @@
 """Faults while publishing: a full disk, a killed publisher, readers in other processes."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -153,6 +154,19 @@ def test_a_round_that_cannot_be_made_durable_does_not_stay(tmp_path, monkeypatch
             publisher.publish_state(state, number=2, **SMALL)
         assert names_of(tmp_path) == before
         assert check_current(tmp_path)[0] == 1
+
+
+def test_a_round_that_was_not_waited_for_is_durable_when_published_again(tmp_path, monkeypatch):
+    made, synced, real = published(tmp_path, durable=False), set(), os.fsync
+
+    def fsync(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    with Publisher(tmp_path) as publisher:
+        monkeypatch.setattr(os, "fsync", fsync)
+        publisher.publish_state(small_state(), number=0)
+    assert {path.stat().st_ino for path in [made, *made.rglob("*")]} <= synced
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from keyhole.serving.mirror.settings import MirrorSettings
 from keyhole.serving.mirror.object_store import StoreSettings, open_store
 from keyhole.serving.mirror.pull import fetch_round
 from keyhole.serving.mirror.push import push_round
+from keyhole.serving.mirror.settings import MirrorSettings
 
 DENIED = 1  # a port where nobody listens
 SIGNED = {"access_key_id": "tester", "secret_access_key": "secret"}

@@ -24,9 +24,9 @@ from keyhole.server.state import ServerState
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.reading import RoundsDirectory, verify_round
 from keyhole.serving.files.round_files import number_of
-from keyhole.serving.mirror.settings import MirrorSettings
 from keyhole.serving.mirror.object_store import StoreSettings, open_store
 from keyhole.serving.mirror.push import push_round
+from keyhole.serving.mirror.settings import MirrorSettings
 from tests.serving.hand_made import content_of, write_round
 from tests.serving.mirror.places import (
     DENIED,

@@ -226,25 +226,47 @@ def test_a_body_beyond_the_limit_is_an_error_of_the_same_shape(origin, tmp_path)
         assert is_error(door.ask("POST", origin.url("updates"), b"", headers), 413)
 
 
-def test_a_round_that_a_replica_does_not_have_yet_comes_from_the_coordinator(origin, tmp_path):
-    edge, folder = tmp_path / "edge", tmp_path / "nginx"
-    edge.mkdir(), folder.mkdir()
-    old = write_round(edge, 4)
-    with origin_of(edge, old) as replica:
-        places = {
-            "server 10.0.0.21:8100;": f"server 127.0.0.1:{replica.door.port};",
-            "server 10.0.0.22:8100;": "",
-            "10.0.0.10:8100 backup": f"127.0.0.1:{origin.door.port} backup",
-        }
-        upstream = put_in(blocks("nginx")[1], places)
-        with nginx_before(origin.door.port, folder, upstream) as door:
-            assert door.ask("GET", f"/v1/rounds/{old}/manifest").status == 200
-            assert replica.count("manifest") == 1
-            for method in ("POST", "QUERY"):
-                answer = door.ask(method, origin.url("slices"), query(KEY), BINARY)
-                assert answer.status == 200
-            assert replica.count("slices") == 2  # it was asked first
-            assert is_error(door.ask("GET", "/v1/rounds/9-0123456789abcdef/manifest"), 404)
+@pytest.fixture
+def replica(tmp_path):
+    """One that has not pulled the newest round yet."""
+    (tmp_path / "edge").mkdir()
+    with origin_of(tmp_path / "edge", write_round(tmp_path / "edge", 4)) as made:
+        yield made
+
+
+def replicas_before(replica, origin):
+    """The upstream of the page, of one replica and the coordinator."""
+    places = {
+        "server 10.0.0.21:8100;": f"server 127.0.0.1:{replica.door.port};",
+        "server 10.0.0.22:8100;": "",
+        "10.0.0.10:8100 backup": f"127.0.0.1:{origin.door.port} backup",
+    }
+    return put_in(blocks("nginx")[1], places)
+
+
+def test_a_round_that_a_replica_does_not_have_yet_comes_from_the_coordinator(
+    origin, replica, tmp_path
+):
+    with nginx_before(origin.door.port, tmp_path, replicas_before(replica, origin)) as door:
+        assert door.ask("GET", replica.url("manifest")).status == 200
+        assert replica.count("manifest") == 1
+        for method in ("POST", "QUERY"):
+            answer = door.ask(method, origin.url("slices"), query(KEY), BINARY)
+            assert answer.status == 200
+        assert replica.count("slices") == 2  # it was asked first
+        assert is_error(door.ask("GET", "/v1/rounds/9-0123456789abcdef/manifest"), 404)
+
+
+@pytest.mark.parametrize("kind", ["nginx", "varnish"])
+def test_which_round_is_current_only_the_coordinator_is_asked(kind, origin, replica, tmp_path):
+    slices = replicas_before(replica, origin) if kind == "nginx" else replica.door.port
+    with BEFORE[kind](origin.door.port, tmp_path, slices) as door:
+        for _ in range(3):
+            answer = door.ask("GET", "/v1/rounds/current")
+            assert json.loads(answer.body)["round"] == origin.round
+        assert replica.count("current") == 0
+        assert door.ask("GET", replica.url("manifest")).status == 200
+        assert replica.count("manifest") == 1
 
 
 def commands():

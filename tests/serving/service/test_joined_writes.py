@@ -60,7 +60,7 @@ def test_a_head_and_its_body_leave_in_one_call() -> None:
         transport.write(memoryview(b"abc"))
         transport.write(b"")
 
-    assert calls_of(answer) == [HEAD + b"abc", b""]
+    assert calls_of(answer) == [HEAD + b"abc"]
 
 
 def test_a_head_that_nothing_follows_leaves_with_the_next_turn_of_the_loop() -> None:

@@ -42,6 +42,7 @@ from keyhole.serving.files.slice_files import (
     Progress,
     SegmentWriter,
     WriteSettings,
+    sync_path,
     table_path,
 )
 from keyhole.serving.files.slice_patches import BaseTable, write_table
@@ -340,7 +341,10 @@ def _write_tables(
 
 
 def _complete(directory: Path, published: Published, cohort: bytes | None, durable: bool) -> None:
-    """Writes the small files of a round, the manifest last, and makes its names durable."""
+    """Writes the small files of a round, the manifest last, and makes its names durable.
+
+    A round that is there already may have been published without waiting for the disk.
+    """
     if cohort is None:
         (directory / COHORT).unlink(missing_ok=True)
     else:
@@ -350,8 +354,9 @@ def _complete(directory: Path, published: Published, cohort: bytes | None, durab
             sync_directory(table)
     if not (directory / MANIFEST).exists():
         write_file(directory / MANIFEST, published.encoded, durable)
-    if durable:
-        sync_directory(directory)
+    elif durable:
+        for path in [*directory.rglob("*.*"), directory]:
+            sync_path(path)
 
 
 def _is_whole(directory: Path, manifest: Manifest) -> bool:

@@ -10,12 +10,13 @@ had, its pages are written over: new pages take several times as long.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import chain, zip_longest
 from math import gcd, lcm
@@ -44,6 +45,7 @@ __all__ = [
     "range_reader",
     "records_path",
     "sums_path",
+    "sync_path",
     "table_path",
 ]
 
@@ -56,8 +58,8 @@ Job: TypeAlias = tuple[Callable[[], None], int]
 SEGMENT = 64 << 20
 """Most bytes of a file: the disk takes the first ones while the last are made."""
 
-CHUNK = 2 << 20  # bytes that stay in a cache between sum and write
-_CHUNKS = 4  # that one thread takes at a time
+CHUNK = 4 << 20  # bytes that stay in a cache between sum and write
+_CHUNKS = 2  # that one thread takes at a time
 _SUM_BYTES = 8
 _PAGE = 4096  # of most systems
 
@@ -174,7 +176,7 @@ class SegmentWriter:
         self._total, self._done, self._progress = total, 0, progress
         self._pool = ThreadPoolExecutor(settings.threads, "keyhole-write")
         # The disk takes one segment while the next is made.
-        self._finisher = ThreadPoolExecutor(1, "keyhole-sync")
+        self._finisher = ThreadPoolExecutor(globals().get("FW",1), "keyhole-sync")
 
     def __enter__(self) -> SegmentWriter:
         """Starts nothing yet."""
@@ -208,7 +210,8 @@ class SegmentWriter:
             for place, (first, count) in spans.items():
                 size = count * length
                 descriptor = opened.enter_context(_opened(records_path(directory, place), size))
-                jobs.append(_jobs(read, length, descriptor, sums[place], first))
+                target = _Target(descriptor, first, sums[place], self.settings.durable)
+                jobs.append(_jobs(read, length, target))
             in_turns = chain.from_iterable(zip_longest(*jobs))
             self.run([job for job in in_turns if job is not None])
         return {place: self.finish(directory, place, spans[place], sums[place]) for place in spans}
@@ -241,31 +244,48 @@ class SegmentWriter:
         return self._finisher.submit(_finish, directory, place, span, sums, self.settings)
 
 
-def _jobs(
-    read: Callable[[int, int], RecordArray], length: int, descriptor: int, sums: Sums, first: int
-) -> list[Job]:
+@dataclass(frozen=True)
+class _Target:
+    """A segment that is being written: its file, its first key, room for its sums."""
+
+    descriptor: int
+    first: int
+    sums: Sums
+    durable: bool
+
+
+def _jobs(read: Callable[[int, int], RecordArray], length: int, target: _Target) -> list[Job]:
     """The work on one segment, in pieces."""
-    step = max(1, CHUNK // max(length, 1))
-    starts = range(0, len(sums), _CHUNKS * step)
-    spans = [range(at, min(at + starts.step, len(sums)), step) for at in starts]
-    return [
-        (partial(_write, read, descriptor, sums, first, span), span.stop - span.start)
-        for span in spans
-    ]
+    count, step = len(target.sums), max(1, CHUNK // max(length, 1))
+    starts = range(0, count, _CHUNKS * step)
+    spans = [range(at, min(at + starts.step, count), step) for at in starts]
+    return [(partial(_write, read, target, span), span.stop - span.start) for span in spans]
 
 
-def _write(
-    read: Callable[[int, int], RecordArray], descriptor: int, sums: Sums, first: int, span: range
-) -> None:
-    """The records of a span of a segment that begins at key `first`: read, sum, write.
+def _write(read: Callable[[int, int], RecordArray], target: _Target, span: range) -> None:
+    """The records of a span of a segment: read, sum, write.
 
     `span` counts in chunks: its step is what stays in the cache.
     """
+    length = 0
     for at in span:
         until = min(at + span.step, span.stop)
-        records = read(first + at, first + until)
-        sum_records(records, sums[at:until])
-        pwrite_all(descriptor, records.reshape(-1).data, at * records.shape[1])
+        records = read(target.first + at, target.first + until)
+        length = records.shape[1]
+        sum_records(records, target.sums[at:until])
+        pwrite_all(target.descriptor, records.reshape(-1).data, at * length)
+    if target.durable and (start_sync := _start_sync()) is not None:
+        # The disk begins now, not when it is waited for. A failure shows then.
+        start_sync(target.descriptor, span.start * length, (span.stop - span.start) * length, 2)
+
+
+@lru_cache(maxsize=1)  # a function of the system alone
+def _start_sync() -> Callable[[int, int, int, int], int] | None:
+    """sync_file_range(2), where there is one; its flag 2 is to begin writing without waiting."""
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
 
 
 def _finish(
@@ -273,7 +293,6 @@ def _finish(
 ) -> SegmentInfo:
     data = sums.astype("<u8", copy=False).data.cast("B")
     path = sums_path(directory, place)
-    path.unlink(missing_ok=True)  # it may be another round's as well
     with storage_errors(path, "write"), _opened(path, data.nbytes) as descriptor:
         pwrite_all(descriptor, data, 0)
         if settings.durable:
@@ -286,6 +305,15 @@ def _finish(
         if settings.strong:
             digest = _hash_file(descriptor)
     return SegmentInfo(*span, sums_sha256=sha256(data).hexdigest(), sha256=digest)
+
+
+def sync_path(path: Path) -> None:
+    """Makes a file durable, or the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _hash_file(descriptor: int) -> str:

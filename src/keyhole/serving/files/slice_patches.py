@@ -32,6 +32,7 @@ from keyhole.serving.files.slice_files import (
     is_contiguous,
     records_path,
     sums_path,
+    sync_path,
 )
 from keyhole.serving.manifest import SegmentInfo, TableInfo
 from keyhole.serving.wire import Sums
@@ -39,6 +40,7 @@ from keyhole.types import KeyArray
 
 __all__ = ["BaseTable", "write_table"]
 
+_OPEN = 4  # files that are open at once for each thread; between such groups, threads wait
 _STRETCH = 4 << 20  # bytes of a file that one thread takes at a time
 
 
@@ -105,8 +107,9 @@ def write_table(
             if patched is not None:
                 made[place] = patched
     left = [place for place in range(len(spans)) if place not in made]
-    for start in range(0, len(left), writer.settings.threads):
-        places = left[start : start + writer.settings.threads]
+    at_once = _OPEN * writer.settings.threads
+    for start in range(0, len(left), at_once):
+        places = left[start : start + at_once]
         if base is not None and base.is_spare:
             for place in places:
                 _take_pages(base.directory, directory, place)
@@ -225,7 +228,7 @@ def _adopt(
             else:
                 path(directory, place).hardlink_to(path(base.directory, place))
             if writer.settings.durable:  # the base need not have been
-                _sync(path(directory, place))
+                sync_path(path(directory, place))
     except OSError:  # not every file system has second names
         for path in (records_path, sums_path):
             path(directory, place).unlink(missing_ok=True)
@@ -236,20 +239,13 @@ def _adopt(
     return done
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _take_pages(source: Path, target: Path, place: int) -> None:
-    """Moves a spare file to where it is going to be written over, if nobody else has it."""
-    path = records_path(source, place)
-    if path.exists() and _is_own(path):
-        with storage_errors(path, "take over"):
-            path.rename(records_path(target, place))
+    """Moves spare files to where they are going to be written over, if no other round has them."""
+    for path in (records_path, sums_path):
+        old = path(source, place)
+        if old.exists() and _is_own(old):
+            with storage_errors(old, "take over"):
+                old.rename(path(target, place))
 
 
 def _is_own(path: Path) -> bool:

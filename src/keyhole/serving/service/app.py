@@ -23,7 +23,15 @@ from keyhole.serving.service.guards import Guards
 from keyhole.serving.service.limits import Limits
 from keyhole.serving.service.metrics import UNEXPECTED, Metrics
 from keyhole.serving.service.responses import NO_STORE, error_response, json_response
-from keyhole.serving.service.routes import GoneError, Receive, Request, Response, Route, Routes
+from keyhole.serving.service.routes import (
+    IS_GONE,
+    GoneError,
+    Receive,
+    Request,
+    Response,
+    Route,
+    Routes,
+)
 from keyhole.serving.service.slice_routes import SliceRoutes
 from keyhole.serving.service.update_routes import UpdateRoutes
 from keyhole.serving.tables import RoundSource
@@ -104,7 +112,7 @@ class App:
                 return
             except Exception as error:  # noqa: BLE001 - the edge: whatever it is, one answer
                 response = self._fail(error)
-            await _send(response, method, send)
+            await _send(response, scope, send)
         finally:
             if response is not None:
                 if response.after is not None:
@@ -161,15 +169,17 @@ class App:
         return Response.of(200, [text, NO_STORE], self.metrics.page())
 
 
-async def _send(response: Response, method: str, send: Send) -> None:
-    """Sends an answer; returns when all of it but a little is with the system."""
+async def _send(response: Response, scope: Scope, send: Send) -> None:
+    """Sends an answer; returns when all of it but a little is with the system, or nobody waits."""
     headers = response.headers
     if response.status != 304:
         headers = [*headers, (b"content-length", b"%d" % response.length)]
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    body = b"" if method == "HEAD" else response.body
+    body = b"" if scope["method"] == "HEAD" else response.body
     if not isinstance(body, bytes | bytearray | memoryview):
         for piece in body:
+            if IS_GONE in scope and scope[IS_GONE]():
+                return
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         body = b""
     elif len(body) > _BUFFERED:

@@ -16,14 +16,17 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from keyhole.errors import KeyholeError, RequestError, TooLargeError
+from keyhole.errors import BusyError, KeyholeError, RequestError, TooLargeError, TooManyError
 from keyhole.serving.service.joined_writes import JoinedWrites
 from keyhole.serving.service.limits import Limits
 from keyhole.serving.service.metrics import Metrics
 from keyhole.serving.service.responses import error_response
-from keyhole.serving.service.routes import WHOLE_BODY
+from keyhole.serving.service.routes import IS_GONE, WHOLE_BODY
 
 __all__ = ["Connection", "Connections"]
+
+_MOST_AHEAD = 64  # requests that a client may send before it has the first answer
+_BUSY_SECONDS = 2.0  # after which a client that found no room comes back
 
 
 class Connection(asyncio.Protocol):
@@ -42,6 +45,8 @@ class Connection(asyncio.Protocol):
         self._transport = JoinedWrites(transport)  # type: ignore[arg-type]
         self._owner.all.add(self)
         self._inner.connection_made(self._transport)
+        if len(self._owner.all) > self._owner.most:
+            self._refuse(_too_many(self._owner.most), retry_after=_BUSY_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends."""
@@ -55,6 +60,7 @@ class Connection(asyncio.Protocol):
         inner.data_received(data)
         if inner.cycle is not cycle:
             self._head = 0
+            inner.cycle.scope[IS_GONE] = self._is_gone  # type: ignore[literal-required]
             if not inner.cycle.more_body:
                 # Whoever answers need not wait for it, nor set a timer while waiting.
                 inner.cycle.scope[WHOLE_BODY] = inner.cycle.body  # type: ignore[literal-required]
@@ -62,6 +68,9 @@ class Connection(asyncio.Protocol):
             self._head += len(data)
             if self._head > self._owner.limits.most_head:
                 self._refuse(_long_head(self._owner.limits.most_head))
+        if len(inner.pipeline) > _MOST_AHEAD:  # an answer in between would be taken for another
+            self._owner.metrics.refuse(TooManyError.__name__)
+            self.cut_off()
 
     def eof_received(self) -> None:
         """The client sends no more."""
@@ -98,6 +107,9 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _is_gone(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
     def _unsent(self) -> int:
         """Bytes of answers that the client has not taken."""
         if self._transport is None:
@@ -122,13 +134,13 @@ class Connection(asyncio.Protocol):
         """What uvicorn calls where a request cannot be parsed."""
         self._refuse(_unread())
 
-    def _refuse(self, error: KeyholeError) -> None:
+    def _refuse(self, error: KeyholeError, retry_after: float | None = None) -> None:
         """Answers before there is a request, and hangs up."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         self._owner.metrics.refuse(type(error).__name__)
-        response = error_response(error)
+        response = error_response(error, retry_after)
         lines = [b"HTTP/1.1 %d %s" % (response.status, _phrase(response.status))]
         lines += [name + b": " + value for name, value in response.headers]
         lines += [b"content-length: %d" % response.length, b"connection: close", b"", b""]
@@ -142,15 +154,21 @@ class Connections:
     Args:
         limits: what clients may take.
         metrics: where those who took more are counted.
+        most: connections at one time; more are told to come back.
     """
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        self.limits, self.metrics = limits, metrics
+    def __init__(self, limits: Limits, metrics: Metrics, most: int) -> None:
+        self.limits, self.metrics, self.most = limits, metrics, most
         self.all: set[Connection] = set()
 
     def make(self, **arguments: Any) -> Connection:
-        """Makes the protocol of a connection; uvicorn calls this."""
+        """Makes the protocol of a connection; arguments are those of uvicorn's."""
         return Connection(HttpToolsProtocol(**arguments), self)
+
+    def cut_off_all(self) -> None:
+        """Ends all of them at once."""
+        for each in list(self.all):
+            each.cut_off()
 
     async def watch(self) -> None:
         """Looks at all connections, again and again."""
@@ -162,6 +180,15 @@ class Connections:
             for slow in [each for each in self.all if each.is_slow(now)]:
                 self.metrics.add("cut_off")
                 slow.cut_off()
+
+
+def _too_many(most: int) -> BusyError:
+    return BusyError(
+        "too many connections",
+        got="one more",
+        allowed=most,
+        fix="come back when the answer says",
+    )
 
 
 def _phrase(status: int) -> bytes:

@@ -32,8 +32,9 @@ class Limits:
             gateway share an address, so the default does not count.
         burst: seconds of its rate that a device may use up at once.
         most_devices: whose rates are remembered.
+        most_connections: at one time; fewer where the system allows fewer descriptors.
         most_head: bytes of the head of a request.
-        head_seconds: until the head of a request is there.
+        head_seconds: until the head of a request is there; and before it, a TLS handshake.
         body_seconds: until its body is there, besides the time that `slowest` allows.
         send_seconds: in which a reader must take `slowest` bytes for each.
         idle_seconds: that a connection may rest between requests.
@@ -54,6 +55,7 @@ class Limits:
     rate_per_address: float = inf
     burst: float = 10.0
     most_devices: int = 65_536
+    most_connections: int = 16_384
     most_head: int = 16_384
     head_seconds: float = 10.0
     body_seconds: float = 30.0

@@ -16,6 +16,7 @@ from keyhole.serving.service.limits import Limits
 from keyhole.serving.service.metrics import Metrics, RouteMetrics
 
 __all__ = [
+    "IS_GONE",
     "WHOLE_BODY",
     "Body",
     "GoneError",
@@ -34,6 +35,10 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 WHOLE_BODY = "keyhole.body"
 """Where the scope of a request has its body, if all of it has arrived with its head."""
+
+
+IS_GONE = "keyhole.is_gone"
+"""Where the scope has a function that tells whether the client has left."""
 
 
 class GoneError(Exception):

@@ -96,10 +96,10 @@ class SliceRoutes:
             try:
                 fetched = await self._fetch(asks, held)
                 answer, ideal = _answer(asks, fetched)
+                check = wire.check_of([block.sums for block in fetched]).encode("ascii")
             except BaseException:
                 guards.memory.leave(weight)
                 raise
-        check = wire.check_of([block.sums for block in fetched]).encode("ascii")
         length = len(answer)
         headers = [BINARY, NO_STORE, (b"keyhole-check", check)]
         guards.metrics.add_slices(keys, length + _head_bytes(headers, length), ideal)
@@ -112,8 +112,7 @@ class SliceRoutes:
         with self.rounds.hold(round_id) as held:
             table = _table(held, request.params[1])
             key = parse_place(request.params[2], table.info.num_keys, "slice")
-            fetched = await self._gather(table, np.array([key]))
-        return self._records(request, fetched, f"{int(fetched.sums[0]):016x}")
+            return await self._records(request, table, np.array([key]), None)
 
     async def broadcast(self, request: Request) -> Response:
         """What every device receives."""
@@ -123,8 +122,7 @@ class SliceRoutes:
             table = next((t for t in held.tables if t.info.name == _BROADCAST), None)
             if table is None:
                 raise _missing("broadcast part", "none in this round", "see the manifest")
-            fetched = await self._gather(table, np.arange(table.info.num_keys))
-        return self._records(request, fetched, round_id)
+            return await self._records(request, table, np.arange(table.info.num_keys), round_id)
 
     async def segment(self, request: Request) -> Response:
         """One segment: many slices in order of their keys."""
@@ -146,13 +144,26 @@ class SliceRoutes:
         finally:
             gate.leave()
 
-    def _records(self, request: Request, fetched: Fetched, etag: str) -> Response:
-        """Few records that never change."""
-        check = (b"keyhole-check", wire.check_of([fetched.sums]).encode("ascii"))
-        headers, data = [BINARY, self._immutable(), check], fetched.records.reshape(-1).data
-        count, length = len(fetched.sums), data.nbytes
-        self.guards.metrics.add_slices(count, length + _head_bytes(headers, length), length)
-        return file_response(request, headers, etag, length, lambda i, j: data[i:j])
+    async def _records(
+        self, request: Request, table: SliceTable, keys: np.ndarray, etag: str | None
+    ) -> Response:
+        """Records that never change; without a validator of its own, one has its sum for one."""
+        guards, weight = self.guards, len(keys) * table.info.record_bytes
+        await guards.memory.enter(weight)
+        try:
+            fetched = await self._gather(table, keys)
+            check = (b"keyhole-check", wire.check_of([fetched.sums]).encode("ascii"))
+            headers, data = [BINARY, self._immutable(), check], fetched.records.reshape(-1).data
+            etag = f"{int(fetched.sums[0]):016x}" if etag is None else etag
+            response = file_response(request, headers, etag, data.nbytes, lambda i, j: data[i:j])
+        except BaseException:
+            guards.memory.leave(weight)
+            raise
+        sent = 0 if request.method == "HEAD" else response.length
+        if sent:
+            guards.metrics.add_slices(len(keys), sent + _head_bytes(response.headers, sent), sent)
+        response.after = lambda: guards.memory.leave(weight)
+        return response
 
     def _file(
         self, request: Request, mark: str, read: Callable[[SliceTable, int], memoryview]
@@ -173,10 +184,8 @@ class SliceRoutes:
                 data.nbytes,
                 lambda start, stop: pieces(data, start, stop),
             )
-            let_go = stack.pop_all().close
-        return Response(
-            response.status, response.headers, response.body, response.length, after=let_go
-        )
+            response.after = stack.pop_all().close
+        return response
 
     def _immutable(self) -> tuple[bytes, bytes]:
         """Rounds never change; what takes a token to read must not lie in a shared cache."""

@@ -13,23 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
-import uvicorn
 import uvloop
 
 from keyhole.errors import InputError
 from keyhole.server.allocator import keep_freed_memory
 from keyhole.serving.service.app import App
-from keyhole.serving.service.connections import Connections
 from keyhole.serving.service.metrics import Board, Metrics
 from keyhole.serving.service.supervisor import Line, supervise
 from keyhole.serving.service.warm_up import warm_up
+from keyhole.serving.service.worker import BACKLOG, accept, allow_many_files
 
-__all__ = ["BACKLOG", "Listen", "bind", "run", "serving", "url_of"]
-
-BACKLOG = 4096
-"""Connections that may wait to be accepted: with fewer, a herd of devices loses some."""
+__all__ = ["Listen", "bind", "run", "serving", "url_of"]
 
 
 @dataclass(frozen=True)
@@ -171,17 +166,22 @@ def serving(app: App, listen: Listen | None = None) -> Iterator[str]:
     """
     listen = listen or Listen()
     tls, listener = listen.tls(), bind(listen)
-    server, connections = _server(app, tls)
     warm_up()
+    stop, runner = asyncio.Event(), asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+    def work() -> None:
+        with runner:
+            runner.run(accept(app, listener, tls, stop))
+
+    loop = runner.get_loop()
+    thread = threading.Thread(target=work, name="keyhole service")
     with listener:
-        thread = threading.Thread(
-            target=_run_loop, args=(server, connections, listener, None), name="keyhole service"
-        )
         thread.start()
         try:
             yield url_of(listener, listen)
         finally:
-            server.should_exit = True
+            if thread.is_alive():
+                loop.call_soon_threadsafe(stop.set)
             thread.join()
 
 
@@ -193,66 +193,25 @@ def _work(
     worker: int,
     line: Line,
 ) -> None:
-    """One worker, from its start to a signal."""
+    """One worker, from its start until a signal, or the end of its supervisor."""
     keep_freed_memory()
-    server, connections = _server(make_app(Metrics(board, worker)), tls)
+    allow_many_files()
+    app = make_app(Metrics(board, worker))
 
-    def stop(*_: object) -> None:
-        server.should_exit = True
+    async def serve() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
-    # uvicorn handles signals while it serves, and raises them again afterwards: by then they must
-    # not end the process otherwise than by returning from here.
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop)
-    line.ready()
-    _run_loop(server, connections, listener, line.parent)
+        def end() -> None:
+            loop.remove_reader(line.parent)
+            stop.set()
 
-
-def _server(app: App, tls: ssl.SSLContext | None) -> tuple[uvicorn.Server, Connections]:
-    connections = Connections(app.limits, app.metrics)
-    config = uvicorn.Config(
-        cast("Any", app),
-        http=cast("Any", connections.make),
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=cast("int", app.limits.idle_seconds),
-        timeout_graceful_shutdown=cast("int", app.limits.drain_seconds),
-        ssl_context_factory=None if tls is None else lambda *_: tls,
-    )
-    return uvicorn.Server(config), connections
-
-
-def _run_loop(
-    server: uvicorn.Server,
-    connections: Connections,
-    listener: socket.socket,
-    parent: int | None,
-) -> None:
-    """Runs a server and its watch in an event loop of their own; ends when `parent` closes."""
-
-    def stop() -> None:
-        server.should_exit = True
-
-    async def both() -> None:
-        watch = asyncio.create_task(connections.watch())
-        if parent is not None:
-            asyncio.get_running_loop().add_reader(parent, stop)
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+        loop.add_reader(line.parent, end)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, end)
+        await accept(app, listener, tls, stop, line.ready)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(both())
+        runner.run(serve())
 
 
 def _is_loopback(address: object) -> bool:

@@ -1,0 +1,125 @@
+"""What a service sees of a device: looked at where its requests arrive, not where they are sent."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from keyhole import tree
+from keyhole.serving.device.participation import Participant, take_part
+from keyhole.serving.service.transport import serving
+from keyhole.serving.wire import decode_query, decode_update
+from tests.serving.small_service import LAYOUT, small_service
+
+KEYS = {"word": [6, 1, 6], "neuron": [5]}
+
+
+class Recorder:
+    """An application that passes everything on, and keeps what arrived: (method, path, body)."""
+
+    def __init__(self, app):
+        self.app, self.seen = app, []
+
+    async def __call__(self, scope, receive, send):
+        body = bytearray()
+        told = [scope.get("method"), scope.get("path"), scope.get("query_string"), body]
+        told.append(scope.get("headers"))
+        if scope["type"] == "http":
+            self.seen.append(told)
+
+        async def receive_and_keep():
+            message = await receive()
+            body.extend(message.get("body", b""))
+            return message
+
+        await self.app(scope, receive_and_keep, send)
+
+    def routes(self):
+        """Methods and ends of paths, in order."""
+        return [(method, path.split("/")[-1]) for method, path, *_ in self.seen]
+
+    def bodies(self, route):
+        return [bytes(body) for _, path, _, body, _ in self.seen if path.endswith(route)]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with small_service(tmp_path_factory.mktemp("rounds")) as made:
+        yield made
+
+
+@contextmanager
+def watched(service, name):
+    """A device of a service whose requests are recorded on arrival."""
+    recorder = Recorder(service.app)
+    with serving(recorder) as url, service.device(url, name=name) as device:
+        yield recorder, device
+
+
+def take(service, at_home):
+    """What the service saw of one round of a device."""
+    service.publish()
+    chosen = Participant(
+        lambda known: KEYS,
+        lambda known, fetched: tree.map_leaves(np.zeros_like, fetched.model),
+        selects_at_home=at_home,
+    )
+    with watched(service, f"phone-{at_home}") as (recorder, device):
+        take_part(device, chosen)
+    return recorder
+
+
+def keys_in_the_update(recorder):
+    (update,) = recorder.bodies("/updates")
+    return {name: list(keys) for name, keys in decode_update(update, LAYOUT, 100)[1].items()}
+
+
+def test_a_device_that_selects_at_home_shows_no_key_before_its_update(service):
+    seen = take(service, at_home=True)
+    assert seen.routes()[-1] == ("POST", "updates")
+    before = seen.seen[:-1]
+    assert {method for method, *_ in before} == {"GET", "POST"}
+    assert [path for method, path, *_ in before if method != "GET"] == ["/v1/checkin"]
+    assert not any(body or query for _, _, query, body, _ in before)
+    assert not any("slices" in path for _, path, *_ in before)
+    # Other keys, the same requests: what arrives before the update does not depend on them.
+    other = Participant(
+        lambda known: {"word": [0], "neuron": [2, 3]},
+        lambda known, fetched: fetched.model,
+        selects_at_home=True,
+    )
+    with watched(service, "another") as (again, device):
+        take_part(device, other)
+    assert shown(again.seen[:-1]) == shown(before)
+    assert keys_in_the_update(seen) == KEYS
+
+
+def shown(seen):
+    """Requests without the tokens and the port, which differ between devices."""
+    hidden = {b"authorization", b"host"}
+    return [
+        (method, path, query, body, [h for h in headers if h[0] not in hidden])
+        for method, path, query, body, headers in seen
+    ]
+
+
+def test_one_fetch_shows_the_keys_once_in_one_query(service):
+    seen = take(service, at_home=False)
+    assert seen.routes() == [
+        ("POST", "checkin"),
+        ("GET", "current"),
+        ("GET", "manifest"),
+        ("POST", "slices"),
+        ("GET", "current"),
+        ("POST", "updates"),
+    ]
+    (query,) = seen.bodies("/slices")
+    asks = decode_query(query, [2**31] * 9, most_keys=100)
+    expected = [part.keys_of(LAYOUT.keys_by_space(own_keys())).array for part in LAYOUT.parts]
+    assert [ask.keys.tolist() for ask in asks] == [keys.tolist() for keys in expected]
+    assert all(ask.sums is None for ask in asks)  # without a cache, nothing else is told
+    assert keys_in_the_update(seen) == KEYS
+
+
+def own_keys():
+    return tuple(space.keys(KEYS[space.name]) for space in LAYOUT.spaces)
