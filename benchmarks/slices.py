@@ -13,10 +13,11 @@ take turns, and medians of five are compared.
   keys the first 10^4 have files: nginx cannot keep more open here.
 * Redis MGET: a value for each slice.
 
-Publishing is compared with memcpy of the same bytes (wall time), slices on demand with computing
-them for every request, and a herd of 5000 devices with nginx. nginx and Redis come from Debian
-packages (`apt install nginx redis-server`); what is missing is left out. Needs Linux, two cores,
-and for K = 10^6 10 GB of memory and of disk.
+Publishing is compared with memcpy of the same bytes, by wall time: two threads share the work, and
+what the disk takes is no CPU time. Slices on demand are compared with computing them for every
+request, and a herd of 5000 devices with nginx. nginx and Redis come from Debian packages
+(`apt install nginx redis-server`); what is missing is left out. Needs Linux, two cores, and for
+K = 10^6 10 GB of memory and of disk.
 
     python benchmarks/slices.py --check
 """

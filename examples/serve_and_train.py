@@ -14,6 +14,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 
@@ -88,7 +89,13 @@ def start_service(directory, key_file):
     process = subprocess.Popen(
         [sys.executable, "-c", command, *map(str, flags)], stderr=subprocess.PIPE, text=True
     )
-    return process, process.stderr.readline().split()[-1]
+    line = process.stderr.readline()
+    if not line.startswith("serving "):
+        process.kill()
+        process.communicate()
+        sys.exit(f"the service did not start: {line.strip()}")
+    Thread(target=process.communicate).start()  # a pipe that nobody reads would be full some day
+    return process, line.split()[-1]
 
 
 def train_over_the_service(directory):

@@ -86,20 +86,18 @@ def expensive(counts: Path) -> FunctionSource:
     return FunctionSource(Records("row", len(evaluated), fields), x, select_batch)
 
 
-def rounds_of(kind: str, path: Path, executor: ThreadPoolExecutor) -> RoundSource:
+def rounds_of(kind: str, path: Path) -> RoundSource:
     if kind == "files":
         return RoundsDirectory(path)
     if kind == "naive":
         return NaiveRounds(expensive(path))
-    rounds = OnDemandRounds(most_bytes=MOST_BYTES, executor=executor)
+    rounds = OnDemandRounds(most_bytes=MOST_BYTES, executor=ThreadPoolExecutor(1))
     rounds.publish([expensive(path)], None, number=0)
     return rounds
 
 
 def main(kind: str, port: str, path: str) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        rounds = rounds_of(kind, Path(path), executor)
-        run(lambda metrics: App(rounds, metrics=metrics), Listen(port=int(port)))
+    run(lambda metrics: App(rounds_of(kind, Path(path)), metrics=metrics), Listen(port=int(port)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ from click.testing import CliRunner
 
 from keyhole.cli.device import device
 from keyhole.cli.inputs import load_data
-from keyhole.errors import AccessError, InputError, KeyholeError
+from keyhole.delivery.records import RecordField, Records
+from keyhole.delivery.sources import FunctionSource
+from keyhole.errors import AccessError, InputError, KeyholeError, StorageError
 from keyhole.serving.wire import encode_update
 from keyhole.tasks.arms import arm_of
 from keyhole.tasks.experiment import Experiment
@@ -68,6 +70,32 @@ def test_slices_of_a_table_go_to_a_file(service, tmp_path):
     assert done.exit_code == 0, done.output
     with np.load(out) as found:
         np.testing.assert_array_equal(found["w"], state.model()["w"][[3, 1]])
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle", "arr_0", "a/b"])
+def test_a_parameter_may_have_any_name(service, tmp_path, name):
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    records = Records("row", 3, (RecordField(name, (2,), table.dtype),))
+    source = FunctionSource(records, table, lambda x, z: {name: x[z]})
+    service.publisher.publish([source], layout=None, number=service.next_number(), step=0)
+    out = tmp_path / "rows.npz"
+    done = run(service.url, "--table", "row", "--slices", "2,0", "--out", out)
+    assert done.exit_code == 0, done.output
+    with np.load(out) as found:
+        np.testing.assert_array_equal(found[name], table[[2, 0]])
+
+
+def test_a_file_that_cannot_be_written_is_told(service, tmp_path):
+    service.publish(LAYOUTS["rows"])
+    out = tmp_path / "missing" / "rows.npz"
+    with pytest.raises(StorageError, match=r"cannot write rows.npz: got No such file"):
+        run(service.url, "--table", "row", "--slices", "3,1", "--out", out)
+
+
+@pytest.mark.parametrize("url", ["https://a..b", f"https://{'a' * 64}.org"])
+def test_a_url_that_cannot_be_one_is_told(url):
+    with pytest.raises(InputError, match="not the URL"):
+        run(url, "--table", "row", "--slices", "1", "--out", "x.npz")
 
 
 @pytest.mark.parametrize(

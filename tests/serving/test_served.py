@@ -1,5 +1,6 @@
 """Training over the service: the bytes of a run in process, and what happens when things stop."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from keyhole.serving.device.participation import run as take_part_in_rounds
 from keyhole.serving.device.participation import take_part
 from keyhole.serving.device.population import PopulationClient
 from keyhole.serving.device.retrying import Clock
+from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.served import Served, device_name
 from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.loop import resume_run, start_run
@@ -168,6 +170,24 @@ def test_updates_of_rounds_that_are_done_are_removed(tmp_path):
         run = start_run(toy.make_state(), toy.make_clients(), toy.make_plan(), kind=served(service))
         list(run.rounds(3))
         assert len(service.spool.rounds()) == 1
+
+
+def test_a_run_that_starts_anew_meets_its_old_rounds_as_new_ones(tmp_path):
+    """Equal runs have equal rounds: the spool must not take them for those it has closed."""
+    models = []
+    with small_service(tmp_path) as service:
+        for _ in range(2):
+            with devices(service):
+                kind = served(service)
+                run = start_run(toy.make_state(), toy.make_clients(), toy.make_plan(), kind=kind)
+                list(run.rounds(2))
+            models.append(toy.model_bytes(run.state))
+            service.publisher.close()
+            (tmp_path / "current.json").unlink()
+            shutil.rmtree(tmp_path / "rounds")
+            service.publisher = Publisher(tmp_path)
+        service.publisher.close()
+    assert models[0] == models[1]
 
 
 def test_devices_that_select_at_home_make_the_same_model(tmp_path):

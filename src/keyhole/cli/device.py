@@ -9,9 +9,11 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from keyhole.cli.inputs import data_option, load_data, synthetic_sizes, use_all_cores
 from keyhole.cli.train import SETTINGS, read_arm, train
@@ -51,6 +53,13 @@ def _arm_options(command: click.Command) -> click.Command:
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep slices here: those that have not changed are not sent again.",
 )
+@click.option(
+    "--most-mb",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Refuse a slice or a segment of more megabytes.",
+)
 @click.option("--rounds", type=click.IntRange(1), help="Take part so often; else until stopped.")
 @click.option("--at-home", is_flag=True, help="Download whole rounds, and select at home.")
 @click.option("--task", help="Train as a client of this task, as `keyhole train` does.")
@@ -64,6 +73,10 @@ def device(url: str, **options: Any) -> None:
 
     With --task, the device chooses keys, fetches their slices, trains on the data of one client and
     sends its update, round after round. With --table, it fetches slices and writes them to a file.
+
+    A device trains by its own options: give --data, --size, --keys, --algorithm, --client-lr,
+    --batch-size, --max-examples, --min-examples and --negatives as the trainer has them. Seed,
+    trial and keys per client come with each round.
     """
     if (options["task"] is None) == (options["table"] is None):
         raise click.UsageError("pass either --task or --table")
@@ -92,6 +105,7 @@ def _device(url: str, stop: threading.Event, options: Mapping[str, Any]) -> Devi
         ca=options["ca"],
         certificate=pair,
         cache=None if options["cache"] is None else SliceCache(options["cache"]),
+        most_answer=options["most_mb"] << 20,
         stop=stop,
         insecure=options["insecure"],
     )
@@ -144,9 +158,18 @@ def _fetch(made: Device, options: Mapping[str, Any]) -> None:
         raise click.BadParameter("not whole numbers with commas", param_hint="--slices") from None
     now = made.current()
     found = made.fetch_slices(now.round, options["table"], keys)
-    with options["out"].open("wb") as file:
-        np.savez(file, allow_pickle=False, **found)
+    _save(options["out"], found)
     click.echo(f"{len(keys)} slices of round {now.number}: {options['out']}")
+
+
+def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Writes an .npz file; `np.savez` would take some names of parameters for its own."""
+    from keyhole.server.files import storage_errors
+
+    with storage_errors(path, "write"), ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def _token(path: Path) -> str:

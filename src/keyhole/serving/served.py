@@ -90,6 +90,7 @@ class Served:
             cohort=[device_name(client) for client in asked],
             settings=_settings(t, plan),
         )
+        self.spool.begin(published.id)
         for older in self.spool.rounds():
             if older != published.id:  # its sum is in the state by now
                 self.spool.remove(older)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 from itertools import count
 
@@ -342,6 +343,7 @@ def test_a_silent_service_is_given_up_in_time_and_asked_again():
 def talking(say):
     """The URL of a service that reads a request, and then does as `say(connection)` does."""
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
 
     def talk():
         connection, _ = listener.accept()
@@ -411,6 +413,26 @@ def test_a_stop_ends_the_wait_for_a_silent_service():
         client = Client(url, retry=Retry(9), timeouts=Timeouts(5, 60), stop=stop)
         with pytest.raises(ServiceError, match="stopped"):
             get(client)
+
+
+def test_a_line_that_is_slow_all_the_way_to_the_service_may_take_its_time():
+    """What the system has taken has not left yet: the wait for an answer starts soon after."""
+    body = bytes(3_000_000)
+
+    def read_slowly(connection):
+        got = 0
+        while got < len(body) - 1000:
+            piece = connection.recv(1 << 16)
+            got = got + len(piece) if piece else len(body)
+            time.sleep(0.02)  # a slow line is slow by the clock on the wall
+        connection.sendall(answer(201))
+
+    with talking(read_slowly) as url:
+        client = Client(url, retry=Retry(1), timeouts=Timeouts(5, 0.5))
+        since = time.monotonic()
+        assert send(client, body) == 201
+        assert time.monotonic() - since > 0.5  # else nothing is shown
+        client.close()
 
 
 def test_an_answer_beyond_memory_is_an_error_of_the_service():

@@ -7,6 +7,7 @@ import pytest
 
 from keyhole import tree
 from keyhole.serving.device.participation import Participant, take_part
+from keyhole.serving.service.routes import WHOLE_BODY
 from keyhole.serving.service.transport import serving
 from keyhole.serving.wire import decode_query, decode_update
 from tests.serving.small_service import LAYOUT, small_service
@@ -20,8 +21,11 @@ class Recorder:
     def __init__(self, app):
         self.app, self.seen = app, []
 
+    def __getattr__(self, name):
+        return getattr(self.app, name)
+
     async def __call__(self, scope, receive, send):
-        body = bytearray()
+        body = bytearray(scope.get(WHOLE_BODY, b""))  # short ones come with the head
         told = [scope.get("method"), scope.get("path"), scope.get("query_string"), body]
         told.append(scope.get("headers"))
         if scope["type"] == "http":

@@ -87,6 +87,11 @@ def test_segments_hold_every_key_once_within_their_size(num_keys, length, size):
     assert all(count * max(length, 8) <= max(size, length) for _, count in spans)
 
 
+def test_segments_are_nearly_equal_so_that_threads_are():
+    counts = [count for _, count in cut_segments(100_000, 2048, 64 << 20)]
+    assert counts == [25_088] * 3 + [24_736]  # pages of sums: a multiple of 512
+
+
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=["SGD", "Adam"])
 @pytest.mark.parametrize("kind", ["dense", "lazy"])
 @pytest.mark.parametrize("coding", ["plain", "uint8"])

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -53,6 +53,11 @@ class PacedSocket:
         self, connected: socket.socket, timeouts: Timeouts, stop: threading.Event | None
     ) -> None:
         connected.settimeout(min(_STEP, timeouts.read))
+        # Else the system takes megabytes at once, and nobody knows how slowly they leave.
+        with suppress(
+            AttributeError, OSError
+        ):  # where it lacks this, slow lines need more patience
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _PIECE)
         self._socket, self._timeouts, self._stop = connected, timeouts, stop
         self._end: float | None = None
 
@@ -81,7 +86,7 @@ class PacedSocket:
 
     def read_into(self, buffer: WriteableBuffer) -> int:
         """Waits for the next bytes; returns how many there are, 0 at the end."""
-        end = self._end or time.monotonic() + self._timeouts.read
+        end = time.monotonic() + self._timeouts.read
         while True:
             self._check(end)
             try:

@@ -176,7 +176,7 @@ class SegmentWriter:
         self._total, self._done, self._progress = total, 0, progress
         self._pool = ThreadPoolExecutor(settings.threads, "keyhole-write")
         # The disk takes one segment while the next is made.
-        self._finisher = ThreadPoolExecutor(globals().get("FW",1), "keyhole-sync")
+        self._finisher = ThreadPoolExecutor(1, "keyhole-sync")
 
     def __enter__(self) -> SegmentWriter:
         """Starts nothing yet."""

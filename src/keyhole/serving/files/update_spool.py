@@ -150,6 +150,12 @@ class UpdateSpool:
             for old in removed[:-_MARKS_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
 
+    def begin(self, round_id: str) -> None:
+        """Takes uploads of a round that was removed before: a run that starts anew meets it."""
+        folder = self._folder(round_id)
+        if (folder / _REMOVED).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _folders(self) -> list[Path]:
         try:
             return [f for f in self._directory.iterdir() if number_of(f.name) is not None]

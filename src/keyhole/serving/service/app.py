@@ -25,6 +25,7 @@ from keyhole.serving.service.metrics import UNEXPECTED, Metrics
 from keyhole.serving.service.responses import NO_STORE, error_response, json_response
 from keyhole.serving.service.routes import (
     IS_GONE,
+    WHOLE_BODY,
     GoneError,
     Receive,
     Request,
@@ -119,6 +120,7 @@ class App:
                     response.after()
                 counted.count(response.status, time.perf_counter() - start)
             self.metrics.change("in_flight", -1)
+            scope.pop(WHOLE_BODY, None)  # the scope lives as long as its connection rests
 
     def _refuse(self, error: KeyholeError, route: str) -> Response:
         """An expected error."""

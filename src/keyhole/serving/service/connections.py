@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
             if not inner.cycle.more_body:
                 # Whoever answers need not wait for it, nor set a timer while waiting.
                 inner.cycle.scope[WHOLE_BODY] = inner.cycle.body  # type: ignore[literal-required]
+                inner.cycle.body = bytearray()  # else it would stay while the connection rests
         elif not is_body:
             self._head += len(data)
             if self._head > self._owner.limits.most_head:
@@ -108,7 +109,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _is_gone(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
+        return self._inner.cycle.disconnected
 
     def _unsent(self) -> int:
         """Bytes of answers that the client has not taken."""
