@@ -61,7 +61,8 @@ def script(tmp_path):
     def start(mode):
         (tmp_path / "mode").write_text(mode)
         command = [sys.executable, "-c", SCRIPT, str(tmp_path / "mode")]
-        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        pipe = {"stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, start_new_session=True, **pipe))
         return started[-1]
 
     yield start
@@ -154,12 +155,16 @@ def test_those_who_die_early_are_replaced_ever_later():
     assert next_wait(30.0, lived=3600.0) == waits[0] < 1.0
 
 
+@pytest.mark.parametrize("mode", ["hang", "serve"])
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_service_that_is_still_starting_ends_on_a_signal(script, tmp_path, sent):
-    process = script("hang")
+def test_a_signal_to_all_processes_ends_the_service_without_a_word(script, tmp_path, sent, mode):
+    """As Ctrl-C in a terminal does; also while workers are still starting."""
+    process = script(mode)
     wait_for(lambda: starts(tmp_path) == 1)
+    if mode == "serve":
+        assert "serving" in process.stderr.readline()
     (worker,) = workers_of(process.pid)
-    process.send_signal(sent)
+    os.killpg(process.pid, sent)
     assert process.wait(20) == 0
     assert process.stderr.read() == ""
     with pytest.raises(ProcessLookupError):

@@ -86,7 +86,7 @@ class PacedSocket:
 
     def read_into(self, buffer: WriteableBuffer) -> int:
         """Waits for the next bytes; returns how many there are, 0 at the end."""
-        end = time.monotonic() + self._timeouts.read
+        end = self._end or time.monotonic() + self._timeouts.read
         while True:
             self._check(end)
             try:

@@ -57,6 +57,7 @@ class _Worker:
     wait: float
     is_ready: bool = False
     is_dead: bool = False
+    due: float = 0.0  # when it is to be replaced
     error: KeyholeError | None = None
 
     def hear(self) -> None:
@@ -68,7 +69,9 @@ class _Worker:
             self.process.join()
             self.told.close()
             self.is_dead = True
-            self.wait = next_wait(self.wait, time.monotonic() - self.since)
+            now = time.monotonic()
+            self.wait = next_wait(self.wait, now - self.since)
+            self.due = now + self.wait
 
 
 def next_wait(wait: float, lived: float) -> float:
@@ -103,16 +106,20 @@ def supervise(
         places: list[_Worker] = []
         try:
             places += [_start(work, place, parent) for place in range(workers)]
-            while not stop.is_set() and not all(one.is_ready for one in places):
+            while not all(one.is_ready for one in places):
                 _hear(places)
+                if stop.is_set():  # asked after the wait: a signal may have ended workers as well
+                    return
                 _check_start(places)
-            if not stop.is_set():
-                on_ready()
-            while not stop.is_set():
-                for one in _hear(places):
+            on_ready()
+            while True:
+                dead = _hear(places)
+                if stop.is_set():
+                    return
+                for one in dead:
                     _LOG.error("a worker is replaced: %s", one.error or _exit_of(one.process))
                 for place, one in enumerate(places):
-                    if one.is_dead and time.monotonic() >= one.since + one.wait:
+                    if one.is_dead and time.monotonic() >= one.due:
                         places[place] = _start(work, place, parent, one.wait)
         finally:
             on_stop()

@@ -1,0 +1,47 @@
+"""Where a service is: what is no URL of one, and certificates."""
+
+import pytest
+
+from keyhole.errors import InputError
+from keyhole.serving.device.addresses import Certificate
+from keyhole.serving.device.client import Client
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.org",
+        "ftp://example.org",
+        "https://",
+        "https://h:x",
+        "https://h:99999",
+        "https://h/?q=1",
+        "https://user:word@h",
+        "http://[::1",
+        "https://a..b",
+        f"https://{'a' * 64}.org",
+        "https://a b",
+        "https://h/a b",
+        "https://h/\N{LATIN SMALL LETTER U WITH DIAERESIS}",
+    ],
+)
+def test_what_is_no_url_of_a_service_is_refused(url):
+    with pytest.raises(InputError, match="not the URL"):
+        Client(url)
+
+
+def test_plain_http_stays_on_this_machine_unless_told():
+    for url in ("http://127.0.0.1:80", "http://localhost", "http://[::1]:8"):
+        Client(url)
+    with pytest.raises(InputError, match="in the clear"):
+        Client("http://192.0.2.1")
+    Client("http://192.0.2.1", insecure=True)
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(InputError, match="certificate cannot be read"):
+        Client("https://h", ca=tmp_path / "ca.pem")
+    with pytest.raises(InputError, match="certificate cannot be read"):
+        Client("https://h", certificate=Certificate(tmp_path / "a", tmp_path / "b"))
