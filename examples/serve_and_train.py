@@ -28,8 +28,8 @@ from keyhole.serving import (
     Served,
     UpdateSpool,
     device_name,
+    keep_taking_part,
     new_key,
-    run,
 )
 from keyhole.training import Clients, Cohorts, Plan, start_run
 
@@ -79,7 +79,7 @@ def be_a_device(url, client):
     """The life of one device: it takes part until it has seen every round."""
     participant = PopulationClient(client, population).participant()
     with Device(url, token=os.environ["TOKEN"]) as device:
-        run(device, participant, rounds=ROUNDS)
+        keep_taking_part(device, participant, rounds=ROUNDS)
 
 
 def start_service(directory, key_file):

@@ -13,8 +13,7 @@ import pytest
 
 from keyhole.delivery import Coded, Coding, pregenerated
 from keyhole.server.optimizers import SGD, Adam
-from keyhole.serving.device.participation import run as take_part_in_rounds
-from keyhole.serving.device.participation import take_part
+from keyhole.serving.device.participation import keep_taking_part, take_part
 from keyhole.serving.device.population import PopulationClient
 from keyhole.serving.device.retrying import Clock
 from keyhole.serving.files.publishing import Publisher
@@ -38,7 +37,7 @@ def devices(service, clients=EVERYONE):
         one = PopulationClient(client, lambda settings: toy.make_clients())
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
         with service.device(name=device_name(client), stop=stop, clock=clock) as device:
-            take_part_in_rounds(device, one.participant())
+            keep_taking_part(device, one.participant())
 
     threads = [threading.Thread(target=live, args=(client,)) for client in clients]
     with ExitStack() as stack:

@@ -112,12 +112,12 @@ def _device(url: str, stop: threading.Event, options: Mapping[str, Any]) -> Devi
 
 
 def _take_part(made: Device, options: Mapping[str, Any]) -> None:
-    from keyhole.serving.device.participation import run
+    from keyhole.serving.device.participation import keep_taking_part
     from keyhole.serving.device.population import PopulationClient
 
     population = PopulationClient(options["client"], _population(options))
     participant = population.participant(selects_at_home=options["at_home"])
-    taken = run(
+    taken = keep_taking_part(
         made,
         participant,
         rounds=options["rounds"] or inf,

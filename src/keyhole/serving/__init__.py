@@ -2,7 +2,7 @@
 
 from keyhole.serving.coordinator import Pace, admit
 from keyhole.serving.device.device import Device
-from keyhole.serving.device.participation import Participant, run, take_part
+from keyhole.serving.device.participation import Participant, keep_taking_part, take_part
 from keyhole.serving.device.population import PopulationClient
 from keyhole.serving.device.retrying import Retry
 from keyhole.serving.device.slice_cache import SliceCache
@@ -34,8 +34,8 @@ __all__ = [
     "UpdateSpool",
     "admit",
     "device_name",
+    "keep_taking_part",
     "new_key",
-    "run",
     "serving",
     "take_part",
 ]

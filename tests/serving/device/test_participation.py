@@ -8,7 +8,7 @@ import pytest
 from keyhole import tree
 from keyhole.errors import TooLateError
 from keyhole.serving.device.device import Assignment, Device, RoundNow
-from keyhole.serving.device.participation import Participant, run, take_part
+from keyhole.serving.device.participation import Participant, keep_taking_part, take_part
 from keyhole.serving.device.retrying import Clock, Retry
 from tests.helpers import assert_trees_equal
 from tests.serving.small_service import small_service
@@ -102,7 +102,7 @@ def test_run_takes_part_in_every_round_and_skips_those_it_misses(service):
         service.publish()
 
     with service.device(clock=Clock(sleep=sleep)) as device:
-        count = run(
+        count = keep_taking_part(
             device,
             Participant(lambda _: KEYS, train),
             rounds=3,
@@ -119,7 +119,7 @@ def test_a_stop_ends_waiting_at_once(service):
     service.publisher.close_round()
     stop = threading.Event()
     with service.device(stop=stop, clock=None, retry=Retry()) as device:
-        thread = threading.Thread(target=run, args=(device, HABIT))
+        thread = threading.Thread(target=keep_taking_part, args=(device, HABIT))
         thread.start()
         stop.set()
         thread.join(5)
@@ -130,7 +130,7 @@ def test_a_stop_ends_retrying_when_nobody_answers():
     stop = threading.Event()
     clock = Clock(sleep=lambda _: stop.set())
     with Device("http://127.0.0.1:9", stop=stop, clock=clock, retry=Retry(attempts=99)) as device:
-        assert run(device, HABIT) == 0
+        assert keep_taking_part(device, HABIT) == 0
 
 
 def test_threads_share_a_device(service):

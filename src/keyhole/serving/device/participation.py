@@ -12,7 +12,7 @@ from keyhole.serving.device.assembly import KnownRound, Submodel
 from keyhole.serving.device.device import Assignment, Device, DeviceKeys
 from keyhole.types import Tree
 
-__all__ = ["Participant", "Taken", "run", "take_part"]
+__all__ = ["Participant", "Taken", "keep_taking_part", "take_part"]
 
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
 
@@ -90,7 +90,7 @@ def take_part(device: Device, participant: Participant) -> Taken | Wait:
     )
 
 
-def run(
+def keep_taking_part(
     device: Device,
     participant: Participant,
     *,
