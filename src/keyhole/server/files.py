@@ -5,6 +5,7 @@ Nothing here trusts a file: whoever reads one checks it before using a byte of i
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ __all__ = [
     "Buffer",
     "checksum",
     "layout_digest",
+    "lock_file",
     "make_directory",
     "replacing",
     "storage_errors",
@@ -91,6 +93,29 @@ def replacing(path: Path) -> Iterator[int]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def lock_file(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Takes a file or directory for this process; the lock ends with it, however it ends.
+
+    Args:
+        path: what to lock.
+        what: as an error tells it.
+        flags: to open it with.
+
+    Raises:
+        StorageError: another process has it, or it cannot be opened.
+    """
+    with storage_errors(path, "open"):
+        lock = os.open(path, flags, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StorageError(
+            what, got="a lock of another process", allowed="one at a time", fix="wait for it to end"
+        ) from error
+    return lock
 
 
 def make_directory(path: Path) -> None:

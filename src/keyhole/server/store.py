@@ -10,7 +10,6 @@ good snapshot and the entries behind it are there.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 from keyhole.errors import InputError, StorageError
 from keyhole.primitives.layout import Layout
 from keyhole.server.delta_log import DeltaLog, Entry, LogEnd, create_log, read_log
-from keyhole.server.files import storage_errors, sync_directory
+from keyhole.server.files import lock_file, make_directory, storage_errors, sync_directory
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
@@ -258,21 +257,9 @@ def _check_next(directory: Path, found: int, steps: int) -> None:
 
 
 def _locked(directory: Path) -> int:
-    """Takes the directory for this process; the lock ends with it, however it ends."""
-    with storage_errors(directory, "open"):
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise StorageError(
-            f"{directory.name} is in use",
-            got="a lock of another process",
-            allowed="one process at a time",
-            fix="wait for it to end",
-        ) from error
-    return lock
+    """Takes the directory for this process."""
+    make_directory(directory)
+    return lock_file(directory, f"{directory.name} is in use", os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _check_keep(keep: int) -> None:

@@ -218,8 +218,19 @@ def describe_round(
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Returns the manifest as JSON; the same manifest gives the same bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
+    """Returns the manifest as JSON; the same manifest gives the same bytes.
+
+    Raises:
+        InputError: settings that JSON cannot hold, or that would reach devices as others.
+    """
+    try:
+        encoded = msgspec.json.encode(manifest, order="sorted")
+        told = msgspec.json.decode(encoded)["settings"]
+    except TypeError as error:
+        raise _bad_settings(str(error)) from error
+    if told != _as_json(manifest.settings):
+        raise _bad_settings("NaN, infinity, bytes, a set or the like")
+    return msgspec.json.format(encoded, indent=1) + b"\n"
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -327,3 +338,19 @@ def _decode_structure(node: Any, leaves: Mapping[str, Any], depth: int = 0) -> T
         return {key: _decode_structure(child, leaves, depth + 1) for key, child in children}
     made = [_decode_structure(child, leaves, depth + 1) for child in children]
     return {"list": list, "tuple": tuple}[kind](made)
+
+
+def _as_json(value: Any) -> Any:
+    """Settings as they are if JSON holds them unchanged; a tuple may become a list."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(each) for key, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _bad_settings(got: str) -> InputError:
+    return InputError(
+        "settings cannot be told to devices",
+        got=got,
+        allowed="what JSON can hold",
+        fix="turn arrays into lists, and the rest into finite numbers, strings and dicts",
+    )

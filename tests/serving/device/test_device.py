@@ -22,22 +22,9 @@ from keyhole.serving.coordinator import Wait
 from keyhole.serving.device.slice_cache import SliceCache
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys
 from tests.serving.scripted import answer, scripted
-from tests.serving.small_service import small_service
 
 CODINGS = ("plain", "half", "uint8", "uint4")
 KEYS = {"word": [3, 1, 3], "neuron": [5]}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with small_service(tmp_path_factory.mktemp("rounds")) as made:
-        yield made
-
-
-@pytest.fixture
-def device(service):
-    with service.device() as made:
-        yield made
 
 
 def decoded(state, keys, coding):

@@ -10,28 +10,7 @@ from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.serving.device.slice_cache import SliceCache
 from tests.helpers import LAYOUTS, assert_trees_equal
-from tests.serving.fault_proxy import CUT, FaultProxy
-from tests.serving.small_service import small_service
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with small_service(tmp_path_factory.mktemp("rounds")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def proxy(service):
-    with FaultProxy(service.port) as made:
-        yield made
-
-
-@pytest.fixture
-def proxied(service, proxy):
-    """A device behind the proxy."""
-    proxy.arm()
-    with service.device(f"http://127.0.0.1:{proxy.port}") as made:
-        yield made
+from tests.serving.fault_proxy import CUT
 
 
 def changed(service, state, rows):

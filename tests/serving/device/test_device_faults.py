@@ -10,40 +10,13 @@ from keyhole.errors import DamageError, InputError
 from keyhole.serving.device.paced_socket import Timeouts
 from keyhole.serving.device.retrying import Clock, Retry
 from tests.helpers import LAYOUTS, assert_trees_equal
-from tests.serving.fault_proxy import CUT, DELAY, FLIP, HALF_CLOSE, RESET, FaultProxy
-from tests.serving.small_service import small_service
+from tests.serving.fault_proxy import CUT, DELAY, FLIP, HALF_CLOSE, RESET
 
 KEYS = {"word": [3, 1, 3], "neuron": [5]}
 
 WAYS_TO_END = pytest.mark.parametrize(
     "kind", [CUT, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (RESET, HALF_CLOSE))]
 )
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with small_service(tmp_path_factory.mktemp("rounds")) as made:
-        yield made
-
-
-@pytest.fixture
-def device(service):
-    with service.device() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def proxy(service):
-    with FaultProxy(service.port) as made:
-        yield made
-
-
-@pytest.fixture
-def proxied(service, proxy):
-    """A device behind the proxy."""
-    proxy.arm()
-    with service.device(f"http://127.0.0.1:{proxy.port}") as made:
-        yield made
 
 
 def answer_length(proxy, ask):

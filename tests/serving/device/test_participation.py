@@ -11,21 +11,8 @@ from keyhole.serving.device.device import Assignment, Device, RoundNow
 from keyhole.serving.device.participation import Participant, keep_taking_part, take_part
 from keyhole.serving.device.retrying import Clock, Retry
 from tests.helpers import assert_trees_equal
-from tests.serving.small_service import small_service
 
 KEYS = {"word": [3, 1, 3], "neuron": [5]}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with small_service(tmp_path_factory.mktemp("rounds")) as made:
-        yield made
-
-
-@pytest.fixture
-def device(service):
-    with service.device() as made:
-        yield made
 
 
 def twice(known, fetched):

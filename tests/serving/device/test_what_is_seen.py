@@ -3,14 +3,13 @@
 from contextlib import contextmanager
 
 import numpy as np
-import pytest
 
 from keyhole import tree
 from keyhole.serving.device.participation import Participant, take_part
 from keyhole.serving.service.routes import WHOLE_BODY
 from keyhole.serving.service.transport import serving
 from keyhole.serving.wire import decode_query, decode_update
-from tests.serving.small_service import LAYOUT, small_service
+from tests.serving.small_service import LAYOUT
 
 KEYS = {"word": [6, 1, 6], "neuron": [5]}
 
@@ -44,12 +43,6 @@ class Recorder:
 
     def bodies(self, route):
         return [bytes(body) for _, path, _, body, _ in self.seen if path.endswith(route)]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with small_service(tmp_path_factory.mktemp("rounds")) as made:
-        yield made
 
 
 @contextmanager

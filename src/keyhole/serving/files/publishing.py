@@ -22,7 +22,7 @@ from keyhole.delivery.records import PLAIN, Coding
 from keyhole.delivery.sources import SliceSource, sources_of
 from keyhole.errors import InputError, StorageError
 from keyhole.primitives.layout import Layout
-from keyhole.server.files import make_directory, storage_errors, sync_directory
+from keyhole.server.files import lock_file, make_directory, storage_errors, sync_directory
 from keyhole.server.state import ServerState
 from keyhole.serving.files.mapped_tables import open_table
 from keyhole.serving.files.retiring import Shelf
@@ -96,7 +96,9 @@ class Publisher:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
         make_directory(rounds_path(self.directory))
-        self._lock: int | None = _locked(self.directory)
+        self._lock: int | None = lock_file(
+            self.directory / "publisher.lock", f"{self.directory.name} has a publisher already"
+        )
         self._shelf = Shelf(self.directory)
         self._known: dict[str, tuple[weakref.ref[ServerState], int]] = {}
         try:
@@ -294,31 +296,8 @@ def _describe(sources: Sequence[SliceSource], layout: Layout | None) -> list[Tab
 
 def _encode(manifest: Manifest) -> tuple[str, Manifest, bytes]:
     """The manifest as devices will read it, so that what they cannot read is not published."""
-    try:
-        encoded = encode_manifest(manifest)
-    except TypeError as error:
-        raise InputError(
-            "settings cannot be told to devices",
-            got=str(error),
-            allowed="what JSON can hold",
-            fix="turn arrays into lists, and numbers of NumPy into those of Python",
-        ) from error
-    decoded = decode_manifest(encoded)
-    if decoded.settings != _as_json(manifest.settings):
-        raise InputError(
-            "settings would reach devices as others",
-            got="NaN, infinity, bytes, a set or the like",
-            allowed="what JSON can hold",
-            fix="turn them into finite numbers, strings, lists and dicts",
-        )
-    return name_round(encoded, manifest.number), decoded, encoded
-
-
-def _as_json(value: Any) -> Any:
-    """Settings as they are if JSON holds them unchanged; a tuple may become a list."""
-    if isinstance(value, Mapping):
-        return {key: _as_json(each) for key, each in value.items()}
-    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
+    encoded = encode_manifest(manifest)
+    return name_round(encoded, manifest.number), decode_manifest(encoded), encoded
 
 
 def _write_tables(
@@ -369,24 +348,6 @@ def _is_whole(directory: Path, manifest: Manifest) -> bool:
     except (StorageError, OSError):
         return False
     return True
-
-
-def _locked(directory: Path) -> int:
-    """Takes the directory for this publisher; the lock ends with its process."""
-    path = directory / "publisher.lock"
-    with storage_errors(path, "open"):
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise StorageError(
-            f"{directory.name} has a publisher already",
-            got="its lock",
-            allowed="one publisher at a time",
-            fix="wait for it to end",
-        ) from error
-    return lock
 
 
 def _not_growing(number: int, allowed: str) -> InputError:

@@ -1,0 +1,32 @@
+"""A service, a device of it, and a proxy between them that breaks what it is told to break."""
+
+import pytest
+
+from tests.serving.fault_proxy import FaultProxy
+from tests.serving.small_service import small_service
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with small_service(tmp_path_factory.mktemp("rounds")) as made:
+        yield made
+
+
+@pytest.fixture
+def device(service):
+    with service.device() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def proxy(service):
+    with FaultProxy(service.port) as made:
+        yield made
+
+
+@pytest.fixture
+def proxied(service, proxy):
+    """A device behind the proxy."""
+    proxy.arm()
+    with service.device(f"http://127.0.0.1:{proxy.port}") as made:
+        yield made
