@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from keyhole.cli.inputs import json_option, out_option, seed_option, use_all_cores
+from keyhole.cli.inputs import json_option, out_option, seed_option, use_cores
 from keyhole.cli.progress import progress_bars
 from keyhole.server.files import make_directory, storage_errors
 
@@ -38,7 +38,7 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
     of the table is one way to choose keys; all see the same clients in the same rounds. A picture
     of recall over rounds and the table are written to files.
     """
-    use_all_cores()
+    use_cores()
     make_directory(out)
     results, curves = _train(rounds, seed)
     rows = _rows(results)

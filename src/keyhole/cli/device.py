@@ -15,7 +15,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.cli.inputs import data_option, load_data, synthetic_sizes, use_all_cores
+from keyhole.cli.inputs import data_option, load_data, synthetic_sizes, use_cores
 from keyhole.cli.train import SETTINGS, read_arm, train
 from keyhole.errors import InputError
 
@@ -136,7 +136,7 @@ def _population(options: Mapping[str, Any]) -> Callable[[RunSettings], Clients]:
     data = options["data"]
 
     def make(settings: RunSettings) -> Clients:
-        use_all_cores()
+        use_cores(1)  # one client trains
         given = {name: options.get(name) for name in SETTINGS if name != "rounds"}
         rest = {"rounds": None, "counts": (), "mean_over": "cohort", "seed": settings.seed}
         arm = read_arm(kind, {**options, **given, **rest})

@@ -26,7 +26,7 @@ __all__ = [
     "parse_pairs",
     "seed_option",
     "synthetic_sizes",
-    "use_all_cores",
+    "use_cores",
 ]
 
 SYNTHETIC = "synthetic"
@@ -108,10 +108,14 @@ def parse_pairs(
     return pairs
 
 
-def use_all_cores() -> None:
-    """One JAX device per core that this process may use, and compiled code kept between runs."""
+def use_cores(count: int | None = None) -> None:
+    """One JAX device per core, and compiled code kept between runs.
+
+    Args:
+        count: of cores; None takes all that this process may use.
+    """
     # Starting JAX takes a second: commands that do not train go without.
     from keyhole.training.devices import keep_compiled, use_cpu_devices
 
-    use_cpu_devices(len(os.sched_getaffinity(0)))
+    use_cpu_devices(count or len(os.sched_getaffinity(0)))
     keep_compiled(cache_root() / "compiled")

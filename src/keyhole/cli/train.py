@@ -24,7 +24,7 @@ from keyhole.cli.inputs import (
     parse_pairs,
     seed_option,
     synthetic_sizes,
-    use_all_cores,
+    use_cores,
 )
 from keyhole.errors import InputError
 
@@ -130,7 +130,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
 
     kind = task_named(task)
     arm = read_arm(kind, options)
-    use_all_cores()
+    use_cores()
     sizes = synthetic_sizes(data, [arm])
     experiment = Experiment(arm, load_data(data, kind.kind, options["seed"], **sizes))
     experiment.check()
