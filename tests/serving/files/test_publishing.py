@@ -308,10 +308,12 @@ def test_a_second_publisher_is_refused_at_once(tmp_path):
 
 def test_closing_a_publisher_twice_closes_nothing_else(tmp_path):
     publisher = Publisher(tmp_path)
+    number = publisher._lock
     publisher.close()
-    with (tmp_path / "other").open("wb") as other:  # gets the number of the lock
+    with (tmp_path / "other").open("wb") as other:
+        assert other.fileno() == number  # it is given again at once
         publisher.close()
-        os.fstat(other.fileno())
+        assert os.fstat(number).st_size == 0  # still open
 
 
 def test_a_closed_publisher_lets_go_though_a_fork_has_its_descriptor(tmp_path):

@@ -79,11 +79,8 @@ def read_current(directory: Path) -> CurrentRound | None:
         StorageError: the file cannot be read, or is not what a publisher wrote.
     """
     path = directory / CURRENT
-    with storage_errors(path, "read"):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
+    if (data := _read_if_there(path)) is None:
+        return None
     try:
         return decode_current(data)
     except InputError as error:
@@ -212,16 +209,21 @@ def read_cohort(round_directory: Path) -> dict[str, int] | None:
         StorageError: the file is damaged.
     """
     path = round_directory / COHORT
-    with storage_errors(path, "read"):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
+    if (data := _read_if_there(path)) is None:
+        return None
     try:
         devices = msgspec.json.decode(data, type=list[str])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _foreign(path, str(error)) from error
     return {device: place for place, device in enumerate(devices)}
+
+
+def _read_if_there(path: Path) -> bytes | None:
+    with storage_errors(path, "read"):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
 
 
 def _foreign(path: Path, how: str, fix: str = "publish the round again") -> StorageError:
