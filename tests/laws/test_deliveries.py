@@ -41,7 +41,12 @@ class World:
             return
         self._wanted, self.coding, number = (name, coding), coding, next(self._numbers)
         self.state = random_state(LAYOUTS[name])
-        published = self.files.publisher.publish_state(self.state, number=number, coding=coding)
+        published = self.files.publisher.publish_state(
+            self.state,
+            number=number,
+            coding=coding,
+            segment_bytes=100,  # several segments a table
+        )
         self.round = published.id
         sources = sources_of(self.state, coding)
         self.round_on_demand = self.computed.publish(sources, self.state.layout, number=number)

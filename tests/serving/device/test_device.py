@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole import tree
-from keyhole.delivery.records import Coding, RecordField, Records
-from keyhole.delivery.sources import FunctionSource, sources_of
+from keyhole.delivery.records import RecordField, Records
+from keyhole.delivery.sources import FunctionSource
 from keyhole.errors import (
     AccessError,
     ConflictError,
@@ -20,56 +20,10 @@ from keyhole.errors import (
 )
 from keyhole.serving.coordinator import Wait
 from keyhole.serving.device.slice_cache import SliceCache
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys
+from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.serving.scripted import answer, scripted
 
-CODINGS = ("plain", "half", "uint8", "uint4")
 KEYS = {"word": [3, 1, 3], "neuron": [5]}
-
-
-def decoded(state, keys, coding):
-    """The sub-model of what coded slices stand for, by way of the plain definitions."""
-    leaves = {}
-    chosen = state.layout.keys_by_space(keys)
-    for part, source in zip(state.layout.parts, sources_of(state, coding), strict=True):
-        rows = source.records.decode_rows(source.read(part.keys_of(chosen).array))
-        leaves |= part.from_rows(rows, [len(chosen[f.name]) for f in part.product.factors])
-    return tree.unflatten(state.layout.structure, leaves)
-
-
-# The law: over HTTP as in process.
-
-
-@pytest.mark.parametrize("kind", CODINGS)
-@pytest.mark.parametrize("name", LAYOUTS)
-@settings(max_examples=8)
-@given(data=st.data())
-def test_fetching_gives_the_bytes_of_selecting_in_process(service, name, kind, data):
-    layout, coding = LAYOUTS[name], Coding(kind, seed=7)
-    published = _published(service, name, coding)
-    keys = data.draw(client_keys(layout))
-    expected = decoded(published, keys, coding)
-    if kind == "plain":
-        assert_trees_equal(expected, published.select(keys))
-    with service.device() as device:
-        found = device.fetch(published.id, keys)
-        assert_trees_equal(found.model, expected)
-        assert_trees_equal(device.fetch_all(published.id).select(keys).model, expected)
-        assert tuple(found.keys.values()) == keys
-
-
-_kept = {}
-
-
-def _published(service, name, coding):
-    """The round of a layout and coding; hypothesis asks for it many times in a row."""
-    wanted = (str(service.directory), name, coding)
-    if wanted not in _kept:
-        _kept.clear()
-        state = service.publish(LAYOUTS[name], coding=coding, segment_bytes=100)
-        state.id = state.published.id
-        _kept[wanted] = state
-    return _kept[wanted]
 
 
 @given(st.lists(st.integers(0, 99), max_size=9))
