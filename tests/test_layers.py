@@ -29,6 +29,8 @@ RESERVED = {
     "numba": {"models", "private", "server"},
     "matplotlib": {"data", "report"},
     "click": {"cli"},
+    "cryptography": {"private"},
+    "dcap_qvl": {"private"},
     "rich": {"cli"},
     "flwr": {"engines"},
     "ray": {"engines"},

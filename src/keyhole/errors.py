@@ -24,8 +24,15 @@ KeyholeError
  |    +-- SlowError          a body that takes too long to arrive
  |    +-- TooManyError       one device asks too often
  |    +-- BusyError          the service has too much under way
+ |    +-- ProtocolError      a message of a private protocol cannot be used
+ |         +-- MalformedError    its length, its form or its check is wrong
+ |         +-- StaleError        it belongs to another round, or to slices that have changed
+ |         +-- ReplayError       it has been used before
  +-- ServiceError        a device cannot reach its service, or gets no sense out of it
  +-- DamageError         bytes that arrived are not the bytes that were sent
+ |    +-- IntegrityError     slices that are not those of the round: a server lies or is damaged
+ +-- AttestationError    an enclave that does not show what the policy asks for
+ +-- CostlyError         a private way that sends more than the whole model
 
 A message states four facts: what is wrong, the value, what is allowed, what to do. Messages that
 may be seen at the server never carry a key or an update of one client: they carry counts.
@@ -37,14 +44,18 @@ from typing import ClassVar
 
 __all__ = [
     "AccessError",
+    "AttestationError",
     "BusyError",
     "CohortError",
     "ConflictError",
+    "CostlyError",
     "CutError",
     "DamageError",
     "InputError",
+    "IntegrityError",
     "KeySpaceError",
     "KeyholeError",
+    "MalformedError",
     "MediaTypeError",
     "MethodError",
     "NotAdmittedError",
@@ -52,11 +63,14 @@ __all__ = [
     "NotFoundError",
     "NotLinearError",
     "PlacementError",
+    "ProtocolError",
     "RangeError",
+    "ReplayError",
     "RequestError",
     "ServiceError",
     "ShapeError",
     "SlowError",
+    "StaleError",
     "StorageError",
     "TooLargeError",
     "TooLateError",
@@ -237,3 +251,34 @@ class DamageError(KeyholeError):
 
     exit_code = 4
     http_status = 502
+
+
+class ProtocolError(RequestError):
+    """A message of a private protocol cannot be used. On the wire all of its kinds look alike."""
+
+
+class MalformedError(ProtocolError):
+    """A message whose length, form or check is wrong."""
+
+
+class StaleError(ProtocolError):
+    """A message of another round, or about slices that have changed since."""
+
+
+class ReplayError(ProtocolError):
+    """A message, or what a message is made from, is used a second time."""
+
+
+class IntegrityError(DamageError):
+    """Slices that are not those of the round: a server lies, or is damaged."""
+
+
+class AttestationError(KeyholeError):
+    """An enclave that does not show what the policy asks for; nothing secret is sent to it."""
+
+    exit_code = 6
+    http_status = 502
+
+
+class CostlyError(InputError):
+    """A private way that sends more than the whole model would."""

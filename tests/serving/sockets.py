@@ -20,7 +20,7 @@ def app_with(handler=None, **limits):
     rounds = MemoryRounds()
     rounds.open(0)
     extra = [] if handler is None else [Route("slow", ("GET",), "/slow", handler)]
-    return App(rounds, limits=Limits(**limits), extra_routes=extra)
+    return App(rounds, limits=Limits(**limits), extra_routes=[lambda _: extra])
 
 
 def connect(url, **settings):

@@ -58,7 +58,8 @@ def test_further_routes_can_be_mounted():
     async def relay(request):
         return json_response({"said": request.params[0]}, 201)
 
-    service = Service(extra_routes=[Route("relay", ("POST",), "/v1/relay/{word}", relay)])
+    more = Route("relay", ("POST",), "/v1/relay/{word}", relay)
+    service = Service(extra_routes=[lambda _: [more]])
     answer = service.ask("POST", "/v1/relay/hello")
     assert (answer.status_code, answer.json()) == (201, {"said": "hello"})
     service.refused(service.ask("GET", "/v1/relay/hello"), 405, "MethodError")

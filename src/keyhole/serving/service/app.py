@@ -57,7 +57,8 @@ class App:
         spool: where updates go; None for a service that takes none.
         admit: decides which devices take part; None for a service without devices of its own.
         metrics: what is counted.
-        extra_routes: further routes, counted, limited and refused like the others.
+        extra_routes: makers of further routes, counted, limited and refused like the others; each
+            is given what stands before all routes.
         clock: unix seconds, for tokens.
         rng: spreads the time after which clients come back; it keeps no secret.
 
@@ -73,7 +74,7 @@ class App:
         spool: UpdateSpool | None = None,
         admit: Admit | None = None,
         metrics: Metrics | None = None,
-        extra_routes: Sequence[Route] = (),
+        extra_routes: Sequence[Callable[[Guards], Sequence[Route]]] = (),
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
@@ -87,7 +88,7 @@ class App:
             Route("health", ("GET",), "/healthz", self._health),
             Route("ready", ("GET",), "/readyz", self._ready),
             Route("metrics", ("GET",), "/metrics", self._metrics),
-            *extra_routes,
+            *(route for make in extra_routes for route in make(guards)),
         ]
         self._routes = Routes(routes, self.metrics)
         self._nowhere = self.metrics.route("none")

@@ -1,0 +1,1 @@
+"""The same meaning, less seen: private retrieval of slices, blind relays, enclaves."""

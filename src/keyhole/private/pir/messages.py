@@ -1,0 +1,101 @@
+"""Frames: what stands around every query and reply, and how a message is refused.
+
+A frame is a head (what it is, for or from which server, of which round, under which terms), a body
+whose length follows from the terms, and a check over all of it. What arrives is compared with the
+one length it can have, then with its check, then with the terms, before its content is looked at.
+Whatever is wrong, a server answers with the same bytes.
+
+The check finds damage. It does not stop whoever wants to forge a message: that is what TLS is for.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import Literal, TypeAlias
+
+from keyhole.errors import MalformedError, StaleError
+from keyhole.private.pir.terms import Terms
+
+__all__ = ["FRAME_BYTES", "REFUSAL", "FrameKind", "check_of", "seal", "unseal"]
+
+FrameKind: TypeAlias = Literal["query", "reply"]
+
+_MAGIC = b"KHP1"
+_KINDS = {"query": 1, "reply": 2}
+_HEAD = struct.Struct("<4sBBH16s32s")
+_CHECK_BYTES = 16
+
+FRAME_BYTES = _HEAD.size + _CHECK_BYTES
+"""What a frame adds to its body."""
+
+REFUSAL = _MAGIC + bytes([3]) + bytes(FRAME_BYTES - 5)
+"""The answer to every message that cannot be used: it does not tell why."""
+
+
+def seal(kind: FrameKind, terms: Terms, server: int, body: bytes | bytearray | memoryview) -> bytes:
+    """Returns a message.
+
+    Args:
+        kind: of the message.
+        terms: under which it is sent.
+        server: 0 or 1, to which a query goes and from which a reply comes.
+        body: of the length that the terms demand.
+    """
+    head = _HEAD.pack(_MAGIC, _KINDS[kind], server, 0, terms.round, terms.digest)
+    return b"".join([head, body, _check(head, body)])
+
+
+def unseal(
+    data: bytes | memoryview, kind: FrameKind, terms: Terms, server: int, body_bytes: int
+) -> memoryview:
+    """Returns the body of a message.
+
+    Args:
+        data: as it arrived.
+        kind: what it must be.
+        terms: what it must be under.
+        server: which server it must be for, or from.
+        body_bytes: the only length that its body can have.
+
+    Raises:
+        MalformedError: not such a message, or damaged.
+        StaleError: of another round, or under other terms.
+    """
+    view = memoryview(data)
+    if len(view) != body_bytes + FRAME_BYTES:
+        raise _malformed(f"{len(view)} bytes", f"{body_bytes + FRAME_BYTES} bytes")
+    head, body = view[: _HEAD.size], view[_HEAD.size : -_CHECK_BYTES]
+    if check_of(view) != _check(head, body):
+        raise _malformed("a wrong check", "the check of its bytes")
+    magic, number, party, zero, round_name, digest = _HEAD.unpack(head)
+    if (magic, number, party, zero) != (_MAGIC, _KINDS[kind], server, 0):
+        raise _malformed("another head", f"a {kind} of server {server}, of version 1")
+    if round_name != terms.round or digest != terms.digest:
+        raise StaleError(
+            "a message about other slices",
+            got="another round, or other terms",
+            allowed="the round and terms of this table",
+            fix="fetch the terms anew, from every server",
+        )
+    return body
+
+
+def check_of(message: bytes | memoryview) -> bytes:
+    """The 16 bytes at the end of a message, which tell it from every other."""
+    return bytes(message[-_CHECK_BYTES:])
+
+
+def _check(head: bytes | memoryview, body: bytes | bytearray | memoryview) -> bytes:
+    summed = blake2b(head, digest_size=_CHECK_BYTES, person=b"keyhole-pir")
+    summed.update(body)
+    return summed.digest()
+
+
+def _malformed(got: str, allowed: str) -> MalformedError:
+    return MalformedError(
+        "a message of private retrieval cannot be read",
+        got=got,
+        allowed=allowed,
+        fix="send it as docs/wire.md describes it, under the terms of the table",
+    )

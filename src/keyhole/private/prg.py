@@ -1,0 +1,143 @@
+"""Pseudo-random generators: the only source of secrets and masks.
+
+`Prg` is AES-128 in counter mode under a seed of the operating system: full width and uniform.
+`FixedKeyAes` is the extendable-output function XofFixedKeyAes128 of the VDAF draft (CFRG), for
+trees of seeds: one AES key for many seeds, derived anew for every request, so that an attacker who
+sees many requests cannot work on all of them at once. It stands on AES being a circular
+correlation-robust hash.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import blake2b
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
+from numpy.typing import NDArray
+
+from keyhole.errors import InputError
+from keyhole.types import KeyArray
+
+__all__ = ["SEED_BYTES", "FixedKeyAes", "Prg", "SeedArray", "fixed_key"]
+
+SEED_BYTES = 16
+"""Of a seed: 128 bits."""
+
+SeedArray = NDArray[np.uint8]
+"""Seeds, shape (n, 16)."""
+
+_CHUNK = 256 << 10  # bytes a call: what stays in the cache of a core
+
+
+class Prg:
+    """A stream of secret bytes: the same seed gives the same bytes. Threads do not share one.
+
+    Args:
+        seed: 16 bytes, used for this stream and nothing else. `Prg.fresh()` takes one from the
+            operating system; a seed of one's own is for tests and for what a protocol derives.
+
+    Raises:
+        InputError: the seed has another length.
+
+    >>> Prg(bytes(16)).bytes(4).hex()  # AES-128 of zeros under a key of zeros
+    '66e94bd4'
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != SEED_BYTES:
+            raise InputError(
+                "a seed of another length",
+                got=f"{len(seed)} bytes",
+                allowed=f"{SEED_BYTES} bytes",
+                fix="take one from Prg.fresh().bytes(16)",
+            )
+        self._stream = Cipher(AES(bytes(seed)), CTR(bytes(16))).encryptor()
+
+    def __repr__(self) -> str:
+        return "Prg(...)"
+
+    @staticmethod
+    def fresh() -> Prg:
+        """A stream that nobody can foresee."""
+        return Prg(secrets.token_bytes(SEED_BYTES))
+
+    def bytes(self, count: int) -> bytes:
+        """Returns the next bytes."""
+        return self._stream.update(bytes(count))
+
+    def fill(self, out: NDArray[np.uint8]) -> None:
+        """Writes the next bytes over a contiguous array."""
+        flat = out.data.cast("B")
+        zeros = bytes(min(_CHUNK, len(flat)))
+        for start in range(0, len(flat), _CHUNK):
+            piece = flat[start : start + _CHUNK]
+            self._stream.update_into(zeros[: len(piece)], piece)
+
+    def seeds(self, count: int) -> SeedArray:
+        """Returns seeds, (count, 16)."""
+        return np.frombuffer(bytearray(self.bytes(SEED_BYTES * count)), np.uint8).reshape(count, 16)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Returns uniform numbers of 64 bits."""
+        return np.frombuffer(bytearray(self.bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
+
+    def below(self, bound: int, count: int) -> KeyArray:
+        """Returns `count` uniform numbers of [0, bound): those that would favour small ones are
+        drawn again, however many that takes."""
+        found: list[NDArray[np.uint64]] = []
+        missing, limit = count, (2**64 // bound) * bound
+        while missing > 0:
+            drawn = self.words(missing)
+            kept = drawn if limit == 2**64 else drawn[drawn < np.uint64(limit)]
+            found.append(kept % np.uint64(bound))
+            missing -= len(kept)
+        return (np.concatenate(found) if found else np.empty(0, np.uint64)).astype(np.int64)
+
+    def permutation(self, count: int) -> KeyArray:
+        """Returns 0 to count - 1 in an order that nobody can foresee.
+
+        Sorting random words of 64 bits: two are equal with probability below count^2 / 2^65, and
+        then keep their order.
+        """
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+
+class FixedKeyAes:
+    """XofFixedKeyAes128 of many seeds at once.
+
+    Block i of a seed s is h(s xor i) with h(x) = AES_k(sigma(x)) xor sigma(x) and
+    sigma(low || high) = high || (high xor low).
+
+    Args:
+        key: 16 bytes, from `fixed_key`.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(AES(bytes(key)), ECB()).encryptor()
+
+    def expand(self, seeds: SeedArray, blocks: int) -> NDArray[np.uint8]:
+        """Returns the first blocks of the output of each seed, (n, 16 * blocks)."""
+        halves = np.ascontiguousarray(seeds).view("<u8").reshape(len(seeds), 1, 2)
+        mixed = np.empty((len(seeds), blocks, 2), "<u8")
+        mixed[:, :, 0] = halves[:, :, 1]
+        mixed[:, :, 1] = halves[:, :, 1] ^ halves[:, :, 0] ^ np.arange(blocks, dtype=np.uint64)
+        out = np.empty_like(mixed)
+        if mixed.size:
+            # The cipher asks for a block more than it writes.
+            whole = bytearray(mixed.nbytes + SEED_BYTES - 1)
+            self._cipher.update_into(mixed.data.cast("B"), whole)
+            out = np.frombuffer(whole, "<u8", mixed.size).reshape(mixed.shape) ^ mixed
+        return out.view(np.uint8).reshape(len(seeds), blocks * SEED_BYTES)
+
+
+def fixed_key(nonce: bytes, usage: bytes) -> bytes:
+    """The AES key of one request and one usage.
+
+    Args:
+        nonce: 16 bytes that belong to this request alone; they are no secret.
+        usage: what the output is for, at most 16 bytes.
+    """
+    return blake2b(nonce, digest_size=SEED_BYTES, person=usage).digest()
