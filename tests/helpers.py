@@ -158,7 +158,16 @@ def load_example(name):
 
 def shared_file(name):
     """The path of a file of real data; a test that needs one is skipped where it is not."""
-    folder = Path(os.environ.get("KEYHOLE_DATA") or ROOT.parent / "shared" / "data")
-    if not (folder / name).is_file():
-        pytest.skip(f"{name} is not in the folder KEYHOLE_DATA")
-    return folder / name
+    return _file_beside("KEYHOLE_DATA", "data", name)
+
+
+def vector_file(name):
+    """The path of a file of known answers; a test that needs one is skipped where it is not."""
+    return _file_beside("KEYHOLE_VECTORS", "vectors", name)
+
+
+def _file_beside(variable, folder, name):
+    path = Path(os.environ.get(variable) or ROOT.parent / "shared" / folder) / name
+    if not path.is_file():
+        pytest.skip(f"{name} is not in the folder {variable}")
+    return path
