@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.delivery import broadcast, on_demand, pregenerated
+from keyhole.delivery.leakage import KEYS_AND_WHOSE, NOTHING
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read
@@ -40,7 +41,7 @@ def test_broadcast_sends_everything_and_nobody_learns_a_key():
     cost = cost_of("broadcast")
     assert dict(cost.bytes_down) == dict.fromkeys(range(3), 4 * (300 + 2))
     assert dict(cost.bytes_up) == dict.fromkeys(range(3), 0)
-    assert cost.seen_by == {"server": "nothing"}
+    assert cost.seen_by == {"server": NOTHING}
 
 
 def test_on_demand_computes_each_distinct_slice_once():
@@ -53,7 +54,7 @@ def test_on_demand_computes_each_distinct_slice_once():
 def test_pregenerated_computes_every_slice():
     cost = cost_of("pregenerated")
     assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (100, 4, 2)
-    assert cost.seen_by == {"slice server": "keys and whose they are"}
+    assert cost.seen_by == {"slice server": KEYS_AND_WHOSE}
 
 
 def test_clients_that_are_gone_receive_nothing():

@@ -26,6 +26,7 @@ from keyhole.cli.inputs import (
     synthetic_sizes,
     use_cores,
 )
+from keyhole.delivery.named import DELIVERIES
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,6 +100,18 @@ SETTINGS = (
     default=0.0,
     show_default=True,
     help="so_word: share of a client's words that are drawn at random, for a sampled softmax.",
+)
+@click.option(
+    "--delivery",
+    type=click.Choice(DELIVERIES),
+    help="How slices travel; all ways train the same model. Without it, on demand. A private way "
+    "that would send more than the whole model is refused.",
+)
+@click.option("--force", is_flag=True, help="Take a private way even if broadcast is cheaper.")
+@click.option(
+    "--allow-simulation",
+    is_flag=True,
+    help="With --delivery enclave: without hardware, that is WITHOUT PROTECTION from the host.",
 )
 @click.option(
     "--devices",
@@ -187,6 +200,8 @@ def read_arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
         shared_keys=shared,
         over=options["mean_over"],
         negatives=options["negatives"],
+        delivery=options.get("delivery"),
+        allow_simulation=options.get("allow_simulation", False),
         seed=options["seed"],
     )
 

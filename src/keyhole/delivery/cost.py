@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from keyhole.delivery.leakage import Learned
 from keyhole.primitives.placement import ClientValue
 from keyhole.server.state import ServerState
 from keyhole.types import ClientId, Tree
@@ -23,7 +24,7 @@ class Cost:
         select_calls: slices that were computed, one for each call of the select function.
         cache_hits: slices that were asked for and found computed.
         distinct_slices: how many different slices of cut parts the cohort asked for.
-        seen_by: party -> what it learns of a client's keys.
+        seen_by: party -> what it learns of a client's keys while slices are delivered.
     """
 
     bytes_down: Mapping[ClientId, int]
@@ -31,14 +32,22 @@ class Cost:
     select_calls: int
     cache_hits: int
     distinct_slices: int
-    seen_by: Mapping[str, str]
+    seen_by: Mapping[str, Learned]
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """Sub-models on the clients, and their cost."""
+    """Sub-models on the clients, and their cost.
+
+    Args:
+        submodels: of each client.
+        keys: those that the sub-model holds, in order: what the client asked for, but for keys that
+            a private way could not place in its query. The client trains without those.
+        cost: of the round.
+    """
 
     submodels: ClientValue[Tree]
+    keys: ClientValue[Any]
     cost: Cost
 
 

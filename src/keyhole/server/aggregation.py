@@ -22,7 +22,10 @@ from keyhole.server.rows import sum_rows
 from keyhole.server.updates import RowUpdate
 from keyhole.types import Array, KeyArray, Tree
 
-__all__ = ["Over", "sum_updates"]
+__all__ = ["PLAIN_SUM_SEEN_BY", "Over", "sum_updates"]
+
+PLAIN_SUM_SEEN_BY: Mapping[str, str] = {"server": "each update, its keys and whose they are"}
+"""What is learned by whoever adds updates up in the clear."""
 
 Over: TypeAlias = Literal["nothing", "cohort", "choosers"]
 """What a sum is divided by: nothing, N (Eq. 5), or the number of clients that chose the key."""

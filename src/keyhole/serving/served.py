@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from keyhole.delivery.records import PLAIN, Coding
-from keyhole.delivery.ways import Demand, pregenerated_cost
+from keyhole.delivery.demand import Demand
+from keyhole.delivery.ways import pregenerated_cost
 from keyhole.errors import KeyholeError
 from keyhole.primitives.layout import Layout
 from keyhole.server.aggregation import sum_updates

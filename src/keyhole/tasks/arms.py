@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from keyhole.delivery.named import DeliveryName
 from keyhole.errors import InputError
 from keyhole.server.aggregation import Over
 from keyhole.tasks.named import task_named
@@ -28,6 +29,9 @@ class Arm:
         over: what sums are divided by.
         negatives: share of the keys of a softmax that are drawn at random, with the correction of a
             sampled softmax; 0 for none.
+        delivery: how slices travel, of `keyhole.delivery.named`; None sends slices on demand, or
+            everything where clients take every key.
+        allow_simulation: lets the delivery `enclave` run without hardware that protects it.
         is_tuning: whether validation clients are kept out of training.
         seed: of everything random.
     """
@@ -40,6 +44,8 @@ class Arm:
     shared_keys: bool = False
     over: Over = "cohort"
     negatives: float = 0.0
+    delivery: DeliveryName | None = None
+    allow_simulation: bool = False
     is_tuning: bool = False
     seed: int = 0
 
@@ -53,6 +59,7 @@ class Arm:
         words += ["fixed"] * self.shared_keys + ["per-key"] * (self.over == "choosers")
         if self.negatives:
             words.append(f"negatives{self.negatives:g}")
+        words += [self.delivery] if self.delivery else []
         if self.is_tuning:
             words.append(f"client{self.settings.client_lr:g}-server{self.settings.server_lr:g}")
         return "-".join(words)

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.data.federated import Dataset
-from keyhole.delivery.ways import broadcast, on_demand
+from keyhole.delivery.cost import Delivery
+from keyhole.delivery.named import delivery_named
 from keyhole.errors import InputError
 from keyhole.keys.choice import Choice, choose_with
 from keyhole.server.state import ServerState
@@ -117,16 +118,23 @@ class Experiment:
 
     def plan(self, trial: int) -> Plan:
         """The plan of one trial."""
-        is_select = any(choice != "all" for choice in self.arm.keys.values())
         return Plan(
             cohorts=Cohorts(self.task.clients, min(self.arm.settings.cohort, self.task.clients)),
             keys_per_client=self.keys_per_client,
             seed=self.arm.seed,
             trial=trial,
             over=self.arm.over,
-            deliver=on_demand if is_select else broadcast,
+            deliver=self._deliver,
             shared_keys=self.arm.shared_keys,
         )
+
+    @cached_property
+    def _deliver(self) -> Delivery:
+        """How slices travel; trials share what it keeps."""
+        is_select = any(choice != "all" for choice in self.arm.keys.values())
+        name = self.arm.delivery or ("on-demand" if is_select else "broadcast")
+        allowed = self.arm.allow_simulation
+        return delivery_named(name, self.keys_per_client, allow_simulation=allowed)
 
     def check(self) -> None:
         """Raises InputError where the arm does not fit the dataset, before any work is done."""

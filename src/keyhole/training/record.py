@@ -42,7 +42,10 @@ class RoundRecord:
         cache_hits: slices that were asked for in them and found computed.
         distinct_keys: different keys that `clients` received slices of.
         peak_client_size: numbers in the largest sub-model.
-        seen_by: party -> what it learned of the clients' keys.
+        unplaced_keys: keys that clients chose and trained without: a private way had no place for
+            them in a query, and to ask again would show.
+        seen_by: party -> what it learned of the clients' keys while slices were delivered.
+        seen_in_sum: party -> what it learned of updates and their keys while they were added up.
         staleness: of each update that was added, in steps; all zero unless rounds are asynchronous.
         metrics: name -> value, where the round was evaluated.
     """
@@ -61,7 +64,9 @@ class RoundRecord:
     cache_hits: int = 0
     distinct_keys: int = 0
     peak_client_size: int = 0
+    unplaced_keys: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
+    seen_in_sum: Mapping[str, str] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
 

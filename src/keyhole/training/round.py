@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.delivery.cost import Cost
 from keyhole.primitives.layout import Layout
-from keyhole.server.aggregation import sum_updates
+from keyhole.server.aggregation import PLAIN_SUM_SEEN_BY, sum_updates
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
 from keyhole.training.clients import Clients
@@ -101,5 +101,7 @@ def record_visits(visits: Sequence[Visit], costs: Sequence[Cost]) -> dict[str, A
         "select_calls": sum(cost.select_calls for cost in costs),
         "cache_hits": sum(cost.cache_hits for cost in costs),
         "distinct_keys": _count_distinct(visits),
-        "seen_by": dict(costs[-1].seen_by) if costs else {},
+        "unplaced_keys": sum(visit.unplaced_keys for visit in visits),
+        "seen_by": {p: str(learned) for p, learned in costs[-1].seen_by.items()} if costs else {},
+        "seen_in_sum": dict(PLAIN_SUM_SEEN_BY),
     }

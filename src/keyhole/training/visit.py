@@ -7,11 +7,11 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from keyhole.delivery.cost import Cost
-from keyhole.delivery.ways import key_bytes
+from keyhole.delivery.demand import key_bytes
 from keyhole.errors import InputError
 from keyhole.keys.budget import assign_device, keys_within
 from keyhole.primitives.keyspace import Keys
@@ -46,11 +46,13 @@ class Visit:
     Args:
         client: its number.
         fate: how it ended.
-        keys: what it selected, by key space.
+        keys: what its sub-model holds, by key space.
         update: what it sent, if it did.
         size: numbers in its sub-model; 0 if it received none.
         bytes_down: what it received.
         bytes_up: keys to select with; keys and update to add up.
+        unplaced_keys: how many keys it chose and trained without, because a private way had no
+            place for them in its query.
     """
 
     client: int
@@ -60,6 +62,7 @@ class Visit:
     size: int
     bytes_down: int
     bytes_up: int
+    unplaced_keys: int = 0
 
 
 def visit_clients(
@@ -92,18 +95,24 @@ def visit_clients(
         c: z for c, z in chosen.items() if fates[c] != "lost_before"
     }
     delivered = plan.deliver(state, ClientValue(asked, reached))
-    submodels = observe(delivered.submodels)
+    submodels, received = observe(delivered.submodels), {**chosen, **observe(delivered.keys)}
     training = [client for client in asked if fates[client] == "sent"]
-    jobs = [Job.of(plan.seed, plan.trial, t, c, chosen[c], submodels[c]) for c in training]
+    jobs = [Job.of(plan.seed, plan.trial, t, c, received[c], submodels[c]) for c in training]
     updates = dict(zip(training, execute(clients, jobs), strict=True))
     visits = []
     for client in asked:
-        keys, update = state.layout.keys_by_space(chosen[client]), updates.get(client)
+        keys, update = state.layout.keys_by_space(received[client]), updates.get(client)
         fate: Fate = fates[client]
         if fate == "sent" and (update := usable(update)) is None:
             fate = "refused"
-        visits.append(visit_of(client, fate, keys, update, state.layout, delivered.cost))
+        visit = visit_of(client, fate, keys, update, state.layout, delivered.cost)
+        wanted = state.layout.keys_by_space(chosen[client])
+        visits.append(replace(visit, unplaced_keys=_count(wanted) - _count(keys)))
     return visits, delivered.cost
+
+
+def _count(keys: Mapping[str, Keys]) -> int:
+    return sum(len(z) for z in keys.values())
 
 
 def _fates(t: int, asked: Sequence[int], plan: Plan, most: int | None) -> dict[int, Fate]:

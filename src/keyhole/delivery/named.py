@@ -1,0 +1,73 @@
+"""Ways of delivery by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+from keyhole.delivery.cost import Delivery
+from keyhole.delivery.private_way import PrivateWay
+from keyhole.delivery.ways import broadcast, on_demand, pregenerated
+from keyhole.errors import InputError
+from keyhole.private.pir.terms import Scheme
+
+__all__ = ["DELIVERIES", "DeliveryName", "delivery_named"]
+
+DeliveryName: TypeAlias = Literal[
+    "broadcast",
+    "on-demand",
+    "pregenerated",
+    "relay",
+    "pir",
+    "pir-chor",
+    "pir-one-server",
+    "enclave",
+]
+"""How slices travel."""
+
+DELIVERIES: tuple[DeliveryName, ...] = get_args(DeliveryName)
+
+_CLEAR: Mapping[str, Delivery] = {
+    "broadcast": broadcast,
+    "on-demand": on_demand,
+    "pregenerated": pregenerated,
+}
+_SCHEMES: Mapping[str, Scheme] = {
+    "pir": "two-server",
+    "pir-chor": "chor",
+    "pir-one-server": "one-server",
+}
+
+
+def delivery_named(
+    name: str, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
+) -> Delivery:
+    """Returns a way of delivery.
+
+    Args:
+        name: of `DELIVERIES`.
+        keys_per_client: key space -> the most keys that a client may ask for; private ways pad
+            every request to it.
+        allow_simulation: lets `enclave` run without the hardware that would protect it.
+
+    Raises:
+        InputError: there is no such way.
+        AttestationError: an enclave without hardware was not allowed.
+    """
+    if name in _CLEAR:
+        return _CLEAR[name]
+    if name in _SCHEMES:
+        from keyhole.delivery.pir import Pir
+
+        return PrivateWay(Pir(_SCHEMES[name]), keys_per_client)
+    if name == "relay":
+        from keyhole.delivery.relay import BlindRelay
+
+        return PrivateWay(BlindRelay(), keys_per_client)
+    if name == "enclave":
+        from keyhole.delivery.enclave import Enclave
+
+        return PrivateWay(Enclave(allow_simulation), keys_per_client)
+    raise InputError(
+        "no such way of delivery", got=name, allowed=", ".join(DELIVERIES), fix="choose one of them"
+    )

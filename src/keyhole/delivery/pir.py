@@ -1,0 +1,68 @@
+"""Private information retrieval as a delivery, in process: the same messages as on a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from keyhole.delivery.leakage import WHO_TAKES_PART, Learned
+from keyhole.delivery.private_way import PrivateTable, Traffic
+from keyhole.private.pir import chor, one_server, two_server
+from keyhole.private.pir.database import Database
+from keyhole.private.pir.retrieval import Answerer, Asker, Retrieved
+from keyhole.private.pir.terms import Scheme, name_of_round
+from keyhole.types import ClientId, KeyArray
+
+__all__ = ["Pir"]
+
+_ONE = {"server": WHO_TAKES_PART}
+_TWO = {"first server": WHO_TAKES_PART, "second server": WHO_TAKES_PART}
+
+
+@dataclass(frozen=True)
+class Pir:
+    """Retrieval of slices that hides from each server which ones.
+
+    Args:
+        scheme: with two servers that do not collude, or with one.
+    """
+
+    scheme: Scheme = "two-server"
+
+    @property
+    def seen_by(self) -> Mapping[str, Learned]:
+        """Each server learns who takes part; how many keys are asked for is a public maximum."""
+        return _ONE if self.scheme == "one-server" else _TWO
+
+    def retrieve(
+        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], traffic: Traffic
+    ) -> Mapping[ClientId, Retrieved]:
+        """All clients ask; each server answers all of them in one pass over its table."""
+        asker, servers, hint_bytes = self._open(table)
+        questions = {client: asker.ask(keys) for client, keys in wanted.items()}
+        sent = {client: question.messages() for client, question in questions.items()}
+        replies = [
+            server.answer_many([messages[place] for messages in sent.values()])
+            for place, server in enumerate(servers)
+        ]
+        found = {}
+        for at, (client, question) in enumerate(questions.items()):
+            mine = [answers[at] for answers in replies]
+            traffic.add(client, sum(map(len, mine)) + hint_bytes, sum(map(len, sent[client])))
+            found[client] = question.open(mine)
+        return found
+
+    def _open(self, table: PrivateTable) -> tuple[Asker, list[Answerer], int]:
+        """A client's side, the servers, and the bytes of a hint that every client fetches."""
+        database = Database.of(name_of_round(table.name), table.records)
+        if self.scheme == "one-server":
+            server = one_server.OneServer(database, table.most_keys)
+            asker = one_server.OneServerAsker(server.terms, server.hint)
+            return asker, [server], len(server.hint)
+        if self.scheme == "chor":
+            terms = chor.terms_of(database, table.most_keys)
+            servers = [chor.ChorServer(database, terms, place) for place in (0, 1)]
+            return chor.ChorAsker(terms), [*servers], 0
+        terms = two_server.terms_of(database, table.most_keys)
+        both = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
+        return two_server.TwoServerAsker(terms), [*both], 0
