@@ -54,7 +54,7 @@ def test_on_demand_computes_each_distinct_slice_once():
 def test_pregenerated_computes_every_slice():
     cost = cost_of("pregenerated")
     assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (100, 4, 2)
-    assert cost.seen_by == {"slice server": KEYS_AND_WHOSE}
+    assert cost.seen_by == {"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE}
 
 
 def test_clients_that_are_gone_receive_nothing():

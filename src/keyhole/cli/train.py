@@ -26,11 +26,12 @@ from keyhole.cli.inputs import (
     synthetic_sizes,
     use_cores,
 )
-from keyhole.delivery.named import DELIVERIES
+from keyhole.delivery.names import DELIVERIES
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
     from keyhole.tasks.arms import Arm
+    from keyhole.tasks.experiment import Experiment
     from keyhole.tasks.task import TaskKind
     from keyhole.tasks.trial_directory import Result
     from keyhole.training.loop import Rounds
@@ -138,6 +139,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     round), state/ (the model) and result.json (metrics on the test split, sizes, bytes).
     """
     from keyhole.cli.trials import run_trials  # these start JAX, which --help need not wait for
+    from keyhole.cli.trust import last_record, trust_table
     from keyhole.tasks.experiment import Experiment
     from keyhole.tasks.named import task_named
 
@@ -147,6 +149,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     sizes = synthetic_sizes(data, [arm])
     experiment = Experiment(arm, load_data(data, kind.kind, options["seed"], **sizes))
     experiment.check()
+    _check_delivery(experiment, options)
     work = [
         (f"{arm.name}, trial {trial}", experiment, trial, out / arm.name / f"trial-{trial}")
         for trial in range(trials)
@@ -154,11 +157,31 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     with _rounds(trials, options["devices"], options["round_seconds"]) as kind_of:
         done = dict(run_trials(work, trials, keep_state=True, kind_of=kind_of))
     if as_json:
-        rows = [{"directory": str(path), **asdict(result)} for path, result in done.items()]
-        click.echo(json.dumps(rows, indent=2))
-    else:
-        Console().print(_table(arm, experiment.describe(0)["size"], list(done.values())))
-        click.echo(f"runs: {out / arm.name}")
+        click.echo(json.dumps([_described(*each) for each in done.items()], indent=2))
+        return
+    screen = Console()
+    screen.print(_table(arm, experiment.describe(0)["size"], list(done.values())))
+    last = last_record(next(iter(done)))
+    if last is not None:
+        screen.print(trust_table(last))
+    click.echo(f"runs: {out / arm.name}")
+
+
+def _described(directory: Path, result: Result) -> dict[str, Any]:
+    """A trial as JSON."""
+    from keyhole.cli.trust import last_record
+
+    last = last_record(directory)
+    seen = {} if last is None else {"seen_by": last.seen_by, "seen_in_sum": last.seen_in_sum}
+    return {"directory": str(directory), **asdict(result), **seen}
+
+
+def _check_delivery(experiment: Experiment, options: Mapping[str, Any]) -> None:
+    """Refuses a delivery that makes no sense before any work is done."""
+    if options["devices"] and options["delivery"]:
+        raise click.UsageError("--delivery is for clients in process; devices choose their own")
+    if not options["force"]:
+        experiment.check_worth()
 
 
 @contextmanager

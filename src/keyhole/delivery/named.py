@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, get_args
 
 from keyhole.delivery.cost import Delivery
+from keyhole.delivery.names import DELIVERIES
 from keyhole.delivery.private_way import PrivateWay
 from keyhole.delivery.ways import broadcast, on_demand, pregenerated
 from keyhole.errors import InputError
 from keyhole.private.pir.terms import Scheme
 
-__all__ = ["DELIVERIES", "DeliveryName", "delivery_named"]
-
-DeliveryName: TypeAlias = Literal[
-    "broadcast",
-    "on-demand",
-    "pregenerated",
-    "relay",
-    "pir",
-    "pir-chor",
-    "pir-one-server",
-    "enclave",
-]
-"""How slices travel."""
-
-DELIVERIES: tuple[DeliveryName, ...] = get_args(DeliveryName)
+__all__ = ["delivery_named"]
 
 _CLEAR: Mapping[str, Delivery] = {
     "broadcast": broadcast,
@@ -45,7 +31,7 @@ def delivery_named(
     """Returns a way of delivery.
 
     Args:
-        name: of `DELIVERIES`.
+        name: of `keyhole.delivery.need.WAYS`.
         keys_per_client: key space -> the most keys that a client may ask for; private ways pad
             every request to it.
         allow_simulation: lets `enclave` run without the hardware that would protect it.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keyhole.delivery.leakage import WHO_TAKES_PART, Learned
+from keyhole.delivery.leakage import Learned
+from keyhole.delivery.names import DeliveryName
+from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.private_way import PrivateTable, Traffic
 from keyhole.private.pir import chor, one_server, two_server
 from keyhole.private.pir.database import Database
@@ -15,8 +17,11 @@ from keyhole.types import ClientId, KeyArray
 
 __all__ = ["Pir"]
 
-_ONE = {"server": WHO_TAKES_PART}
-_TWO = {"first server": WHO_TAKES_PART, "second server": WHO_TAKES_PART}
+_WAYS: Mapping[Scheme, DeliveryName] = {
+    "two-server": "pir",
+    "chor": "pir-chor",
+    "one-server": "pir-one-server",
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Pir:
     @property
     def seen_by(self) -> Mapping[str, Learned]:
         """Each server learns who takes part; how many keys are asked for is a public maximum."""
-        return _ONE if self.scheme == "one-server" else _TWO
+        return PARTIES[_WAYS[self.scheme]].seen_by
 
     def retrieve(
         self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], traffic: Traffic
@@ -54,7 +59,7 @@ class Pir:
 
     def _open(self, table: PrivateTable) -> tuple[Asker, list[Answerer], int]:
         """A client's side, the servers, and the bytes of a hint that every client fetches."""
-        database = Database.of(name_of_round(table.name), table.records)
+        database = Database.of(name_of_round(table.round_id), table.records)
         if self.scheme == "one-server":
             server = one_server.OneServer(database, table.most_keys)
             asker = one_server.OneServerAsker(server.terms, server.hint)

@@ -33,12 +33,12 @@ class PrivateTable:
     """One table of a round, to be retrieved from.
 
     Args:
-        name: of the table and its round; no other table has it.
+        round_id: of the round and its table, in the form of a service's rounds; none is like it.
         records: all of them, (K, record_bytes).
         most_keys: m, to which every request is padded.
     """
 
-    name: str
+    round_id: str
     records: RecordArray
     most_keys: int
 
@@ -106,13 +106,14 @@ class PrivateWay:
         for place, (part, records) in enumerate(zip(layout.parts, tables, strict=True)):
             every = np.arange(part.space.num_keys)
             table = PrivateTable(
-                f"step {state.steps}, table {place}",
+                f"{state.steps}-{place:016x}",
                 records.encode_rows(state.rows(place, every), every),
                 most[place],
             )
             wanted = {c: part.keys_of(z).array for c, z in demand.items()}
-            is_public = most[place] == part.space.num_keys
-            retrieve = _send_all if is_public else self.retrieval.retrieve
+            # A part of which clients take every key, or none, has nothing to hide.
+            is_private = 0 < most[place] < part.space.num_keys
+            retrieve = self.retrieval.retrieve if is_private else _send_all
             for client, got in retrieve(table, wanted, traffic).items():
                 found[client].append(got)
         return self._delivered(layout, keys, demand, found, traffic)
@@ -151,6 +152,6 @@ def _send_all(
     """Every client receives the table and takes from it what it wants: nobody learns a key."""
     found = {}
     for client, keys in wanted.items():
-        traffic.add(client, down=table.records.nbytes)
+        traffic.add(client, down=table.records.nbytes if table.most_keys else 0)
         found[client] = Retrieved(table.records[keys], np.ones(len(keys), bool))
     return found

@@ -22,7 +22,8 @@ from keyhole.delivery.demand import (
     key_bytes,
     model_bytes,
 )
-from keyhole.delivery.leakage import KEYS_AND_WHOSE, NOTHING
+from keyhole.delivery.names import DeliveryName
+from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.primitives.placement import ClientValue, map_clients
@@ -76,7 +77,7 @@ def broadcast(state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN
         select_calls=count_asked(state.layout, demand),
         cache_hits=0,
         distinct_slices=count_distinct(state.layout, demand),
-        seen_by={"server": NOTHING},
+        seen_by=PARTIES["broadcast"].seen_by,
     )
     return _deliver(state, keys, cost, coding)
 
@@ -86,7 +87,7 @@ def on_demand(state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN
     round."""
     demand = demand_of(state.layout, keys)
     asked, distinct = count_asked(state.layout, demand), count_distinct(state.layout, demand)
-    cost = _served(state.layout, demand, distinct, asked - distinct, "server", coding)
+    cost = _served(state.layout, demand, distinct, asked - distinct, "on-demand", coding)
     return _deliver(state, keys, cost, coding)
 
 
@@ -105,7 +106,7 @@ def pregenerated_cost(layout: Layout, demand: Demand, coding: Coding = PLAIN) ->
         coding: of the cut parts.
     """
     every = sum(part.space.num_keys for part in cut_parts(layout))
-    return _served(layout, demand, every, count_asked(layout, demand), "slice server", coding)
+    return _served(layout, demand, every, count_asked(layout, demand), "pregenerated", coding)
 
 
 def _deliver(state: ServerState, keys: ClientValue[Any], cost: Cost, coding: Coding) -> Delivered:
@@ -125,7 +126,7 @@ def _select_coded(state: ServerState, coding: Coding, keys: ClientKeys) -> Tree:
 
 
 def _served(
-    layout: Layout, demand: Demand, calls: int, hits: int, server: str, coding: Coding
+    layout: Layout, demand: Demand, calls: int, hits: int, way: DeliveryName, coding: Coding
 ) -> Cost:
     """The cost of a way in which clients ask a server for slices."""
     return Cost(
@@ -137,5 +138,5 @@ def _served(
         select_calls=calls,
         cache_hits=hits,
         distinct_slices=count_distinct(layout, demand),
-        seen_by={server: KEYS_AND_WHOSE},
+        seen_by=PARTIES[way].seen_by,
     )

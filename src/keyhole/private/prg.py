@@ -16,6 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
+from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.errors import InputError
@@ -30,6 +31,7 @@ SeedArray = NDArray[np.uint8]
 """Seeds, shape (n, 16)."""
 
 _CHUNK = 256 << 10  # bytes a call: what stays in the cache of a core
+_TILE = 64 << 10  # bytes that are mixed, enciphered and mixed again while they are at hand
 
 
 class Prg:
@@ -120,17 +122,33 @@ class FixedKeyAes:
 
     def expand(self, seeds: SeedArray, blocks: int) -> NDArray[np.uint8]:
         """Returns the first blocks of the output of each seed, (n, 16 * blocks)."""
-        halves = np.ascontiguousarray(seeds).view("<u8").reshape(len(seeds), 1, 2)
-        mixed = np.empty((len(seeds), blocks, 2), "<u8")
-        mixed[:, :, 0] = halves[:, :, 1]
-        mixed[:, :, 1] = halves[:, :, 1] ^ halves[:, :, 0] ^ np.arange(blocks, dtype=np.uint64)
-        out = np.empty_like(mixed)
-        if mixed.size:
-            # The cipher asks for a block more than it writes.
-            whole = bytearray(mixed.nbytes + SEED_BYTES - 1)
-            self._cipher.update_into(mixed.data.cast("B"), whole)
-            out = np.frombuffer(whole, "<u8", mixed.size).reshape(mixed.shape) ^ mixed
-        return out.view(np.uint8).reshape(len(seeds), blocks * SEED_BYTES)
+        halves = np.ascontiguousarray(seeds).view("<u8").reshape(-1, 2)
+        out = np.empty((len(halves), blocks * 2), "<u8")
+        if not out.size:
+            return out.view(np.uint8)
+        step = min(len(halves), max(1, _TILE // (blocks * SEED_BYTES)))
+        mixed = np.empty((step, blocks * 2), "<u8")
+        # The cipher asks for a block more than it writes.
+        hidden = np.empty(mixed.size + 2, "<u8")
+        source, target = mixed.data.cast("B"), hidden.data.cast("B")
+        for start in range(0, len(halves), step):
+            rows = min(step, len(halves) - start)
+            _mix(halves[start : start + rows], mixed)
+            self._cipher.update_into(source[: rows * blocks * SEED_BYTES], target)
+            tile = hidden[: rows * blocks * 2].reshape(rows, blocks * 2)
+            np.bitwise_xor(tile, mixed[:rows], out=out[start : start + rows])
+        return out.view(np.uint8)
+
+
+@njit(cache=True, nogil=True)
+def _mix(halves: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """Writes sigma(s xor i) of seeds (n, 2) over the first n rows of (n or more, 2 * blocks)."""
+    for row in range(halves.shape[0]):
+        high = halves[row, 1]
+        both = high ^ halves[row, 0]
+        for block in range(out.shape[1] // 2):
+            out[row, 2 * block] = high
+            out[row, 2 * block + 1] = both ^ np.uint64(block)
 
 
 def fixed_key(nonce: bytes, usage: bytes) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from keyhole.delivery.named import DeliveryName
+from keyhole.delivery.names import DeliveryName
 from keyhole.errors import InputError
 from keyhole.server.aggregation import Over
 from keyhole.tasks.named import task_named
@@ -29,8 +29,8 @@ class Arm:
         over: what sums are divided by.
         negatives: share of the keys of a softmax that are drawn at random, with the correction of a
             sampled softmax; 0 for none.
-        delivery: how slices travel, of `keyhole.delivery.named`; None sends slices on demand, or
-            everything where clients take every key.
+        delivery: how slices travel; None sends them on demand, or everything where clients take
+            every key.
         allow_simulation: lets the delivery `enclave` run without hardware that protects it.
         is_tuning: whether validation clients are kept out of training.
         seed: of everything random.

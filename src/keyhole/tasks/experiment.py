@@ -21,6 +21,8 @@ import numpy as np
 from keyhole.data.federated import Dataset
 from keyhole.delivery.cost import Delivery
 from keyhole.delivery.named import delivery_named
+from keyhole.delivery.names import PRIVATE_DELIVERIES
+from keyhole.delivery.worth import check_model_worth
 from keyhole.errors import InputError
 from keyhole.keys.choice import Choice, choose_with
 from keyhole.server.state import ServerState
@@ -140,6 +142,12 @@ class Experiment:
         """Raises InputError where the arm does not fit the dataset, before any work is done."""
         self.plan(0).check(self.task.model.layout)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
+
+    def check_worth(self) -> None:
+        """Raises CostlyError where the arm's delivery is private and dearer than broadcast."""
+        way = self.arm.delivery
+        if way is not None and way in PRIVATE_DELIVERIES:
+            check_model_worth(way, self.task.model.layout, self.keys_per_client)
 
     def start(self, trial: int, directory: Path | None, kind: Rounds | None = None) -> Run:
         """Starts a trial, or goes on with it where it stopped.

@@ -95,7 +95,8 @@ def visit_clients(
         c: z for c, z in chosen.items() if fates[c] != "lost_before"
     }
     delivered = plan.deliver(state, ClientValue(asked, reached))
-    submodels, received = observe(delivered.submodels), {**chosen, **observe(delivered.keys)}
+    submodels = observe(delivered.submodels)
+    received = {c: observe(delivered.keys).get(c, z) for c, z in chosen.items()}
     training = [client for client in asked if fates[client] == "sent"]
     jobs = [Job.of(plan.seed, plan.trial, t, c, received[c], submodels[c]) for c in training]
     updates = dict(zip(training, execute(clients, jobs), strict=True))

@@ -1,0 +1,155 @@
+"""Planner: which way of delivery to use, given what parties may learn.
+
+A pure function of public numbers. It prefers fewer bytes, then less work of servers, and never a
+private way that sends more than the whole model: broadcast hides everything for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from keyhole.delivery.lengths import traffic_of
+from keyhole.delivery.machine import Machine
+from keyhole.delivery.names import DELIVERIES, DeliveryName
+from keyhole.delivery.need import Need
+from keyhole.delivery.parties import Basis
+from keyhole.delivery.prices import Price, price_all, price_of
+from keyhole.delivery.trust import TRUSTS, Trust
+from keyhole.errors import CostlyError, InputError
+
+__all__ = [
+    "DELIVERIES",
+    "TRUSTS",
+    "DeliveryName",
+    "Machine",
+    "Need",
+    "Price",
+    "Trust",
+    "best",
+    "break_even",
+    "check_worth",
+    "price_all",
+    "price_of",
+    "refuse_dearer",
+    "satisfies",
+]
+
+# What a requirement may rest on. Hardware is trusted only where that was asked for by name.
+_BASES: Mapping[Trust, frozenset[Basis]] = MappingProxyType(
+    {
+        "open": frozenset(("nothing", "no collusion", "cryptography")),
+        "unlinked": frozenset(("nothing", "no collusion", "cryptography")),
+        "hidden": frozenset(("nothing", "no collusion", "cryptography")),
+        "hidden-one-server": frozenset(("nothing", "cryptography")),
+        "hidden-enclave": frozenset(("nothing", "cryptography", "hardware")),
+    }
+)
+
+
+def satisfies(price: Price, trust: Trust) -> bool:
+    """Whether a way keeps what is asked for, by what its parties learn and what that rests on.
+
+    Raises:
+        InputError: no such requirement.
+    """
+    if trust not in TRUSTS:
+        raise InputError(
+            "no such trust requirement",
+            got=trust,
+            allowed=", ".join(TRUSTS),
+            fix="choose one of them",
+        )
+    if price.basis not in _BASES[trust]:
+        return False
+    learned = price.seen_by.values()
+    if trust == "open":
+        return True
+    if trust == "unlinked":
+        return not any(party.keys and party.whose for party in learned)
+    return not any(party.keys for party in learned)
+
+
+def best(prices: Iterable[Price], trust: Trust = "open") -> Price:
+    """Returns the way with the fewest bytes that satisfies a requirement; of several the one that
+    servers compute least for.
+
+    Broadcast satisfies every requirement, so a private way that is dearer is never the best.
+
+    Raises:
+        InputError: none of the prices satisfies it, or no such requirement.
+
+    >>> need = Need(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
+    >>> [best(price_all(need), trust).way for trust in ("unlinked", "hidden", "hidden-one-server")]
+    ['relay', 'pir', 'broadcast']
+    """
+    suitable = [price for price in prices if satisfies(price, trust)]
+    if not suitable:
+        raise InputError(
+            f"no way satisfies {trust!r}",
+            got="prices of none that does",
+            allowed="prices with broadcast among them",
+            fix="take them from price_all",
+        )
+    return min(suitable, key=lambda price: (price.bytes_total, price.server_seconds))
+
+
+def check_worth(price: Price, broadcast: Price) -> None:
+    """Refuses a way that sends more than the whole model.
+
+    Args:
+        price: of the way.
+        broadcast: of sending everything, for the same need.
+
+    Raises:
+        CostlyError: it is dearer.
+    """
+    refuse_dearer(price.way, price.bytes_total, broadcast.bytes_total)
+
+
+def refuse_dearer(way: DeliveryName, sent: int, whole: int) -> None:
+    """Refuses a way with which a client sends and receives more than the bytes of all slices.
+
+    Raises:
+        CostlyError: it does.
+    """
+    if sent > whole:
+        raise CostlyError(
+            f"{way} sends more than the whole model",
+            got=f"{sent:,} bytes a client",
+            allowed=f"at most {whole:,}, what broadcast sends",
+            fix="choose broadcast, another number of keys a client, or force it",
+        )
+
+
+def break_even(num_keys: int, slice_bytes: int, way: DeliveryName) -> int:
+    """Returns the most keys a client for which a way sends no more than broadcast; 0 if none.
+
+    Found by bisection on exact bytes: what a way sends does not fall when keys are added.
+
+    Args:
+        num_keys: K.
+        slice_bytes: of one slice.
+        way: which is compared.
+
+    Raises:
+        InputError: a number is out of range.
+
+    >>> break_even(10_000, 2_000, "broadcast")
+    10000
+    """
+
+    def pays(keys_per_client: int) -> bool:
+        need = Need(num_keys, keys_per_client, slice_bytes, cohort=1)
+        return traffic_of(way, need).total <= traffic_of("broadcast", need).total
+
+    return _last(pays, num_keys)
+
+
+def _last(holds: Callable[[int], bool], most: int) -> int:
+    """The last of 1..most for which something holds that holds up to some number; 0 if none."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

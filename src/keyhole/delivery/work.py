@@ -1,0 +1,151 @@
+"""Work: how long servers and clients compute for each way, and what a server holds.
+
+Estimates of one core: speeds of a `Machine` times what is copied, hashed, scanned and enciphered.
+Sending bytes is not in them, since it follows the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from keyhole.delivery.lengths import terms_for
+from keyhole.delivery.machine import Machine
+from keyhole.delivery.names import DeliveryName
+from keyhole.delivery.need import Need
+from keyhole.private.pir.batch import Batch
+from keyhole.private.pir.terms import TAG_BYTES
+
+__all__ = ["Work", "work_of"]
+
+_LWE_DIMENSION = 1024
+_PLACE_BYTES = 4  # of a key in a bucket, at a server
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a way asks of machines in a round.
+
+    Args:
+        seconds_by: party -> CPU seconds of one core for the whole cohort.
+        client_seconds: of one client.
+        server_memory: bytes that one server holds.
+        slices_generated: at the server side.
+        is_cacheable: whether the same bytes serve many clients, so that caches can give them out.
+    """
+
+    seconds_by: Mapping[str, float] = field(hash=False)
+    client_seconds: float
+    server_memory: int
+    slices_generated: int
+    is_cacheable: bool = False
+
+
+def work_of(way: DeliveryName, need: Need, machine: Machine) -> Work:
+    """Returns the work of a way."""
+    return _WORK[way](need, machine)
+
+
+def _broadcast(need: Need, machine: Machine) -> Work:
+    return Work({"server": 0.0}, 0.0, need.table_bytes, 0, is_cacheable=True)
+
+
+def _on_demand(need: Need, machine: Machine) -> Work:
+    made = need.distinct_keys * need.slice_bytes
+    copied = made + need.cohort * need.asked_bytes
+    return Work(
+        {"server": copied / machine.gather}, 0.0, need.table_bytes + made, need.distinct_keys
+    )
+
+
+def _pregenerated(need: Need, machine: Machine) -> Work:
+    copied = need.table_bytes + need.cohort * need.asked_bytes
+    return Work(
+        {"slice server": copied / machine.gather},
+        0.0,
+        need.table_bytes,
+        need.num_keys,
+        is_cacheable=True,
+    )
+
+
+def _relay(need: Need, machine: Machine) -> Work:
+    requests = need.cohort * need.keys_per_client
+    return Work(
+        {
+            "relay": requests * machine.forward_seconds,
+            "gateway": need.table_bytes / machine.gather + requests * machine.open_seconds,
+        },
+        need.keys_per_client * machine.seal_seconds,
+        need.table_bytes,
+        need.num_keys,
+    )
+
+
+def _two_server(need: Need, machine: Machine) -> Work:
+    batch = Batch.of(terms_for("two-server", need))
+    table, places = _tagged_bytes(need), batch.shape.num_buckets * batch.bucket.num_points
+    hashes = 0 if batch.placement is None else batch.placement.num_hashes
+    scans = machine.scan_seconds(table, need.cohort * batch.shape.stash)
+    scans += need.cohort * hashes * table / machine.scan_buckets
+    points = need.cohort * (places + batch.shape.stash * need.num_keys)
+    seconds = _tagging(need, machine) + scans + points / machine.expand_points
+    client = batch.num_queries * machine.share_seconds + _opening(need, machine, batch.num_queries)
+    each = {"first server": seconds, "second server": seconds}
+    return Work(each, client, table + _PLACE_BYTES * places, need.num_keys)
+
+
+def _chor(need: Need, machine: Machine) -> Work:
+    m, table = need.keys_per_client, _tagged_bytes(need)
+    seconds = _tagging(need, machine) + machine.scan_seconds(table, need.cohort * m)
+    client = m * need.num_keys / 8 / machine.aes + _opening(need, machine, m)
+    return Work({"first server": seconds, "second server": seconds}, client, table, need.num_keys)
+
+
+def _one_server(need: Need, machine: Machine) -> Work:
+    m, table = need.keys_per_client, _tagged_bytes(need)
+    seconds = _tagging(need, machine) + table / machine.lwe_hint
+    seconds += machine.lwe_seconds(table, need.cohort * m)
+    client = m * _LWE_DIMENSION * need.num_keys / machine.lwe_client
+    return Work({"server": seconds}, client, table, need.num_keys)
+
+
+def _enclave(need: Need, machine: Machine) -> Work:
+    scanned = need.cohort * need.keys_per_client * need.table_bytes
+    return Work(
+        {"enclave host": need.table_bytes / machine.gather + scanned / machine.enclave_scan},
+        machine.quote_seconds + machine.seal_seconds + need.asked_bytes / machine.aes,
+        need.table_bytes,
+        need.num_keys,
+    )
+
+
+def _tagged_bytes(need: Need) -> int:
+    """A table of slices with tags, in whole words."""
+    return need.num_keys * (-(-(need.slice_bytes + TAG_BYTES) // 8) * 8)
+
+
+def _tagging(need: Need, machine: Machine) -> float:
+    """Making all slices, and a tag for each."""
+    return need.table_bytes / machine.gather + need.table_bytes / machine.hash
+
+
+def _opening(need: Need, machine: Machine, queries: int) -> float:
+    """Adding two replies up, and checking the tags of what was asked for."""
+    row = need.slice_bytes + TAG_BYTES
+    return queries * row / machine.xor + need.asked_bytes / machine.hash
+
+
+_WORK: Mapping[DeliveryName, Callable[[Need, Machine], Work]] = MappingProxyType(
+    {
+        "broadcast": _broadcast,
+        "on-demand": _on_demand,
+        "pregenerated": _pregenerated,
+        "relay": _relay,
+        "pir": _two_server,
+        "pir-chor": _chor,
+        "pir-one-server": _one_server,
+        "enclave": _enclave,
+    }
+)

@@ -1,0 +1,132 @@
+"""Terms: the public facts of a table that an enclave holds, which its evidence vouches for."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.errors import InputError, MalformedError, ShapeError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+__all__ = ["TERMS_BYTES", "EnclaveTerms", "start_digest", "terms_of"]
+
+_MAGIC = b"KHT2"
+_FORM = struct.Struct("<4s4x16sQQQ32s")
+_MOST = 1 << 40  # of keys, and of bytes of a record: beyond what anybody can scan
+
+TERMS_BYTES = _FORM.size
+"""Of encoded terms."""
+
+
+@dataclass(frozen=True)
+class EnclaveTerms:
+    """The public facts of one table in an enclave.
+
+    What the host can see of a request and its answer depends on these and on nothing else.
+
+    Args:
+        round: 16 bytes: which slices these are.
+        num_keys: K.
+        record_bytes: of one slice.
+        most_keys: m, to which every request is padded.
+        database: 32 bytes: the digest of all slices.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    round: bytes
+    num_keys: int
+    record_bytes: int
+    most_keys: int
+    database: bytes
+
+    def __post_init__(self) -> None:
+        numbers = (self.num_keys, self.record_bytes, self.most_keys)
+        if (len(self.round), len(self.database)) != (16, 32):
+            raise _bad(f"names of {len(self.round)} and {len(self.database)} bytes")
+        if min(numbers) < 1 or max(numbers) > _MOST or self.most_keys > self.num_keys:
+            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.most_keys} a query")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that stand for all of it: the config digest of the evidence."""
+        return sha256(self.encode()).digest()
+
+    def encode(self) -> bytes:
+        """Returns the terms as a client fetches them."""
+        return _FORM.pack(
+            _MAGIC, self.round, self.num_keys, self.record_bytes, self.most_keys, self.database
+        )
+
+    @staticmethod
+    def decode(data: bytes | memoryview) -> EnclaveTerms:
+        """Returns the terms that `data` holds.
+
+        Raises:
+            MalformedError: they are not terms of this version.
+        """
+        try:
+            magic, *rest = _FORM.unpack(data)
+            terms = EnclaveTerms(*rest)
+        except (struct.error, InputError) as error:
+            raise _not_terms(len(data)) from error
+        if magic != _MAGIC or terms.encode() != bytes(data):
+            raise _not_terms(len(data))
+        return terms
+
+
+def terms_of(round: bytes, records: NDArray[np.uint8], most_keys: int) -> EnclaveTerms:
+    """The terms of a table.
+
+    Args:
+        round: 16 bytes that name the round.
+        records: (K, record_bytes).
+        most_keys: of one request; clipped to K.
+
+    Raises:
+        ShapeError: the records are not a table of bytes.
+        InputError: a number is out of range.
+    """
+    if records.ndim != 2 or records.dtype != np.uint8:
+        raise ShapeError(
+            "records that are not a table of bytes",
+            got=f"{records.dtype} of shape {records.shape}",
+            allowed="uint8 of shape (num_keys, record_bytes)",
+            fix="pass the slices as bytes, a row for each key",
+        )
+    num_keys, record_bytes = records.shape
+    digest = start_digest(round, num_keys, record_bytes)
+    digest.update(np.ascontiguousarray(records).data)
+    return EnclaveTerms(round, num_keys, record_bytes, min(most_keys, num_keys), digest.digest())
+
+
+def start_digest(round: bytes, num_keys: int, record_bytes: int) -> _Hash:
+    """The digest of a table before its records: SHA-256, which the records are added to."""
+    return sha256(b"keyhole-enclave-table" + round + struct.pack("<QQ", num_keys, record_bytes))
+
+
+def _bad(got: str) -> InputError:
+    return InputError(
+        "terms of an enclave's table that make no sense",
+        got=got,
+        allowed="names of 16 and 32 bytes; 1..2^40; no more keys a request than there are",
+        fix="check num_keys, record_bytes and most_keys",
+    )
+
+
+def _not_terms(length: int) -> MalformedError:
+    return MalformedError(
+        "these are not terms of an enclave's table",
+        got=f"{length} bytes",
+        allowed=f"{_FORM.size} bytes as docs/wire.md describes them",
+        fix="check that both sides are of one version",
+    )

@@ -1,0 +1,57 @@
+"""What a gateway remembers so that no request is answered twice."""
+
+from __future__ import annotations
+
+from keyhole.errors import InputError, ReplayError
+
+__all__ = ["MOST_REMEMBERED", "ReplayWindow"]
+
+MOST_REMEMBERED = 1 << 18
+"""Requests that are remembered by default: some 40 MB."""
+
+
+class ReplayWindow:
+    """The `enc` of the requests that were answered last (RFC 9458, section 6.5).
+
+    A relay may copy a request and send it again. What it gets is sealed to the client as before, so
+    it learns nothing; but it must not make the gateway work again and again, nor count a key twice.
+    Bounded: a request that is older than the last `most` ones can be replayed, and each process
+    remembers for itself. Slices are only read, so an answer too many does no harm.
+
+    Args:
+        most: how many are remembered.
+
+    Raises:
+        InputError: fewer than one.
+    """
+
+    def __init__(self, most: int = MOST_REMEMBERED) -> None:
+        if most < 1:
+            raise InputError(
+                "a window that remembers nothing",
+                got=most,
+                allowed="1 or more",
+                fix="raise it",
+            )
+        self._most = most
+        self._seen: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def admit(self, enc: bytes) -> None:
+        """Lets in a request that has been opened: what does not open costs no place here.
+
+        Raises:
+            ReplayError: it has been here before.
+        """
+        if enc in self._seen:
+            raise ReplayError(
+                "a request that was answered before",
+                got="the same one again",
+                allowed="each request once",
+                fix="seal a new request",
+            )
+        self._seen[enc] = None
+        if len(self._seen) > self._most:
+            del self._seen[next(iter(self._seen))]  # the oldest: dicts keep their order

@@ -1,0 +1,132 @@
+"""Private retrieval as it began: random sets of rows (Chor, Goldreich, Kushilevitz and Sudan, FOCS
+1995).
+
+For each key, server 0 gets a uniformly random set of rows, as one bit a row, and server 1 the same
+set with the key's row put in or taken out. Each XORs the rows of its set; the XOR of both replies
+is the row. It is the plain baseline and what the others are tested against: a query grows with the
+table.
+
+Hidden: which keys a client asks for and how many, from each server, whatever it can compute, if
+both servers do not collude: a set alone is uniformly random. (Here the randomness is that of a
+`Prg`.) Not hidden: who asks, when, and under which terms. What `two_server.py` says of servers that
+lie holds here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.errors import MalformedError
+from keyhole.private.pir.answered import Answered
+from keyhole.private.pir.database import Database
+from keyhole.private.pir.fitting import check_scheme, check_server, plain_terms
+from keyhole.private.pir.messages import FRAME_BYTES, seal, unseal
+from keyhole.private.pir.questions import Wanted, XorQuestion, distinct_keys
+from keyhole.private.pir.terms import Terms
+from keyhole.private.pir.xor_scan import scan_rows
+from keyhole.private.prg import Prg
+from keyhole.types import KeyArray
+
+__all__ = ["ChorAsker", "ChorServer", "query_bytes", "reply_bytes", "terms_of"]
+
+
+def terms_of(database: Database, most_keys: int) -> Terms:
+    """Returns the terms of a table; `most_keys` beyond its rows are as many as it has."""
+    return plain_terms("chor", database, most_keys)
+
+
+def query_bytes(terms: Terms) -> int:
+    """Of one query to one server, whatever the keys."""
+    return FRAME_BYTES + terms.most_keys * _set_bytes(terms)
+
+
+def reply_bytes(terms: Terms) -> int:
+    """Of one reply of one server."""
+    return FRAME_BYTES + terms.most_keys * terms.row_bytes
+
+
+class ChorAsker:
+    """The client of a table at two servers.
+
+    Args:
+        terms: of the table, the same from both servers.
+
+    Raises:
+        InputError: terms of another scheme.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        check_scheme(terms, "chor")
+        self.terms = terms
+
+    def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
+        """Makes a question for keys; see `Asker`."""
+        wanted, places = distinct_keys(keys, self.terms)
+        prg = Prg.fresh() if prg is None else prg
+        points = prg.below(self.terms.num_keys, self.terms.most_keys)
+        points[: len(wanted)] = wanted
+        sets = np.empty((self.terms.most_keys, _set_bytes(self.terms)), np.uint8)
+        prg.fill(sets)
+        sets[:, -1] &= _last_byte(self.terms)
+        first = seal("query", self.terms, 0, sets.tobytes())
+        sets[np.arange(len(points)), points >> 3] ^= (1 << (points & 7)).astype(np.uint8)
+        messages = first, seal("query", self.terms, 1, sets.tobytes())
+        found = Wanted(wanted, places, np.arange(len(wanted)))
+        return XorQuestion(self.terms, messages, found, self.terms.most_keys)
+
+
+class ChorServer:
+    """One of both servers of a table, for as long as its round lasts.
+
+    Args:
+        database: what is retrieved from.
+        terms: of this database.
+        server: 0 or 1: which of both this one is.
+
+    Raises:
+        InputError: terms of something else, or no such server.
+    """
+
+    def __init__(self, database: Database, terms: Terms, server: int) -> None:
+        check_server("chor", database, terms, server)
+        self.terms = terms
+        self._rows = database.rows
+        self._server = server
+        self._answered = Answered()
+
+    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table; see `Answerer`."""
+        length = self.terms.most_keys * _set_bytes(self.terms)
+        bodies = [unseal(query, "query", self.terms, self._server, length) for query in queries]
+        sets = [_read_sets(body, self.terms) for body in bodies]
+        self._answered.claim(queries)
+        if not sets:
+            return []
+        found = scan_rows(self._rows, np.concatenate(sets)).view(np.uint8)
+        cells = found[:, : self.terms.row_bytes].reshape(len(sets), -1)
+        return [seal("reply", self.terms, self._server, rows.tobytes()) for rows in cells]
+
+
+def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:
+    """Returns the sets of one query, (most_keys, bytes)."""
+    sets = np.frombuffer(body, np.uint8).reshape(terms.most_keys, _set_bytes(terms))
+    if (sets[:, -1] & ~_last_byte(terms)).any():
+        raise MalformedError(
+            "sets of rows cannot be read",
+            got="spare bits that are set",
+            allowed="zeros",
+            fix="send them as docs/wire.md describes them",
+        )
+    return sets
+
+
+def _set_bytes(terms: Terms) -> int:
+    return -(-terms.num_keys // 8)
+
+
+def _last_byte(terms: Terms) -> np.uint8:
+    """The bits of the last byte of a set that stand for rows."""
+    return np.uint8((1 << (terms.num_keys - 1) % 8 + 1) - 1)

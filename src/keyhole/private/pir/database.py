@@ -1,0 +1,135 @@
+"""The table that is retrieved from: every slice with a tag that binds it to its round and key."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.errors import ShapeError
+from keyhole.private.pir.terms import TAG_BYTES
+from keyhole.types import KeyArray
+
+__all__ = ["Database", "tags_of"]
+
+_ROUND_BYTES = 16
+_WORD = 8  # bytes
+_LINE = 64  # bytes: rows of the same cache lines on every run
+
+
+def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The tags of slices: BLAKE2b-128 over round, key and slice.
+
+    A tag shows a client that what it opened is what the database of this round holds under its key.
+    It is no secret and no signature: a server that answers from a table of its own makes the tags
+    of that table too. What ties a client to one table is the digest of `Database`, which both
+    servers state.
+
+    Args:
+        round: 16 bytes, see `name_of_round`.
+        keys: (m,) int64.
+        records: (m, record_bytes) uint8.
+
+    Returns:
+        (m, 16) uint8.
+
+    Raises:
+        ShapeError: arrays that do not fit each other, or a round of another length.
+    """
+    _check(round, records)
+    if keys.shape != records.shape[:1]:
+        raise _misfit(f"{keys.shape} keys for {records.shape} slices")
+    records = np.ascontiguousarray(records)
+    tags = bytearray(TAG_BYTES * len(records))
+    # What all slices of a round share is hashed once.
+    start = blake2b(round, digest_size=TAG_BYTES, person=b"keyhole-slice")
+    names = keys.astype("<u8").tobytes()
+    for i, record in enumerate(records):
+        state = start.copy()
+        state.update(names[_WORD * i : _WORD * (i + 1)])
+        state.update(record)
+        tags[TAG_BYTES * i : TAG_BYTES * (i + 1)] = state.digest()
+    return np.frombuffer(tags, np.uint8).reshape(len(records), TAG_BYTES)
+
+
+@dataclass(frozen=True, repr=False)
+class Database:
+    """The slices of one round as a server scans them.
+
+    Args:
+        round: 16 bytes: which slices these are.
+        record_bytes: of one slice, without its tag.
+        rows: (K, words) uint64, little-endian: slice, tag, zeros up to a whole word.
+        digest: 32 bytes: SHA-256 over round, K, record_bytes and all tags. Servers with the same
+            digest hold the same slices.
+    """
+
+    round: bytes
+    record_bytes: int
+    rows: NDArray[np.uint64]
+    digest: bytes
+
+    def __repr__(self) -> str:
+        return f"Database({self.num_keys} slices of {self.record_bytes} bytes)"
+
+    @property
+    def num_keys(self) -> int:
+        """K."""
+        return len(self.rows)
+
+    @staticmethod
+    def of(round: bytes, records: NDArray[np.uint8]) -> Database:
+        """Returns the database of slices, which are copied: key k is row k.
+
+        Args:
+            round: 16 bytes, see `name_of_round`.
+            records: (K, record_bytes) uint8.
+
+        Raises:
+            ShapeError: not such an array, an empty one, or a round of another length.
+
+        >>> Database.of(bytes(16), np.zeros((3, 10), np.uint8))
+        Database(3 slices of 10 bytes)
+        """
+        _check(round, records)
+        if not records.size:
+            raise _misfit(f"{records.shape}")
+        num_keys, record_bytes = records.shape
+        words = -(-(record_bytes + TAG_BYTES) // _WORD)
+        rows = _aligned(num_keys, words)
+        cells = rows.view(np.uint8)
+        cells[:, :record_bytes] = records
+        tags = tags_of(round, np.arange(num_keys), records)
+        cells[:, record_bytes : record_bytes + TAG_BYTES] = tags
+        cells[:, record_bytes + TAG_BYTES :] = 0
+        facts = round + struct.pack("<QQ", num_keys, record_bytes)
+        digest = sha256(facts)
+        digest.update(tags)
+        rows.setflags(write=False)
+        return Database(round, record_bytes, rows, digest.digest())
+
+
+def _aligned(num_keys: int, words: int) -> NDArray[np.uint64]:
+    """Memory that starts with a cache line; its content is whatever was there."""
+    raw = np.empty(num_keys * words * _WORD + _LINE, np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return raw[start : start + num_keys * words * _WORD].view("<u8").reshape(num_keys, words)
+
+
+def _check(round: bytes, records: NDArray[np.uint8]) -> None:
+    if len(round) != _ROUND_BYTES:
+        raise _misfit(f"a round of {len(round)} bytes")
+    if records.ndim != 2 or records.dtype != np.uint8:
+        raise _misfit(f"{records.dtype} {records.shape}")
+
+
+def _misfit(got: str) -> ShapeError:
+    return ShapeError(
+        "slices that cannot be made a database",
+        got=got,
+        allowed="uint8 (num_keys, record_bytes), one key for each, a round of 16 bytes",
+        fix="pass records as rows of bytes and name_of_round(...)",
+    )

@@ -1,0 +1,144 @@
+"""Questions whose answer is the XOR of two replies: what the client keeps and how it opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.errors import IntegrityError, KeySpaceError, MalformedError, ReplayError
+from keyhole.private.pir.database import tags_of
+from keyhole.private.pir.messages import unseal
+from keyhole.private.pir.retrieval import Retrieved
+from keyhole.private.pir.terms import Terms
+from keyhole.types import KeyArray
+
+__all__ = ["Wanted", "XorQuestion", "check_tags", "distinct_keys"]
+
+
+@dataclass(frozen=True, repr=False)
+class Wanted:
+    """What a client asked for and where in the replies it will be.
+
+    Args:
+        keys: (u,) int64, different and sorted.
+        places: (n,) int64: which of them stands at each place of what the client asked.
+        slots: (u,) int64: the row of a reply that each key is in; -1 if it is in none.
+    """
+
+    keys: KeyArray
+    places: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows how many there are."""
+        return f"Wanted({len(self.keys)} keys)"
+
+
+class XorQuestion:
+    """One query to two servers, for one use.
+
+    Args:
+        terms: under which it is asked.
+        messages: one for each server.
+        wanted: what for.
+        num_slots: rows of a reply.
+    """
+
+    def __init__(
+        self, terms: Terms, messages: tuple[bytes, bytes], wanted: Wanted, num_slots: int
+    ) -> None:
+        self._terms = terms
+        self._messages: tuple[bytes, bytes] | None = messages
+        self._wanted: Wanted | None = wanted
+        self._num_slots = num_slots
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows what everybody sees."""
+        return f"XorQuestion({self._num_slots} queries to each of 2 servers)"
+
+    def messages(self) -> tuple[bytes, bytes]:
+        """One message for each server; see `Question`."""
+        messages, self._messages = self._messages, None
+        if messages is None:
+            raise _used("messages")
+        return messages
+
+    def open(self, replies: Sequence[bytes]) -> Retrieved:
+        """Returns the slices; see `Question`. Replies that are none do not use the question up."""
+        if self._wanted is None:
+            raise _used("replies")
+        rows = _add_up(replies, self._terms, self._num_slots)
+        wanted, self._wanted = self._wanted, None
+        found = np.flatnonzero(wanted.slots >= 0)
+        opened = check_tags(self._terms, wanted.keys[found], rows[wanted.slots[found]])
+        records = np.zeros((len(wanted.keys), self._terms.record_bytes), np.uint8)
+        records[found] = opened
+        return Retrieved(records[wanted.places], (wanted.slots >= 0)[wanted.places])
+
+
+def distinct_keys(keys: KeyArray, terms: Terms) -> tuple[KeyArray, NDArray[np.int64]]:
+    """Returns the different keys, sorted, and which of them stands at each place.
+
+    Raises:
+        KeySpaceError: keys that are no row of whole numbers, outside the table, or too many.
+    """
+    keys = np.asarray(keys)
+    if keys.ndim != 1 or (keys.dtype.kind not in "iu" and keys.size):
+        raise _bad_keys(f"{keys.dtype} of shape {keys.shape}", "whole numbers, shape (n,)")
+    outside = np.count_nonzero((keys < 0) | (keys >= terms.num_keys))
+    if outside:
+        raise _bad_keys(f"{outside} of {len(keys)} outside", f"0..{terms.num_keys - 1}")
+    found, places = np.unique(keys.astype(np.int64), return_inverse=True)
+    if len(found) > terms.most_keys:
+        raise _bad_keys(f"{len(found)} different keys", f"{terms.most_keys} a query")
+    return found, places
+
+
+def check_tags(terms: Terms, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the slices of rows (m, row_bytes), once all of them have the tags of their keys.
+
+    Raises:
+        IntegrityError: one has not. The error does not tell which, nor how many.
+    """
+    records, tags = rows[:, : terms.record_bytes], rows[:, terms.record_bytes :]
+    if not np.array_equal(tags_of(terms.round, keys, records), tags):
+        raise IntegrityError(
+            "slices that are not those of this round",
+            got="a slice without the tag of its round and key",
+            allowed="slices as the digest of the table covers them",
+            fix="ask again for all keys, or leave the round: a server lies or is damaged",
+        )
+    return records
+
+
+def _add_up(replies: Sequence[bytes], terms: Terms, num_slots: int) -> NDArray[np.uint8]:
+    """The XOR of two replies, (num_slots, row_bytes)."""
+    if len(replies) != 2:
+        raise MalformedError(
+            "replies of some servers only",
+            got=f"{len(replies)} replies",
+            allowed="2, in the order of the messages",
+            fix="wait for both servers",
+        )
+    length = num_slots * terms.row_bytes
+    bodies = [unseal(reply, "reply", terms, i, length) for i, reply in enumerate(replies)]
+    one, other = (np.frombuffer(body, np.uint8) for body in bodies)
+    return (one ^ other).reshape(num_slots, terms.row_bytes)
+
+
+def _used(what: str) -> ReplayError:
+    return ReplayError(
+        "a question is for one use",
+        got=f"its {what} a second time",
+        allowed="once",
+        fix="make a new question: the same secrets sent twice can show keys",
+    )
+
+
+def _bad_keys(got: str, allowed: str) -> KeySpaceError:
+    return KeySpaceError(
+        "keys that cannot be asked for", got=got, allowed=allowed, fix="check them before asking"
+    )

@@ -1,0 +1,136 @@
+"""Private ways: the bytes of `pregenerated`, what they cost, and what they tell of keys."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import keyhole as kh
+from keyhole.delivery.leakage import KEYS_OF_SOMEBODY, WHO_TAKES_PART
+from keyhole.delivery.lengths import traffic_of
+from keyhole.delivery.named import delivery_named
+from keyhole.delivery.names import PRIVATE_DELIVERIES
+from keyhole.delivery.need import Need
+from keyhole.delivery.private_way import PrivateWay
+from keyhole.delivery.worth import check_model_worth
+from keyhole.errors import AttestationError, CostlyError, InputError
+from keyhole.private.pir.retrieval import Retrieved
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read
+
+ROW = kh.KeySpace("row", 300)
+MODEL = {"w": np.arange(900, dtype=np.float32).reshape(300, 3), "b": np.ones(2, np.float32)}
+LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
+KEYS = [[5, 7, 5], [299], []]
+MOST = 4
+
+
+@pytest.fixture(scope="module")
+def ways():
+    """One of each, kept for the module: the enclave is a process."""
+    made = {
+        name: delivery_named(name, {"row": MOST}, allow_simulation=True)
+        for name in PRIVATE_DELIVERIES
+    }
+    yield made
+    made["enclave"].retrieval.close()
+
+
+def state_of(layout=LAYOUT, model=MODEL):
+    return ServerState.dense(layout, model, SGD(1.0))
+
+
+def most_of(layout, cohort):
+    """The least public maximum under which these clients may ask."""
+    counts = [len({*z.array.tolist()}) for keys in cohort for z in keys]
+    return {space.name: max([1, *counts]) for space in layout.spaces}
+
+
+@pytest.mark.parametrize("way", PRIVATE_DELIVERIES)
+@settings(max_examples=8)
+@given(name=st.sampled_from(sorted(LAYOUTS)), data=st.data())
+def test_private_ways_deliver_what_select_means(ways, way, name, data):
+    layout = LAYOUTS[name]
+    x = data.draw(model_of(layout))
+    cohort = [data.draw(client_keys(layout)) for _ in range(2)]
+    deliver = PrivateWay(ways[way].retrieval, most_of(layout, cohort))
+    delivered = deliver(state_of(layout, x), kh.at_clients(cohort))
+    for client, keys in enumerate(cohort):
+        assert_trees_equal(read(delivered.submodels)[client], layout.select(x, keys))
+        kept = layout.keys_by_space(read(delivered.keys)[client])
+        assert {n: z.array.tolist() for n, z in kept.items()} == {
+            z.space.name: z.array.tolist() for z in keys
+        }
+
+
+@pytest.mark.parametrize("way", PRIVATE_DELIVERIES)
+def test_what_is_sent_does_not_depend_on_the_keys_and_is_what_the_planner_says(ways, way):
+    cost = ways[way](state_of(), ROW.place(KEYS)).cost
+    need = Need(300, MOST, slice_bytes=12, cohort=3, broadcast_bytes=8)
+    assert set(cost.bytes_down.values()) == {traffic_of(way, need).down}
+    assert set(cost.bytes_up.values()) == {traffic_of(way, need).up}
+
+
+@pytest.mark.parametrize("way", PRIVATE_DELIVERIES)
+def test_every_slice_is_made_before_anybody_asks(ways, way):
+    cost = ways[way](state_of(), ROW.place(KEYS)).cost
+    assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (300, 4, 3)
+
+
+def test_parties_learn_what_their_way_says(ways):
+    seen = {name: ways[name].retrieval.seen_by for name in ways}
+    assert seen["pir"] == {"first server": WHO_TAKES_PART, "second server": WHO_TAKES_PART}
+    assert seen["pir-one-server"] == {"server": WHO_TAKES_PART}
+    assert seen["relay"] == {"relay": WHO_TAKES_PART, "gateway": KEYS_OF_SOMEBODY}
+
+
+def test_a_simulated_enclave_says_that_its_host_can_learn_everything(ways):
+    ((party, learned),) = ways["enclave"].retrieval.seen_by.items()
+    assert "NO HARDWARE PROTECTION" in party
+    assert learned.keys
+    assert learned.whose
+
+
+def test_a_simulated_enclave_is_refused_unless_allowed():
+    with pytest.raises(AttestationError, match="simulat"):
+        delivery_named("enclave", {"row": MOST})(state_of(), ROW.place(KEYS))
+
+
+def test_a_part_of_which_clients_take_every_key_is_sent_to_everyone():
+    class Refuses:
+        seen_by = {}  # noqa: RUF012 - a stand-in without state
+
+        def retrieve(self, table, wanted, traffic):
+            raise AssertionError
+
+    delivered = PrivateWay(Refuses(), {"row": 300})(state_of(), ROW.place(KEYS))
+    assert set(delivered.cost.bytes_down.values()) == {300 * 12 + 8}
+    assert_trees_equal(read(delivered.submodels)[0], LAYOUT.select(MODEL, ROW.keys(KEYS[0])))
+
+
+def test_keys_without_a_place_are_left_out_and_reported():
+    class Loses:
+        """Finds every key but 7."""
+
+        seen_by = {}  # noqa: RUF012 - a stand-in without state
+
+        def retrieve(self, table, wanted, traffic):
+            return {c: Retrieved(table.records[z], z != 7) for c, z in wanted.items()}
+
+    delivered = PrivateWay(Loses(), {"row": MOST})(state_of(), ROW.place(KEYS))
+    (left,) = read(delivered.keys)[0]
+    assert left.array.tolist() == [5, 5]
+    assert_trees_equal(read(delivered.submodels)[0], LAYOUT.select(MODEL, ROW.keys([5, 5])))
+
+
+def test_a_private_way_dearer_than_broadcast_is_refused():
+    check_model_worth("pir", LAYOUTS["rows"], {"row": 7})  # every key: sent to everyone
+    check_model_worth("relay", LAYOUT, {"row": MOST})
+    with pytest.raises(CostlyError, match="more than the whole model"):
+        check_model_worth("pir-one-server", LAYOUT, {"row": MOST})
+
+
+def test_an_unknown_way_is_refused():
+    with pytest.raises(InputError, match="no such way of delivery"):
+        delivery_named("pigeon", {})

@@ -1,0 +1,51 @@
+"""What can happen to a message, and what a forger can do to it."""
+
+from hashlib import blake2b
+
+from keyhole.private.pir.messages import FRAME_BYTES
+
+CHECK_BYTES = 16
+HEAD_BYTES = FRAME_BYTES - CHECK_BYTES
+
+
+def truncations(data):
+    """Every shorter beginning, the empty one included, and a message that lost its first byte."""
+    yield from (data[:length] for length in range(len(data)))
+    yield data[1:]
+
+
+def extensions(data):
+    """Longer ones: zeros, its own bytes again, and bytes put before it or in between."""
+    yield from (data + bytes(more) for more in (1, 2, 7, 8, 16, 64, 4096))
+    yield data + data
+    yield b"\0" + data
+    yield data[:-CHECK_BYTES] + b"\0" + data[-CHECK_BYTES:]
+
+
+def bit_flips(data):
+    """The message with one bit changed: each of them."""
+    for at in range(8 * len(data)):
+        yield flipped(data, at)
+
+
+def flipped(data, at):
+    """The message with bit `at` changed."""
+    changed = bytearray(data)
+    changed[at // 8] ^= 1 << at % 8
+    return bytes(changed)
+
+
+def body_of(message):
+    return message[HEAD_BYTES:-CHECK_BYTES]
+
+
+def with_body(message, body):
+    """The message with another body, and the check that belongs to it."""
+    return resealed(message[:HEAD_BYTES] + body + message[-CHECK_BYTES:])
+
+
+def resealed(message):
+    """The message with the check that belongs to its bytes: written from docs/wire.md and not with
+    the code under test, since this is what a forger would do."""
+    rest = message[:-CHECK_BYTES]
+    return rest + blake2b(rest, digest_size=CHECK_BYTES, person=b"keyhole-pir").digest()
