@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from keyhole.delivery.cost import Delivery
+from keyhole.delivery.enclave import Enclave
 from keyhole.delivery.names import DELIVERIES
+from keyhole.delivery.pir import Pir
 from keyhole.delivery.private_way import PrivateWay
+from keyhole.delivery.relay import BlindRelay
 from keyhole.delivery.ways import broadcast, on_demand, pregenerated
 from keyhole.errors import InputError
 from keyhole.private.pir.terms import Scheme
@@ -43,16 +46,10 @@ def delivery_named(
     if name in _CLEAR:
         return _CLEAR[name]
     if name in _SCHEMES:
-        from keyhole.delivery.pir import Pir
-
         return PrivateWay(Pir(_SCHEMES[name]), keys_per_client)
     if name == "relay":
-        from keyhole.delivery.relay import BlindRelay
-
         return PrivateWay(BlindRelay(), keys_per_client)
     if name == "enclave":
-        from keyhole.delivery.enclave import Enclave
-
         return PrivateWay(Enclave(allow_simulation), keys_per_client)
     raise InputError(
         "no such way of delivery", got=name, allowed=", ".join(DELIVERIES), fix="choose one of them"

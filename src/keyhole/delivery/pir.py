@@ -61,7 +61,7 @@ class Pir:
         """A client's side, the servers, and the bytes of a hint that every client fetches."""
         database = Database.of(name_of_round(table.round_id), table.records)
         if self.scheme == "one-server":
-            server = one_server.OneServer(database, table.most_keys)
+            server = one_server.OneServer.of(database, table.most_keys)
             asker = one_server.OneServerAsker(server.terms, server.hint)
             return asker, [server], len(server.hint)
         if self.scheme == "chor":

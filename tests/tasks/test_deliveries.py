@@ -1,0 +1,78 @@
+"""Every delivery trains the same model, bit for bit, and a run says who learned what."""
+
+import pytest
+
+from keyhole import tree
+from keyhole.data import make_synthetic
+from keyhole.delivery.names import DELIVERIES
+from keyhole.errors import AttestationError, CostlyError
+from keyhole.tasks import Experiment, arm_of
+from tests.helpers import assert_trees_equal
+
+WORDS, TAGS, M, COHORT, ROUNDS = 2000, 50, 12, 3, 2
+
+
+@pytest.fixture(scope="module")
+def posts():
+    return make_synthetic("posts", 0, users=12, words=WORDS, tags=TAGS)
+
+
+def train(posts, delivery, **rest):
+    arm = arm_of(
+        "so_tag",
+        sizes={"words": WORDS, "tags": TAGS},
+        keys_per_client={"word": M},
+        changes={"rounds": ROUNDS, "cohort": COHORT},
+        delivery=delivery,
+        **rest,
+    )
+    run = Experiment(arm, posts).start(0, None)
+    records = list(run.rounds(ROUNDS))
+    return run.state.model(), records
+
+
+@pytest.fixture(scope="module")
+def plain(posts):
+    return train(posts, "pregenerated")
+
+
+@pytest.mark.parametrize("delivery", [d for d in DELIVERIES if d != "pregenerated"])
+def test_every_delivery_trains_the_same_model(posts, plain, delivery):
+    model, records = train(posts, delivery, allow_simulation=True)
+    assert_trees_equal(model, plain[0])
+    assert [r.clients for r in records] == [r.clients for r in plain[1]]
+    assert sum(r.unplaced_keys for r in records) == 0
+    assert any(leaf.any() for leaf in tree.flatten(model).values())
+
+
+def test_a_record_says_who_learned_what(plain):
+    for record in plain[1]:
+        assert record.seen_by["slice server"] == "keys and whose they are"
+        assert record.seen_in_sum == {"server": "each update, its keys and whose they are"}
+
+
+def test_a_private_delivery_hides_keys_from_servers_but_not_from_whoever_adds_updates_up(posts):
+    for record in train(posts, "pir")[1]:
+        assert set(record.seen_by.values()) == {"who takes part"}
+        assert "keys" in record.seen_in_sum["server"]
+
+
+def arm_with(delivery, m, **rest):
+    sizes = {"words": WORDS, "tags": TAGS}
+    return arm_of("so_tag", sizes=sizes, keys_per_client={"word": m}, delivery=delivery, **rest)
+
+
+def test_a_private_delivery_dearer_than_broadcast_is_refused(posts):
+    Experiment(arm_with("pir", M), posts).check_worth()
+    with pytest.raises(CostlyError, match="more than the whole model"):
+        Experiment(arm_with("pir", 1500), posts).check_worth()
+
+
+def test_an_enclave_without_hardware_is_refused_before_any_round(posts):
+    with pytest.raises(AttestationError, match="simulated"):
+        Experiment(arm_with("enclave", M), posts).check()
+
+
+def test_the_delivery_is_part_of_an_arms_name():
+    assert arm_with("pir", M).name.endswith("-pir")
+    assert not arm_with(None, M).name.endswith("-pir")
