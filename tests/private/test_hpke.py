@@ -138,9 +138,7 @@ def test_both_sides_export_the_values_of_the_rfc(vector):
 
 
 def other_suite(suite):
-    return CipherSuite.new(
-        KEMId.DHKEM_X25519_HKDF_SHA256, KDFId.HKDF_SHA256, AEADId(suite.aead_id)
-    )
+    return CipherSuite.new(KEMId.DHKEM_X25519_HKDF_SHA256, KDFId.HKDF_SHA256, AEADId(suite.aead_id))
 
 
 @EACH_SUITE

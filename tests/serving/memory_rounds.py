@@ -74,21 +74,21 @@ class MemoryRounds:
         finally:
             self.held -= 1
 
-    def open(self, number=0, cohort=None):
-        made = make_round(number)
+    def open(self, number=0, cohort=None, words=WORDS):
+        made = make_round(number, words)
         self.rounds[made.id] = made
         self.now = Current(made.id, number, "open", cohort)
         return made
 
 
-def layout():
+def layout(words=WORDS):
     """A model with rows cut by word, and a part that everyone receives."""
-    like = {"w": np.zeros((WORDS, WIDTH), np.float32), "b": np.zeros(5, np.float32)}
-    return kh.Layout.of(like, kh.Cut(kh.KeySpace("word", WORDS), {"w": 0}))
+    like = {"w": np.zeros((words, WIDTH), np.float32), "b": np.zeros(5, np.float32)}
+    return kh.Layout.of(like, kh.Cut(kh.KeySpace("word", words), {"w": 0}))
 
 
-def make_round(number=0):
-    made = layout()
+def make_round(number=0, words=WORDS):
+    made = layout(words)
     rng = np.random.default_rng(number)
     tables, infos = [], []
     for place, part in enumerate(made.parts):

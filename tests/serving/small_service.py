@@ -16,6 +16,7 @@ from keyhole.serving.device.retrying import Clock, Retry
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.reading import RoundsDirectory
 from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.pir.routes import pir_routes
 from keyhole.serving.service.access import Access, Keyring, new_key
 from keyhole.serving.service.app import App
 from keyhole.serving.service.transport import serving
@@ -42,7 +43,7 @@ def random_state(layout, seed=0):
 class Service:
     """A publisher and a service of its directory."""
 
-    def __init__(self, directory, **options):
+    def __init__(self, directory, pir=None, **options):
         self.directory = directory
         self._numbers = count()
         self.keyring = Keyring((bytes.fromhex(new_key()),))
@@ -50,6 +51,8 @@ class Service:
         self.spool = UpdateSpool(directory / "updates")
         # A clock that runs with every look: the service never sees a round of a moment ago.
         self.rounds = RoundsDirectory(directory, clock=count(step=0.1).__next__)
+        if pir is not None:
+            options["extra_routes"] = [pir_routes(self.rounds, pir)]
         told = partial(admit, pace=Pace(again=1.0), uniform=lambda: 0.5)
         self.app = App(
             self.rounds, access=Access(self.keyring), spool=self.spool, admit=told, **options

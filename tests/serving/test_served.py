@@ -13,7 +13,7 @@ import pytest
 
 from keyhole.delivery import Coded, Coding, pregenerated
 from keyhole.server.optimizers import SGD, Adam
-from keyhole.serving.device.participation import keep_taking_part, take_part
+from keyhole.serving.device.participation import fetch_at_home, keep_taking_part, take_part
 from keyhole.serving.device.population import PopulationClient
 from keyhole.serving.device.retrying import Clock
 from keyhole.serving.files.publishing import Publisher
@@ -201,9 +201,7 @@ def test_devices_that_select_at_home_make_the_same_model(tmp_path):
         for client in asked:
             one = PopulationClient(client, lambda settings: toy.make_clients())
             with service.device(name=device_name(client)) as device:
-                while not hasattr(
-                    take_part(device, one.participant(selects_at_home=True)), "round"
-                ):
+                while not hasattr(take_part(device, one.participant(fetch_at_home)), "round"):
                     pass
         training.join()
     expected = start_run(toy.make_state(), toy.make_clients(), plan)

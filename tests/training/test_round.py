@@ -145,7 +145,7 @@ def test_a_record_accounts_for_every_byte_and_slice():
     assert record.bytes_up == [8 * m + 8 * m + 4 * m for m in keys]
     assert record.select_calls == record.distinct_keys
     assert record.select_calls + record.cache_hits == sum(keys)
-    assert record.peak_client_size == max(keys)
+    assert max(record.client_sizes) == max(keys)
     assert record.seen_by == {"server": "keys and whose they are"}
 
 

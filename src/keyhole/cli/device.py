@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -15,13 +15,14 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from keyhole.cli.deliveries import delivery_options, fetch_of
 from keyhole.cli.inputs import data_option, load_data, synthetic_sizes, use_cores
+from keyhole.cli.token import read_token
 from keyhole.cli.train import SETTINGS, read_arm, train
-from keyhole.errors import InputError
 
 if TYPE_CHECKING:
     from keyhole.serving.device.device import Device
-    from keyhole.serving.device.participation import Taken
+    from keyhole.serving.device.participation import Fetch, Taken
     from keyhole.serving.device.population import RunSettings
     from keyhole.training.clients import Clients
 
@@ -30,7 +31,6 @@ __all__ = ["device"]
 # Options of `keyhole train` that decide how a client chooses and trains; the rest is the run's.
 _ARM = ("choices", "sizes", "algorithm", "client_lr", "batch_size", "max_examples", "min_examples")
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_MOST_TOKEN = 4096  # bytes of a token file
 
 
 def _arm_options(command: click.Command) -> click.Command:
@@ -61,7 +61,7 @@ def _arm_options(command: click.Command) -> click.Command:
     help="Refuse a slice or a segment of more megabytes.",
 )
 @click.option("--rounds", type=click.IntRange(1), help="Take part so often; else until stopped.")
-@click.option("--at-home", is_flag=True, help="Download whole rounds, and select at home.")
+@delivery_options
 @click.option("--task", help="Train as a client of this task, as `keyhole train` does.")
 @click.option("--client", type=click.IntRange(0), default=0, help="Number of that client.")
 @data_option
@@ -80,16 +80,30 @@ def device(url: str, **options: Any) -> None:
     """
     if (options["task"] is None) == (options["table"] is None):
         raise click.UsageError("pass either --task or --table")
+    if options["table"] is not None and options["delivery"] != "clear":
+        raise click.UsageError("--table fetches in the clear: leave out --delivery")
     from keyhole.training.loop import stop_on_signals
 
-    with stop_on_signals() as stop, closing(_device(url, stop, options)) as made:
+    with stop_on_signals() as stop, ExitStack() as stack:
+        own = options["token_file"], options["cache"]
+        made = stack.enter_context(closing(_device(url, stop, options, *own)))
         if options["table"] is not None:
             _fetch(made, options)
-        else:
-            _take_part(made, options)
+            return
+
+        def connect(url: str, token_file: Path | None) -> Device:
+            return _device(url, stop, options, token_file, None)
+
+        _take_part(made, fetch_of(options, connect, stack), options)
 
 
-def _device(url: str, stop: threading.Event, options: Mapping[str, Any]) -> Device:
+def _device(
+    url: str,
+    stop: threading.Event,
+    options: Mapping[str, Any],
+    token_file: Path | None,
+    cache: Path | None,
+) -> Device:
     from keyhole.serving.device.addresses import (
         Certificate,  # these need not be waited for by --help
     )
@@ -101,25 +115,24 @@ def _device(url: str, stop: threading.Event, options: Mapping[str, Any]) -> Devi
     pair = None if options["cert"] is None else Certificate(options["cert"], options["key"])
     return Device(
         url,
-        token=None if options["token_file"] is None else _token(options["token_file"]),
+        token=None if token_file is None else read_token(token_file),
         ca=options["ca"],
         certificate=pair,
-        cache=None if options["cache"] is None else SliceCache(options["cache"]),
+        cache=None if cache is None else SliceCache(cache),
         most_answer=options["most_mb"] << 20,
         stop=stop,
         insecure=options["insecure"],
     )
 
 
-def _take_part(made: Device, options: Mapping[str, Any]) -> None:
+def _take_part(made: Device, fetch: Fetch, options: Mapping[str, Any]) -> None:
     from keyhole.serving.device.participation import keep_taking_part
     from keyhole.serving.device.population import PopulationClient
 
     population = PopulationClient(options["client"], _population(options))
-    participant = population.participant(selects_at_home=options["at_home"])
     taken = keep_taking_part(
         made,
-        participant,
+        population.participant(fetch),
         rounds=options["rounds"] or inf,
         on_round=_show,
         on_miss=lambda: click.echo("too late for a round", err=True),
@@ -139,7 +152,8 @@ def _population(options: Mapping[str, Any]) -> Callable[[RunSettings], Clients]:
         use_cores(1)  # one client trains
         given = {name: options.get(name) for name in SETTINGS if name != "rounds"}
         rest = {"rounds": None, "counts": (), "mean_over": "cohort", "seed": settings.seed}
-        arm = read_arm(kind, {**options, **given, **rest})
+        # How this device fetches is its own business, and no part of what it trains.
+        arm = read_arm(kind, {**options, **given, **rest, "delivery": None})
         arm = replace(arm, keys_per_client=settings.keys_per_client)
         sizes = synthetic_sizes(data, [arm])
         experiment = Experiment(arm, load_data(data, kind.kind, settings.seed, **sizes))
@@ -170,21 +184,6 @@ def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
-
-
-def _token(path: Path) -> str:
-    try:
-        token = path.read_bytes()[: _MOST_TOKEN + 1].decode("ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        token = ""
-    if not (0 < len(token) <= _MOST_TOKEN and token.isprintable() and " " not in token):
-        raise InputError(
-            "no token can be read",
-            got=f"file {path}",
-            allowed="a file with one token",
-            fix="ask the operator for one: `keyhole token` makes them",
-        )
-    return token
 
 
 def _show(taken: Taken) -> None:

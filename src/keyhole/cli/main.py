@@ -12,7 +12,9 @@ from keyhole.cli.data import data
 from keyhole.cli.demo import demo
 from keyhole.cli.device import device
 from keyhole.cli.mirror import mirror
+from keyhole.cli.plan import plan
 from keyhole.cli.publish import publish
+from keyhole.cli.relay import relay
 from keyhole.cli.report import report
 from keyhole.cli.serve import serve
 from keyhole.cli.sweep import sweep
@@ -37,11 +39,13 @@ keyhole.add_command(demo)
 keyhole.add_command(train)
 keyhole.add_command(sweep)
 keyhole.add_command(report)
+keyhole.add_command(plan)
 keyhole.add_command(publish)
 keyhole.add_command(serve)
 keyhole.add_command(device)
 keyhole.add_command(token)
 keyhole.add_command(mirror)
+keyhole.add_command(relay)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -1,50 +1,86 @@
-"""`keyhole report`: figures, tables and a page from the records of sweeps."""
+"""`keyhole report`: figures, tables and a page from the records of sweeps, or on private select."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from keyhole.cli.inputs import json_option
 from keyhole.cli.progress import progress_bars
 
 if TYPE_CHECKING:
     from keyhole.report.page import Section
     from keyhole.report.results import Sweep
 
-__all__ = ["report"]
+__all__ = ["PRIVACY", "report"]
+
+PRIVACY = "privacy"
+"""In place of a directory: the report on private select."""
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_SWEEPS = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+def _find_sweeps(context: click.Context, argument: click.Parameter, out: str) -> Path | None:
+    """The directory of sweeps; None where `privacy` was asked for. A callback of click."""
+    return None if out == PRIVACY else Path(_SWEEPS.convert(out, argument, context))
 
 
 @click.command()
-@click.argument("out", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--to", type=_DIRECTORY, help="Where to write.  [default: OUT/report]")
-@click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
-def report(out: Path, to: Path | None, as_json: bool) -> None:
+@click.argument("out", metavar=f"OUT|{PRIVACY}", callback=_find_sweeps)
+@click.option(
+    "--to",
+    "--out",
+    type=_DIRECTORY,
+    help=f"Where to write.  [default: OUT/report, or keyhole-{PRIVACY}]",
+)
+@json_option
+def report(out: Path | None, to: Path | None, as_json: bool) -> None:
     """Draw and tabulate the sweeps of a directory, beside the paper's numbers.
 
     OUT is where `keyhole sweep` wrote. For each sweep there will be its figures as PNG and SVG and
     its table as Markdown, and for all of them one page, index.html, that needs no other file.
     Trials that are missing or unfinished are named; run the sweep again to go on with them.
+
+    `keyhole report privacy` needs no sweeps. It draws what hiding the keys costs against what
+    select saves, over the number of keys and for every private way, and tabulates from where on
+    broadcast sends less. (A directory of that name is ./privacy.)
     """
+    if out is None:
+        files, tables = _report_privacy(to or Path(f"keyhole-{PRIVACY}"))
+    else:
+        files, tables = _report_sweeps(out, to or out / "report")
+    if as_json:
+        click.echo(json.dumps(tables, indent=2))
+        return
+    for path in files:
+        click.echo(path)
+
+
+def _report_sweeps(out: Path, to: Path) -> tuple[list[Path], list[dict[str, Any]]]:
+    """Writes the report on sweeps; returns its files and its tables as plain values."""
     # matplotlib takes most of a second to import, and no other command needs it.
     from keyhole.report.files import write_page
     from keyhole.report.paper import place_in_paper
     from keyhole.report.results import read_sweeps
     from keyhole.report.tables import to_json
 
-    to = to or out / "report"
     sweeps = sorted(read_sweeps(out), key=lambda sweep: place_in_paper(sweep.name))
     sections, files = _write_sections(sweeps, to)
     files.append(write_page(out.resolve().name, sections, to))
-    if as_json:
-        click.echo(json.dumps([to_json(section.table) for section in sections], indent=2))
-        return
-    for path in files:
-        click.echo(path)
+    return files, [to_json(section.table) for section in sections]
+
+
+def _report_privacy(to: Path) -> tuple[list[Path], list[dict[str, Any]]]:
+    """Writes the report on private select; returns its files and its tables as plain values."""
+    from keyhole.report.files import write_privacy
+    from keyhole.report.privacy import slice_tables, to_json
+
+    tables = slice_tables()
+    return write_privacy(tables, to), to_json(tables)
 
 
 def _write_sections(sweeps: list[Sweep], to: Path) -> tuple[list[Section], list[Path]]:

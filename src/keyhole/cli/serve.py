@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from keyhole.cli.inputs import data_option
+from keyhole.cli.private_serving import extra_routes, private_options
 from keyhole.cli.runs import coding_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from keyhole.cli.private_serving import ExtraRoutes
     from keyhole.delivery.records import CodingKind
     from keyhole.serving.coordinator import Pace
     from keyhole.serving.service.access import Access
     from keyhole.serving.service.app import App
     from keyhole.serving.service.limits import Limits
     from keyhole.serving.service.metrics import Metrics
+    from keyhole.serving.tables import RoundSource
 
 __all__ = ["serve"]
 
@@ -97,6 +100,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.IntRange(1),
     help="With --on-demand: for slices that are kept.",
 )
+@private_options
 def serve(
     directory: Path,
     host: str,
@@ -117,6 +121,7 @@ def serve(
     coding: CodingKind,
     data: str,
     memory_mb: int,
+    **private: Any,
 ) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
     from keyhole.serving.coordinator import Pace
@@ -128,14 +133,15 @@ def serve(
     access = Access(keyring, reads_need_token=not open_reads)
     limits = Limits(most_keys=max_keys, most_body=max_body_mb << 20)
     listen = Listen(host, port, tls_cert, tls_key, client_ca, insecure)
+    extra = extra_routes(private, workers)
     if on_demand:
         if workers > 1:
             raise click.UsageError("--on-demand computes each slice once, in one process")
-        make = _on_demand_maker(directory, access, limits, data, coding, memory_mb << 20)
+        make = _on_demand_maker(directory, access, limits, data, coding, memory_mb << 20, extra)
     else:
         if verify:
             _verify(directory)
-        make = _app_maker(directory, access, limits, Pace(spread, again))
+        make = _app_maker(directory, access, limits, Pace(spread, again), extra)
 
     def tell(url: str) -> None:
         click.echo(f"serving {directory} at {url}", err=True)
@@ -144,7 +150,11 @@ def serve(
 
 
 def _app_maker(
-    directory: Path, access: Access, limits: Limits, pace: Pace
+    directory: Path,
+    access: Access,
+    limits: Limits,
+    pace: Pace,
+    extra: Callable[[RoundSource], ExtraRoutes],
 ) -> Callable[[Metrics], App]:
     """Makes the service of one worker."""
     import random
@@ -157,14 +167,15 @@ def _app_maker(
     from keyhole.serving.service.app import App
 
     def make(metrics: Metrics) -> App:
-        rng = random.Random(secrets.randbits(64))
+        rng, rounds = random.Random(secrets.randbits(64)), RoundsDirectory(directory)
         return App(
-            RoundsDirectory(directory),
+            rounds,
             access=access,
             limits=limits,
             spool=None if access.keyring is None else UpdateSpool(directory / "updates"),
             admit=partial(admit, pace=pace, uniform=rng.random),
             metrics=metrics,
+            extra_routes=extra(rounds),
             rng=rng,
         )
 
@@ -172,7 +183,13 @@ def _app_maker(
 
 
 def _on_demand_maker(
-    run: Path, access: Access, limits: Limits, data: str, coding: CodingKind, most_bytes: int
+    run: Path,
+    access: Access,
+    limits: Limits,
+    data: str,
+    coding: CodingKind,
+    most_bytes: int,
+    extra: Callable[[RoundSource], ExtraRoutes],
 ) -> Callable[[Metrics], App]:
     """Makes a service that computes slices of a run's model as they are asked for."""
     from concurrent.futures import ThreadPoolExecutor
@@ -202,7 +219,9 @@ def _on_demand_maker(
             step=found.state.steps,
             settings=run_settings(experiment),
         )
-        return App(rounds, access=access, limits=limits, metrics=metrics)
+        return App(
+            rounds, access=access, limits=limits, metrics=metrics, extra_routes=extra(rounds)
+        )
 
     return make
 

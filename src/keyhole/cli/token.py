@@ -10,9 +10,10 @@ import click
 
 from keyhole.errors import InputError
 
-__all__ = ["token"]
+__all__ = ["read_token", "token"]
 
 _DAY = 86_400.0
+_MOST_TOKEN = 4096  # bytes of a file that can hold one
 
 
 @click.group()
@@ -29,6 +30,31 @@ def new_key(file: Path) -> None:
     """
     from keyhole.serving.service.access import new_key as make_key
 
+    _write_new(file, make_key() + "\n")
+
+
+@token.command("gateway-key")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--number",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0, 255),
+    help="By which requests name the key; a new key takes a new one.",
+)
+def gateway_key(file: Path, number: int) -> None:
+    """Write a new key of a gateway to FILE, which must not exist and only its owner can read.
+
+    Requests that come through a relay are sealed to it. A file may hold several keys, one a line:
+    devices use the first, all are accepted.
+    """
+    from keyhole.private.oblivious.key_config import GatewayKey, encode_gateway_key
+
+    _write_new(file, encode_gateway_key(GatewayKey.fresh(number)))
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Writes a secret to a file that was not there and that others cannot read."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -39,7 +65,7 @@ def new_key(file: Path) -> None:
             fix="choose another name; a key that is in use is never replaced",
         ) from error
     with os.fdopen(descriptor, "w") as opened:
-        opened.write(make_key() + "\n")
+        opened.write(text)
 
 
 @token.command()
@@ -65,3 +91,23 @@ def issue(key: Path, device: str, days: float, most_keys: int | None) -> None:
     ring = Keyring.load(key)
     made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, most_keys=most_keys)
     click.echo(made)
+
+
+def read_token(path: Path) -> str:
+    """The token of a file.
+
+    Raises:
+        InputError: it holds none.
+    """
+    try:
+        found = path.read_bytes()[: _MOST_TOKEN + 1].decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        found = ""
+    if not (0 < len(found) <= _MOST_TOKEN and found.isprintable() and " " not in found):
+        raise InputError(
+            "no token can be read",
+            got=f"file {path}",
+            allowed="a file with one token",
+            fix="ask the operator for one: `keyhole token` makes them",
+        )
+    return found

@@ -13,11 +13,24 @@ from types import MappingProxyType
 from keyhole.delivery.demand import bytes_of_keys
 from keyhole.delivery.names import DeliveryName
 from keyhole.delivery.need import Need
-from keyhole.private.pir import two_server
-from keyhole.private.pir.messages import FRAME_BYTES
+from keyhole.private.enclave import sealed
+from keyhole.private.enclave.evidence import NONCE_BYTES, Evidence
+from keyhole.private.enclave.terms import EnclaveTerms
+from keyhole.private.hpke import PUBLIC_BYTES
+from keyhole.private.oblivious.blind_select import BlindClient
+from keyhole.private.oblivious.key_config import KeyConfig
+from keyhole.private.oblivious.slice_requests import TableShape
+from keyhole.private.pir import chor, one_server, two_server
 from keyhole.private.pir.terms import Scheme, Terms
 
 __all__ = ["Traffic", "terms_for", "traffic_of"]
+
+# Of a round with a number of four digits: each digit more is a byte more of every request.
+_ROUND_ID = "1000-" + 16 * "0"
+
+# Of a genuine TDX quote and the certificates that go with it; those of other makes differ little.
+_QUOTE_BYTES = 5_006
+_COLLATERAL_BYTES = 16_072
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,11 @@ class Traffic:
 
 
 def traffic_of(way: DeliveryName, need: Need) -> Traffic:
-    """Returns what a client receives and sends, with what everyone receives."""
+    """Returns what a client receives and sends, with what everyone receives.
+
+    Raises:
+        InputError: the need is beyond what messages of this way can hold.
+    """
     traffic = _TRAFFIC[way](need)
     return Traffic(traffic.down + need.broadcast_bytes, traffic.up)
 
@@ -60,8 +77,10 @@ def _clear(need: Need) -> Traffic:
 
 
 def _relay(need: Need) -> Traffic:
-    m = need.keys_per_client
-    return Traffic(m * (need.slice_bytes + 32 + 10), m * (55 + 70))
+    shape = TableShape(0, need.num_keys, need.slice_bytes, need.keys_per_client)
+    client = BlindClient(KeyConfig(0, bytes(PUBLIC_BYTES)), _ROUND_ID, [shape])
+    requests = client.num_requests
+    return Traffic(requests * client.reply_bytes(0), requests * client.request_bytes)
 
 
 def _two_server(need: Need) -> Traffic:
@@ -70,22 +89,23 @@ def _two_server(need: Need) -> Traffic:
 
 
 def _chor(need: Need) -> Traffic:
-    m, row = need.keys_per_client, need.slice_bytes + 16
-    return Traffic(2 * (FRAME_BYTES + m * row), 2 * (FRAME_BYTES + m * -(-need.num_keys // 8)))
+    terms = terms_for("chor", need)
+    return Traffic(2 * chor.reply_bytes(terms), 2 * chor.query_bytes(terms))
 
 
 def _one_server(need: Need) -> Traffic:
-    m, row = need.keys_per_client, need.slice_bytes + 16
-    best = max(1, round((m * need.num_keys / (row * (1024 + m))) ** 0.5))
-    columns = -(-need.num_keys // best)
-    return Traffic(
-        4 * 1024 * row * best + FRAME_BYTES + 4 * m * row * best, FRAME_BYTES + 4 * m * columns
-    )
+    terms = terms_for("one-server", need)
+    down = one_server.hint_bytes(terms) + one_server.reply_bytes(terms)
+    return Traffic(down, one_server.query_bytes(terms))
 
 
 def _enclave(need: Need) -> Traffic:
-    m = need.keys_per_client
-    return Traffic(m * need.slice_bytes + 16 + 5006, 32 + 16 + 8 * m)
+    terms = EnclaveTerms(
+        bytes(16), need.num_keys, need.slice_bytes, need.keys_per_client, bytes(32)
+    )
+    evidence = Evidence("tdx", bytes(_QUOTE_BYTES), bytes(_COLLATERAL_BYTES), bytes(32), bytes(32))
+    down = len(evidence.encode()) + sealed.reply_bytes(terms)
+    return Traffic(down, NONCE_BYTES + sealed.request_bytes(terms))
 
 
 _TRAFFIC: Mapping[DeliveryName, Callable[[Need], Traffic]] = MappingProxyType(

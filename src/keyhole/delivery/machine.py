@@ -1,7 +1,7 @@
 """Machine: how fast one core does what deliveries are made of.
 
-The speeds below are of one core of a 2-core machine of our own (2.8 GHz, AVX-512), and each names
-where it comes from. `calibration.calibrate` measures another machine.
+The numbers below are those of `calibration.calibrate` on a 2-core machine of ours (AMD EPYC,
+November 2026), rounded down; where it cannot measure one, the line says where it comes from.
 """
 
 from __future__ import annotations
@@ -13,68 +13,76 @@ __all__ = ["Machine"]
 
 @dataclass(frozen=True)
 class Machine:
-    """Speeds of one core; those without a unit are bytes a second.
+    """Speeds of one core: bytes a second where nothing else is said.
 
     Args:
-        gather: copying slices of random keys. DESIGN, section 4: 100 MB in 9.3 ms on two cores.
-        hash: BLAKE2b, of which every slice carries a tag. Measured with `calibrate`.
-        aes: AES-128 over many seeds at once. DESIGN's notes, B0: 10.9 GB/s in pieces that stay in
-            the cache.
-        scan: XOR of the rows of a table that one query names: of half of them, so that this is
-            above what memory gives. B1: 13.7 GB/s.
-        scan_many: the same for `pass_queries` queries or more in one pass. B1: 43 to 47 GB/s.
-        scan_buckets: the same for one query of all buckets; rows lie scattered, and each is in
-            three buckets. B3: 600 MB in 46 ms.
-        lwe_answer: a product of table and query, for one query. B2: 8.6 GB/s.
-        lwe_answer_many: for `pass_queries` or more. B2: 13 GB/s.
-        lwe_hint: a product of the table and the public matrix, each round. B2: 200 MB in 16.8 s.
-        lwe_client: multiplications of numbers of 32 bits a second at a client. B2: 1e5 x 1,024 in
-            176 ms.
-        enclave_scan: reading all rows for one key under a mask.
-        xor: of replies at a client.
-        expand_points: points a second that a server expands shares of queries to.
-        share_seconds: for making the shares of one key for two servers. B3: 4.6 ms for 1,300.
-        seal_seconds: for sealing a request and opening its answer, at a client. B7: 167 + 17 us.
-        open_seconds: for opening a request and sealing its answer, at a gateway. B7: 77 + 21 us.
-        forward_seconds: for passing on a request and its answer, at a relay.
-        quote_seconds: for checking what an enclave shows. B8: 10.8 ms.
+        gather: copying slices of random keys.
+        hash: BLAKE2b, over slices.
+        tag_seconds: for the tag of a slice, beside hashing it.
+        aes: AES-128 in counter mode.
+        scan: the XOR of the rows of a table that one query selects. It skips half of the rows, so
+            this may be above what memory gives.
+        scan_many: the same for `pass_queries` queries in one pass: table bytes times queries.
+        scan_buckets: for one client's queries of all buckets. Each row lies in three of them, and
+            they count as three.
+        scan_buckets_many: the same for `pass_queries` clients in one pass.
+        expand: points a second, to which a server expands the shares of queries.
+        share_seconds: for placing a key and sharing its query, at a client.
+        opening: of replies of two servers, that a client adds up; checking tags is `hash`.
+        lwe_answer: of the table, multiplied with one query.
+        lwe_answer_many: the same for `pass_queries` queries in one pass.
+        lwe_hint: of the table, multiplied with the public matrix.
+        lwe_products: products a second, with which a client makes and opens lattice queries.
+        enclave_scan: of the table, read for one key under a mask.
+        seal_seconds: for sealing a request and opening its answer, at a client.
+        open_seconds: for opening a request and sealing its answer, at a gateway.
+        forward_seconds: for passing on a request and its answer, at a relay. Not calibrated: an
+            estimate, that of two small requests of our service (benchmarks/results/slices.json).
+        quote_seconds: for checking what an enclave shows. Not calibrated: dcap-qvl took 10.8 ms for
+            a genuine TDX quote.
         pass_queries: queries that are answered in one pass over a table.
     """
 
-    gather: float = 5.4e9
-    hash: float = 0.9e9
-    aes: float = 10.9e9
-    scan: float = 13.7e9
-    scan_many: float = 45e9
-    scan_buckets: float = 13e9
-    lwe_answer: float = 8.6e9
-    lwe_answer_many: float = 13e9
-    lwe_hint: float = 11.9e6
-    lwe_client: float = 0.58e9
-    enclave_scan: float = 10e9
-    xor: float = 5e9
-    expand_points: float = 20e9
-    share_seconds: float = 3.5e-6
-    seal_seconds: float = 184e-6
-    open_seconds: float = 98e-6
-    forward_seconds: float = 100e-6
+    gather: float = 6.5e9
+    hash: float = 0.75e9
+    tag_seconds: float = 1.0e-6
+    aes: float = 6.5e9
+    scan: float = 23e9
+    scan_many: float = 195e9
+    scan_buckets: float = 18e9
+    scan_buckets_many: float = 115e9
+    expand: float = 1.0e9
+    share_seconds: float = 2.5e-6
+    opening: float = 0.32e9
+    lwe_answer: float = 7.7e9
+    lwe_answer_many: float = 16e9
+    lwe_hint: float = 16.5e6
+    lwe_products: float = 7.5e9
+    enclave_scan: float = 45e9
+    seal_seconds: float = 300e-6
+    open_seconds: float = 210e-6
+    forward_seconds: float = 300e-6
     quote_seconds: float = 10.8e-3
     pass_queries: int = 32
 
     def scan_seconds(self, table_bytes: float, queries: int) -> float:
-        """For answering whole-table queries, many in a pass."""
+        """For answering queries over the whole table, many in a pass."""
         return self._passes(table_bytes, queries, self.scan, self.scan_many)
+
+    def bucket_seconds(self, table_bytes: float, clients: int) -> float:
+        """For answering queries of all buckets, those of many clients in a pass."""
+        return self._passes(table_bytes, clients, self.scan_buckets, self.scan_buckets_many)
 
     def lwe_seconds(self, table_bytes: float, queries: int) -> float:
         """For answering lattice queries, many in a pass."""
         return self._passes(table_bytes, queries, self.lwe_answer, self.lwe_answer_many)
 
     def _passes(self, table_bytes: float, queries: int, one: float, many: float) -> float:
-        """A pass costs reading the table once, and something for each query.
+        """A pass costs something once, and something for each query.
 
-        Solved so that one query runs at speed `one`, and passes of `pass_queries` at `many`.
+        Such that a pass of one query runs at speed `one`, and one of `pass_queries` at `many`.
         """
         most = self.pass_queries
-        each = (most / many - 1 / one) / (most - 1)
+        each = max(0.0, most / many - 1 / one) / (most - 1)
         once = 1 / one - each
         return table_bytes * (-(-queries // most) * once + queries * each)

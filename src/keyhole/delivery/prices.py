@@ -15,6 +15,7 @@ from keyhole.delivery.names import DELIVERIES, DeliveryName
 from keyhole.delivery.need import Need
 from keyhole.delivery.parties import PARTIES, Basis
 from keyhole.delivery.work import work_of
+from keyhole.errors import InputError
 
 __all__ = ["Price", "price_all", "price_of"]
 
@@ -61,7 +62,10 @@ class Price:
 
 
 def price_all(need: Need, machine: Machine | None = None) -> tuple[Price, ...]:
-    """Returns the price of every way, in the order of `DELIVERIES`.
+    """Returns the price of every way, in the order of `DELIVERIES`; broadcast is the first.
+
+    A way that cannot serve the need, because its messages would grow beyond their limits, is left
+    out.
 
     Args:
         need: the public numbers.
@@ -74,11 +78,16 @@ def price_all(need: Need, machine: Machine | None = None) -> tuple[Price, ...]:
     >>> prices["pir"].bytes_total < prices["broadcast"].bytes_total / 3
     True
     """
-    return tuple(price_of(way, need, machine) for way in DELIVERIES)
+    prices = (_price_within_limits(way, need, machine) for way in DELIVERIES)
+    return tuple(price for price in prices if price is not None)
 
 
 def price_of(way: DeliveryName, need: Need, machine: Machine | None = None) -> Price:
-    """Returns the price of one way."""
+    """Returns the price of one way.
+
+    Raises:
+        InputError: the need is beyond what messages of this way can hold.
+    """
     traffic, parties = traffic_of(way, need), PARTIES[way]
     work = work_of(way, need, machine or Machine())
     return Price(
@@ -94,3 +103,10 @@ def price_of(way: DeliveryName, need: Need, machine: Machine | None = None) -> P
         basis=parties.basis,
         assumption=parties.assumption,
     )
+
+
+def _price_within_limits(way: DeliveryName, need: Need, machine: Machine | None) -> Price | None:
+    try:
+        return price_of(way, need, machine)
+    except InputError:  # a need is checked when it is made, so this is a limit of the way
+        return None

@@ -15,11 +15,11 @@ from keyhole.delivery.machine import Machine
 from keyhole.delivery.names import DeliveryName
 from keyhole.delivery.need import Need
 from keyhole.private.pir.batch import Batch
+from keyhole.private.pir.lwe_shape import DIMENSION, WORD_BYTES, LweShape
 from keyhole.private.pir.terms import TAG_BYTES
 
 __all__ = ["Work", "work_of"]
 
-_LWE_DIMENSION = 1024
 _PLACE_BYTES = 4  # of a key in a bucket, at a server
 
 
@@ -87,10 +87,10 @@ def _two_server(need: Need, machine: Machine) -> Work:
     batch = Batch.of(terms_for("two-server", need))
     table, places = _tagged_bytes(need), batch.shape.num_buckets * batch.bucket.num_points
     hashes = 0 if batch.placement is None else batch.placement.num_hashes
-    scans = machine.scan_seconds(table, need.cohort * batch.shape.stash)
-    scans += need.cohort * hashes * table / machine.scan_buckets
-    points = need.cohort * (places + batch.shape.stash * need.num_keys)
-    seconds = _tagging(need, machine) + scans + points / machine.expand_points
+    seconds = machine.scan_seconds(table, need.cohort * batch.shape.stash)
+    seconds += machine.bucket_seconds(hashes * table, need.cohort)
+    seconds += need.cohort * (places + batch.shape.stash * need.num_keys) / machine.expand
+    seconds += _tagging(need, machine) + _replying(need, machine, batch.num_queries)
     client = batch.num_queries * machine.share_seconds + _opening(need, machine, batch.num_queries)
     each = {"first server": seconds, "second server": seconds}
     return Work(each, client, table + _PLACE_BYTES * places, need.num_keys)
@@ -98,17 +98,21 @@ def _two_server(need: Need, machine: Machine) -> Work:
 
 def _chor(need: Need, machine: Machine) -> Work:
     m, table = need.keys_per_client, _tagged_bytes(need)
-    seconds = _tagging(need, machine) + machine.scan_seconds(table, need.cohort * m)
+    seconds = machine.scan_seconds(table, need.cohort * m)
+    seconds += _tagging(need, machine) + _replying(need, machine, m)
     client = m * need.num_keys / 8 / machine.aes + _opening(need, machine, m)
     return Work({"first server": seconds, "second server": seconds}, client, table, need.num_keys)
 
 
 def _one_server(need: Need, machine: Machine) -> Work:
+    shape = LweShape.of(terms_for("one-server", need))
     m, table = need.keys_per_client, _tagged_bytes(need)
     seconds = _tagging(need, machine) + table / machine.lwe_hint
     seconds += machine.lwe_seconds(table, need.cohort * m)
-    client = m * _LWE_DIMENSION * need.num_keys / machine.lwe_client
-    return Work({"server": seconds}, client, table, need.num_keys)
+    seconds += _replying(need, machine, m * shape.slices_per_column * WORD_BYTES)
+    # Masks of queries, and of the rows that are opened.
+    client = m * DIMENSION * (shape.columns + shape.row_bytes) / machine.lwe_products
+    return Work({"server": seconds}, client, table + shape.hint_bytes, need.num_keys)
 
 
 def _enclave(need: Need, machine: Machine) -> Work:
@@ -128,13 +132,19 @@ def _tagged_bytes(need: Need) -> int:
 
 def _tagging(need: Need, machine: Machine) -> float:
     """Making all slices, and a tag for each."""
-    return need.table_bytes / machine.gather + need.table_bytes / machine.hash
+    tags = need.num_keys * machine.tag_seconds + need.table_bytes / machine.hash
+    return tags + need.table_bytes / machine.gather
 
 
-def _opening(need: Need, machine: Machine, queries: int) -> float:
-    """Adding two replies up, and checking the tags of what was asked for."""
-    row = need.slice_bytes + TAG_BYTES
-    return queries * row / machine.xor + need.asked_bytes / machine.hash
+def _replying(need: Need, machine: Machine, rows: int) -> float:
+    """Putting so many rows into the reply of each client, and the check of its frame."""
+    sent = need.cohort * rows * (need.slice_bytes + TAG_BYTES)
+    return sent / machine.gather + sent / machine.hash
+
+
+def _opening(need: Need, machine: Machine, rows: int) -> float:
+    """Adding up replies of two servers, and checking tags."""
+    return 2 * rows * (need.slice_bytes + TAG_BYTES) / machine.opening
 
 
 _WORK: Mapping[DeliveryName, Callable[[Need, Machine], Work]] = MappingProxyType(

@@ -166,7 +166,7 @@ def share_from_roots(
         words = correct_level(children, bits, goes_right)
         seed_corrections[:, level], bit_corrections[:, level] = words
         apply_corrections(children, bits, control, *words)
-        seeds = np.where(goes_right[:, None], children[:, :, 1], children[:, :, 0])
+        seeds = _choose(goes_right, children, 1)
         control = np.where(goes_right, bits[:, :, 1], bits[:, :, 0])
     ends = _leaves(seeds, domain, nonce)
     leaf_corrections = (ends[0] ^ ends[1])[:, : domain.leaf_bytes]
@@ -250,7 +250,7 @@ def correct_level(children: SeedArray, bits: Bits, goes_right: Bits) -> tuple[Se
     Returns:
         (n, 16) seeds and (n, 2) bits.
     """
-    lost = np.where(goes_right[:, None], children[:, :, 0], children[:, :, 1])
+    lost = _choose(goes_right, children, 0)
     kept = np.stack([~goes_right, goes_right], axis=1)
     return lost[0] ^ lost[1], bits[0] ^ bits[1] ^ kept
 
@@ -292,6 +292,13 @@ def _leaves(seeds: SeedArray, domain: Domain, nonce: bytes) -> NDArray[np.uint8]
     blocks = -(-domain.leaf_bytes // SEED_BYTES)
     whole = leaf.expand(seeds.reshape(-1, SEED_BYTES), blocks)
     return whole.reshape(*seeds.shape[:-1], blocks * SEED_BYTES)
+
+
+def _choose(goes_right: Bits, children: SeedArray, right: int) -> SeedArray:
+    """Of (2, n, 2, 16), side `right` where the path goes right and the other one elsewhere."""
+    words = children.view("<u8")
+    chosen = np.where(goes_right[:, None], words[:, :, right], words[:, :, 1 - right])
+    return chosen.view(np.uint8)
 
 
 def _as_words(seeds: SeedArray) -> NDArray[np.uint64]:

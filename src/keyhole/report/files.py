@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from keyhole.report import privacy
 from keyhole.report.figures import draw_sweep, save_figure
 from keyhole.report.page import Section, make_page
 from keyhole.report.paper import find_finding
+from keyhole.report.privacy import SliceTable
+from keyhole.report.privacy_figure import draw_privacy
 from keyhole.report.results import Sweep
 from keyhole.report.tables import Table, make_table, to_markdown
 from keyhole.server.files import make_directory, storage_errors
 
-__all__ = ["write_page", "write_section"]
+__all__ = ["write_page", "write_privacy", "write_section"]
 
 
 def write_section(sweep: Sweep, to: Path) -> tuple[Section, list[Path]]:
@@ -48,6 +52,19 @@ def write_page(name: str, sections: list[Section], to: Path) -> Path:
     path = to / "index.html"
     _write(path, make_page(name, sections))
     return path
+
+
+def write_privacy(tables: Sequence[SliceTable], to: Path) -> list[Path]:
+    """Writes the figure and the tables on private select; returns their paths.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    make_directory(to)
+    text = to / "private-select.md"
+    drawn = save_figure(draw_privacy(tables), to / "private-select")
+    _write(text, privacy.to_markdown(tables))
+    return [*drawn, text]
 
 
 def _markdown(sweep: Sweep, table: Table) -> str:

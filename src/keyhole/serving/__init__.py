@@ -2,7 +2,12 @@
 
 from keyhole.serving.coordinator import Pace, admit
 from keyhole.serving.device.device import Device
-from keyhole.serving.device.participation import Participant, keep_taking_part, take_part
+from keyhole.serving.device.participation import (
+    Participant,
+    fetch_at_home,
+    keep_taking_part,
+    take_part,
+)
 from keyhole.serving.device.population import PopulationClient
 from keyhole.serving.device.retrying import Retry
 from keyhole.serving.device.slice_cache import SliceCache
@@ -34,6 +39,7 @@ __all__ = [
     "UpdateSpool",
     "admit",
     "device_name",
+    "fetch_at_home",
     "keep_taking_part",
     "new_key",
     "serving",

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from keyhole.delivery.records import PLAIN, Coding
 from keyhole.delivery.demand import Demand
+from keyhole.delivery.records import PLAIN, Coding
 from keyhole.delivery.ways import pregenerated_cost
 from keyhole.errors import KeyholeError
 from keyhole.primitives.layout import Layout

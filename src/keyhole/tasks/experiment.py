@@ -255,11 +255,14 @@ class Experiment:
     def _result(self, run: Run, seconds: float) -> Result:
         down = [b for record in run.records for b in record.bytes_down]
         up = [b for record in run.records for b in record.bytes_up]
-        metrics = Evaluation(self.task.metrics["test"]).of(run.state)
-        itemsize = np.dtype(np.float32).itemsize
-        size = float(np.mean(down)) / itemsize
+        sizes = [size for record in run.records for size in record.client_sizes if size]
         return Result(
-            run.next_round, seconds, metrics, size, float(np.mean(down)), float(np.mean(up))
+            rounds=run.next_round,
+            seconds=seconds,
+            metrics=Evaluation(self.task.metrics["test"]).of(run.state),
+            client_size=float(np.mean(sizes)),
+            bytes_down=float(np.mean(down)),
+            bytes_up=float(np.mean(up)),
         )
 
 

@@ -41,7 +41,8 @@ class RoundRecord:
         select_calls: slices that were computed for the deliveries of this round.
         cache_hits: slices that were asked for in them and found computed.
         distinct_keys: different keys that `clients` received slices of.
-        peak_client_size: numbers in the largest sub-model.
+        client_sizes: numbers in the sub-model of each client, in the order of `clients`; 0 where
+            none arrived.
         unplaced_keys: keys that clients chose and trained without: a private way had no place for
             them in a query, and to ask again would show.
         seen_by: party -> what it learned of the clients' keys while slices were delivered.
@@ -63,7 +64,7 @@ class RoundRecord:
     select_calls: int = 0
     cache_hits: int = 0
     distinct_keys: int = 0
-    peak_client_size: int = 0
+    client_sizes: list[int] = field(default_factory=list)
     unplaced_keys: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
     seen_in_sum: Mapping[str, str] = field(default_factory=dict)

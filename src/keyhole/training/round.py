@@ -97,7 +97,7 @@ def record_visits(visits: Sequence[Visit], costs: Sequence[Cost]) -> dict[str, A
         "refused": those("refused"),
         "bytes_down": [visit.bytes_down for visit in visits],
         "bytes_up": [visit.bytes_up for visit in visits],
-        "peak_client_size": max((visit.size for visit in visits), default=0),
+        "client_sizes": [visit.size for visit in visits],
         "select_calls": sum(cost.select_calls for cost in costs),
         "cache_hits": sum(cost.cache_hits for cost in costs),
         "distinct_keys": _count_distinct(visits),

@@ -4,11 +4,13 @@ A new scheme is added to `SCHEMES` and runs through every test of the contract, 
 of leaks.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
-from keyhole.private.pir import chor, two_server
+from keyhole.private.pir import chor, one_server, two_server
 from keyhole.private.pir.batch import Batch
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.retrieval import Answerer, Asker
@@ -17,16 +19,27 @@ from keyhole.private.prg import Prg
 
 ROUND = name_of_round("round-7")
 
+BATCHED = (1500, 9, 110)
+"""K, bytes of a record, keys of a query: enough of them for buckets in the two-server scheme."""
+
 
 @dataclass(frozen=True)
 class Scheme:
-    """How to set up one scheme: its module, and its parties from a table and its terms."""
+    """How to set up one scheme.
 
-    module: object
-    servers: object  # (database, terms) -> its servers, in their order
-    asker: object  # (terms, servers) -> a client of them
-    terms: object  # (database, most_keys) -> terms
-    zero_bits: object  # terms -> the bits of a query's body that are always zero, and checked
+    Args:
+        module: with its lengths.
+        servers: makes them, in their order, from (database, most_keys).
+        asker: makes a client from (terms, servers).
+        zero_bits: the bits of a query's body that are always zero, and checked, from terms.
+        small: K for a table with short messages that have every part there is.
+    """
+
+    module: ModuleType
+    servers: Callable[[Database, int], tuple[Answerer, ...]]
+    asker: Callable[[Terms, tuple[Answerer, ...]], Asker]
+    zero_bits: Callable[[Terms], Iterable[int]]
+    small: int
 
 
 @dataclass(frozen=True)
@@ -54,10 +67,10 @@ class Table:
 
 
 def chor_zero_bits(terms):
-    """Behind the last key, in the last byte of every share."""
-    share = 8 * -(-terms.num_keys // 8)
-    spare = range(terms.num_keys, share)
-    return [slot * share + at for slot in range(terms.most_keys) for at in spare]
+    """Behind the last key, in the last byte of every set; a nonce stands before them."""
+    length = 8 * -(-terms.num_keys // 8)
+    spare = range(terms.num_keys, length)
+    return [128 + slot * length + at for slot in range(terms.most_keys) for at in spare]
 
 
 def two_server_zero_bits(terms):
@@ -78,22 +91,41 @@ def two_server_zero_bits(terms):
         start += leaf * count
 
 
+def chor_servers(database, most_keys):
+    terms = chor.terms_of(database, most_keys)
+    return tuple(chor.ChorServer(database, terms, number) for number in (0, 1))
+
+
+def two_servers(database, most_keys):
+    terms = two_server.terms_of(database, most_keys)
+    return tuple(two_server.TwoServer(database, terms, number) for number in (0, 1))
+
+
 SCHEMES = {
     "chor": Scheme(
         chor,
-        lambda database, terms: tuple(chor.ChorServer(database, terms, i) for i in (0, 1)),
+        chor_servers,
         lambda terms, _: chor.ChorAsker(terms),
-        chor.terms_of,
         chor_zero_bits,
+        101,
+    ),
+    "one-server": Scheme(
+        one_server,
+        lambda database, most_keys: (one_server.OneServer.of(database, most_keys),),
+        lambda terms, servers: one_server.OneServerAsker(terms, servers[0].hint),
+        lambda _: [],
+        40,
     ),
     "two-server": Scheme(
         two_server,
-        lambda database, terms: tuple(two_server.TwoServer(database, terms, i) for i in (0, 1)),
+        two_servers,
         lambda terms, _: two_server.TwoServerAsker(terms),
-        two_server.terms_of,
         two_server_zero_bits,
+        1001,  # trees of two levels
     ),
 }
+PAIRS = sorted(SCHEMES.keys() - {"one-server"})
+"""Of two servers, whose replies are XORed."""
 
 
 def records_of(num_keys, record_bytes, name=b"slices"):
@@ -109,10 +141,15 @@ def table_of(
     how = SCHEMES[scheme]
     records = records_of(num_keys, record_bytes, name)
     database = database or Database.of(round_name, records)
-    terms = how.terms(database, most_keys)
-    servers = how.servers(database, terms)
+    servers = how.servers(database, most_keys)
+    terms = servers[0].terms
     lengths = how.module.query_bytes(terms), how.module.reply_bytes(terms)
     return Table(records, terms, servers, how.asker(terms, servers), *lengths)
+
+
+def small_table_of(scheme, record_bytes, most_keys, **more):
+    """A table whose messages are short and have every part there is."""
+    return table_of(scheme, SCHEMES[scheme].small, record_bytes, most_keys, **more)
 
 
 def seeded(number):

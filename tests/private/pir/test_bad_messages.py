@@ -12,7 +12,6 @@ import pytest
 
 from keyhole.errors import (
     IntegrityError,
-    KeyholeError,
     MalformedError,
     ProtocolError,
     ReplayError,
@@ -31,10 +30,10 @@ from tests.private.pir.mutations import (
     truncations,
     with_body,
 )
-from tests.private.pir.schemes import ROUND, SCHEMES, records_of, seeded, table_of
+from tests.private.pir.schemes import PAIRS, ROUND, SCHEMES, records_of, seeded, small_table_of
 
 scheme = pytest.mark.parametrize("scheme", SCHEMES)
-SHAPE = (9, 4, 2)
+SHAPE = (4, 2)  # bytes of a record, keys of a query
 KEYS = [7, 3]  # as many as a query holds, so that every row of a reply matters
 
 
@@ -57,7 +56,7 @@ def without_rows():
 def test_every_bad_query_is_refused_before_any_row_is_read(scheme, without_rows):
     code, refused = without_rows[scheme, "send_bad"]
     assert code == 0
-    assert refused > 2 * 8 * FRAME_BYTES  # each bit of the frames, and more
+    assert refused > 8 * FRAME_BYTES  # each bit of the frames, and more
 
 
 @scheme
@@ -70,24 +69,24 @@ def test_a_good_query_does_read_rows(scheme, without_rows):
 def test_a_refusal_tells_the_cause_in_counts_and_nothing_of_the_message(scheme):
     """Thousands of bad queries, a handful of texts: they cannot hold anything of a message. What
     travels is `REFUSAL`, whatever the text."""
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     texts = {}
     for server, queries, error in [*bad_queries(scheme, table), *replayed(table)]:
         with pytest.raises(error) as refused:
             table.servers[server].answer_many(queries)
-        texts.setdefault(error, set()).add(re.sub(r"\d+ bytes", "n bytes", str(refused.value)))
+        texts.setdefault(error, set()).add(
+            re.sub(r"(\d+ bytes|server [01])", "n", str(refused.value))
+        )
         assert refused.value.http_status == ProtocolError.http_status
     # Length, check, head, spare bits; a replay tells how many of how many.
-    assert {error: len(some) for error, some in texts.items()} <= {
-        MalformedError: 4,
-        StaleError: 1,
-        ReplayError: 2,
-    }
+    most = {MalformedError: 4, StaleError: 1, ReplayError: 2}
+    assert texts.keys() == most.keys()
+    assert all(len(some) <= most[error] for error, some in texts.items()), texts
 
 
 @scheme
 def test_a_bad_query_takes_the_others_of_its_pass_with_it(scheme):
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     question = table.ask(KEYS)
     messages = question.messages()
     replies = []
@@ -101,7 +100,7 @@ def test_a_bad_query_takes_the_others_of_its_pass_with_it(scheme):
 
 @scheme
 def test_a_query_is_answered_once(scheme):
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     for number, (server, message) in enumerate(
         zip(table.servers, table.ask(KEYS).messages(), strict=True)
     ):
@@ -113,7 +112,7 @@ def test_a_query_is_answered_once(scheme):
 
 @scheme
 def test_a_query_twice_in_one_pass_is_a_replay(scheme):
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     message = table.ask(KEYS).messages()[0]
     with pytest.raises(ReplayError):
         table.servers[0].answer_many([message, message])
@@ -123,19 +122,19 @@ def test_a_query_twice_in_one_pass_is_a_replay(scheme):
 @scheme
 def test_whatever_stands_in_a_well_formed_body_is_answered_at_full_length_or_refused(scheme):
     """A client that cheats harms itself alone: no other error, no other length."""
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     answered = 0
     for server, message in enumerate(table.ask(KEYS, seeded(0)).messages()):
         body = body_of(message)
-        bodies = [bytes(len(body)), b"\xff" * len(body), *bit_flips(body)]
-        for forged in bodies[:2000]:
+        bodies = [bytes(len(body)), b"\xff" * len(body), *list(bit_flips(body))[::3]]
+        for forged in bodies:
             try:
                 (reply,) = table.servers[server].answer_many([with_body(message, forged)])
             except MalformedError:
                 continue
             assert len(reply) == table.reply_bytes
             answered += 1
-    assert answered > 100
+    assert answered > 50
 
 
 # At a client
@@ -160,24 +159,26 @@ def with_reply(replies, server, reply):
 @scheme
 def test_a_question_made_anew_opens_the_replies_to_the_first(scheme):
     """What shows that the tests below fail for the reason they name."""
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     found = opened(table, replies_to(table))
     np.testing.assert_array_equal(found.records, table.records[KEYS])
 
 
 @scheme
-def test_every_damaged_reply_is_malformed(scheme):
-    table = table_of(scheme, 3, 1, 1)
-    replies = replies_to(table, [2])
+def test_every_damaged_reply_is_malformed_and_does_not_use_the_question_up(scheme):
+    table = small_table_of(scheme, *SHAPE)
+    question = table.ask(KEYS)
+    replies = table.replies(question.messages())
     for server, reply in enumerate(replies):
         for bad in [*bit_flips(reply), *truncations(reply), *extensions(reply), REFUSAL]:
             with pytest.raises(MalformedError):
-                opened(table, with_reply(replies, server, bad), [2])
+                question.open(with_reply(replies, server, bad))
+    np.testing.assert_array_equal(question.open(replies).records, table.records[KEYS])
 
 
 @scheme
 def test_a_reply_that_belongs_elsewhere_is_refused_though_it_is_whole(scheme):
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     replies = replies_to(table)
     for server, reply in enumerate(replies):
         body = body_of(reply)
@@ -195,16 +196,16 @@ def test_a_reply_that_belongs_elsewhere_is_refused_though_it_is_whole(scheme):
 
 @scheme
 def test_replies_of_too_many_or_too_few_servers_are_malformed(scheme):
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     replies = replies_to(table)
     for bad in ([], replies[1:], [*replies, replies[0]], replies * 2):
         with pytest.raises(MalformedError):
             opened(table, bad)
 
 
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "one-server"])
+@pytest.mark.parametrize("scheme", PAIRS)
 def test_the_reply_of_one_server_does_not_pass_for_that_of_the_other(scheme):
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     first, second = replies_to(table)
     for bad in ([second, first], [first, first], [second, second]):
         with pytest.raises(MalformedError):
@@ -216,7 +217,7 @@ def test_the_reply_of_one_server_does_not_pass_for_that_of_the_other(scheme):
 
 @scheme
 def test_the_reply_to_another_question_gives_no_slices(scheme):
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     mine, others = replies_to(table), replies_to(table, [1, 8], number=5)
     mixed = [with_reply(mine, server, others[server]) for server in range(len(mine))]
     for bad in [others, *mixed]:
@@ -240,7 +241,7 @@ def lies_about(table, replies, server):
 @scheme
 def test_a_lie_never_becomes_a_slice(scheme):
     """Where replies carry noise a small change is harmless; a wrong slice never comes out."""
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     replies = replies_to(table)
     caught, tried = set(), 0
     for server in range(len(replies)):
@@ -259,9 +260,9 @@ def test_a_lie_never_becomes_a_slice(scheme):
     assert len(caught) == len(kinds)
 
 
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "one-server"])
+@pytest.mark.parametrize("scheme", PAIRS)
 def test_every_changed_byte_of_an_xor_of_rows_is_caught(scheme):
-    table = table_of(scheme, *SHAPE)
+    table = small_table_of(scheme, *SHAPE)
     replies = replies_to(table)
     for server in (0, 1):
         for lie in lies_about(table, replies, server):
@@ -283,10 +284,10 @@ def emptied(rows):
 
 def forge(scheme, change):
     """A table whose servers agree on a lie: they state the terms of the true one."""
-    true = Database.of(ROUND, records_of(*SHAPE[:2]))
+    true = Database.of(ROUND, records_of(SCHEMES[scheme].small, SHAPE[0]))
     rows = true.rows.copy()
     change(rows)
-    return table_of(scheme, *SHAPE, database=replace(true, rows=rows))
+    return small_table_of(scheme, *SHAPE, database=replace(true, rows=rows))
 
 
 @scheme
@@ -302,22 +303,23 @@ def test_a_slice_that_does_not_belong_to_its_key_is_caught(scheme, change, keys)
 
 @scheme
 def test_the_slices_of_another_round_are_caught_though_their_tags_are_whole(scheme):
-    true = Database.of(ROUND, records_of(*SHAPE[:2]))
-    old = Database.of(name_of_round("round-6"), records_of(*SHAPE[:2]))
-    table = table_of(scheme, *SHAPE, database=replace(true, rows=old.rows))
+    true = Database.of(ROUND, records_of(SCHEMES[scheme].small, SHAPE[0]))
+    old = Database.of(name_of_round("round-6"), records_of(SCHEMES[scheme].small, SHAPE[0]))
+    table = small_table_of(scheme, *SHAPE, database=replace(true, rows=old.rows))
     with pytest.raises(IntegrityError):
         table.retrieve(KEYS)
 
 
 @scheme
-def test_a_question_whose_replies_were_bad_is_used_up(scheme):
-    """Whoever asks again makes a new question, for all keys: the first one must not be sent to
-    anyone else."""
-    table = table_of(scheme, *SHAPE)
+def test_a_question_that_met_a_lie_is_used_up(scheme):
+    """Whoever asks again makes a new question, for all keys: what failed must not show."""
+    table = small_table_of(scheme, *SHAPE)
     question = table.ask(KEYS)
     replies = table.replies(question.messages())
-    lie = next(lies_about(table, replies, 0))
-    with pytest.raises(KeyholeError):
-        question.open([flipped(reply, 0) for reply in lie])
-    with pytest.raises(ReplayError):
-        question.messages()
+    body = body_of(replies[0])
+    lie = with_reply(replies, 0, with_body(replies[0], bytes(len(body))))
+    with pytest.raises(IntegrityError):
+        question.open(lie)
+    for again in (lie, replies):
+        with pytest.raises(ReplayError):
+            question.open(again)

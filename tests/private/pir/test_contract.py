@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError, KeySpaceError, ReplayError, StaleError
+from keyhole.private.pir.batch import Batch
 from keyhole.private.pir.terms import Terms, name_of_round
 from keyhole.private.prg import Prg
 from tests.private.pir.golden import assert_golden
-from tests.private.pir.schemes import SCHEMES, seeded, table_of
+from tests.private.pir.schemes import BATCHED, SCHEMES, seeded, table_of
 
 scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
@@ -95,12 +96,17 @@ def test_a_table_of_one_slice_of_one_byte_can_be_asked(scheme):
 def test_a_batch_that_is_placed_in_buckets_comes_back(scheme):
     """Above a few keys the two-server scheme uses buckets; a key without a place may be missing,
     one in 10^5 such questions by its own tests, and none in these."""
-    table = table_of(scheme, 500, 20, 120)
-    drawn = seeded(1).permutation(500)
-    for start in (0, 120, 240, 360):
-        assert_retrieves(table, drawn[start : start + 120], seeded(start))
-    assert_retrieves(table, range(120))
-    assert_retrieves(table, range(380, 500))
+    table = table_of(scheme, *BATCHED)
+    drawn = seeded(1).permutation(1500)
+    for start in (0, 110, 220):
+        assert_retrieves(table, drawn[start : start + 110], seeded(start))
+    assert_retrieves(table, range(110), seeded(1))
+    assert_retrieves(table, range(1390, 1500), seeded(2))
+
+
+def test_the_batch_of_these_tests_has_buckets():
+    terms = table_of("two-server", *BATCHED).terms
+    assert Batch.of(terms).shape.num_buckets > 0
 
 
 @scheme
@@ -124,18 +130,15 @@ def test_more_keys_a_query_than_there_are_is_all_of_them(scheme):
 @scheme
 @pytest.mark.parametrize(
     "keys",
-    [[-1], [9], [0, 9], [2**62], [0, 1, 2, 3], [-1] * 9],
-    ids=["below", "above", "one of two", "far above", "too many", "repeats outside"],
+    [[-1], [9], [0, 77777], [-66666] * 9, [2**62], [0, 1, 2, 3]],
+    ids=["below", "above", "one of two", "repeats", "far above", "too many"],
 )
 def test_keys_that_cannot_be_asked_are_refused_before_anything_is_made(scheme, keys):
     table = table_of(scheme, 9, 4, 3)
     with pytest.raises(KeySpaceError) as refused:
         table.ask(keys, NoPrg())
-    # Keys are private, and the text may be logged: it holds counts and bounds, which are public.
-    assert not {str(key) for key in keys} - {"0", "1", "2", "3", "9"} & set(
-        str(refused.value).split()
-    )
-    assert str(2**62) not in str(refused.value)
+    # Keys are private, and the text may be logged: it holds counts and bounds.
+    assert not any(text in str(refused.value) for text in ("77777", "66666", str(2**62), "-1"))
 
 
 @scheme
@@ -169,7 +172,7 @@ def test_the_keys_that_were_given_can_change_afterwards(scheme):
 
 
 @scheme
-@pytest.mark.parametrize("shape", [(1, 1, 1), (9, 4, 3), (65, 70, 12), (300, 33, 130)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (9, 4, 3), (65, 70, 12), BATCHED], ids=str)
 def test_messages_have_exactly_the_lengths_that_the_terms_fix(scheme, shape):
     table = table_of(scheme, *shape)
     num_keys, _, most_keys = shape
@@ -207,7 +210,7 @@ def test_a_reply_depends_on_the_query_alone(scheme):
 
 
 @scheme
-@pytest.mark.parametrize("shape", [(20, 4, 3), (300, 33, 130)], ids=str)
+@pytest.mark.parametrize("shape", [(20, 4, 3), BATCHED], ids=str)
 def test_many_answers_in_one_pass_are_those_of_one_by_one(scheme, shape):
     together, alone = table_of(scheme, *shape), table_of(scheme, *shape)
     questions = [together.ask([key, 0], seeded(key)) for key in range(5)]

@@ -8,7 +8,12 @@ import pytest
 from keyhole import tree
 from keyhole.errors import TooLateError
 from keyhole.serving.device.device import Assignment, Device, RoundNow
-from keyhole.serving.device.participation import Participant, keep_taking_part, take_part
+from keyhole.serving.device.participation import (
+    Participant,
+    fetch_at_home,
+    keep_taking_part,
+    take_part,
+)
 from keyhole.serving.device.retrying import Clock, Retry
 from tests.helpers import assert_trees_equal
 
@@ -22,14 +27,14 @@ def twice(known, fetched):
 HABIT = Participant(lambda known: KEYS, twice)
 
 
-@pytest.mark.parametrize("at_home", [False, True])
-def test_taking_part_stores_the_update_of_what_was_trained(service, at_home):
+@pytest.mark.parametrize(("fetch", "down"), [(Device.fetch, 108), (fetch_at_home, 348 + 8 * 15)])
+def test_taking_part_stores_the_update_of_what_was_trained(service, fetch, down):
     state = service.publish()
-    with service.device(name=f"phone-{at_home}") as device:
-        taken = take_part(device, replace(HABIT, selects_at_home=at_home))
+    with service.device(name=f"phone-{down}") as device:
+        taken = take_part(device, replace(HABIT, fetch=fetch))
     assert (taken.number, taken.keys) == (state.published.manifest.number, 4)
-    assert taken.bytes_down == (348 + 8 * 15 if at_home else 108)
-    assert list(service.stored(state.published.id)) == [f"phone-{at_home}"]
+    assert taken.bytes_down == down
+    assert list(service.stored(state.published.id)) == [f"phone-{down}"]
 
 
 def test_a_device_waits_as_told_before_it_fetches(service, device):

@@ -5,44 +5,14 @@ from contextlib import contextmanager
 import numpy as np
 
 from keyhole import tree
-from keyhole.serving.device.participation import Participant, take_part
-from keyhole.serving.service.routes import WHOLE_BODY
+from keyhole.serving.device.device import Device
+from keyhole.serving.device.participation import Participant, fetch_at_home, take_part
 from keyhole.serving.service.transport import serving
 from keyhole.serving.wire import decode_query, decode_update
+from tests.serving.recorder import Recorder
 from tests.serving.small_service import LAYOUT
 
 KEYS = {"word": [6, 1, 6], "neuron": [5]}
-
-
-class Recorder:
-    """An application that passes everything on, and keeps what arrived: (method, path, body)."""
-
-    def __init__(self, app):
-        self.app, self.seen = app, []
-
-    def __getattr__(self, name):
-        return getattr(self.app, name)
-
-    async def __call__(self, scope, receive, send):
-        body = bytearray(scope.get(WHOLE_BODY, b""))  # short ones come with the head
-        told = [scope.get("method"), scope.get("path"), scope.get("query_string"), body]
-        told.append(scope.get("headers"))
-        if scope["type"] == "http":
-            self.seen.append(told)
-
-        async def receive_and_keep():
-            message = await receive()
-            body.extend(message.get("body", b""))
-            return message
-
-        await self.app(scope, receive_and_keep, send)
-
-    def routes(self):
-        """Methods and ends of paths, in order."""
-        return [(method, path.split("/")[-1]) for method, path, *_ in self.seen]
-
-    def bodies(self, route):
-        return [bytes(body) for _, path, _, body, _ in self.seen if path.endswith(route)]
 
 
 @contextmanager
@@ -53,15 +23,15 @@ def watched(service, name):
         yield recorder, device
 
 
-def take(service, at_home):
+def take(service, fetch):
     """What the service saw of one round of a device."""
     service.publish()
     chosen = Participant(
         lambda known: KEYS,
         lambda known, fetched: tree.map_leaves(np.zeros_like, fetched.model),
-        selects_at_home=at_home,
+        fetch,
     )
-    with watched(service, f"phone-{at_home}") as (recorder, device):
+    with watched(service, f"phone-{fetch.__name__}") as (recorder, device):
         take_part(device, chosen)
     return recorder
 
@@ -72,7 +42,7 @@ def keys_in_the_update(recorder):
 
 
 def test_a_device_that_selects_at_home_shows_no_key_before_its_update(service):
-    seen = take(service, at_home=True)
+    seen = take(service, fetch_at_home)
     assert seen.routes()[-1] == ("POST", "updates")
     before = seen.seen[:-1]
     assert {method for method, *_ in before} == {"GET", "POST"}
@@ -83,7 +53,7 @@ def test_a_device_that_selects_at_home_shows_no_key_before_its_update(service):
     other = Participant(
         lambda known: {"word": [0], "neuron": [2, 3]},
         lambda known, fetched: fetched.model,
-        selects_at_home=True,
+        fetch_at_home,
     )
     with watched(service, "another") as (again, device):
         take_part(device, other)
@@ -101,7 +71,7 @@ def shown(seen):
 
 
 def test_one_fetch_shows_the_keys_once_in_one_query(service):
-    seen = take(service, at_home=False)
+    seen = take(service, Device.fetch)
     assert seen.routes() == [
         ("POST", "checkin"),
         ("GET", "current"),

@@ -83,7 +83,7 @@ class Evidence:
         return head + self.quote + self.collateral
 
     @staticmethod
-    def decode(data: bytes | memoryview) -> Evidence:
+    def decode(data: bytes | bytearray) -> Evidence:
         """Returns the evidence that `data` holds. It is not verified.
 
         Raises:
@@ -95,9 +95,7 @@ class Evidence:
             middle = _HEAD.size + quote
             if len(data) != middle + collateral:
                 raise _not_evidence(len(data))
-            found = Evidence(
-                _KINDS[kind], data[_HEAD.size : middle], data[middle:], public, config
-            )
+            found = Evidence(_KINDS[kind], data[_HEAD.size : middle], data[middle:], public, config)
         except (struct.error, IndexError, InputError) as error:
             raise _not_evidence(len(data)) from error
         if found.encode() != data:

@@ -2,7 +2,8 @@
 
 For every key all rows are read, in their order, and all but one are masked to zeros:
 
-    out[j] = OR over r of (rows[r] AND mask[j, r])        mask[j, r] = all ones if r = keys[j], else 0
+    out[j] = OR over r of (rows[r] AND mask[j, r])
+    mask[j, r] = all ones if r = keys[j], else zero
 
 Rows are taken in tiles that stay in the cache of a core while every key passes over them, so that
 the table comes from memory once for all keys.
@@ -52,7 +53,8 @@ def oblivious_select(
 def oblivious_select_plain(rows: NDArray[np.uint64], keys: KeyArray) -> NDArray[np.uint64]:
     """The equation at the top, in NumPy: the twin that tests hold the fast one to."""
     masks = _masks(keys, 0, len(rows))
-    return np.bitwise_or.reduce(masks[:, :, None] & rows[None], axis=1)
+    found: NDArray[np.uint64] = np.bitwise_or.reduce(masks[:, :, None] & rows[None], axis=1)
+    return found
 
 
 def _masks(keys: KeyArray, start: int, count: int) -> NDArray[np.uint64]:
@@ -62,17 +64,18 @@ def _masks(keys: KeyArray, start: int, count: int) -> NDArray[np.uint64]:
     turn a comparison into a jump past the row.
     """
     own = keys[:, None] == np.arange(start, start + count)[None, :]
-    return np.negative(own.astype(np.uint64))
+    masks: NDArray[np.uint64] = np.negative(own.astype(np.uint64))
+    return masks
 
 
 @njit(cache=True, nogil=True)
 def _scan_tile(rows, masks, out, visited):  # type: ignore[no-untyped-def]
     """Adds the masked rows of a tile to the output of every key."""
     count, words = rows.shape
-    whole = count - count % 8
+    whole = count - count % _AT_ONCE
     for key in range(len(masks)):
         mask, target = masks[key], out[key]
-        for r in range(0, whole, 8):
+        for r in range(0, whole, _AT_ONCE):
             a, b, c, d = mask[r], mask[r + 1], mask[r + 2], mask[r + 3]
             e, f, g, h = mask[r + 4], mask[r + 5], mask[r + 6], mask[r + 7]
             for w in range(words):
@@ -86,7 +89,7 @@ def _scan_tile(rows, masks, out, visited):  # type: ignore[no-untyped-def]
                     | (rows[r + 6, w] & g)
                     | (rows[r + 7, w] & h)
                 )
-            visited[key] += 8
+            visited[key] += _AT_ONCE
         for r in range(whole, count):
             for w in range(words):
                 target[w] |= rows[r, w] & mask[r]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from keyhole.errors import AttestationError, InputError
 from keyhole.private.enclave.claims import TCB_STATUSES, Claims, Measurement
-from keyhole.private.enclave.evidence import Evidence
+from keyhole.private.enclave.evidence import Evidence, EvidenceKind
 
 __all__ = ["Policy"]
 
@@ -55,13 +55,7 @@ class Policy:
             AttestationError: it is simulated and must not be, or its quote has another length than
                 the one that is pinned.
         """
-        if evidence.kind == "simulated" and not self.allow_simulation:
-            raise AttestationError(
-                "simulated evidence",
-                got="an enclave that no hardware stands behind",
-                allowed="tdx or sgx",
-                fix="use hardware, or allow_simulation=True where nothing needs protection",
-            )
+        self._check_kind(evidence.kind)
         if self.quote_bytes is not None and len(evidence.quote) != self.quote_bytes:
             raise AttestationError(
                 "a quote of another length",
@@ -80,10 +74,7 @@ class Policy:
         Raises:
             AttestationError: one of them is not; the message names it.
         """
-        if claims.kind == "simulated" and not self.allow_simulation:
-            raise AttestationError(
-                "simulated evidence", got="simulated", allowed="tdx or sgx", fix="use hardware"
-            )
+        self._check_kind(claims.kind)
         if claims.measurement not in self.measurements:
             raise AttestationError(
                 "an unknown measurement",
@@ -100,6 +91,15 @@ class Policy:
             )
         self._check_platform(claims)
         self._check_time(claims, now)
+
+    def _check_kind(self, kind: EvidenceKind) -> None:
+        if kind == "simulated" and not self.allow_simulation:
+            raise AttestationError(
+                "simulated evidence",
+                got="an enclave that no hardware stands behind",
+                allowed="tdx or sgx",
+                fix="use hardware, or allow_simulation=True where nothing needs protection",
+            )
 
     def _check_platform(self, claims: Claims) -> None:
         if claims.tcb_status not in self.tcb_statuses:

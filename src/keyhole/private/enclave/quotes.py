@@ -63,11 +63,13 @@ def _end_of(quote: bytes, kind: EvidenceKind) -> int:
         if block_type != _BLOCK_TYPE or at + block_bytes != start + signed_bytes:
             raise _refused("lengths that contradict each other")
     at += _QUOTING_BYTES
-    at += 2 + struct.unpack_from("<H", quote, at)[0]
-    at += 6 + struct.unpack_from("<HI", quote, at)[1]
+    (data_bytes,) = struct.unpack_from("<H", quote, at)
+    at += 2 + data_bytes
+    _, certificate_bytes = struct.unpack_from("<HI", quote, at)
+    at += 6 + certificate_bytes
     if at != start + signed_bytes:
         raise _refused("lengths that contradict each other")
-    return at
+    return int(at)
 
 
 def _refused(got: str) -> AttestationError:

@@ -20,7 +20,8 @@ __all__ = ["TERMS_BYTES", "EnclaveTerms", "start_digest", "terms_of"]
 
 _MAGIC = b"KHT2"
 _FORM = struct.Struct("<4s4x16sQQQ32s")
-_MOST = 1 << 40  # of keys, and of bytes of a record: beyond what anybody can scan
+_MOST = 1 << 40  # of keys: beyond what anybody can scan
+_MOST_REPLY = (1 << 31) - 4096  # bytes of records that can be sealed at once
 
 TERMS_BYTES = _FORM.size
 """Of encoded terms."""
@@ -55,6 +56,8 @@ class EnclaveTerms:
             raise _bad(f"names of {len(self.round)} and {len(self.database)} bytes")
         if min(numbers) < 1 or max(numbers) > _MOST or self.most_keys > self.num_keys:
             raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.most_keys} a query")
+        if self.most_keys * self.record_bytes > _MOST_REPLY:
+            raise _bad(f"{self.most_keys} records of {self.record_bytes} bytes in one reply")
 
     @cached_property
     def digest(self) -> bytes:
@@ -68,7 +71,7 @@ class EnclaveTerms:
         )
 
     @staticmethod
-    def decode(data: bytes | memoryview) -> EnclaveTerms:
+    def decode(data: bytes) -> EnclaveTerms:
         """Returns the terms that `data` holds.
 
         Raises:
@@ -118,7 +121,7 @@ def _bad(got: str) -> InputError:
     return InputError(
         "terms of an enclave's table that make no sense",
         got=got,
-        allowed="names of 16 and 32 bytes; 1..2^40; no more keys a request than there are",
+        allowed="names of 16 and 32 bytes; 1..2^40; at most num_keys and 2 GB a request",
         fix="check num_keys, record_bytes and most_keys",
     )
 

@@ -75,8 +75,10 @@ def verify_quote(evidence: Evidence, policy: Policy, now: int) -> Claims:
         AttestationError, InputError: as `verify` does.
     """
     policy.check_before(evidence)
-    claims = read_simulated(evidence) if evidence.kind == "simulated" else _read(
-        evidence, now, is_padded=policy.quote_bytes is not None
+    claims = (
+        read_simulated(evidence)
+        if evidence.kind == "simulated"
+        else _read(evidence, now, is_padded=policy.quote_bytes is not None)
     )
     policy.check(claims, now)
     return claims
@@ -135,7 +137,7 @@ def _collateral(data: bytes) -> dict[str, Any]:
         if not isinstance(found, dict) or found.keys() != _COLLATERAL.keys():
             raise ValueError("other fields")
         return {
-            name: bytes.fromhex(found[name]) if is_bytes else str(found[name])
+            name: bytes.fromhex(found[name]) if is_bytes else "".join([found[name]])
             for name, is_bytes in _COLLATERAL.items()
         }
     except (ValueError, TypeError, RecursionError) as error:
@@ -153,7 +155,7 @@ def _seconds(date: str) -> int:
 
 def _library() -> ModuleType:
     try:
-        import dcap_qvl
+        import dcap_qvl  # type: ignore[import-untyped]
     except ImportError as error:
         raise InputError(
             "quotes cannot be verified",
@@ -161,4 +163,5 @@ def _library() -> ModuleType:
             allowed="the extra 'enclave'",
             fix="pip install 'keyhole[enclave]'",
         ) from error
-    return dcap_qvl
+    found: ModuleType = dcap_qvl
+    return found

@@ -82,7 +82,8 @@ class BlindClient:
 
         Args:
             keys: (n,) int64 for each table, with at most `most_keys` different ones.
-            prg: where padding and order come from; a fresh one if None. Given by tests only.
+            prg: where padding and order come from; a fresh one if None. Whoever asks again for the
+                same keys takes a stream of the same seed: other padding would tell them apart.
 
         Raises:
             KeySpaceError: keys are outside a table, or too many; raised before anything is sealed.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 
+from keyhole.errors import MalformedError
 from keyhole.private.hpke import (
     KDF_ID,
     KEM_ID,
@@ -116,11 +117,13 @@ def open_request(keys: Mapping[int, PrivateKey], sealed: bytes) -> tuple[bytes, 
         raise cannot_open(len(sealed))
     head, enc = sealed[: _HEAD.size], sealed[_HEAD.size : _HEAD.size + PUBLIC_BYTES]
     key_id, *suite_ids = _HEAD.unpack(head)
-    suite = suite_of(*suite_ids)
     if key_id not in keys:
         raise cannot_open(len(sealed))
-    context = open_from(keys[key_id], enc, _info(head), suite)
-    return context.open(b"", sealed[_HEAD.size + PUBLIC_BYTES :]), Exchange(enc, context)
+    try:
+        context = open_from(keys[key_id], enc, _info(head), suite_of(*suite_ids))
+        return context.open(b"", sealed[_HEAD.size + PUBLIC_BYTES :]), Exchange(enc, context)
+    except MalformedError as error:
+        raise cannot_open(len(sealed)) from error
 
 
 def seal_response(exchange: Exchange, plain: bytes, prg: Prg | None = None) -> bytes:

@@ -32,6 +32,8 @@ from keyhole.types import KeyArray
 
 __all__ = ["ChorAsker", "ChorServer", "query_bytes", "reply_bytes", "terms_of"]
 
+_NONCE_BYTES = 16
+
 
 def terms_of(database: Database, most_keys: int) -> Terms:
     """Returns the terms of a table; `most_keys` beyond its rows are as many as it has."""
@@ -40,7 +42,7 @@ def terms_of(database: Database, most_keys: int) -> Terms:
 
 def query_bytes(terms: Terms) -> int:
     """Of one query to one server, whatever the keys."""
-    return FRAME_BYTES + terms.most_keys * _set_bytes(terms)
+    return FRAME_BYTES + _query_body(terms)
 
 
 def reply_bytes(terms: Terms) -> int:
@@ -71,9 +73,11 @@ class ChorAsker:
         sets = np.empty((self.terms.most_keys, _set_bytes(self.terms)), np.uint8)
         prg.fill(sets)
         sets[:, -1] &= _last_byte(self.terms)
-        first = seal("query", self.terms, 0, sets.tobytes())
+        # Of a small table two clients may draw the same sets: the nonce makes their queries differ.
+        nonce = prg.bytes(_NONCE_BYTES)
+        first = seal("query", self.terms, 0, nonce + sets.tobytes())
         sets[np.arange(len(points)), points >> 3] ^= (1 << (points & 7)).astype(np.uint8)
-        messages = first, seal("query", self.terms, 1, sets.tobytes())
+        messages = first, seal("query", self.terms, 1, nonce + sets.tobytes())
         found = Wanted(wanted, places, np.arange(len(wanted)))
         return XorQuestion(self.terms, messages, found, self.terms.most_keys)
 
@@ -99,7 +103,7 @@ class ChorServer:
 
     def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
         """Answers queries in one pass over the table; see `Answerer`."""
-        length = self.terms.most_keys * _set_bytes(self.terms)
+        length = _query_body(self.terms)
         bodies = [unseal(query, "query", self.terms, self._server, length) for query in queries]
         sets = [_read_sets(body, self.terms) for body in bodies]
         self._answered.claim(queries)
@@ -112,7 +116,7 @@ class ChorServer:
 
 def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:
     """Returns the sets of one query, (most_keys, bytes)."""
-    sets = np.frombuffer(body, np.uint8).reshape(terms.most_keys, _set_bytes(terms))
+    sets = np.frombuffer(body[_NONCE_BYTES:], np.uint8).reshape(terms.most_keys, _set_bytes(terms))
     if (sets[:, -1] & ~_last_byte(terms)).any():
         raise MalformedError(
             "sets of rows cannot be read",
@@ -121,6 +125,11 @@ def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:
             fix="send them as docs/wire.md describes them",
         )
     return sets
+
+
+def _query_body(terms: Terms) -> int:
+    """A nonce, then a set for each key."""
+    return _NONCE_BYTES + terms.most_keys * _set_bytes(terms)
 
 
 def _set_bytes(terms: Terms) -> int:

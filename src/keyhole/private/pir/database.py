@@ -42,15 +42,15 @@ def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray
     _check(round, records)
     if keys.shape != records.shape[:1]:
         raise _misfit(f"{keys.shape} keys for {records.shape} slices")
-    records = np.ascontiguousarray(records)
+    length, flat = records.shape[1], np.ascontiguousarray(records).reshape(-1).data
     tags = bytearray(TAG_BYTES * len(records))
     # What all slices of a round share is hashed once.
     start = blake2b(round, digest_size=TAG_BYTES, person=b"keyhole-slice")
     names = keys.astype("<u8").tobytes()
-    for i, record in enumerate(records):
+    for i in range(len(records)):
         state = start.copy()
         state.update(names[_WORD * i : _WORD * (i + 1)])
-        state.update(record)
+        state.update(flat[length * i : length * (i + 1)])
         tags[TAG_BYTES * i : TAG_BYTES * (i + 1)] = state.digest()
     return np.frombuffer(tags, np.uint8).reshape(len(records), TAG_BYTES)
 
@@ -107,7 +107,7 @@ class Database:
         cells[:, record_bytes + TAG_BYTES :] = 0
         facts = round + struct.pack("<QQ", num_keys, record_bytes)
         digest = sha256(facts)
-        digest.update(tags)
+        digest.update(tags.data)
         rows.setflags(write=False)
         return Database(round, record_bytes, rows, digest.digest())
 

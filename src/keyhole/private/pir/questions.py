@@ -70,13 +70,16 @@ class XorQuestion:
         """Returns the slices; see `Question`. Replies that are none do not use the question up."""
         if self._wanted is None:
             raise _used("replies")
-        rows = _add_up(replies, self._terms, self._num_slots)
+        one, other = _read_replies(replies, self._terms, self._num_slots)
         wanted, self._wanted = self._wanted, None
-        found = np.flatnonzero(wanted.slots >= 0)
-        opened = check_tags(self._terms, wanted.keys[found], rows[wanted.slots[found]])
+        is_found = wanted.slots >= 0
+        slots = wanted.slots[is_found]
+        opened = check_tags(self._terms, wanted.keys[is_found], one[slots] ^ other[slots])
+        if is_found.all():
+            return Retrieved(opened[wanted.places], is_found[wanted.places])
         records = np.zeros((len(wanted.keys), self._terms.record_bytes), np.uint8)
-        records[found] = opened
-        return Retrieved(records[wanted.places], (wanted.slots >= 0)[wanted.places])
+        records[is_found] = opened
+        return Retrieved(records[wanted.places], is_found[wanted.places])
 
 
 def distinct_keys(keys: KeyArray, terms: Terms) -> tuple[KeyArray, NDArray[np.int64]]:
@@ -114,8 +117,10 @@ def check_tags(terms: Terms, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray
     return records
 
 
-def _add_up(replies: Sequence[bytes], terms: Terms, num_slots: int) -> NDArray[np.uint8]:
-    """The XOR of two replies, (num_slots, row_bytes)."""
+def _read_replies(
+    replies: Sequence[bytes], terms: Terms, num_slots: int
+) -> list[NDArray[np.uint8]]:
+    """The rows of two replies, (num_slots, row_bytes) each."""
     if len(replies) != 2:
         raise MalformedError(
             "replies of some servers only",
@@ -123,10 +128,10 @@ def _add_up(replies: Sequence[bytes], terms: Terms, num_slots: int) -> NDArray[n
             allowed="2, in the order of the messages",
             fix="wait for both servers",
         )
+    shape = num_slots, terms.row_bytes
     length = num_slots * terms.row_bytes
     bodies = [unseal(reply, "reply", terms, i, length) for i, reply in enumerate(replies)]
-    one, other = (np.frombuffer(body, np.uint8) for body in bodies)
-    return (one ^ other).reshape(num_slots, terms.row_bytes)
+    return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]
 
 
 def _used(what: str) -> ReplayError:

@@ -1,4 +1,10 @@
-"""Kernels that XOR rows together. They trust their arguments: `xor_scan` checks them."""
+"""Kernels that XOR rows together. They trust their arguments: `xor_scan` checks them.
+
+Few queries: each reads the rows that its bits select, four at a time, while the next four are on
+their way from memory. Many queries: all use a block of rows while it is in the cache, and instead
+of rows they add entries of tables. A table holds all 16 XORs of four rows, so that four bits of a
+query cost one addition ("method of four Russians": Arlazarov, Dinic, Kronrod and Faradzev, 1970).
+"""
 
 # Kernels are typed by numba when they are first called.
 # mypy: disable-error-code="no-untyped-def"
@@ -14,196 +20,245 @@ from numba.extending import intrinsic
 
 __all__ = ["BLOCK", "fold_few", "fold_many"]
 
-import os
+BLOCK = 32
+"""Rows that many queries use together: as many bits of each query come in one word."""
 
-VECS=int(os.environ.get("VECS","4"))
-GROUPS=int(os.environ.get("GROUPS","8"))
-BLOCK = 4*GROUPS  # rows that share one set of tables
-_GROUP = 4  # rows of one table
-_TABLE = 1 << _GROUP
-_CHUNK = 4*VECS  # words of a row handled at a time
-_WIDTH = 8 * _CHUNK  # bytes
-_VECTOR = 4
-_I64 = ir.IntType(64)
-_POINTER = ir.VectorType(_I64, _VECTOR).as_pointer()
-
-
-def _at(builder: Any, address: Any, offset: int) -> Any:
-    return builder.inttoptr(builder.add(address, _I64(offset)), _POINTER)
+_GROUP = 4  # rows of a table; 5 would need more entries than 32 queries can pay for
+_ENTRIES = 1 << _GROUP
+_LINE = 64  # bytes: the piece of a row that is tabulated at once; 128 and 256 were slower
+_CHUNK = _LINE // 8  # words
+_TABLE = _ENTRIES * _LINE  # bytes; the eight of a block take a quarter of a first-level cache
+_WORD = ir.IntType(64)
+_VECTOR = ir.VectorType(_WORD, 4)
+_STEPS = range(0, _LINE, 32)
 
 
-@intrinsic
-def _build(_: Any, table: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """All 16 XORs of four rows, one chunk wide."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for at in range(0, _WIDTH, 8 * _VECTOR):
-            sums = [ir.Constant(ir.VectorType(_I64, _VECTOR), [0] * _VECTOR)]
-            for address in args[1:]:
-                row = builder.load(_at(builder, address, at), align=1)
-                sums += [row] + [builder.xor(row, each) for each in sums[1:]]
-            for i, value in enumerate(sums):
-                builder.store(value, _at(builder, args[0], i * _WIDTH + at), align=32)
-        return context.get_dummy_value()
-
-    return types.void(table, a, b, c, d), emit
+def _emit_load(builder: Any, address: Any, offset: int, align: int) -> Any:
+    at = builder.inttoptr(builder.add(address, _WORD(offset)), _VECTOR.as_pointer())
+    return builder.load(at, align=align)
 
 
-@intrinsic
-def _fold(_: Any, total: Any, table: Any, bits: Any) -> Any:
-    """Adds to one chunk what 32 bits select: an entry of each of eight tables."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total, table, bits = args
-        steps = range(0, _WIDTH, 8 * _VECTOR)
-        sums = [builder.load(_at(builder, total, at), align=32) for at in steps]
-        for group in range(BLOCK // _GROUP):
-            part = builder.and_(builder.lshr(bits, _I64(group * _GROUP)), _I64(_TABLE - 1))
-            entry = builder.add(table, builder.mul(part, _I64(_WIDTH)))
-            for i, at in enumerate(steps):
-                value = builder.load(
-                    _at(builder, entry, group * _TABLE * _WIDTH + at), align=32
-                )
-                sums[i] = builder.xor(sums[i], value)
-        for value, at in zip(sums, steps, strict=True):
-            builder.store(value, _at(builder, total, at), align=32)
-        return context.get_dummy_value()
-
-    return types.void(total, table, bits), emit
+def _emit_store(builder: Any, value: Any, address: Any, offset: int, align: int) -> None:
+    at = builder.inttoptr(builder.add(address, _WORD(offset)), _VECTOR.as_pointer())
+    builder.store(value, at, align=align)
 
 
-@intrinsic
-def _fetch(_: Any, address: Any) -> Any:
-    """Asks for the line at an address; never faults."""
+def _emit_fetch(builder: Any, address: Any) -> None:
+    """Emits a request for the line at an address; never faults."""
+    pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+    fetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    builder.call(fetch, [builder.inttoptr(address, pointer), number(0), number(3), number(1)])
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        builder.call(fetch, [builder.inttoptr(args[0], pointer), number(0), number(3), number(1)])
+
+def _type_fetch(_: Any, address: Any) -> Any:
+    """Asks for the line at an address."""
+
+    def emit(context: Any, builder: Any, __: Any, args: Any) -> Any:
+        _emit_fetch(builder, args[0])
         return context.get_dummy_value()
 
     return types.void(address), emit
 
 
+def _type_add_four(_: Any, total: Any, a: Any, b: Any, c: Any, d: Any, lead: Any) -> Any:
+    """Adds a line of each of four rows; asks for the lines `lead` (a tuple) of the next four."""
+
+    def emit(context: Any, builder: Any, __: Any, args: Any) -> Any:
+        total, *rows, lead = args
+        for i in range(_GROUP):
+            _emit_fetch(builder, builder.extract_value(lead, i))
+        for at in _STEPS:
+            value = _emit_load(builder, total, at, 8)
+            for row in rows:
+                value = builder.xor(value, _emit_load(builder, row, at, 8))
+            _emit_store(builder, value, total, at, 8)
+        return context.get_dummy_value()
+
+    return types.void(total, a, b, c, d, lead), emit
+
+
+def _type_tabulate(_: Any, table: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Writes all XORs of a line of each of four rows: entry i is that of the rows in i's bits."""
+
+    def emit(context: Any, builder: Any, __: Any, args: Any) -> Any:
+        for at in _STEPS:
+            sums = [ir.Constant(_VECTOR, [0] * _VECTOR.count)]
+            for row in args[1:]:
+                value = _emit_load(builder, row, at, 8)
+                sums += [value] + [builder.xor(value, each) for each in sums[1:]]
+            for i, each in enumerate(sums):
+                _emit_store(builder, each, args[0], i * _LINE + at, 32)
+        return context.get_dummy_value()
+
+    return types.void(table, a, b, c, d), emit
+
+
+def _type_add_entries(_: Any, total: Any, tables: Any, bits: Any) -> Any:
+    """Adds what 32 bits select: one entry of each of eight tables."""
+
+    def emit(context: Any, builder: Any, __: Any, args: Any) -> Any:
+        total, tables, bits = args
+        sums = [_emit_load(builder, total, at, 32) for at in _STEPS]
+        for group in range(BLOCK // _GROUP):
+            part = builder.and_(builder.lshr(bits, _WORD(group * _GROUP)), _WORD(_ENTRIES - 1))
+            entry = builder.add(tables, builder.mul(part, _WORD(_LINE)))
+            for i, at in enumerate(_STEPS):
+                value = _emit_load(builder, entry, group * _TABLE + at, 32)
+                sums[i] = builder.xor(sums[i], value)
+        for value, at in zip(sums, _STEPS, strict=True):
+            _emit_store(builder, value, total, at, 32)
+        return context.get_dummy_value()
+
+    return types.void(total, tables, bits), emit
+
+
+_fetch: Any = intrinsic(_type_fetch)
+_add_four: Any = intrinsic(_type_add_four)
+_tabulate: Any = intrinsic(_type_tabulate)
+_add_entries: Any = intrinsic(_type_add_entries)
+
+
 @njit(cache=True, nogil=True)
-def _find(rows, ids, block, size, blocks, nothing, at):
-    """Fills `at` with the addresses of the rows of a block."""
-    bucket, first = block // blocks, block % blocks * BLOCK
+def fold_few(rows, ids, size, bits, out, visits):
+    """The answers to one query.
+
+    Args:
+        rows: (K, words) uint64.
+        ids: (B, size) int32 keys, -1 for none; empty if there is one bucket with all rows in order.
+        size: positions of a bucket.
+        bits: (B, bytes) uint8.
+        out: (B, words) uint64, zeros at first.
+        visits: (K,) int64, raised at every row that is read; or empty.
+    """
+    picked = np.empty(size + 1, np.int64)
+    for bucket in range(len(bits)):
+        count = np.int64(0)
+        for i in range(size):
+            key = np.int64(i) if ids.size == 0 else np.int64(ids[bucket, i])
+            # Without a branch: half of them would be foreseen wrongly.
+            picked[count] = key
+            count += np.int64(bits[bucket, i >> 3] >> (i & 7) & 1) & np.int64(key >= 0)
+        _add_rows(rows, picked[:count], out[bucket])
+        if visits.size:
+            for key in picked[:count]:
+                visits[key] += 1
+
+
+@njit(cache=True, nogil=True)
+def _add_rows(rows, keys, total):
+    """Adds the rows of keys to a total."""
+    words, whole = rows.shape[1], len(keys) // _GROUP * _GROUP
+    start, to, size = rows.ctypes.data, total.ctypes.data, rows.shape[1] * 8
+    for j in range(0, whole, _GROUP):
+        a, b, c, d = keys[j], keys[j + 1], keys[j + 2], keys[j + 3]
+        n = min(j + _GROUP, whole - _GROUP)
+        e, f, g, h = keys[n], keys[n + 1], keys[n + 2], keys[n + 3]
+        for at in range(0, size - _LINE + 1, _LINE):
+            here = start + at
+            lead = (here + e * size, here + f * size, here + g * size, here + h * size)
+            lines = (here + a * size, here + b * size, here + c * size, here + d * size)
+            _add_four(to + at, lines[0], lines[1], lines[2], lines[3], lead)
+        for w in range(words // _CHUNK * _CHUNK, words):
+            total[w] ^= rows[a, w] ^ rows[b, w] ^ rows[c, w] ^ rows[d, w]
+    for key in keys[whole:]:
+        for w in range(words):
+            total[w] ^= rows[key, w]
+
+
+@njit(cache=True, nogil=True)
+def fold_many(rows, ids, size, bits, out, visits):
+    """The answers to many queries; every row of a bucket is read once for all of them.
+
+    Args:
+        rows: (K, words) uint64.
+        ids: (B, size) int32 keys, -1 for none; empty if there is one bucket with all rows in order.
+        size: positions of a bucket.
+        bits: (B, blocks, q) uint32: bit j of word i of a query is position 32 i + j.
+        out: (q, B, words) uint64.
+        visits: (K,) int64, raised at every row that is read; or empty.
+    """
+    num_buckets, blocks, queries = bits.shape
+    chunks = (rows.shape[1] + _CHUNK - 1) // _CHUNK
+    sums = _lines(chunks * queries)
+    tables, tails = _lines(BLOCK // _GROUP * _ENTRIES), _lines(BLOCK)
+    keys, nexts = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.int64)
+    mask = _find(ids, size, 0, 0, nexts)
+    for block in range(num_buckets * blocks):
+        keys[:], present = nexts, mask
+        _count(keys, present, visits)
+        if block + 1 < num_buckets * blocks:
+            mask = _find(ids, size, (block + 1) // blocks, (block + 1) % blocks, nexts)
+        chosen = bits[block // blocks, block % blocks]
+        for chunk in range(chunks):
+            _tabulate_block(rows, keys, chunk, tails, tables)
+            _fetch_block(rows, nexts, chunk)
+            to = sums.ctypes.data + chunk * queries * _LINE
+            for q in range(queries):
+                _add_entries(to + q * _LINE, tables.ctypes.data, np.int64(chosen[q]) & present)
+        if block % blocks == blocks - 1:
+            _hand_over(sums, out[:, block // blocks])
+
+
+@njit(cache=True, nogil=True)
+def _lines(count):
+    """Zeros in whole cache lines, (count, 8) int64."""
+    room = np.zeros((count + 1) * _CHUNK, np.int64)
+    start = -room.ctypes.data % _LINE // 8
+    return room[start : start + count * _CHUNK].reshape(count, _CHUNK)
+
+
+@njit(cache=True, nogil=True)
+def _find(ids, size, bucket, block, keys):
+    """Fills in the keys of a block, 0 where there is none; returns the bits of those there are."""
+    mask, first = np.int64(0), block * BLOCK
     for i in range(BLOCK):
         key = np.int64(-1)
         if first + i < size:
             key = np.int64(first + i) if ids.size == 0 else np.int64(ids[bucket, first + i])
-        at[i] = rows.ctypes.data + key * rows.shape[1] * 8 if key >= 0 else nothing
+        keys[i] = max(key, np.int64(0))
+        mask |= np.int64(key >= 0) << i
+    return mask
 
 
 @njit(cache=True, nogil=True)
-def fold_many(rows, ids, size, bits, out):
-    """bits (B, blocks, q) int64; out (q, B, words)."""
-    num_buckets, blocks, q = bits.shape
-    words = rows.shape[1]
-    chunks = (words + _CHUNK - 1) // _CHUNK
-    space = np.zeros(chunks * q * _CHUNK + 8 * _TABLE * _CHUNK + 33 * _CHUNK + 8, np.int64)
-    base = (space.ctypes.data + 63) // 64 * 64
-    table = base + chunks * q * _WIDTH
-    tails = table + 8 * _TABLE * _WIDTH
-    tail_at = (tails - space.ctypes.data) // 8
-    nothing = tails + 32 * _WIDTH
-    acc_at = (base - space.ctypes.data) // 8
-    now, then = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
-    _find(rows, ids, 0, size, blocks, nothing, then)
-    flat = rows.reshape(-1).view(np.int64)
-    start = rows.ctypes.data
-    for block in range(num_buckets * blocks):
-        now[:] = then
-        if block + 1 < num_buckets * blocks:
-            _find(rows, ids, block + 1, size, blocks, nothing, then)
-        bucket = block // blocks
-        chosen = bits[bucket, block % blocks]
-        for chunk in range(chunks):
-            begin = chunk * _WIDTH
-            if (chunk + 1) * _CHUNK <= words:
-                for g in range(0, BLOCK, _GROUP):
-                    _build(table + g // _GROUP * _TABLE * _WIDTH, now[g] + begin * (now[g] != nothing), now[g + 1] + begin* (now[g+1] != nothing), now[g + 2] + begin* (now[g+2] != nothing), now[g + 3] + begin* (now[g+3] != nothing))
-            else:
-                for i in range(BLOCK):
-                    for w in range(words - chunk * _CHUNK):
-                        space[tail_at + i * _CHUNK + w] = 0 if now[i] == nothing else flat[(now[i] - start) // 8 + chunk * _CHUNK + w]
-                for g in range(0, BLOCK, _GROUP):
-                    t = tails + g * _WIDTH
-                    _build(table + g // _GROUP * _TABLE * _WIDTH, t, t + _WIDTH, t + 2 * _WIDTH, t + 3 * _WIDTH)
-            for i in range(BLOCK):
-                for line in range(0, _WIDTH, 64):
-                    _fetch(then[i] + begin + line)
-            to = base + chunk * q * _WIDTH
-            for i in range(q):
-                _fold(to + i * _WIDTH, table, chosen[i])
-        if block % blocks == blocks - 1:
-            for chunk in range(chunks):
-                for i in range(q):
-                    a = acc_at + (chunk * q + i) * _CHUNK
-                    for w in range(min(_CHUNK, words - chunk * _CHUNK)):
-                        out[i, bucket, chunk * _CHUNK + w] = np.uint64(space[a + w])
-                    space[a : a + _CHUNK] = 0
+def _tabulate_block(rows, keys, chunk, tails, tables):
+    """Makes the eight tables of one line of 32 rows."""
+    start, size, begin = rows.ctypes.data + chunk * _LINE, rows.shape[1] * 8, chunk * _CHUNK
+    left = rows.shape[1] - begin
+    if left < _CHUNK:  # the end of a row: the line would reach into the next one
+        for i in range(BLOCK):
+            for w in range(left):
+                tails[i, w] = np.int64(rows[keys[i], begin + w])
+    for j in range(0, BLOCK, _GROUP):
+        a, b, c, d = keys[j] * size, keys[j + 1] * size, keys[j + 2] * size, keys[j + 3] * size
+        at = start
+        if left < _CHUNK:
+            at, a, b, c, d = tails.ctypes.data + j * _LINE, 0, _LINE, 2 * _LINE, 3 * _LINE
+        _tabulate(tables.ctypes.data + j // _GROUP * _TABLE, at + a, at + b, at + c, at + d)
 
 
-PF=int(os.environ.get("PF","0"))
-@intrinsic
-def _four(_: Any, total: Any, a: Any, b: Any, c: Any, d: Any, e,f,g,h) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        for x in args[5:]:
-            builder.call(fetch, [builder.inttoptr(x, pointer), number(0), number(3), number(1)])
-        for at in (0, 32):
-            value = builder.load(_at(builder, args[0], at), align=1)
-            for x in args[1:5]:
-                value = builder.xor(value, builder.load(_at(builder, x, at), align=1))
-            builder.store(value, _at(builder, args[0], at), align=1)
-        return context.get_dummy_value()
-    return types.void(total, a,b,c,d,e,f,g,h), emit
+@njit(cache=True, nogil=True)
+def _fetch_block(rows, keys, chunk):
+    """Asks for one line of 32 rows."""
+    for key in keys:
+        _fetch(rows.ctypes.data + key * rows.shape[1] * 8 + chunk * _LINE)
 
 
-@njit(cache=False, nogil=True)
-def fold_few(rows, ids, size, bits, out):
-    """bits (B, bytes) of one query; out (B, words)."""
-    words = rows.shape[1]
-    count = 0
-    start, row_bytes = rows.ctypes.data, words * 8
-    picked = np.empty(size + 8, np.int64)
-    for bucket in range(len(bits)):
-        count = 0
-        for i in range(size):
-            key = np.int64(i) if ids.size == 0 else np.int64(ids[bucket, i])
-            picked[count] = key
-            count += np.int64(bits[bucket, i >> 3] >> (i & 7) & 1) & np.int64(key >= 0)
-        total = out[bucket]
-        whole = count // 4 * 4
-        for j in range(0, whole, 4):
-            if PF == 1 and j + 8 <= count:
-                for k in range(j + 4, j + 8):
-                    for line in range(0, row_bytes, 64):
-                        _fetch(start + picked[k] * row_bytes + line)
-            if PF == 2:
-                ad = start + picked[j] * row_bytes
-                bd = start + picked[j+1] * row_bytes
-                cd = start + picked[j+2] * row_bytes
-                dd = start + picked[j+3] * row_bytes
-                k = min(j + 4, whole - 4)
-                ae = start + picked[k] * row_bytes
-                be = start + picked[k+1] * row_bytes
-                ce = start + picked[k+2] * row_bytes
-                de = start + picked[k+3] * row_bytes
-                td = total.ctypes.data
-                for o in range(0, row_bytes - 63, 64):
-                    _four(td + o, ad + o, bd + o, cd + o, dd + o, ae + o, be + o, ce + o, de + o)
-                for w in range(words // 8 * 8, words):
-                    total[w] ^= rows[picked[j],w] ^ rows[picked[j+1],w] ^ rows[picked[j+2],w] ^ rows[picked[j+3],w]
-                continue
-            a, b, c, d = rows[picked[j]], rows[picked[j + 1]], rows[picked[j + 2]], rows[picked[j + 3]]
-            for w in range(words):
-                total[w] ^= a[w] ^ b[w] ^ c[w] ^ d[w]
-        for j in range(whole, count):
-            for w in range(words):
-                total[w] ^= rows[picked[j], w]
+@njit(cache=True, nogil=True)
+def _hand_over(sums, out):
+    """Writes sums, line by line of all queries, as rows; clears them."""
+    queries, words = out.shape
+    for w in range(words):
+        for q in range(queries):
+            out[q, w] = np.uint64(sums[w // _CHUNK * queries + q, w % _CHUNK])
+    sums[:] = 0
+
+
+@njit(cache=True, nogil=True)
+def _count(keys, mask, visits):
+    """Notes that the rows of a block are read."""
+    if visits.size:
+        for i in range(BLOCK):
+            if mask >> i & 1:
+                visits[keys[i]] += 1

@@ -178,8 +178,20 @@ class Client:
         token: str | None,
         most: int,
         place: _Place | None = None,
+        may_repeat: bool = True,
     ) -> Received:
         """Asks once.
+
+        Args:
+            method: of HTTP.
+            path: behind the prefix of the service.
+            body: to send.
+            headers: besides those that every request has.
+            token: to show.
+            most: bytes that the body of the answer may have.
+            place: where that goes.
+            may_repeat: whether the same bytes may be sent a second time, where a connection turns
+                out to have been closed before. Messages of private protocols must not.
 
         Returns:
             The answer; with a `problem` where asking again may help.
@@ -199,7 +211,7 @@ class Client:
                 connection.close()
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise not_trusted(error) from error  # the next one would be no better
-                if is_used and isinstance(error, _HUNG_UP):
+                if may_repeat and is_used and isinstance(error, _HUNG_UP):
                     continue  # the service had closed it in the meantime: no failure of this one
                 return Received(problem=_reason(error))
             try:

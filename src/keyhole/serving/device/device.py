@@ -1,14 +1,14 @@
 """The device: fetches the slices it wants, trains, and sends its update, whatever the network does.
 
-A device needs no framework: call it from a thread, a script or a callback. It tells the service its
-keys and nothing else, and with `fetch_all` not even those.
+A device needs no framework: call it from a thread, a script or a callback. With `fetch` it tells
+the service its keys and nothing else, with `fetch_all` not even those.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ from keyhole.serving.files.round_files import number_of
 from keyhole.serving.manifest import MOST_BYTES, Manifest, decode_manifest, name_round
 from keyhole.serving.tables import Phase
 from keyhole.serving.wire import encode_update
-from keyhole.types import Array, Tree
+from keyhole.types import Array, KeyArray, Tree
 
 __all__ = ["Assignment", "Device", "DeviceKeys", "RoundNow"]
 
@@ -83,6 +83,9 @@ class _CheckedIn(msgspec.Struct, frozen=True):
 class Device:
     """A device of a slice service. Threads may share it.
 
+    Other ways to fetch than these methods use its `client`, show what `token_for` gives, and
+    allocate no more than `most_answer` at once.
+
     Args:
         url: of the service, such as `https://slices.example.org`.
         token: of this device, from the operator.
@@ -121,8 +124,8 @@ class Device:
         self.stop = threading.Event() if stop is None else stop
         self.clock = Clock(sleep=self.stop.wait) if clock is None else clock
         self._token, self._cache = token, cache
-        self._most_keys, self._most_answer = most_keys, most_answer
-        self._client = Client(
+        self._most_keys, self.most_answer = most_keys, most_answer
+        self.client = Client(
             url,
             ca=ca,
             certificate=certificate,
@@ -136,7 +139,7 @@ class Device:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"Device({self._client!r}, {len(self._rounds)} rounds known)"
+        return f"Device({self.client!r}, {len(self._rounds)} rounds known)"
 
     def __enter__(self) -> Device:
         return self
@@ -146,7 +149,7 @@ class Device:
 
     def close(self) -> None:
         """Closes connections; a later request opens a new one."""
-        self._client.close()
+        self.client.close()
 
     def current(self) -> RoundNow:
         """The newest round.
@@ -155,7 +158,7 @@ class Device:
             NotFoundError: there is none yet.
             ServiceError: no usable answer.
         """
-        got = self._client.get("/v1/rounds/current", token=self._token, most=_MOST_MESSAGE)
+        got = self.client.get("/v1/rounds/current", token=self._token, most=_MOST_MESSAGE)
         now: RoundNow = _message(got.body, RoundNow)
         _check_told(now.round, now.number)
         return now
@@ -167,7 +170,7 @@ class Device:
             AccessError: the token of the device is not good.
             ServiceError: no usable answer.
         """
-        got = self._client.send(
+        got = self.client.send(
             "/v1/checkin", b"", token=self._token, most=_MOST_MESSAGE, content_type=_JSON
         )
         told: _CheckedIn = _message(got.body, _CheckedIn)
@@ -201,8 +204,8 @@ class Device:
                 raise _not_the_manifest(round_id)
 
         path = f"/v1/rounds/{round_id}/manifest"
-        token = self._token_for(round)
-        got = self._client.get(path, token=token, most=MOST_BYTES, check=check)
+        token = self.token_for(round)
+        got = self.client.get(path, token=token, most=MOST_BYTES, check=check)
         known = KnownRound(round_id, decode_manifest(bytes(got.body)))
         with self._lock:
             self._rounds[round_id] = known
@@ -229,7 +232,7 @@ class Device:
         known = self.known(round)
         chosen, traffic = known.keys_by_space(keys), Traffic()
         asked = [(i, part.keys_of(chosen).array) for i, part in enumerate(known.layout.parts)]
-        found = self._fetch(round, known, asked, traffic)
+        found = self.fetch_records(round, asked, traffic)
         return Submodel(known.assemble([s.records for s in found], chosen), chosen, traffic)
 
     def fetch_slices(self, round: Assignment | str, table: str, keys: Any) -> dict[str, Array]:
@@ -241,7 +244,7 @@ class Device:
         known = self.known(round)
         place = known.table(table)
         z = known.keys_of_table(place, keys).array
-        (found,) = self._fetch(round, known, [(place, z)], Traffic())
+        (found,) = self.fetch_records(round, [(place, z)], Traffic())
         return known.records[place].decode(found.records)
 
     def fetch_segment(self, round: Assignment | str, table: str, place: int) -> RecordArray:
@@ -252,23 +255,21 @@ class Device:
         """
         known = self.known(round)
         return download_segment(
-            self._client,
+            self.client,
             known,
             known.table(table),
             place,
-            token=self._token_for(round),
-            most_bytes=self._most_answer,
+            token=self.token_for(round),
+            most_bytes=self.most_answer,
             traffic=Traffic(),
         )
 
     def fetch_all(self, round: Assignment | str) -> WholeModel:
         """Option 1, broadcast: all tables. The device selects at home, and nobody learns a key."""
-        known, token, traffic = self.known(round), self._token_for(round), Traffic()
-        most = self._most_answer
+        known, token, traffic = self.known(round), self.token_for(round), Traffic()
+        most = self.most_answer
         tables = tuple(
-            download_table(
-                self._client, known, place, token=token, most_bytes=most, traffic=traffic
-            )
+            download_table(self.client, known, place, token=token, most_bytes=most, traffic=traffic)
             for place in range(len(known.manifest.tables))
         )
         return WholeModel(known, tables, traffic)
@@ -292,19 +293,21 @@ class Device:
         known = self.known(round)
         body = encode_update(known.layout, update, known.keys_by_space(keys))
         path = f"/v1/rounds/{known.id}/updates"
-        token = self._token_for(round)
-        self._client.send(path, body, token=token, most=_MOST_MESSAGE, content_type=OCTETS)
+        token = self.token_for(round)
+        self.client.send(path, body, token=token, most=_MOST_MESSAGE, content_type=OCTETS)
         return len(body)
 
-    def _fetch(
-        self,
-        round: Assignment | str,
-        known: KnownRound,
-        asked: list[tuple[int, Any]],
-        traffic: Traffic,
+    def fetch_records(
+        self, round: Assignment | str, asked: Sequence[tuple[int, KeyArray]], traffic: Traffic
     ) -> list[Slices]:
-        """The records of (table, keys), with the help of the cache."""
-        cache = self._cache
+        """The records of keys of tables, by one query and with the help of the cache.
+
+        Args:
+            round: as for `fetch`.
+            asked: places of tables in the manifest, and keys that have been checked.
+            traffic: what it costs is added here.
+        """
+        known, cache = self.known(round), self._cache
         wants = [
             Want(
                 place,
@@ -315,12 +318,12 @@ class Device:
             for place, keys in asked
         ]
         found = fetch_slices(
-            self._client,
+            self.client,
             known.id,
             wants,
-            token=self._token_for(round),
+            token=self.token_for(round),
             most_keys=self._most_keys,
-            most_bytes=self._most_answer,
+            most_bytes=self.most_answer,
             traffic=traffic,
         )
         if cache is not None:
@@ -332,7 +335,8 @@ class Device:
                 cache.keep(kept)
         return found
 
-    def _token_for(self, round: Assignment | str) -> str | None:
+    def token_for(self, round: Assignment | str) -> str | None:
+        """What to show in a round; None where nothing is asked for."""
         return round.token if isinstance(round, Assignment) else self._token
 
 

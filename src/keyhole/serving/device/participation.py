@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
-from keyhole.errors import ConflictError, ServiceError, TooLateError
+from keyhole.errors import ConflictError, ServiceError, StaleError, TooLateError
 from keyhole.serving.coordinator import Wait
 from keyhole.serving.device.assembly import KnownRound, Submodel
 from keyhole.serving.device.device import Assignment, Device, DeviceKeys
 from keyhole.types import Tree
 
-__all__ = ["Participant", "Taken", "keep_taking_part", "take_part"]
+__all__ = ["Fetch", "Participant", "Taken", "fetch_at_home", "keep_taking_part", "take_part"]
+
+Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
+"""How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `PirFetch` and the like."""
 
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
 
@@ -24,13 +28,13 @@ class Participant:
     Args:
         choose: `round -> keys`.
         train: `(round, what was fetched) -> update`, start minus end.
-        selects_at_home: downloads whole rounds, so that the service learns no key before the
-            update.
+        fetch: `(device, round, keys) -> sub-model`: how slices are fetched, and so who learns which
+            keys. The sub-model says which keys it was selected with: a private way may miss some.
     """
 
     choose: Callable[[KnownRound], DeviceKeys]
     train: Callable[[KnownRound, Submodel], Tree]
-    selects_at_home: bool = False
+    fetch: Fetch = Device.fetch
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Taken:
     Args:
         round: its identifier.
         number: t.
-        keys: how many it chose, over all key spaces.
+        keys: how many it trained with, over all key spaces.
         bytes_down: slices it received.
         bytes_up: queries and the update.
         reused: slices that had not changed and were not sent.
@@ -52,6 +56,11 @@ class Taken:
     bytes_down: int
     bytes_up: int
     reused: int
+
+
+def fetch_at_home(device: Device, round: Assignment, keys: DeviceKeys) -> Submodel:
+    """Downloads the whole round and selects at home: nobody learns a key before the update."""
+    return device.fetch_all(round).select(keys)
 
 
 def take_part(device: Device, participant: Participant) -> Taken | Wait:
@@ -72,11 +81,7 @@ def take_part(device: Device, participant: Participant) -> Taken | Wait:
     _refuse_late(device, told)
     known = device.known(told)
     keys = participant.choose(known)
-    fetched = (
-        device.fetch_all(told).select(keys)
-        if participant.selects_at_home
-        else device.fetch(told, keys)
-    )
+    fetched = participant.fetch(device, told, keys)
     update = participant.train(known, fetched)
     _refuse_late(device, told)
     sent = device.send(told, update, fetched.keys)
@@ -105,7 +110,8 @@ def keep_taking_part(
         participant: what it does in a round.
         rounds: how many to take part in; without limit unless told.
         on_round: called after each.
-        on_miss: called when a round closed before the update was there.
+        on_miss: called when a round closed before the update was there, or when the servers of a
+            private fetch did not hold the same round.
 
     Returns:
         In how many rounds it took part.
@@ -118,7 +124,7 @@ def keep_taking_part(
     while taken < rounds and not device.stop.is_set():
         try:
             outcome = take_part(device, participant)
-        except (TooLateError, ConflictError):
+        except (TooLateError, ConflictError, StaleError):
             on_miss()
             outcome = Wait(_AFTER_MISS)
         except ServiceError:

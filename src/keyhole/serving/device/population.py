@@ -6,15 +6,17 @@ so a run over the service gives the bytes of a run in process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from keyhole.errors import InputError
+from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys
 from keyhole.serving.device.assembly import KnownRound, Submodel
-from keyhole.serving.device.participation import Participant
+from keyhole.serving.device.device import Device
+from keyhole.serving.device.participation import Fetch, Participant
 from keyhole.training.clients import Clients, Job
 from keyhole.training.cohort import Cohorts
 from keyhole.training.plan import Plan
@@ -71,9 +73,9 @@ class PopulationClient:
     _met: dict[bytes, Clients] = field(default_factory=dict, repr=False)
     _chosen: dict[str, ClientKeys] = field(default_factory=dict, repr=False)
 
-    def participant(self, *, selects_at_home: bool = False) -> Participant:
+    def participant(self, fetch: Fetch = Device.fetch) -> Participant:
         """What it does in a round."""
-        return Participant(self.choose, self.train, selects_at_home)
+        return Participant(self.choose, self.train, fetch)
 
     def choose(self, known: KnownRound) -> ClientKeys:
         """The keys that the client chooses in process, too."""
@@ -93,7 +95,7 @@ class PopulationClient:
 
     def train(self, known: KnownRound, fetched: Submodel) -> Tree:
         """The update that the client makes in process, too."""
-        settings, keys = RunSettings.of(known), self._chosen[known.id]
+        settings, keys = RunSettings.of(known), _kept(self._chosen[known.id], fetched.keys)
         run = settings.seed, settings.trial, known.manifest.number
         return Job.of(*run, self.client, keys, fetched.model).run(self._clients(settings))
 
@@ -110,3 +112,10 @@ class PopulationClient:
                 )
             self._met = {name: clients}  # a device follows one run at a time
         return self._met[name]
+
+
+def _kept(chosen: ClientKeys, fetched: Mapping[str, Keys]) -> ClientKeys:
+    """What was fetched of the keys that were chosen, in the form in which they were."""
+    if isinstance(chosen, Keys):
+        return fetched[chosen.space.name]
+    return tuple(fetched[keys.space.name] for keys in chosen)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from keyhole import errors
-from keyhole.errors import InputError, KeyholeError, ServiceError
+from keyhole.errors import InputError, KeyholeError, ProtocolError, ServiceError
+from keyhole.private.pir.messages import REFUSAL
 
 __all__ = ["MOST_ERROR_BYTES", "refusal_of"]
 
@@ -44,6 +45,8 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     >>> refusal_of(410, body)
     TooLateError('the round is closed: got round 3, allowed is an open round; check in again')
     """
+    if status == ProtocolError.http_status and body == REFUSAL:
+        return _refused_message()
     try:
         facts = msgspec.json.decode(body, type=_Shape).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -61,6 +64,15 @@ def _words(text: str) -> str:
     """A fact that cannot flood or steer a terminal."""
     kept = "".join(c if c.isprintable() else " " for c in text[:_MOST_WORDS])
     return kept + "..." * (len(text) > _MOST_WORDS)
+
+
+def _refused_message() -> ProtocolError:
+    return ProtocolError(
+        "the service refuses a private message",
+        got="one that is damaged, stale, used before or for another server; it does not say",
+        allowed="messages as docs/wire.md describes them",
+        fix="ask anew; if it happens every time, check that all servers have the same round",
+    )
 
 
 def _foreign(status: int) -> ServiceError:

@@ -45,6 +45,8 @@ Count: TypeAlias = Literal[
     "unused",
     "cut_off",
     "gone",
+    "private",
+    "scans",
 ]
 _COUNTS: Mapping[Count, tuple[str, str]] = {
     "keys": ("keyhole_keys", "Keys asked for."),
@@ -57,6 +59,8 @@ _COUNTS: Mapping[Count, tuple[str, str]] = {
     "unused": ("keyhole_updates_refused", "Updates refused."),
     "cut_off": ("keyhole_slow_connections", "Connections cut off because they were slow."),
     "gone": ("keyhole_gone", "Requests whose sender left before the answer."),
+    "private": ("keyhole_private_queries", "Private queries answered."),
+    "scans": ("keyhole_private_scans", "Passes over a table that answered them."),
 }
 _GAUGES = {
     "in_flight": ("keyhole_requests_in_flight", "Requests under way."),

@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.errors import NotFoundError, TooLargeError
 from keyhole.serving import wire
 from keyhole.serving.files.round_files import number_of
-from keyhole.serving.service.access import Claims, not_admitted
+from keyhole.serving.service.access import Access, Claims, not_admitted
 from keyhole.serving.service.guards import Guards
 from keyhole.serving.service.limits import Limits
 from keyhole.serving.service.responses import (
@@ -26,7 +26,7 @@ from keyhole.serving.service.responses import (
 from keyhole.serving.service.routes import Body, Headers, Request, Response, Route
 from keyhole.serving.tables import Fetched, OpenRound, RoundSource, SliceTable
 
-__all__ = ["SliceRoutes", "parse_place", "parse_round"]
+__all__ = ["SliceRoutes", "immutable", "parse_place", "parse_round"]
 
 _PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
 _BROADCAST = "everyone"
@@ -76,7 +76,11 @@ class SliceRoutes:
         with self.rounds.hold(round_id) as held:
             data = held.encoded
         return file_response(
-            request, [JSON, self._immutable()], round_id, len(data), lambda i, j: data[i:j]
+            request,
+            [JSON, immutable(self.guards.access)],
+            round_id,
+            len(data),
+            lambda i, j: data[i:j],
         )
 
     async def slices(self, request: Request) -> Response:
@@ -153,7 +157,10 @@ class SliceRoutes:
         try:
             fetched = await self._gather(table, keys)
             check = (b"keyhole-check", wire.check_of([fetched.sums]).encode("ascii"))
-            headers, data = [BINARY, self._immutable(), check], fetched.records.reshape(-1).data
+            headers, data = (
+                [BINARY, immutable(self.guards.access), check],
+                fetched.records.reshape(-1).data,
+            )
             etag = f"{int(fetched.sums[0]):016x}" if etag is None else etag
             response = file_response(request, headers, etag, data.nbytes, lambda i, j: data[i:j])
         except BaseException:
@@ -179,7 +186,7 @@ class SliceRoutes:
             data, etag = read(table, place).cast("B"), mark + segments[place].sums_sha256[:32]
             response = file_response(
                 request,
-                [BINARY, self._immutable()],
+                [BINARY, immutable(self.guards.access)],
                 etag,
                 data.nbytes,
                 lambda start, stop: pieces(data, start, stop),
@@ -187,10 +194,11 @@ class SliceRoutes:
             response.after = stack.pop_all().close
         return response
 
-    def _immutable(self) -> tuple[bytes, bytes]:
-        """Rounds never change; what takes a token to read must not lie in a shared cache."""
-        whose = b"private" if self.guards.access.reads_need_token else b"public"
-        return (b"cache-control", whose + b", max-age=31536000, immutable, no-transform")
+
+def immutable(access: Access) -> tuple[bytes, bytes]:
+    """Rounds never change; what takes a token to read must not lie in a shared cache."""
+    whose = b"private" if access.reads_need_token else b"public"
+    return (b"cache-control", whose + b", max-age=31536000, immutable, no-transform")
 
 
 def parse_round(text: str) -> str:

@@ -18,7 +18,7 @@ import uvloop
 
 from keyhole.errors import InputError
 from keyhole.server.allocator import keep_freed_memory
-from keyhole.serving.service.app import App
+from keyhole.serving.service.edge import Application
 from keyhole.serving.service.metrics import Board, Metrics
 from keyhole.serving.service.supervisor import Line, supervise
 from keyhole.serving.service.warm_up import warm_up
@@ -123,7 +123,7 @@ def url_of(listener: socket.socket, listen: Listen) -> str:
 
 
 def run(
-    make_app: Callable[[Metrics], App],
+    make_app: Callable[[Metrics], Application],
     listen: Listen,
     *,
     workers: int = 1,
@@ -157,7 +157,7 @@ def run(
 
 
 @contextmanager
-def serving(app: App, listen: Listen | None = None) -> Iterator[str]:
+def serving(app: Application, listen: Listen | None = None) -> Iterator[str]:
     """Serves in a thread of this process as long as the context lasts; gives the URL.
 
     Args:
@@ -186,7 +186,7 @@ def serving(app: App, listen: Listen | None = None) -> Iterator[str]:
 
 
 def _work(
-    make_app: Callable[[Metrics], App],
+    make_app: Callable[[Metrics], Application],
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     board: Board,

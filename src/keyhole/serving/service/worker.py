@@ -17,8 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from keyhole.serving.service.app import App
 from keyhole.serving.service.connections import Connections
+from keyhole.serving.service.edge import Application
 
 __all__ = ["BACKLOG", "accept", "allow_many_files"]
 
@@ -36,7 +36,7 @@ def allow_many_files() -> None:
 
 
 async def accept(
-    app: App,
+    app: Application,
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     stop: asyncio.Event,
@@ -76,7 +76,7 @@ async def accept(
     connections.cut_off_all()
 
 
-def _config(app: App) -> uvicorn.Config:
+def _config(app: Application) -> uvicorn.Config:
     """What uvicorn's protocol asks for: the app, and how long a connection may rest."""
     config = uvicorn.Config(
         cast("Any", app),

@@ -1,0 +1,199 @@
+"""`keyhole plan`: what each way of delivery would cost, and which to use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from keyhole.cli.inputs import json_option
+from keyhole.cli.numbers import parse_whole, write_bytes, write_count, write_seconds
+from keyhole.delivery.names import DELIVERIES, DeliveryName
+from keyhole.delivery.need import Need
+from keyhole.delivery.trust import TRUSTS, Trust
+
+if TYPE_CHECKING:
+    from keyhole.delivery.machine import Machine
+    from keyhole.delivery.prices import Price
+
+__all__ = ["plan"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Command], _Command]:
+    """An option that takes a whole number as people type it."""
+    return click.option(name, callback=parse_whole, metavar="N", required=required, help=about)
+
+
+@click.command()
+@_whole("--num-keys", "Slices there are, such as words of a vocabulary: K.", required=True)
+@_whole("--keys-per-client", "Slices that a client asks for at most: m.", required=True)
+@_whole("--slice-bytes", "Of one slice.", required=True)
+@_whole("--cohort", "Clients of a round.", required=True)
+@_whole("--distinct", "Different keys of the cohort.  [default: as many as there can be]")
+@_whole("--broadcast-bytes", "What everyone receives beside slices.  [default: 0]")
+@click.option(
+    "--trust",
+    type=click.Choice(get_args(Trust)),
+    help="Name the best way for this requirement only.",
+)
+@click.option(
+    "--way",
+    type=click.Choice(DELIVERIES),
+    help="Check this way: one that sends more than the whole model is refused.",
+)
+@click.option("--force", is_flag=True, help="With --way: do not refuse it.")
+@click.option("--calibrate", is_flag=True, help="Measure this machine first, for a few seconds.")
+@json_option
+def plan(
+    num_keys: int,
+    keys_per_client: int,
+    slice_bytes: int,
+    cohort: int,
+    distinct: int | None,
+    broadcast_bytes: int | None,
+    trust: Trust | None,
+    way: DeliveryName | None,
+    force: bool,
+    calibrate: bool,
+    as_json: bool,
+) -> None:
+    """Price every way of delivering slices, and name the best.
+
+    From public numbers alone: bytes of a client are exact, seconds are estimates for one core. The
+    best way for a requirement sends the fewest bytes; a private way that sends more than the whole
+    model never is, since broadcast hides everything for less.
+    """
+    # Lengths come from the private protocols, which take a while to import: not for --help.
+    from keyhole.delivery.planner import best, check_worth, price_all, price_of
+
+    if force and way is None:
+        raise click.UsageError("--force goes with --way")
+    need = Need(
+        num_keys,
+        keys_per_client,
+        slice_bytes,
+        cohort,
+        distinct,
+        broadcast_bytes=broadcast_bytes or 0,
+    )
+    machine = _machine(calibrate)
+    prices = price_all(need, machine)
+    chosen = {asked: best(prices, asked) for asked in ([trust] if trust else TRUSTS)}
+    show = _show_json if as_json else _show
+    show(need, machine, prices, chosen)
+    if way is not None and not force:
+        check_worth(price_of(way, need, machine), price_of("broadcast", need, machine))
+
+
+def _machine(calibrate: bool) -> Machine:
+    """The speeds to reckon with."""
+    from keyhole.delivery.machine import Machine
+
+    if not calibrate:
+        return Machine()
+    from keyhole.delivery.calibration import calibrate as measure
+
+    return measure()
+
+
+def _show_json(
+    need: Need, machine: Machine, prices: Sequence[Price], chosen: Mapping[Trust, Price]
+) -> None:
+    """Prints everything for programs."""
+    found = {
+        "need": asdict(need),
+        "machine": asdict(machine),
+        "prices": [_as_json(price) for price in prices],
+        "best": {trust: price.way for trust, price in chosen.items()},
+    }
+    click.echo(json.dumps(found, indent=2))
+
+
+def _show(
+    need: Need, machine: Machine, prices: Sequence[Price], chosen: Mapping[Trust, Price]
+) -> None:
+    """Prints everything for people."""
+    console = Console()
+    console.print(_cost_table(need, prices))
+    console.print(_trust_table(prices))
+    if beyond := set(DELIVERIES) - {price.way for price in prices}:
+        click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
+    for trust, price in chosen.items():
+        click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}")
+
+
+def _cost_table(need: Need, prices: Sequence[Price]) -> Table:
+    """What each way costs; narrow enough for a terminal of 80 columns."""
+    table = Table(title=_title(need), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("way", no_wrap=True)
+    for name in ("down", "up", "of all", "server CPU", "client CPU", "memory", "slices made"):
+        table.add_column(name, justify="right")
+    whole = prices[0].bytes_total
+    for price in prices:
+        table.add_row(*_cells(price, whole))
+    return table
+
+
+def _trust_table(prices: Sequence[Price]) -> Table:
+    """Who learns what."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("way", "can be cached", "who learns what", "which assumes"):
+        table.add_column(name, no_wrap=name == "way")
+    for price in prices:
+        learned = "\n".join(f"{party}: {learned}" for party, learned in price.seen_by.items())
+        table.add_row(price.way, "yes" if price.is_cacheable else "no", learned, price.assumption)
+    return table
+
+
+def _title(need: Need) -> str:
+    return (
+        f"{write_count(need.cohort)} clients, each {write_count(need.keys_per_client)} of "
+        f"{write_count(need.num_keys)} slices of {write_bytes(need.slice_bytes)}"
+    )
+
+
+def _cells(price: Price, whole: int) -> list[str]:
+    return [
+        price.way,
+        write_bytes(price.bytes_down),
+        write_bytes(price.bytes_up) if price.bytes_up else "-",
+        _write_share(price.bytes_total / whole),
+        _write_split(price),
+        write_seconds(price.client_seconds),
+        write_bytes(price.server_memory),
+        write_count(price.slices_generated) if price.slices_generated else "-",
+    ]
+
+
+def _write_share(share: float) -> str:
+    """Bytes over those of broadcast, in percent."""
+    percent = 100 * share
+    return f"{percent:.2g}%" if percent < 10 else f"{percent:,.0f}%"
+
+
+def _write_split(price: Price) -> str:
+    """Seconds of each party: `2 x 2.8 s`, or `5 s + 4 s` where they differ."""
+    parts = [write_seconds(seconds) for seconds in price.seconds_by.values()]
+    return f"{len(parts)} x {parts[0]}" if len(parts) > len(set(parts)) else " + ".join(parts)
+
+
+def _as_json(price: Price) -> dict[str, Any]:
+    """A price as plain values."""
+    return {
+        **vars(price),
+        "bytes_total": price.bytes_total,
+        "server_seconds": price.server_seconds,
+        "seconds_by": dict(price.seconds_by),
+        "seen_by": {
+            party: {**asdict(learned), "in_words": str(learned)}
+            for party, learned in price.seen_by.items()
+        },
+    }

@@ -1,0 +1,107 @@
+"""`keyhole relay`: stands between devices and a slice service, which then does not see who asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keyhole.cli.token import read_token
+
+if TYPE_CHECKING:
+    from keyhole.serving.relay.relay import RelayApp
+    from keyhole.serving.service.metrics import Metrics
+
+__all__ = ["relay"]
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--gateway", required=True, metavar="URL", help="The slice service: the only target.")
+@click.option(
+    "--gateway-ca", type=_FILE, help="Authorities to trust there, instead of the system's."
+)
+@click.option("--token-file", type=_FILE, help="The relay's own token, where reading takes one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--port",
+    default=8101,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen at; 0 takes any that is free.",
+)
+@click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM; without it plain HTTP.")
+@click.option("--tls-key", type=_FILE, help="Its key, PEM.")
+@click.option("--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways.")
+@click.option(
+    "--mix-ms",
+    default=200,
+    show_default=True,
+    type=click.IntRange(0, 60_000),
+    help="Requests wait so long for those of other devices.",
+)
+@click.option(
+    "--mix-count",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1),
+    help="They go at once when so many devices wait.",
+)
+@click.option(
+    "--rate-per-address",
+    type=click.FloatRange(0, min_open=True),
+    help="Bodies a second that one address may send; not limited by default.",
+)
+def relay(**options: Any) -> None:
+    """Carry sealed requests from devices to a slice service until interrupted.
+
+    The relay sees who asks and how many requests, and cannot read them; the service sees what is
+    asked and not who asks. That holds as long as different people run the two.
+    """
+    from keyhole.serving.service.transport import Listen, run
+
+    listen = Listen(
+        options["host"],
+        options["port"],
+        options["tls_cert"],
+        options["tls_key"],
+        insecure=options["insecure"],
+    )
+
+    def make(metrics: Metrics) -> RelayApp:
+        return _app(options, metrics)
+
+    def tell(url: str) -> None:
+        click.echo(f"relaying to {options['gateway']} at {url}", err=True)
+
+    run(make, listen, on_listen=tell)
+
+
+def _app(options: dict[str, Any], metrics: Metrics) -> RelayApp:
+    """Makes the relay, in its worker: its line has a thread, which no fork carries over."""
+    from math import inf
+
+    from keyhole.serving.device.client import Client
+    from keyhole.serving.device.retrying import Retry
+    from keyhole.serving.relay.gateway_line import GatewayLine
+    from keyhole.serving.relay.mixing import Mix
+    from keyhole.serving.relay.relay import RelayApp
+    from keyhole.serving.service.limits import Limits
+
+    limits = Limits(rate_per_address=options["rate_per_address"] or inf)
+    client = Client(
+        options["gateway"],
+        ca=options["gateway_ca"],
+        retry=Retry(attempts=1),
+        insecure=options["insecure"],
+    )
+    file = options["token_file"]
+    token = None if file is None else read_token(file)
+    return RelayApp(
+        GatewayLine(client, token, limits.most_answer),
+        mix=Mix(options["mix_ms"] / 1000, options["mix_count"]),
+        limits=limits,
+        metrics=metrics,
+    )

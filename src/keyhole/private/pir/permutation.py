@@ -1,0 +1,111 @@
+"""Public permutations of all keys: key k goes to rank pi(k) in a few steps, without a table.
+
+A Feistel network on pairs (low, high) whose halves are added modulo their sizes, which are about
+the square root of K each (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). What
+falls outside [0, K) is sent through again until it does not: of ranks in a row of K there are fewer
+than 1 / sqrt(K) such. It looks random to statistics, keys in a row included, and is no secret.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from keyhole.primitives.noise import mix
+from keyhole.types import KeyArray
+
+__all__ = ["Permutations", "plain_ranks"]
+
+_TURNS = 8  # of the network: twice what it takes to make neighbours strangers
+# The multipliers of SplitMix64's finalizer (Steele, Lea and Flood, 2014).
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True)
+class Permutations:
+    """Some permutations of [0, num_keys), the same for everyone who gives the same numbers.
+
+    Args:
+        num_keys: K.
+        count: w, how many permutations.
+        label: a number that makes them differ from others.
+    """
+
+    num_keys: int
+    count: int
+    label: int
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The sizes of low and high: their product is K or a little more."""
+        low = math.isqrt(self.num_keys - 1) + 1
+        return low, -(-self.num_keys // low)
+
+    def seeds(self) -> NDArray[np.uint64]:
+        """One word for each turn of each permutation, (w, turns)."""
+        facts = struct.pack("<QQQ", self.num_keys, self.count, self.label)
+        start = blake2b(facts, digest_size=8, person=b"keyhole-cuckoo").digest()
+        steps = np.arange(self.count * _TURNS, dtype=np.uint64)
+        words = mix(mix(steps) ^ np.frombuffer(start, "<u8"))
+        return words.reshape(self.count, _TURNS)
+
+    def ranks(self, keys: KeyArray) -> NDArray[np.int64]:
+        """pi_i(k) for keys (m,) and every permutation, (m, w)."""
+        out = np.empty((len(keys), self.count), np.int64)
+        _permute(
+            np.ascontiguousarray(keys, np.int64), self.num_keys, *self.sides, self.seeds(), out
+        )
+        return out
+
+
+def plain_ranks(permutations: Permutations, keys: KeyArray) -> NDArray[np.int64]:
+    """What `Permutations.ranks` computes, as one reads it."""
+    sides = np.array(permutations.sides, np.uint64)
+    columns = [_walk(keys, permutations.num_keys, sides, row) for row in permutations.seeds()]
+    return np.stack(columns, axis=1)
+
+
+def _walk(
+    keys: KeyArray, num_keys: int, sides: NDArray[np.uint64], seeds: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """One permutation: through the network until all are in range."""
+    ranks, outside = keys.astype(np.uint64), np.ones(len(keys), bool)
+    while outside.any():
+        halves = [ranks[outside] % sides[0], ranks[outside] // sides[0]]
+        for turn, seed in enumerate(seeds):
+            this, other = turn % 2, 1 - turn % 2
+            halves[this] = (halves[this] + mix(halves[other] ^ seed) % sides[this]) % sides[this]
+        ranks[outside] = halves[1] * sides[0] + halves[0]
+        outside = ranks >= num_keys
+    return ranks.astype(np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _mix(x):  # type: ignore[no-untyped-def]
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def _permute(keys, num_keys, wide, tall, seeds, out):  # type: ignore[no-untyped-def]
+    """The ranks of keys under each row of seeds."""
+    count, a, b = np.uint64(num_keys), np.uint64(wide), np.uint64(tall)
+    for i in range(len(keys)):
+        for j in range(len(seeds)):
+            rank = np.uint64(keys[i])
+            while True:
+                low, high = rank % a, rank // a
+                for turn in range(0, _TURNS, 2):
+                    low = (low + _mix(high ^ seeds[j, turn]) % a) % a
+                    high = (high + _mix(low ^ seeds[j, turn + 1]) % b) % b
+                rank = high * a + low
+                if rank < count:
+                    break
+            out[i, j] = np.int64(rank)

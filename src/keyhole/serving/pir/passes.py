@@ -1,0 +1,110 @@
+"""Passes: queries that meet are answered together, by one scan of the table beside the event loop.
+
+Reading the table is what a query costs; reading it once for many costs little more. While a pass
+runs, those who come wait for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from keyhole.errors import ProtocolError
+from keyhole.private.pir.retrieval import Answerer
+from keyhole.serving.service.limits import Gate
+
+__all__ = ["Passes", "answer_apart"]
+
+_Outcome: TypeAlias = bytes | Exception
+
+
+def answer_apart(server: Answerer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int]:
+    """Answers queries in as few passes as possible; one that is refused spoils no other.
+
+    A server refuses all queries of a pass if one of them cannot be used, before it reads a slice.
+    Halving finds the one: with none that is bad there is one pass.
+
+    Args:
+        server: of the table.
+        queries: one or more.
+
+    Returns:
+        A reply or the refusal of each, in order, and the number of passes over the table.
+    """
+    try:
+        return [*server.answer_many(queries)], 1
+    except ProtocolError as error:
+        if len(queries) == 1:
+            return [error], 0
+    half = len(queries) // 2
+    left, passes = answer_apart(server, queries[:half])
+    right, more = answer_apart(server, queries[half:])
+    return left + right, passes + more
+
+
+class Passes:
+    """The queries of one table. Used from one event loop.
+
+    Args:
+        server: of the table; one pass at a time.
+        gate: to go through for each pass; tables may share it.
+        together: queries of one pass at most.
+        on_pass: is told how many passes were made, and how many queries they answered.
+    """
+
+    def __init__(
+        self,
+        server: Answerer,
+        gate: Gate,
+        together: int,
+        on_pass: Callable[[int, int], None] = lambda passes, queries: None,
+    ) -> None:
+        self._server, self._gate, self._together = server, gate, together
+        self._on_pass = on_pass
+        self._waiting: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
+        self._running: asyncio.Task[None] | None = None
+
+    async def answer(self, query: bytes) -> bytes:
+        """Returns the reply of the next pass; whoever leaves disturbs nobody.
+
+        Raises:
+            ProtocolError: the query cannot be used.
+        """
+        turn: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting.append((query, turn))
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+        return await turn
+
+    async def _run(self) -> None:
+        """Makes passes until nobody waits."""
+        while self._waiting:
+            await self._gate.enter()
+            try:
+                # Chosen only now: whoever came while others scanned goes along.
+                count = min(self._together, len(self._waiting))
+                batch = [self._waiting.popleft() for _ in range(count)]
+                batch = [(query, turn) for query, turn in batch if not turn.done()]
+                if batch:
+                    await self._pass(batch)
+            finally:
+                self._gate.leave()
+
+    async def _pass(self, batch: Sequence[tuple[bytes, asyncio.Future[bytes]]]) -> None:
+        queries = [query for query, _ in batch]
+        outcomes: Sequence[_Outcome]
+        try:
+            outcomes, passes = await asyncio.to_thread(answer_apart, self._server, queries)
+            answered = sum(isinstance(outcome, bytes) for outcome in outcomes)
+            self._on_pass(passes, answered)
+        except Exception as error:  # noqa: BLE001 - those who wait get it, one by one
+            outcomes = [error] * len(batch)
+        for (_, turn), outcome in zip(batch, outcomes, strict=True):
+            if turn.done():
+                continue
+            if isinstance(outcome, bytes):
+                turn.set_result(outcome)
+            else:
+                turn.set_exception(outcome)

@@ -1,0 +1,128 @@
+"""Mixing over time: requests of several clients wait for one another, and go in a random order.
+
+What a gateway can tell from the order and the time of requests shrinks with the number of clients
+that are mixed. It is not nothing: a client that comes alone goes alone, and whoever watches both
+sides of the relay can match bursts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from keyhole.errors import InputError, ServiceError
+from keyhole.private.prg import Prg
+
+__all__ = ["Mix", "Mixer"]
+
+Forward: TypeAlias = Callable[[list[bytes]], Awaitable[list[bytes]]]
+"""Takes requests of one length to the gateway; an answer to each in their order."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How long requests wait for others.
+
+    Args:
+        seconds: at most, after which they go with whoever is there.
+        clients: bodies that go as soon as so many have come.
+        requests: of one forwarded batch; more go in several.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    seconds: float = 0.2
+    clients: int = 64
+    requests: int = 16_384
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds <= 60 or self.clients < 1 or self.requests < 1:
+            raise InputError(
+                "a mix that cannot be",
+                got=f"{self.seconds:g} s, {self.clients} clients, {self.requests} requests",
+                allowed="0..60 s, 1 or more clients and requests",
+                fix="choose other numbers",
+            )
+
+
+@dataclass
+class _Pool:
+    """What waits: requests by client, and who waits for their answers."""
+
+    timer: asyncio.TimerHandle
+    waiting: list[tuple[Sequence[bytes], asyncio.Future[list[bytes]]]] = field(default_factory=list)
+
+
+class Mixer:
+    """Collects, shuffles, forwards, and gives everybody their own answers.
+
+    Only requests of one length are mixed with one another: those of one round have one.
+
+    Args:
+        forward: to the gateway.
+        mix: how long to wait.
+        prg: of the order; a fresh one if None. Given by tests only.
+    """
+
+    def __init__(self, forward: Forward, mix: Mix, prg: Prg | None = None) -> None:
+        self._forward, self._mix, self._prg = forward, mix, prg or Prg.fresh()
+        self._pools: dict[int, _Pool] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Returns the answers to one client's requests, one or more of one length.
+
+        Raises:
+            KeyholeError: whatever keeps the gateway from answering.
+        """
+        loop, length = asyncio.get_running_loop(), len(requests[0])
+        pool = self._pools.get(length)
+        if pool is None:
+            timer = loop.call_later(self._mix.seconds, self._go, length)
+            pool = self._pools[length] = _Pool(timer)
+        turn: asyncio.Future[list[bytes]] = loop.create_future()
+        pool.waiting.append((requests, turn))
+        if len(pool.waiting) >= self._mix.clients:
+            self._go(length)
+        return await turn
+
+    def _go(self, length: int) -> None:
+        """Sends off what waits."""
+        pool = self._pools.pop(length)
+        pool.timer.cancel()
+        task = asyncio.get_running_loop().create_task(self._exchange(pool))
+        self._tasks.add(task)  # the loop itself would forget it
+        task.add_done_callback(self._tasks.discard)
+
+    async def _exchange(self, pool: _Pool) -> None:
+        sealed = [one for requests, _ in pool.waiting for one in requests]
+        order = self._prg.permutation(len(sealed)).tolist()
+        try:
+            answers = await self._mixed([sealed[place] for place in order])
+        except Exception as error:  # noqa: BLE001 - it is each client's to see, and not the loop's
+            for _, turn in pool.waiting:
+                if not turn.done():
+                    turn.set_exception(error)
+            return
+        by_place = dict(zip(order, answers, strict=True))
+        found = iter(by_place[place] for place in range(len(sealed)))
+        for requests, turn in pool.waiting:
+            own = [next(found) for _ in requests]
+            if not turn.done():  # its client may have left
+                turn.set_result(own)
+
+    async def _mixed(self, sealed: list[bytes]) -> list[bytes]:
+        answers: list[bytes] = []
+        for start in range(0, len(sealed), self._mix.requests):
+            answers += await self._forward(sealed[start : start + self._mix.requests])
+        if len(answers) != len(sealed):
+            raise ServiceError(
+                "the gateway leaves requests without an answer",
+                got=f"{len(answers)} answers",
+                allowed=f"{len(sealed)}",
+                fix="check that both sides are of one version",
+            )
+        return answers

@@ -1,0 +1,259 @@
+"""Fetching through a relay: the service learns which slices are wanted, and not by whom.
+
+One sealed request for each slice, shuffled, all of one length, padded to a public number; the relay
+mixes them with those of other devices. Never is a slice asked for directly: a relay that is away is
+an error. What every device receives is no secret and is fetched directly, as are the manifest and
+the key configuration.
+
+Hidden is who fetches what. The update that a device sends afterwards carries its keys in the clear,
+unless it is aggregated in a private way too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from keyhole.delivery.records import RecordArray
+from keyhole.errors import (
+    DamageError,
+    InputError,
+    KeyholeError,
+    MalformedError,
+    NotFoundError,
+    ProtocolError,
+    RequestError,
+    ServiceError,
+    TooLateError,
+)
+from keyhole.private.oblivious.binary_http import BinaryResponse
+from keyhole.private.oblivious.blind_select import BlindClient, BlindQuestion
+from keyhole.private.oblivious.gateway import ERROR_BYTES
+from keyhole.private.oblivious.key_config import KeyConfig
+from keyhole.private.oblivious.slice_requests import CHECK_FIELD, TableShape
+from keyhole.private.prg import SEED_BYTES, Prg
+from keyhole.server.record_sums import sum_records
+from keyhole.serving.device.assembly import KnownRound, Submodel
+from keyhole.serving.device.client import Client, Received
+from keyhole.serving.device.device import Assignment, Device, DeviceKeys
+from keyhole.serving.device.partial_body import refuse_longer
+from keyhole.serving.device.refusals import refusal_of
+from keyhole.serving.device.slice_query import Traffic
+from keyhole.serving.relay.batches import (
+    HEAD_BYTES,
+    LENGTH_BYTES,
+    REQUESTS_TYPE,
+    decode_answers,
+    encode_requests,
+)
+from keyhole.serving.relay.key_agreement import agreed_config
+from keyhole.serving.relay.relay import RELAY_PATH
+from keyhole.serving.wire import check_of
+from keyhole.types import KeyArray
+
+__all__ = ["RelayedFetch"]
+
+_MOST_REQUESTS = 16_384  # in one body
+_SEALED_ERROR = ERROR_BYTES + 48  # bytes of a refusal under either cipher
+_PASSING = 500  # a status from which on asking again may help
+
+
+@dataclass
+class RelayedFetch:
+    """Fetches through a relay. Called as `Device.fetch` is.
+
+    Args:
+        relay: to send sealed requests to.
+        pinned: the gateway's key configuration, from a file of the operator; None compares what
+            relay and gateway say.
+        most_keys: table -> number of requests that every device makes, where the round does not
+            say how many keys a client chooses.
+    """
+
+    relay: Client
+    pinned: bytes | None = None
+    most_keys: Mapping[str, int] = field(default_factory=dict)
+    _config: KeyConfig | None = field(default=None, init=False, repr=False)
+
+    def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
+        """Returns the sub-model of keys; see `Device.fetch`.
+
+        Raises:
+            KeySpaceError: keys do not fit the round, or are more than all devices ask for.
+            TooLateError: the round has been removed.
+            DamageError: slices are not those that were published, time and again.
+            ServiceError: the relay or the gateway is away, refuses, or makes no sense. Nothing has
+                been asked for directly.
+        """
+        known, traffic = device.known(round), Traffic()
+        chosen = known.keys_by_space(keys)
+        wanted = [part.keys_of(chosen).array for part in known.layout.parts]
+        shapes = [s for s in (self._shape(known, place) for place in range(len(wanted))) if s]
+        found = dict.fromkeys(range(len(wanted)), np.empty((0, 0), np.uint8))
+        hidden = self._retrieve(device, known, shapes, [wanted[s.table] for s in shapes], traffic)
+        found |= {shape.table: records for shape, records in zip(shapes, hidden, strict=True)}
+        tables = known.manifest.tables
+        public = [(i, z) for i, z in enumerate(wanted) if not tables[i].factors]
+        for (i, _), got in zip(public, device.fetch_records(round, public, traffic), strict=True):
+            found[i] = got.records
+        for i, z in enumerate(wanted):  # slices of no bytes need not be asked for
+            if not tables[i].record_bytes:
+                found[i] = np.empty((len(z), 0), np.uint8)
+        records = [found[i] for i in range(len(wanted))]
+        return Submodel(known.assemble(records, chosen), chosen, traffic)
+
+    def _shape(self, known: KnownRound, place: int) -> TableShape | None:
+        """The public numbers of a table that is asked through the relay; None for another."""
+        info = known.manifest.tables[place]
+        if not info.factors or not info.record_bytes:
+            return None
+        most = self.most_keys.get(info.name) or _most_keys(known, info.name, info.factors)
+        return TableShape(place, info.num_keys, info.record_bytes, min(most, info.num_keys))
+
+    def _retrieve(
+        self,
+        device: Device,
+        known: KnownRound,
+        shapes: Sequence[TableShape],
+        keys: Sequence[KeyArray],
+        traffic: Traffic,
+    ) -> list[RecordArray]:
+        """The records of each table, asked for until all are there and right.
+
+        No request is sent twice. What is asked again is sealed anew, all of it and with the same
+        padding, so that repetition does not tell which keys are wanted.
+        """
+        if not shapes:
+            return []
+        attempts, seed = self.relay.attempts(f"POST {RELAY_PATH}"), Prg.fresh().bytes(SEED_BYTES)
+        while True:
+            after: float | None = None
+            try:
+                config = self._config or agreed_config(self.relay, device.client, self.pinned)
+                blind = BlindClient(config, known.id, shapes)
+                question = blind.ask(keys, Prg(seed))
+                replies, reason, after = self._ask(device, blind, shapes, question, traffic)
+                if not reason:
+                    self._config = config
+                    return _opened(question, shapes, replies)
+            except DamageError as error:
+                attempts.failed("damage", error=error)
+                continue
+            except _AgainError as error:
+                reason = str(error)
+            except MalformedError:
+                self._config = None  # the gateway may have another key by now
+                reason = "requests that the gateway cannot open, or answers that do not open"
+            attempts.failed(reason, after)
+
+    def _ask(
+        self,
+        device: Device,
+        blind: BlindClient,
+        shapes: Sequence[TableShape],
+        question: BlindQuestion,
+        traffic: Traffic,
+    ) -> tuple[list[bytes], str, float | None]:
+        """Replies of the gateway, or why there are none and how long to wait."""
+        longest = max(blind.reply_bytes(at) for at in range(len(shapes)))
+        each = LENGTH_BYTES + max(longest, _SEALED_ERROR)
+        refuse_longer("a slice", HEAD_BYTES + each, device.most_answer)
+        at_once = min(_MOST_REQUESTS, (device.most_answer - HEAD_BYTES) // each)
+        messages, replies = question.messages(), list[bytes]()
+        for start in range(0, len(messages), at_once):
+            piece = messages[start : start + at_once]
+            body = encode_requests(piece)
+            got = self._post(body, HEAD_BYTES + each * len(piece))
+            traffic.requests += 1
+            traffic.bytes_up += len(body)
+            traffic.bytes_down += len(got.body)
+            if got.problem:
+                return [], got.problem, got.after
+            replies += decode_answers(bytes(got.body), len(piece))
+        return replies, "", None
+
+    def _post(self, body: bytes, most: int) -> Received:
+        try:
+            return self.relay.exchange(
+                "POST",
+                RELAY_PATH,
+                body,
+                headers={"content-type": REQUESTS_TYPE},
+                token=None,
+                most=most,
+                may_repeat=False,
+            )
+        except RequestError as error:
+            raise ServiceError(
+                "the relay refuses",
+                got=f"{type(error).__name__}: {error.wrong}",
+                allowed="a relay that takes sealed requests",
+                fix="check the URL of the relay; nothing was asked for without it",
+            ) from error
+
+
+class _AgainError(Exception):
+    """The gateway could not answer now."""
+
+
+def _opened(
+    question: BlindQuestion, shapes: Sequence[TableShape], replies: Sequence[bytes]
+) -> list[RecordArray]:
+    """The records of each table, once all replies are good and right, padding too."""
+    responses = question.responses(replies)
+    for response in responses:
+        if response.status != 200:
+            raise _refusal(response)
+    records = question.records(responses)
+    start = 0
+    for shape in shapes:
+        _check(responses[start : start + shape.most_keys])
+        start += shape.most_keys
+    return records
+
+
+def _check(responses: Sequence[BinaryResponse]) -> None:
+    """Compares slices of one table with what vouches for them; raises DamageError."""
+    whole = np.frombuffer(b"".join([r.content for r in responses]), np.uint8)
+    sums = sum_records(whole.reshape(len(responses), -1))
+    for at, response in enumerate(responses):
+        if dict(response.fields).get(CHECK_FIELD) != check_of([sums[at : at + 1]]).encode("ascii"):
+            raise DamageError(
+                "slices were damaged",
+                got="records whose sums differ from those of the service",
+                allowed="what was published",
+                fix="fetch them again; if it happens every time, the service's disk is at fault",
+            )
+
+
+def _refusal(response: BinaryResponse) -> KeyholeError | _AgainError:
+    """What a refusal of the gateway is to the device; it may be a status alone."""
+    if response.status >= _PASSING or response.status == ProtocolError.http_status:
+        return _AgainError(f"status {response.status} of the gateway")
+    if response.content:
+        return refusal_of(response.status, response.content)
+    kind = {404: NotFoundError, 410: TooLateError}.get(response.status, ServiceError)
+    return kind(
+        "the gateway refuses",
+        got=f"status {response.status}",
+        allowed="slices of a round that is there",
+        fix="check in again",
+    )
+
+
+def _most_keys(known: KnownRound, name: str, factors: Sequence[str]) -> int:
+    """How many slices of a table a client chooses at most: every combination of its keys."""
+    per_client = known.manifest.settings.get("keys_per_client")
+    told = per_client if isinstance(per_client, dict) else {}
+    counts = [count for count in map(told.get, factors) if type(count) is int and count > 0]
+    if len(counts) < len(factors):
+        raise InputError(
+            f"it is not known to how many requests those for table {name!r} are padded",
+            got="a round that does not say how many keys a client chooses",
+            allowed="keys_per_client in the settings of the round, or a number for the table",
+            fix="publish it with them, or pass most_keys",
+        )
+    return prod(counts)

@@ -1,0 +1,117 @@
+"""`keyhole plan`: a table, the best way, and one line and exit code 2 for what cannot be."""
+
+import json
+
+import pytest
+
+from keyhole.cli import main as cli
+from keyhole.delivery.names import DELIVERIES
+from keyhole.delivery.planner import Need, price_of
+from keyhole.delivery.trust import TRUSTS
+
+PAPER = ("--num-keys", "1e4", "--keys-per-client", "1_000", "--slice-bytes", "2000")
+COHORT = ("--cohort", "50")
+
+
+@pytest.fixture
+def plan(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*args):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["plan", *args])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_every_way_has_its_line_and_every_requirement_its_best(plan):
+    code, out, _ = plan(*PAPER, *COHORT)
+    assert code == 0
+    lines = out.splitlines()
+    assert "50 clients, each 1,000 of 10,000 slices of 2.0 kB" in lines[0]
+    for way in DELIVERIES:
+        assert sum(line.split()[:1] == [way] for line in lines) == 2  # what it costs, who learns
+    said = [line.removeprefix("best for ") for line in lines if line.startswith("best for ")]
+    assert {line.split(" (")[0]: line.rpartition(": ")[2] for line in said} == {
+        "open": "on-demand",
+        "unlinked": "relay",
+        "hidden": "pir",
+        "hidden-one-server": "broadcast",
+        "hidden-enclave": "enclave",
+    }
+
+
+def test_numbers_are_readable(plan):
+    _, out, _ = plan(*PAPER, *COHORT)
+    cells = {line.split()[0]: line for line in out.splitlines()[:14] if line.strip()}
+    assert "20 MB" in cells["broadcast"]
+    assert "100%" in cells["broadcast"]
+    assert "2.0 MB" in cells["on-demand"]
+    assert "10,000" in cells["pregenerated"]
+    assert "263%" in cells["pir-one-server"]
+
+
+def test_json_holds_exact_numbers_and_who_learns_what(plan):
+    code, out, _ = plan(*PAPER, *COHORT, "--distinct", "4e3", "--broadcast-bytes", "77", "--json")
+    found = json.loads(out)
+    assert code == 0
+    need = Need(10_000, 1_000, 2_000, 50, distinct=4_000, broadcast_bytes=77)
+    assert found["need"] == vars(need)
+    prices = {price["way"]: price for price in found["prices"]}
+    for way in DELIVERIES:
+        assert prices[way]["bytes_down"] == price_of(way, need).bytes_down
+        assert prices[way]["bytes_up"] == price_of(way, need).bytes_up
+    assert prices["on-demand"]["slices_generated"] == 4_000
+    assert prices["relay"]["seen_by"]["gateway"]["in_words"] == "keys, not whose they are"
+    assert found["best"].keys() == TRUSTS.keys()
+    assert found["machine"]["pass_queries"] == 32
+
+
+def test_one_requirement_names_one_way(plan):
+    _, out, _ = plan(*PAPER, *COHORT, "--trust", "hidden", "--json")
+    assert json.loads(out)["best"] == {"hidden": "pir"}
+
+
+def test_a_way_dearer_than_broadcast_is_refused_unless_forced(plan):
+    code, out, said = plan(*PAPER, *COHORT, "--way", "pir-one-server")
+    assert code == 2
+    assert "pir-one-server" in out
+    assert said.startswith("keyhole: pir-one-server sends more than the whole model: got 52,")
+    assert said.count("\n") == 1
+    assert plan(*PAPER, *COHORT, "--way", "pir-one-server", "--force")[0] == 0
+    assert plan(*PAPER, *COHORT, "--way", "pir")[0] == 0
+
+
+def test_a_way_beyond_its_limits_is_named_and_refused(plan):
+    huge = ("--num-keys", "1e9", "--keys-per-client", "1e7", "--slice-bytes", "2000", *COHORT)
+    code, out, _ = plan(*huge)
+    assert code == 0
+    assert "beyond the limits of its messages: enclave" in out
+    code, _, said = plan(*huge, "--way", "enclave")
+    assert (code, said.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "about"),
+    [
+        ((*PAPER,), "--cohort"),
+        ((*PAPER, "--cohort", "many"), "'many' is not a whole number"),
+        ((*PAPER, "--cohort", "1.5"), "'1.5' is not a whole number"),
+        ((*PAPER, "--cohort", "-3"), "'-3' is not a whole number"),
+        ((*PAPER, "--cohort", "nan"), "'nan' is not a whole number"),
+        ((*PAPER, "--cohort", "1e999999999"), "'1e999999999' is not a whole number"),
+        ((*PAPER, "--cohort", "0"), "cohort is out of range"),
+        ((*PAPER, *COHORT, "--distinct", "3"), "distinct is out of range"),
+        ((*PAPER, *COHORT, "--keys-per-client", "1e5"), "keys_per_client is out of range"),
+        ((*PAPER, *COHORT, "--trust", "blind"), "blind"),
+        ((*PAPER, *COHORT, "--way", "pigeon"), "pigeon"),
+        ((*PAPER, *COHORT, "--force"), "--force goes with --way"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(args, about, plan):
+    code, out, said = plan(*args)
+    assert (code, out, said.count("\n")) == (2, "", 1)
+    assert said.startswith("keyhole: ")
+    assert about in said

@@ -1,0 +1,162 @@
+"""`keyhole serve --pir` and `keyhole device --delivery`: private retrieval between programs."""
+
+import asyncio
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from keyhole.cli.device import device
+from keyhole.cli.inputs import load_data
+from keyhole.cli.private_serving import extra_routes
+from keyhole.cli.serve import serve
+from keyhole.cli.token import token
+from keyhole.errors import InputError
+from keyhole.private.pir.terms import Terms
+from keyhole.serving.device.device import Device
+from keyhole.serving.files.publishing import Publisher
+from keyhole.serving.pir.pir_fetch import PirFetch
+from keyhole.serving.service.app import App
+from keyhole.tasks.arms import arm_of
+from keyhole.tasks.experiment import Experiment
+from tests.helpers import LAYOUTS, assert_trees_equal
+from tests.serving.memory_rounds import MemoryRounds
+from tests.serving.pir.pair import ONE, TWO, pair
+from tests.serving.service_process import service
+from tests.serving.small_service import random_state
+
+TASK = ("--task", "so_tag", "--rounds", "1")
+
+
+@pytest.mark.slow
+def test_two_programs_answer_one_device_each_with_half_a_question(tmp_path):
+    layout = LAYOUTS["rows"]
+    state = random_state(layout)
+    with Publisher(tmp_path) as publisher:
+        published = publisher.publish_state(state, number=0, settings={}, durable=False)
+        sized = ("--pir-keys", "row=3")
+        with (
+            service(tmp_path, "--pir", 0, *sized) as first,
+            service(tmp_path, "--pir", 1, *sized) as second,
+            Device(first.url) as device,
+            Device(second.url) as other,
+        ):
+            found = PirFetch(other)(device, published.id, {"row": [5, 0]})
+            assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+            path = f"{first.url}/v1/rounds/{published.id}/tables/0/pir"
+            terms = httpx.get(f"{path}/two-server")
+            assert Terms.decode(terms.content).most_keys == 3
+            assert terms.headers["keyhole-server"] == "0"
+            assert httpx.get(f"{path}/one-server").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("pir", "keys", "server", "most"),
+    [("0", ("3",), 0, 3), ("1", ("2", "word=9"), 1, 9), ("one", ("other=3", "5"), 0, 5)],
+)
+def test_a_server_has_the_role_and_the_numbers_of_its_options(pir, keys, server, most):
+    rounds = MemoryRounds()
+    opened = rounds.open()
+    options = {"pir": pir, "pir_keys": keys, "pir_memory_mb": 1, "gateway_key": None}
+    app = App(rounds, extra_routes=extra_routes(options, workers=1)(rounds))
+
+    async def terms():
+        scheme = "one-server" if pir == "one" else "two-server"
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get(f"/v1/rounds/{opened.id}/tables/1/pir/{scheme}")
+
+    answer = asyncio.run(terms())
+    assert answer.headers["keyhole-server"] == str(server)
+    assert Terms.decode(answer.content).most_keys == most
+
+
+def test_a_service_with_a_gateway_key_is_a_gateway_beside(tmp_path):
+    key = tmp_path / "key"
+    assert CliRunner().invoke(token, ["gateway-key", str(key)]).exit_code == 0
+    rounds = MemoryRounds()
+    rounds.open()
+    options = {"pir": "0", "pir_keys": ("3",), "pir_memory_mb": 1, "gateway_key": key}
+    app = App(rounds, extra_routes=extra_routes(options, workers=1)(rounds))
+
+    async def keys():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get("/v1/gateway/keys")
+
+    assert asyncio.run(keys()).headers["content-type"] == "application/ohttp-keys"
+    key.chmod(0o644)
+    with pytest.raises(InputError, match="by others"):
+        extra_routes(options, workers=1)
+
+
+def test_a_missing_file_of_gateway_keys_is_told():
+    relay = ("--delivery", "relay", "--relay", "http://127.0.0.1:9", "--gateway-config", "none")
+    done = CliRunner().invoke(device, ["http://127.0.0.1:9", *TASK, *relay])
+    assert isinstance(done.exception, InputError)
+
+
+@pytest.mark.parametrize("delivery", ["broadcast", "pir", "pir-one-server"])
+def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
+    few_writers, environment, monkeypatch, tmp_path, delivery
+):
+    monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
+    told = {"seed": 5, "trial": 2, "keys_per_client": {"neuron": 8}}
+    sizes = {"neurons": 16, "hidden": 8}
+    arm = arm_of("emnist_2nn", sizes=sizes, keys_per_client={"neuron": 8}, seed=5)
+    state = Experiment(arm, load_data(str(few_writers), "images", 5)).start(2, None).state
+    roles = ONE if delivery == "pir-one-server" else TWO
+    with pair(tmp_path / "rounds", roles) as both:
+        published = both.service.publish_state(state, settings=told).published
+        task = ["--task", "emnist_2nn", "--client", "3", "--data", str(few_writers)]
+        task += [part for name, n in sizes.items() for part in ("--size", f"{name}={n}")]
+        second = ["--second", both.urls[1]] if delivery == "pir" else []
+        for name, extra in (("plain", []), ("private", ["--delivery", delivery, *second])):
+            token = tmp_path / name
+            token.write_text(both.service.token(name))
+            args = ["--token-file", str(token), "--rounds", "1", *task, *extra]
+            done = CliRunner().invoke(device, [both.urls[0], *args])
+            assert done.exit_code == 0, (done.output, done.exception)
+        updates = both.service.stored(published.id)
+    assert set(updates) == {"plain", "private"}
+    assert updates["plain"] == updates["private"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--pir", "2"),
+        ("--pir", "0", "--workers", "2"),
+        ("--pir", "0", "--pir-keys", "x"),
+        ("--pir", "0", "--pir-keys", "row=0"),
+        ("--pir-keys", "3"),
+    ],
+)
+def test_options_of_a_server_that_do_not_fit_are_refused(tmp_path, options):
+    done = CliRunner().invoke(serve, [str(tmp_path), "--port", "0", *options])
+    assert done.exit_code == 2, done.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--delivery", "pir"),
+        ("--delivery", "relay"),
+        ("--delivery", "broadcast", "--second", "http://127.0.0.1:9"),
+        ("--second", "http://127.0.0.1:9"),
+        ("--relay", "http://127.0.0.1:9"),
+        ("--delivery", "pir-one-server", "--second-token-file", "x"),
+        ("--delivery", "pir", "--second", "http://127.0.0.1:9", "--gateway-config", "x"),
+        ("--delivery", "other"),
+    ],
+)
+def test_a_delivery_without_what_it_needs_is_refused_and_nothing_is_fetched(options):
+    done = CliRunner().invoke(device, ["http://127.0.0.1:9", *TASK, *options])
+    assert done.exit_code == 2, done.output
+
+
+def test_slices_of_a_table_are_fetched_in_the_clear_and_not_otherwise():
+    args = ["http://127.0.0.1:9", "--table", "row", "--slices", "1", "--out", "x.npz"]
+    done = CliRunner().invoke(device, [*args, "--delivery", "broadcast"])
+    assert done.exit_code == 2
+    assert "in the clear" in done.output

@@ -1,0 +1,198 @@
+"""Blind select: equal to indexing; what an observer sees depends on public numbers alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyhole.errors import KeySpaceError, MalformedError, NotFoundError, ReplayError, ServiceError
+from keyhole.private.oblivious import gateway as gateways
+from keyhole.private.oblivious.binary_http import BinaryRequest, decode_request
+from keyhole.private.oblivious.blind_select import BlindClient
+from keyhole.private.oblivious.gateway import Gateway
+from keyhole.private.oblivious.key_config import GatewayKey, KeyConfig
+from keyhole.private.oblivious.ohttp import open_request
+from keyhole.private.oblivious.relay import Relay
+from keyhole.private.oblivious.slice_requests import (
+    TableShape,
+    parse_slice_path,
+    slice_handler,
+    slice_path,
+    slice_reply_bytes,
+)
+from keyhole.private.prg import Prg
+
+ROUND = "3-0123456789abcdef"
+KEY = GatewayKey.fresh(1)
+RNG = np.random.default_rng(7)
+TABLES = [
+    RNG.integers(0, 256, (1200, 33), dtype=np.uint8),
+    RNG.integers(0, 256, (5, 4), dtype=np.uint8),
+]
+SHAPES = [TableShape(0, 1200, 33, 12), TableShape(1, 5, 4, 3)]
+EMPTY = np.empty(0, np.int64)
+
+
+def served(**options):
+    return Gateway([KEY], slice_handler(ROUND, TABLES), **options)
+
+
+def client(shapes=SHAPES, config=KEY.config):
+    return BlindClient(config, ROUND, shapes)
+
+
+def keys_of(*wanted):
+    return [np.array(keys, np.int64) for keys in wanted]
+
+
+def asked_of(messages):
+    """What the gateway reads: (table, key) of each message."""
+    plains = [open_request({1: KEY.private}, message)[0] for message in messages]
+    return [parse_slice_path(decode_request(plain))[1:] for plain in plains]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.integers(0, 1199), max_size=12), st.lists(st.sampled_from([0, 1, 4]), max_size=9)
+)
+def test_any_multiset_of_keys_gives_what_indexing_gives(first, second):
+    wanted = keys_of(first, second)
+    question = client().ask(wanted)
+    found = question.open(served().answer_many(question.messages()))
+    for records, table, keys in zip(found, TABLES, wanted, strict=True):
+        np.testing.assert_array_equal(records, table[keys])
+
+
+def test_many_clients_through_one_relay_get_their_own_slices():
+    wanted = [keys_of(RNG.integers(0, 1200, 10), RNG.integers(0, 5, 2)) for _ in range(4)]
+    questions = [client().ask(keys) for keys in wanted]
+    relay = Relay(served().answer_many)
+    replies = relay.forward_many([question.messages() for question in questions])
+    for question, reply, keys in zip(questions, replies, wanted, strict=True):
+        for records, table, z in zip(question.open(reply), TABLES, keys, strict=True):
+            np.testing.assert_array_equal(records, table[z])
+
+
+@pytest.mark.parametrize(
+    "wanted", [([], []), ([0], [0]), ([1199] * 9, [4]), (range(12), range(3))], ids=str
+)
+def test_number_and_lengths_of_messages_do_not_depend_on_keys(wanted):
+    asking = client()
+    question = asking.ask(keys_of(*map(list, wanted)))
+    messages = question.messages()
+    assert len(messages) == asking.num_requests == 15
+    assert {len(message) for message in messages} == {asking.request_bytes}
+    replies = served().answer_many(messages)
+    lengths = sorted(len(reply) for reply in replies)
+    expected = sorted([asking.reply_bytes(0)] * 12 + [asking.reply_bytes(1)] * 3)
+    assert lengths == expected
+    assert asking.reply_bytes(0) == slice_reply_bytes(33) + 32
+
+
+def test_different_keys_are_asked_once_each_and_padded_with_random_ones():
+    asked = asked_of(client().ask(keys_of([700, 3, 700], [2, 2])).messages())
+    first = [key for table, key in asked if table == 0]
+    assert len(first) == 12
+    assert {3, 700} <= set(first)
+    assert first.count(700) <= 2  # twice only if padding happens to hit it
+    assert [table for table, _ in asked].count(1) == 3
+
+
+def test_padding_covers_the_whole_table_and_order_is_shuffled():
+    shapes = [TableShape(0, 4, 33, 400)]
+    asked = [key for _, key in asked_of(client(shapes).ask(keys_of([0])).messages())]
+    counts = np.bincount(asked, minlength=4)
+    # 399 uniform keys of 4: a count is 100 +- 8.7; 6 deviations.
+    assert np.all(np.abs(counts - 100) < 53)
+    firsts = {
+        asked_of(client().ask(keys_of(range(12), []), Prg(bytes([n] * 16))).messages())[0]
+        for n in range(20)
+    }
+    assert len(firsts) > 5
+
+
+def test_keys_outside_the_table_or_too_many_are_refused_without_naming_them():
+    for wanted in ([1200], [-1], list(range(13))):
+        with pytest.raises(KeySpaceError) as refused:
+            client().ask(keys_of(wanted, []))
+        assert "different keys" in str(refused.value)
+    with pytest.raises(KeySpaceError):
+        client([TableShape(0, 1200, 33, 0)]).ask(keys_of([1]))
+
+
+def test_a_question_is_for_one_use():
+    question = client().ask([EMPTY, EMPTY])
+    replies = served().answer_many(question.messages())
+    with pytest.raises(ReplayError):
+        question.messages()
+    question.open(replies)
+    with pytest.raises(ReplayError):
+        question.open(replies)
+    assert repr(question) == "BlindQuestion(15 requests)"
+
+
+def test_replayed_questions_are_refused():
+    question = client().ask([EMPTY, EMPTY])
+    messages, answering = question.messages(), served()
+    answering.answer_many(messages)
+    with pytest.raises(ServiceError, match="15 of 15"):
+        question.open(answering.answer_many(messages))
+
+
+def test_missing_swapped_and_damaged_answers_are_refused():
+    def replies():
+        question = client().ask(keys_of([1], [1]))
+        return question, served().answer_many(question.messages())
+
+    question, found = replies()
+    with pytest.raises(MalformedError):
+        question.open(found[1:])
+    for change in (
+        lambda r: [r[1], r[0], *r[2:]],
+        lambda r: [b"", *r[1:]],
+        lambda r: [r[0][:-1] + bytes([r[0][-1] ^ 1]), *r[1:]],
+    ):
+        question, found = replies()
+        with pytest.raises(MalformedError):
+            question.open(change(found))
+
+
+def test_a_slice_of_another_length_is_refused():
+    question = client([TableShape(0, 1200, 32, 2)]).ask(keys_of([1]))
+    with pytest.raises(MalformedError, match="33 bytes"):
+        question.open(served().answer_many(question.messages()))
+
+
+def test_a_gateway_of_another_round_refuses_inside():
+    question = BlindClient(KEY.config, "4-0123456789abcdef", SHAPES).ask(keys_of([1], [1]))
+    replies = served().answer_many(question.messages())
+    assert {len(reply) for reply in replies} == {gateways.ERROR_BYTES + 32}
+    with pytest.raises(ServiceError, match="15 of 15"):
+        question.open(replies)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        BinaryRequest(b"POST", slice_path(ROUND, 0, 1)),
+        BinaryRequest(b"GET", b"/metrics"),
+        BinaryRequest(b"GET", slice_path(ROUND, 0, 1) + b"/"),
+        BinaryRequest(b"GET", slice_path(ROUND, 0, 1) + b"?x"),
+        BinaryRequest(b"GET", slice_path("../..", 0, 1)),
+        BinaryRequest(b"GET", b"/v1/rounds/" + ROUND.encode() + b"/tables/0/slices/01"),
+        BinaryRequest(b"GET", b"/v1/rounds/" + ROUND.encode() + b"/tables/0/slices/-1"),
+    ],
+    ids=str,
+)
+def test_only_slices_are_answered(request_):
+    with pytest.raises(NotFoundError):
+        parse_slice_path(request_)
+
+
+def test_the_second_cipher_works_as_well():
+    config = KeyConfig(1, KEY.private.public, ((1, 3),))
+    asking = client(config=config)
+    question = asking.ask(keys_of([5], []))
+    replies = served().answer_many(question.messages())
+    assert max(len(reply) for reply in replies) == slice_reply_bytes(33) + 48
+    np.testing.assert_array_equal(question.open(replies)[0], TABLES[0][[5]])

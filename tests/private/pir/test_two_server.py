@@ -1,0 +1,253 @@
+"""What is special to retrieval by point functions: buckets, the stash, and keys without a place."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from keyhole.errors import InputError, IntegrityError, ReplayError
+from keyhole.private.pir.answered import Answered
+from keyhole.private.pir.batch import Batch
+from keyhole.private.pir.database import Database, tags_of
+from keyhole.private.pir.messages import FRAME_BYTES, check_of, seal
+from keyhole.private.pir.two_server import (
+    TwoServer,
+    TwoServerAsker,
+    query_bytes,
+    reply_bytes,
+    terms_of,
+)
+from keyhole.private.prg import Prg
+from tests.private.pir.schemes import ROUND, records_of, seeded, table_of
+
+NUM_KEYS, MOST_KEYS = 20_000, 20  # a table with buckets
+HEAD_BYTES = FRAME_BYTES - 16
+
+
+@pytest.fixture(scope="module")
+def table():
+    return table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+
+
+@pytest.fixture(scope="module")
+def crowd(table):
+    """20 keys that lie in the same few buckets: those that share the first key's bucket or the
+    next one in all three sub-tables."""
+    placement = Batch.of(table.terms).placement
+    buckets = placement.buckets_of(np.arange(NUM_KEYS))
+    near = np.isin(buckets, [buckets[0], buckets[0] + 1])
+    keys = np.flatnonzero(near.all(axis=1))[:MOST_KEYS]
+    assert len(keys) == MOST_KEYS
+    return keys
+
+
+def room_for(table, keys):
+    """How many of these keys can be placed at all: their buckets, and the stash."""
+    batch = Batch.of(table.terms)
+    return len(np.unique(batch.placement.buckets_of(keys))) + batch.shape.stash
+
+
+def test_keys_that_find_no_place_are_reported_and_the_others_come_back(table, crowd):
+    found = table.retrieve(crowd)
+    assert 0 < found.is_found.sum() == room_for(table, crowd) < MOST_KEYS
+    np.testing.assert_array_equal(
+        found.records[found.is_found], table.records[crowd[found.is_found]]
+    )
+    assert not found.records[~found.is_found].any()
+
+
+def test_a_repeated_key_without_a_place_is_missing_wherever_it_stands(table, crowd):
+    keys = np.concatenate([crowd[::-1], crowd])
+    is_found = table.retrieve(keys, seeded(1)).is_found
+    np.testing.assert_array_equal(is_found[:MOST_KEYS][::-1], is_found[MOST_KEYS:])
+    assert not is_found.all()
+
+
+def test_keys_without_a_place_do_not_change_the_messages_that_are_sent(table, crowd):
+    crowded, spread = (table.ask(keys).messages() for keys in (crowd, np.arange(MOST_KEYS)))
+    assert [len(message) for message in crowded] == [len(message) for message in spread]
+    assert [message[:HEAD_BYTES] for message in crowded] == [m[:HEAD_BYTES] for m in spread]
+    for server, message in zip(table.servers, crowded, strict=True):
+        assert len(server.answer_many([message])[0]) == table.reply_bytes
+
+
+def test_the_stash_takes_keys_that_have_no_bucket(table, crowd):
+    batch = Batch.of(table.terms)
+    points = batch.assign(crowd, seeded(2))
+    in_stash = np.flatnonzero(points.slots >= batch.shape.num_buckets)
+    assert len(in_stash) == batch.shape.stash
+    np.testing.assert_array_equal(
+        points.in_stash[points.slots[in_stash] - batch.shape.num_buckets], crowd[in_stash]
+    )
+
+
+def test_the_point_of_a_bucket_is_the_key_that_was_put_there(table):
+    batch, keys = Batch.of(table.terms), np.arange(0, NUM_KEYS, NUM_KEYS // MOST_KEYS)[:MOST_KEYS]
+    points = batch.assign(keys, seeded(3))
+    placed = points.slots < batch.shape.num_buckets
+    assert placed.sum() > MOST_KEYS // 2
+    buckets = points.slots[placed]
+    members = batch.placement.members()
+    np.testing.assert_array_equal(members[buckets, points.in_buckets[buckets]], keys[placed])
+    assert len(np.unique(points.slots)) == len(keys)
+
+
+def test_queries_that_are_left_get_points_from_the_whole_of_their_domain(table):
+    """Of 400 questions for nothing: the mean of all points is the middle of the domain, within five
+    standard deviations, and the ends are met."""
+    batch, prg = Batch.of(table.terms), seeded(4)
+    drawn = [batch.assign(np.empty(0, np.int64), prg) for _ in range(400)]
+    for points, domain in (
+        (np.concatenate([p.in_buckets for p in drawn]), batch.bucket),
+        (np.concatenate([p.in_stash for p in drawn]), batch.table),
+    ):
+        shares = points / domain.num_points
+        assert abs(shares.mean() - 0.5) < 5 / np.sqrt(12 * len(shares)) + 1 / domain.num_points
+        assert shares.min() < 0.02
+        assert shares.max() > 0.98
+
+
+def test_the_messages_of_one_question_differ_in_server_root_and_check_alone(table):
+    one, other = (np.frombuffer(m, np.uint8) for m in table.ask([5, 9]).messages())
+    differ = np.flatnonzero(one != other)
+    root = range(HEAD_BYTES + 16, HEAD_BYTES + 32)
+    check = range(len(one) - 16, len(one))
+    assert set(differ) <= {5, *root, *check}
+    assert len(set(differ) & set(root)) > 8
+
+
+@pytest.mark.parametrize(("num_keys", "most_keys"), [(1, 1), (7, 1), (7, 7), (400, 400)])
+def test_all_keys_of_a_table_can_be_asked_for_at_once(num_keys, most_keys):
+    table = table_of("two-server", num_keys, 5, most_keys)
+    keys = np.arange(most_keys)[::-1]
+    found = table.retrieve(keys)
+    assert found.is_found.all()
+    np.testing.assert_array_equal(found.records, table.records[keys])
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "most_keys", "query", "reply"),
+    [
+        # 88 - 16 + 32 bytes of head, check, nonce and root; a row is 2,064 bytes.
+        (300, 3, 104 + 1 + 3 * (16 + 19), 72 + 3 * 2064),  # no buckets: depth 1, leaves of 19
+        (10_000, 100, 104 + 130 * 30 + 2 + 6 * 16 + 20, 72 + 131 * 2064),
+        (1_000_000, 1000, 104 + 1300 + 1300 * (4 * 16 + 19) + 3 + 12 * 16 + 31, 72 + 1301 * 2064),
+    ],
+)
+def test_lengths_of_messages_are_as_documented(num_keys, most_keys, query, reply):
+    records = np.zeros((8, 2048), np.uint8)
+    terms = replace(
+        terms_of(Database.of(ROUND, records), 8), num_keys=num_keys, most_keys=most_keys
+    )
+    assert (query_bytes(terms), reply_bytes(terms)) == (query, reply)
+
+
+def altered(reply, table, server, slot, change):
+    """A reply of a lying server: whole, with one row XORed with `change`."""
+    body = np.frombuffer(reply[HEAD_BYTES:-16], np.uint8).copy()
+    body.reshape(-1, table.terms.row_bytes)[slot] ^= change
+    return seal("reply", table.terms, server, body.tobytes())
+
+
+def ask_one(table, key):
+    """A question for one key, the slot that it is in, and honest replies."""
+    batch = Batch.of(table.terms)
+    question = table.ask([key], seeded(6))
+    slot = int(batch.assign(np.array([key]), seeded(6)).slots[0])
+    return question, slot, table.replies(question.messages())
+
+
+@pytest.mark.parametrize("server", [0, 1])
+@pytest.mark.parametrize("at", [0, 10, 11, 26])
+def test_one_changed_bit_of_a_slice_or_its_tag_is_found(server, at):
+    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    question, slot, replies = ask_one(table, 77)
+    change = np.zeros(table.terms.row_bytes, np.uint8)
+    change[at] = 1
+    replies[server] = altered(replies[server], table, server, slot, change)
+    with pytest.raises(IntegrityError) as caught:
+        question.open(replies)
+    assert "77" not in str(caught.value)
+
+
+def test_a_server_that_answers_from_another_table_is_found():
+    """It states the digest of the true table, and scans rows of its own making."""
+    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    true = Database.of(ROUND, table.records)
+    other = Database.of(ROUND, records_of(NUM_KEYS, 11, b"others"))
+    liar = TwoServer(replace(true, rows=other.rows), table.terms, 1)
+    question = table.ask([1, 2, 3])
+    first, second = question.messages()
+    with pytest.raises(IntegrityError):
+        question.open([table.servers[0].answer_many([first])[0], liar.answer_many([second])[0]])
+
+
+def test_a_lie_about_padding_changes_nothing_and_is_not_seen():
+    """So a server that sees whether a client fails learns which queries are padding: documented."""
+    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    question, slot, replies = ask_one(table, 77)
+    change = np.ones(table.terms.row_bytes, np.uint8)
+    replies[1] = altered(replies[1], table, 1, slot - 1 if slot else 1, change)
+    np.testing.assert_array_equal(question.open(replies).records, table.records[[77]])
+
+
+def test_a_server_that_guesses_the_key_of_a_query_can_forge_its_slice():
+    """Tags hold no secret. It is documented, and stands here so that nobody claims otherwise."""
+    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    question, slot, replies = ask_one(table, 77)
+    forged = np.full((1, 11), 66, np.uint8)
+    rows = np.hstack([forged, tags_of(ROUND, np.array([77]), forged)])
+    honest = np.hstack([table.records[[77]], tags_of(ROUND, np.array([77]), table.records[[77]])])
+    replies[1] = altered(replies[1], table, 1, slot, (rows ^ honest)[0])
+    np.testing.assert_array_equal(question.open(replies).records, forged)
+
+
+def test_one_server_alone_does_not_give_the_slice():
+    """The XOR of one reply with zeros, or with itself, is no row of the table."""
+    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    question, slot, replies = ask_one(table, 77)
+    row = np.frombuffer(replies[0][HEAD_BYTES:-16], np.uint8).reshape(-1, table.terms.row_bytes)
+    assert not (table.records == row[slot, :11]).all(axis=1).any()
+    assert repr(question).count("7") == 0
+
+
+@pytest.mark.parametrize("server", [-1, 2])
+def test_there_are_two_servers(server):
+    database = Database.of(ROUND, records_of(9, 4))
+    with pytest.raises(InputError, match="server 0 or 1"):
+        TwoServer(database, terms_of(database, 3), server)
+
+
+def test_a_server_does_not_take_terms_of_another_table():
+    database, other = (Database.of(ROUND, records_of(9, 4, name)) for name in (b"a", b"b"))
+    with pytest.raises(InputError, match="do not fit"):
+        TwoServer(database, terms_of(other, 3), 0)
+
+
+def test_a_question_needs_fresh_randomness_each_time():
+    asker = TwoServerAsker(terms_of(Database.of(ROUND, records_of(9, 4)), 3))
+    prg = Prg(bytes(16))
+    seen = {check_of(m) for _ in range(5) for m in asker.ask(np.array([1]), prg).messages()}
+    assert len(seen) == 10
+
+
+def test_a_server_that_can_remember_no_more_refuses_and_forgets_nothing():
+    queries = [bytes([i]) * 40 for i in range(5)]
+    answered = Answered(limit=3)
+    answered.claim(queries[:2])
+    with pytest.raises(ReplayError, match="3 in all"):
+        answered.claim(queries[2:4])
+    answered.claim(queries[2:3])
+    assert len(answered) == 3
+    for query in queries:
+        with pytest.raises(ReplayError):
+            answered.claim([query])
+
+
+def test_one_replay_among_queries_marks_none_of_them_as_answered():
+    queries = [bytes([i]) * 40 for i in range(3)]
+    answered = Answered()
+    answered.claim(queries[:1])
+    with pytest.raises(ReplayError, match="1 of 3"):
+        answered.claim(queries)
+    answered.claim(queries[1:])
