@@ -1,6 +1,7 @@
 """`keyhole serve --pir` and `keyhole device --delivery`: private retrieval between programs."""
 
 import asyncio
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -12,18 +13,24 @@ from keyhole.cli.private_serving import extra_routes
 from keyhole.cli.serve import serve
 from keyhole.cli.token import token
 from keyhole.errors import InputError
+from keyhole.private.oblivious.key_config import GatewayKey
 from keyhole.private.pir.terms import Terms
 from keyhole.serving.device.device import Device
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.pir.pir_fetch import PirFetch
+from keyhole.serving.relay.gateway_routes import gateway_routes
+from keyhole.serving.relay.mixing import Mix
+from keyhole.serving.relay.relay import RelayApp
 from keyhole.serving.service.app import App
+from keyhole.serving.service.transport import serving
 from keyhole.tasks.arms import arm_of
 from keyhole.tasks.experiment import Experiment
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.serving.memory_rounds import MemoryRounds
 from tests.serving.pir.pair import ONE, TWO, pair
+from tests.serving.relay.relayed import line_to
 from tests.serving.service_process import service
-from tests.serving.small_service import random_state
+from tests.serving.small_service import random_state, small_service
 
 TASK = ("--task", "so_tag", "--rounds", "1")
 
@@ -96,7 +103,21 @@ def test_a_missing_file_of_gateway_keys_is_told():
     assert isinstance(done.exception, InputError)
 
 
-@pytest.mark.parametrize("delivery", ["broadcast", "pir", "pir-one-server"])
+@contextmanager
+def services_for(delivery, directory):
+    """A service, and the options with which a device fetches from it."""
+    if delivery == "relay":
+        key = GatewayKey.fresh()
+        with small_service(directory, extra=lambda r: [gateway_routes(r, [key])]) as made:
+            relay = RelayApp(line_to(made.url), mix=Mix(seconds=0.0))
+            with serving(relay) as url:
+                yield made, ["--relay", url]
+        return
+    with pair(directory, ONE if delivery == "pir-one-server" else TWO) as both:
+        yield both.service, ["--second", both.urls[1]] if delivery == "pir" else []
+
+
+@pytest.mark.parametrize("delivery", ["broadcast", "pir", "pir-one-server", "relay"])
 def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
     few_writers, environment, monkeypatch, tmp_path, delivery
 ):
@@ -105,19 +126,16 @@ def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
     sizes = {"neurons": 16, "hidden": 8}
     arm = arm_of("emnist_2nn", sizes=sizes, keys_per_client={"neuron": 8}, seed=5)
     state = Experiment(arm, load_data(str(few_writers), "images", 5)).start(2, None).state
-    roles = ONE if delivery == "pir-one-server" else TWO
-    with pair(tmp_path / "rounds", roles) as both:
-        published = both.service.publish_state(state, settings=told).published
-        task = ["--task", "emnist_2nn", "--client", "3", "--data", str(few_writers)]
-        task += [part for name, n in sizes.items() for part in ("--size", f"{name}={n}")]
-        second = ["--second", both.urls[1]] if delivery == "pir" else []
-        for name, extra in (("plain", []), ("private", ["--delivery", delivery, *second])):
-            token = tmp_path / name
-            token.write_text(both.service.token(name))
-            args = ["--token-file", str(token), "--rounds", "1", *task, *extra]
-            done = CliRunner().invoke(device, [both.urls[0], *args])
+    task = ["--task", "emnist_2nn", "--client", "3", "--data", str(few_writers), "--rounds", "1"]
+    task += [part for name, n in sizes.items() for part in ("--size", f"{name}={n}")]
+    with services_for(delivery, tmp_path / "rounds") as (service, needed):
+        published = service.publish_state(state, settings=told).published
+        for name, way in (("plain", []), ("private", ["--delivery", delivery, *needed])):
+            file = tmp_path / name
+            file.write_text(service.token(name))
+            done = CliRunner().invoke(device, [service.url, "--token-file", str(file), *task, *way])
             assert done.exit_code == 0, (done.output, done.exception)
-        updates = both.service.stored(published.id)
+        updates = service.stored(published.id)
     assert set(updates) == {"plain", "private"}
     assert updates["plain"] == updates["private"]
 

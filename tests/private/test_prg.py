@@ -210,3 +210,9 @@ def test_every_order_of_four_is_as_frequent_as_every_other():
     counts = np.unique(codes, return_counts=True)[1]
     assert len(counts) == 24
     assert abs(np.sum((counts - 1000) ** 2) / 1000 - 23) < 5 * np.sqrt(2 * 23)
+
+
+def test_filling_nothing_draws_nothing():
+    prg = Prg(bytes(16))
+    prg.fill(np.empty((3, 0), np.uint8))
+    assert prg.bytes(4) == Prg(bytes(16)).bytes(4)

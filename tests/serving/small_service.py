@@ -16,7 +16,6 @@ from keyhole.serving.device.retrying import Clock, Retry
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.reading import RoundsDirectory
 from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.pir.routes import pir_routes
 from keyhole.serving.service.access import Access, Keyring, new_key
 from keyhole.serving.service.app import App
 from keyhole.serving.service.transport import serving
@@ -41,9 +40,9 @@ def random_state(layout, seed=0):
 
 
 class Service:
-    """A publisher and a service of its directory."""
+    """A publisher and a service of its directory; `extra(rounds)` makes its further routes."""
 
-    def __init__(self, directory, pir=None, **options):
+    def __init__(self, directory, extra=lambda rounds: (), **options):
         self.directory = directory
         self._numbers = count()
         self.keyring = Keyring((bytes.fromhex(new_key()),))
@@ -51,12 +50,9 @@ class Service:
         self.spool = UpdateSpool(directory / "updates")
         # A clock that runs with every look: the service never sees a round of a moment ago.
         self.rounds = RoundsDirectory(directory, clock=count(step=0.1).__next__)
-        if pir is not None:
-            options["extra_routes"] = [pir_routes(self.rounds, pir)]
         told = partial(admit, pace=Pace(again=1.0), uniform=lambda: 0.5)
-        self.app = App(
-            self.rounds, access=Access(self.keyring), spool=self.spool, admit=told, **options
-        )
+        options = {"access": Access(self.keyring), "extra_routes": extra(self.rounds), **options}
+        self.app = App(self.rounds, spool=self.spool, admit=told, **options)
 
     def next_number(self):
         """The number of the next round."""

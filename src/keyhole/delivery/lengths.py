@@ -1,7 +1,8 @@
 """Lengths: what one client receives and sends in a round, by way, in exact bytes.
 
 Counted are slices, keys and the messages of a protocol, as the modules of `private/` make them.
-HTTP and TLS around them, and the terms that a client fetches first, are not.
+HTTP and TLS around them, the terms that a client fetches first, and the four bytes an answer by
+which a relay packs many into one body, are not.
 """
 
 from __future__ import annotations

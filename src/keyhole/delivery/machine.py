@@ -36,32 +36,31 @@ class Machine:
         enclave_scan: of the table, read for one key under a mask.
         seal_seconds: for sealing a request and opening its answer, at a client.
         open_seconds: for opening a request and sealing its answer, at a gateway.
-        forward_seconds: for passing on a request and its answer, at a relay. Not calibrated: an
-            estimate, that of two small requests of our service (benchmarks/results/slices.json).
+        forward_seconds: for mixing a request and its answer with others, at a relay.
         quote_seconds: for checking what an enclave shows. Not calibrated: dcap-qvl took 10.8 ms for
             a genuine TDX quote.
         pass_queries: queries that are answered in one pass over a table.
     """
 
-    gather: float = 6.5e9
-    hash: float = 0.75e9
-    tag_seconds: float = 1.0e-6
+    gather: float = 6e9
+    hash: float = 2e9
+    tag_seconds: float = 1.7e-6
     aes: float = 6.5e9
-    scan: float = 23e9
-    scan_many: float = 195e9
+    scan: float = 22e9
+    scan_many: float = 170e9
     scan_buckets: float = 18e9
-    scan_buckets_many: float = 115e9
-    expand: float = 1.0e9
-    share_seconds: float = 2.5e-6
-    opening: float = 0.32e9
-    lwe_answer: float = 7.7e9
-    lwe_answer_many: float = 16e9
-    lwe_hint: float = 16.5e6
-    lwe_products: float = 7.5e9
+    scan_buckets_many: float = 110e9
+    expand: float = 1e9
+    share_seconds: float = 2.8e-6
+    opening: float = 0.5e9
+    lwe_answer: float = 14e9
+    lwe_answer_many: float = 20e9
+    lwe_hint: float = 15e6
+    lwe_products: float = 9e9
     enclave_scan: float = 45e9
-    seal_seconds: float = 300e-6
-    open_seconds: float = 210e-6
-    forward_seconds: float = 300e-6
+    seal_seconds: float = 280e-6
+    open_seconds: float = 200e-6
+    forward_seconds: float = 0.5e-6
     quote_seconds: float = 10.8e-3
     pass_queries: int = 32
 

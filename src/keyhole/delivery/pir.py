@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 from keyhole.delivery.leakage import Learned
 from keyhole.delivery.names import DeliveryName
@@ -12,7 +13,7 @@ from keyhole.delivery.private_way import PrivateTable, Traffic
 from keyhole.private.pir import chor, one_server, two_server
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.retrieval import Answerer, Asker, Retrieved
-from keyhole.private.pir.terms import Scheme, name_of_round
+from keyhole.private.pir.terms import Scheme, Terms, name_of_round
 from keyhole.types import ClientId, KeyArray
 
 __all__ = ["Pir"]
@@ -22,6 +23,12 @@ _WAYS: Mapping[Scheme, DeliveryName] = {
     "chor": "pir-chor",
     "one-server": "pir-one-server",
 }
+_SCHEMES: Mapping[Scheme, ModuleType] = {
+    "two-server": two_server,
+    "chor": chor,
+    "one-server": one_server,
+}
+_MOST_HELD = 512 << 20  # bytes of messages of all clients that are answered together
 
 
 @dataclass(frozen=True)
@@ -42,19 +49,20 @@ class Pir:
     def retrieve(
         self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], traffic: Traffic
     ) -> Mapping[ClientId, Retrieved]:
-        """All clients ask; each server answers all of them in one pass over its table."""
+        """Clients ask; each server answers many of them in one pass over its table."""
         asker, servers, hint_bytes = self._open(table)
-        questions = {client: asker.ask(keys) for client, keys in wanted.items()}
-        sent = {client: question.messages() for client, question in questions.items()}
-        replies = [
-            server.answer_many([messages[place] for messages in sent.values()])
-            for place, server in enumerate(servers)
-        ]
-        found = {}
-        for at, (client, question) in enumerate(questions.items()):
-            mine = [answers[at] for answers in replies]
-            traffic.add(client, sum(map(len, mine)) + hint_bytes, sum(map(len, sent[client])))
-            found[client] = question.open(mine)
+        found: dict[ClientId, Retrieved] = {}
+        for some in _groups(list(wanted), asker.terms):
+            questions = {client: asker.ask(wanted[client]) for client in some}
+            sent = {client: question.messages() for client, question in questions.items()}
+            replies = [
+                server.answer_many([messages[place] for messages in sent.values()])
+                for place, server in enumerate(servers)
+            ]
+            for at, (client, question) in enumerate(questions.items()):
+                mine = [answers[at] for answers in replies]
+                traffic.add(client, sum(map(len, mine)) + hint_bytes, sum(map(len, sent[client])))
+                found[client] = question.open(mine)
         return found
 
     def _open(self, table: PrivateTable) -> tuple[Asker, list[Answerer], int]:
@@ -71,3 +79,10 @@ class Pir:
         terms = two_server.terms_of(database, table.most_keys)
         both = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
         return two_server.TwoServerAsker(terms), [*both], 0
+
+
+def _groups(clients: Sequence[ClientId], terms: Terms) -> Iterator[Sequence[ClientId]]:
+    """Clients whose messages fit into memory together; one at the least."""
+    scheme = _SCHEMES[terms.scheme]
+    size = max(1, _MOST_HELD // (2 * (scheme.query_bytes(terms) + scheme.reply_bytes(terms))))
+    return (clients[start : start + size] for start in range(0, len(clients), size))

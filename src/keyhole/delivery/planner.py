@@ -67,7 +67,7 @@ def satisfies(price: Price, trust: Trust) -> bool:
         return True
     if trust == "unlinked":
         return not any(party.keys and party.whose for party in learned)
-    return not any(party.keys and party.whose for party in learned)
+    return not any(party.keys for party in learned)
 
 
 def best(prices: Iterable[Price], trust: Trust = "open") -> Price:

@@ -72,7 +72,9 @@ class Prg:
 
     def fill(self, out: NDArray[np.uint8]) -> None:
         """Writes the next bytes over a contiguous array."""
-        flat = out.data.cast("B")
+        if not out.size:
+            return
+        flat = out.data.cast("B")  # refuses what is not contiguous
         zeros = bytes(min(_CHUNK, len(flat)))
         for start in range(0, len(flat), _CHUNK):
             piece = flat[start : start + _CHUNK]

@@ -10,6 +10,7 @@ import pytest
 
 from keyhole.private.pir.lwe import BLOCK, add_product, public_matrix
 from keyhole.private.pir.lwe_noise import draw_errors, thresholds
+from keyhole.private.pir.lwe_queries import Opening, encrypt
 from keyhole.private.pir.lwe_shape import LweShape, failure_of_byte, most_columns
 from keyhole.private.prg import Prg
 
@@ -89,12 +90,23 @@ def test_the_table_is_sub_gaussian_with_its_sigma():
         assert moment <= exp(t * t * SIGMA**2 / 2) * (1 + 1e-9)
 
 
+class Chosen:
+    """A source of words that no seed would ever give: the rarest errors have 2^-63."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def fill(self, out):
+        out.view("<i8").ravel()[:] = self.words
+
+
 def test_errors_are_what_the_table_says_of_their_words():
     lowest, steps = thresholds()
-    errors = draw_errors(Prg(bytes(16)), (3, 1001))
-    words = np.frombuffer(Prg(bytes(16)).bytes(8 * 3003), "<i8")
+    words = np.frombuffer(Prg(bytes(16)).bytes(8 * 1000), "<i8")
+    words = np.concatenate([words, steps, steps - 1, [-(2**63), 2**63 - 1]])
     expected = lowest + np.searchsorted(steps, words, side="right")
-    np.testing.assert_array_equal(errors.ravel(), expected)
+    np.testing.assert_array_equal(draw_errors(Chosen(words), words.shape), expected)
+    assert (expected.min(), expected.max()) == (-59, 59)
 
 
 def test_errors_have_the_frequencies_of_the_discrete_gaussian():
@@ -110,6 +122,38 @@ def test_errors_have_the_frequencies_of_the_discrete_gaussian():
     assert np.sum((seen - expected) ** 2 / expected) < 100
     assert abs(errors.std() - SIGMA) < 5 * SIGMA / np.sqrt(2 * len(errors))
     assert abs(errors.mean()) < 5 * SIGMA / np.sqrt(len(errors))
+
+
+# Queries
+
+
+def test_a_query_is_a_times_secret_and_a_new_error_in_every_word_and_one_column():
+    """All of it taken away again but the errors, over two blocks of the public matrix."""
+    length, columns = BLOCK + 500, np.array([0, BLOCK, 7])
+    queries, opening = encrypt(columns, length, bytes(16), Prg(b"queries         "))
+    matrix = np.concatenate(list(public_matrix(bytes(16), length)), axis=1)
+    masks = opening.secrets.astype(np.uint64) @ matrix.astype(np.uint64)
+    errors = queries - masks.astype(np.uint32)
+    errors[np.arange(3), columns] -= np.uint32(2**24)
+    errors = errors.view(np.int32)
+    assert np.abs(errors).max() < 6 * SIGMA
+    assert np.abs(errors.std(axis=1) - SIGMA).max() < 5 * SIGMA / np.sqrt(2 * length)
+    assert np.abs(np.corrcoef(errors) - np.eye(3)).max() < 5 / np.sqrt(length)
+    np.testing.assert_array_equal(opening.errors.view(np.int32), errors.sum(axis=1))
+    assert len(np.unique(opening.secrets)) > 3 * 1024 - 3
+
+
+def test_what_the_errors_add_to_all_bytes_is_taken_away():
+    """128 times a sum of errors that alone would be beyond the budget of 2^23."""
+    columns = np.arange(256, dtype=np.uint32).reshape(1, 1, 256) << np.uint32(24)
+    for total in (-100_000, 100_000):
+        sums = np.array([total], np.int32).view(np.uint32)
+        opening = Opening(np.zeros((1, 1024), np.uint32), sums)
+        rows, hint = columns + np.uint32(128) * sums, np.zeros((1, 1024, 256), np.uint32)
+        for noise in (0, 2**23 - 1, -(2**23)):
+            noisy = rows + np.array([noise], np.int32).view(np.uint32)
+            found = opening.decode(noisy, np.array([0]), hint)
+            np.testing.assert_array_equal(found[0], np.arange(256))
 
 
 # Noise

@@ -71,7 +71,9 @@ def pair(directory, roles=TWO, other_directory=None, second=None, wrap=Recorder,
         settings: of private retrieval at both.
     """
     with ExitStack() as stack:
-        service = Service(directory, PirSettings(roles[0], **settings))
+        service = Service(
+            directory, lambda rounds: [pir_routes(rounds, PirSettings(roles[0], **settings))]
+        )
         stack.enter_context(service.publisher)
         stack.callback(service.rounds.close)
         apps = [service.app]

@@ -1,6 +1,6 @@
 """A gateway, a relay and devices behind it, all on loopback in this process."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from keyhole.private.oblivious.key_config import GatewayKey
 from keyhole.serving.device.client import Client
@@ -19,27 +19,35 @@ SETTINGS = {"keys_per_client": {"word": 4, "neuron": 3}}
 MOST_ANSWER = 1 << 26
 
 
-def line_to(url, token=None, **options):
-    return GatewayLine(Client(url, retry=Retry(attempts=1), **options), token, MOST_ANSWER)
-
-
-def client_of(url, attempts=3):
-    """A device's client that does not wait between attempts."""
-    return Client(url, retry=Retry(attempts=attempts, seed=0), clock=Clock(sleep=lambda _: None))
+def line_to(stack, url, token=None):
+    """A line of a relay, closed with the stack."""
+    line = GatewayLine(Client(url, retry=Retry(attempts=1)), token, MOST_ANSWER)
+    return stack.enter_context(closing(line))
 
 
 class Relayed:
     """What a test sees: `gateway` and `relay` record what arrives at them."""
 
-    def __init__(self, directory, key=None, **options):
+    def __init__(self, directory, stack, key=None, **options):
+        self.stack = stack
         self.service = Service(directory)
         self.key = key or GatewayKey.fresh()
         routes = gateway_routes(self.service.rounds, [self.key])
         self.service.app = App(self.service.rounds, extra_routes=[routes], **options)
         self.gateway = Recorder(self.service.app)
 
-    def fetch(self, **options):
-        return RelayedFetch(client_of(self.url), **options)
+    def client(self, url=None):
+        """A device's client of the relay, or of another; it does not wait between attempts."""
+        clock = Clock(sleep=lambda _: None)
+        made = Client(url or self.url, retry=Retry(attempts=3, seed=0), clock=clock)
+        return self.stack.enter_context(closing(made))
+
+    def device(self, url=None, **options):
+        made = self.service.device(url, **{"token": None, **options})
+        return self.stack.enter_context(closing(made))
+
+    def fetch(self, url=None, **options):
+        return RelayedFetch(self.client(url), **options)
 
     def publish(self, **options):
         """A new round; returns its state, and its identifier."""
@@ -49,11 +57,13 @@ class Relayed:
 
 @contextmanager
 def relayed(directory, mix=None, token=None, **options):
-    made = Relayed(directory, **options)
-    service = made.service
-    with service.publisher, serving(made.gateway) as service.url:
-        app = RelayApp(line_to(service.url, token), mix=mix or Mix(seconds=0.0))
+    with ExitStack() as stack:
+        made = Relayed(directory, stack, **options)
+        service = made.service
+        stack.callback(service.rounds.close)
+        stack.enter_context(service.publisher)
+        service.url = stack.enter_context(serving(made.gateway))
+        app = RelayApp(line_to(stack, service.url, token), mix=mix or Mix(seconds=0.0))
         made.relay = Recorder(app)
-        with serving(made.relay) as made.url:
-            yield made
-    service.rounds.close()
+        made.url = stack.enter_context(serving(made.relay))
+        yield made

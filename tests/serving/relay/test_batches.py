@@ -14,9 +14,9 @@ from keyhole.serving.relay.batches import (
 
 
 def test_the_bytes_of_a_batch_are_those_of_the_wire_page():
-    assert encode_requests([b"abc", b"xyz"]) == b"KHB1" b"\3\0\0\0" b"abcxyz"
+    assert encode_requests([b"abc", b"xyz"]) == b"KHB1\3\0\0\0abcxyz"
     answers = [b"abcd", b"", b"x"]
-    encoded = b"KHB2" b"\3\0\0\0" b"\4\0\0\0\0\0\0\0\1\0\0\0" b"abcdx"
+    encoded = b"KHB2\3\0\0\0\4\0\0\0\0\0\0\0\1\0\0\0abcdx"
     assert encode_answers(answers) == encoded
     assert decode_answers(encoded, 3) == answers
 

@@ -26,38 +26,21 @@ from tests.serving.in_process import NOW, RING, SHAPE, WORD_TABLE, Service
 KEY = GatewayKey.fresh(1)
 
 
-class Late:
-    """Routes of rounds that are there once the service is."""
-
-    def __init__(self, **settings):
-        extra = [lambda guards: gateway_routes(self.service.rounds, [KEY])(guards)]
-        self.rounds = None
-        self.service = _Holder()
-        self.service = Service(extra_routes=[self._make], **settings)
-
-    def _make(self, guards):
-        return gateway_routes(_Rounds(self), [KEY])(guards)
-
-
-class _Holder:
-    rounds = None
-
-
-class _Rounds:
-    """The rounds of a service that is being made."""
-
-    def __init__(self, late):
-        self._late = late
+class Later:
+    """The rounds of a service that is only being made."""
 
     def current(self):
-        return self._late.service.rounds.current()
+        return self.rounds.current()
 
     def hold(self, round_id):
-        return self._late.service.rounds.hold(round_id)
+        return self.rounds.hold(round_id)
 
 
 def made(**settings):
-    return Late(**settings).service
+    later = Later()
+    service = Service(extra_routes=[gateway_routes(later, [KEY])], **settings)
+    later.rounds = service.rounds
+    return service
 
 
 def path_of(service, key, table=WORD_TABLE, round_id=None):
@@ -69,7 +52,9 @@ def sealed(path, method=b"GET", length=120):
 
 
 def post(service, body, kind=REQUESTS_TYPE, **headers):
-    return service.ask("POST", "/v1/gateway", content=body, headers={"content-type": kind, **headers})
+    return service.ask(
+        "POST", "/v1/gateway", content=body, headers={"content-type": kind, **headers}
+    )
 
 
 def ask(service, *paths):
@@ -122,8 +107,10 @@ def test_a_single_request_that_does_not_open_gets_one_and_the_same_problem():
     foreign = seal_request(GatewayKey.fresh(1).config, b"")[0]
     unknown = b"\x09" + good[1:]
     bad = [b"", good[:-1], good[:54], foreign, unknown, good[:7] + bytes(32) + good[39:]]
-    seen = {(got.status_code, got.headers["content-type"], got.content)
-            for got in (post(service, body, REQUEST_TYPE) for body in bad)}
+    seen = {
+        (got.status_code, got.headers["content-type"], got.content)
+        for got in (post(service, body, REQUEST_TYPE) for body in bad)
+    }
     assert seen == {(400, "application/problem+json", PROBLEM)}
     assert service.round.tables[WORD_TABLE].fetches == 0
 
@@ -153,7 +140,7 @@ def test_what_is_refused_inside_shows_no_key_and_has_the_length_of_its_table():
     for response in found[1:]:
         facts = json.loads(response.content)["error"]
         assert facts.keys() == SHAPE
-    service.rounds.remove(service.round.id)
+    service.rounds.removed.add(service.round.id)
     (gone,), _ = ask(service, path_of(service, 1))
     assert gone.status == 410
 
@@ -202,7 +189,10 @@ def test_batches_have_limits():
     assert post(small, bytes(1001)).status_code == 413
     two = encode_requests([sealed(path_of(small, key))[0] for key in range(2)])
     wide = made(limits=Limits(most_answer=100))
-    assert post(wide, encode_requests([sealed(path_of(wide, k))[0] for k in range(9)])).status_code == 413
+    assert (
+        post(wide, encode_requests([sealed(path_of(wide, k))[0] for k in range(9)])).status_code
+        == 413
+    )
     assert len(two) < 1000
 
 

@@ -43,7 +43,7 @@ def test_clients_are_mixed_in_one_batch_and_get_their_own_answers():
     answers, gateway = run(Mix(LONG, 3), *clients, prg=Prg(bytes(16)))
     assert answers == [[b"to " + one for one in client] for client in clients]
     (batch,) = gateway.batches
-    assert sorted(batch) == sorted(sum(clients, []))
+    assert sorted(batch) == sorted(one for client in clients for one in client)
     changes = sum(a[0] != b[0] for a, b in pairwise(batch))
     assert changes > 20  # one client after the other would give 2
 

@@ -54,7 +54,8 @@ class Channel:
         """
         head = _HEAD.pack(kind, len(body))
         self._end.settimeout(within)
-        for piece in (head, body):
+        # Nothing is not sent: whoever has the head of STOP may be gone by then.
+        for piece in (head, body) if body else (head,):
             self._end.sendall(piece)
             self._show(piece)
 
@@ -95,5 +96,5 @@ class Channel:
         return whole
 
     def _show(self, piece: bytes | bytearray | memoryview) -> None:
-        if self._watch and len(piece):
+        if self._watch and piece:
             self._watch(bytes(piece))

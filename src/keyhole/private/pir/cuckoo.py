@@ -26,7 +26,7 @@ __all__ = ["BatchShape", "Placement", "batch_shape", "place"]
 
 _FEW_KEYS = 8  # with as many, whole queries cost a server hardly more than buckets
 _FEW_READS = 1 << 17  # rows: a server adds up as many in some milliseconds
-_MANY_KEYS = 100  # from here on a matching misses at most one key, if any
+_MANY_KEYS = 100  # from here on hardly a key is left over
 _MOST_KEYS = 2**31 - 1  # of a table with buckets: members are 32 bits
 
 
@@ -50,9 +50,14 @@ def batch_shape(most_keys: int, num_keys: int) -> BatchShape:
     on the wire, and nothing fails. Else there are 1.3 m buckets and a stash; below 100 keys two
     buckets and a stash query more, since a few keys that crowd each other weigh more there.
 
-    Measured for uniform keys, fraction of clients:
+    Measured, as a fraction of 2 to 4 million clients with uniform keys:
 
-        SHAPES
+        m                       9      20     30     50     70     99      100
+        buckets, stash          14, 2  28, 2  41, 2  67, 2  93, 2  131, 2  130, 1
+        a key in no bucket      1e-3   1e-3   7e-4   2e-4   3e-5   5e-6    1e-5
+        more than the stash     0      4e-6   5e-6   2e-6   1e-6   5e-7    2e-6
+
+    For m = 150 to 1000 no key was left over in 5 to 33 x 10^4 clients. That proves no more.
 
     Args:
         most_keys: m.

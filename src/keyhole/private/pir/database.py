@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ _LINE = 64  # bytes: rows of the same cache lines on every run
 
 
 def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The tags of slices: BLAKE2b-128 over round, key and slice.
+    """The tags of slices: the first 16 bytes of SHA-256 over round, key and slice.
 
     A tag shows a client that what it opened is what the database of this round holds under its key.
     It is no secret and no signature: a server that answers from a table of its own makes the tags
@@ -45,13 +45,13 @@ def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray
     length, flat = records.shape[1], np.ascontiguousarray(records).reshape(-1).data
     tags = bytearray(TAG_BYTES * len(records))
     # What all slices of a round share is hashed once.
-    start = blake2b(round, digest_size=TAG_BYTES, person=b"keyhole-slice")
+    start = sha256(b"keyhole-slice" + round)
     names = keys.astype("<u8").tobytes()
     for i in range(len(records)):
         state = start.copy()
         state.update(names[_WORD * i : _WORD * (i + 1)])
         state.update(flat[length * i : length * (i + 1)])
-        tags[TAG_BYTES * i : TAG_BYTES * (i + 1)] = state.digest()
+        tags[TAG_BYTES * i : TAG_BYTES * (i + 1)] = state.digest()[:TAG_BYTES]
     return np.frombuffer(tags, np.uint8).reshape(len(records), TAG_BYTES)
 
 

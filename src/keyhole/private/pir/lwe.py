@@ -30,7 +30,8 @@ BLOCK = 2048
 
 
 def matrix_seed(round: bytes, shape: LweShape) -> bytes:
-    """The public seed of the matrix of a round and a shape: nobody can choose the matrix freely."""
+    """The public seed of the matrix: a hash of the round and the shape, so that whoever names
+    rounds can draw matrices but not make one."""
     facts = struct.pack("<QQQ", shape.num_keys, shape.record_bytes, shape.most_keys)
     return blake2b(round + facts, digest_size=SEED_BYTES, person=b"keyhole-lwe").digest()
 

@@ -8,6 +8,8 @@ that it did not know. An observer of both servers is not covered.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -107,14 +109,21 @@ def _scan(
     seen = np.empty(0, np.int64) if visits is None else visits
     if visits is not None and visits.shape != (len(rows),):
         raise _misfit(f"visits {visits.shape}")
-    ids = np.ascontiguousarray(ids)
+    rows, ids, bits = (_read_only(each) for each in (rows, ids, bits))
     out = np.zeros((*bits.shape[:2], rows.shape[1]), np.uint64)
     if len(bits) >= _MANY:
         fold_many(rows, ids, size, _words(bits), out, seen)
         return out
-    for query, answer in zip(np.ascontiguousarray(bits), out, strict=True):
+    for query, answer in zip(bits, out, strict=True):
         fold_few(rows, ids, size, query, answer, seen)
     return out
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A view that is contiguous and read-only: kernels are compiled once, for such arrays."""
+    view = np.ascontiguousarray(array).view()
+    view.setflags(write=False)
+    return view
 
 
 def _words(bits: NDArray[np.uint8]) -> NDArray[np.uint32]:
@@ -123,7 +132,7 @@ def _words(bits: NDArray[np.uint8]) -> NDArray[np.uint32]:
     blocks = -(-count * 8 // BLOCK)
     padded = np.zeros((queries, buckets, blocks * BLOCK // 8), np.uint8)
     padded[..., :count] = bits
-    return np.ascontiguousarray(padded.view("<u4").transpose(1, 2, 0).astype(np.uint32, copy=False))
+    return np.ascontiguousarray(padded.view("<u4").transpose(1, 2, 0), np.uint32)
 
 
 def _misfit(got: str) -> ShapeError:

@@ -46,6 +46,11 @@ class GatewayLine:
         self._used = self._asked = -1e9
         self._configs = b""
 
+    def close(self) -> None:
+        """Closes the connection, once what is under way is over."""
+        self._pool.shutdown()
+        self._client.close()
+
     async def forward(self, sealed: list[bytes]) -> list[bytes]:
         """Returns the answer to each request, empty where the gateway could not open it.
 

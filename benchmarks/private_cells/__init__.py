@@ -1,0 +1,1 @@
+"""The parts of `private_select.py`, one for each thing that is measured."""

@@ -1,0 +1,131 @@
+"""Whole requests of clients at two servers: bytes, and CPU time of either side."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from harness import Goal
+from keyhole.private.pir.two_server import TwoServer, TwoServerAsker, terms_of
+from keyhole.serving.wire import Ask, encode_query
+from private_cells.tables import Table
+
+TURNS, TOGETHER = 9, 16
+BYTES_GOAL = 2.8  # times the bytes in the clear
+CLIENT_GOAL = 10.0  # ms
+SERVER_GOALS = {(10**5, 1000): 46.0, (10**6, 1000): 600.0}  # ms, of the prototype
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One table and one number of keys; CPU times in ms are medians over clients.
+
+    Args:
+        num_keys: K.
+        keys_per_client: m.
+        up: bytes to both servers.
+        down: bytes from both servers.
+        clear: bytes of the plain slice query and its slices.
+        ask: ms of the client until it sends.
+        open: ms of the client with the replies.
+        server: ms of one server for one client.
+        server_together: ms of one server for each of 16 clients in one pass.
+        first: ms of one server for its first client, which finds the buckets.
+    """
+
+    num_keys: int
+    keys_per_client: int
+    up: int
+    down: int
+    clear: int
+    ask: float
+    open: float
+    server: float
+    server_together: float
+    first: float
+
+    def goals(self) -> list[Goal]:
+        where = f"K={self.num_keys} m={self.keys_per_client}"
+        total, client = self.up + self.down, self.ask + self.open
+        goals = [
+            Goal(
+                f"{BYTES_GOAL} x clear over two-server bytes {where}",
+                BYTES_GOAL * self.clear / total,
+                1,
+            ),
+            Goal(f"{CLIENT_GOAL:.0f} ms over client work {where}", CLIENT_GOAL / client, 1),
+        ]
+        bound = SERVER_GOALS.get((self.num_keys, self.keys_per_client))
+        if bound:
+            goals.append(Goal(f"{bound:.0f} ms over server work {where}", bound / self.server, 1))
+        return goals
+
+    def __str__(self) -> str:
+        return (
+            f"client K={self.num_keys:.0e} m={self.keys_per_client}: {self.up} bytes up,"
+            f" {self.down} down, {(self.up + self.down) / self.clear:.3f} x clear; client"
+            f" {self.ask:.2f} + {self.open:.2f} ms; server {self.server:.1f} ms,"
+            f" {self.server_together:.1f} of {TOGETHER} together (first one {self.first:.1f})"
+        )
+
+
+def measure_clients(table: Table, keys_per_client: int) -> Cell:
+    """Clients one after the other, then some in one pass; every slice is compared."""
+    terms = terms_of(table.database, keys_per_client)
+    servers = [TwoServer(table.database, terms, server) for server in (0, 1)]
+    asker, rng = TwoServerAsker(terms), np.random.default_rng(2)
+    asks, opens, answers, firsts = [], [], [], []
+    for turn in range(TURNS + 1):  # the first one compiles and finds the buckets
+        keys = rng.choice(table.database.num_keys, keys_per_client, replace=False)
+        messages, ask = timed(lambda keys=keys: asker.ask(keys))
+        question, messages = messages, messages.messages()
+        replies = []
+        for server, message in zip(servers, messages, strict=True):
+            (reply,), spent = timed(lambda s=server, m=message: s.answer_many([m]))
+            replies.append(reply)
+            (answers if turn else firsts).append(spent)
+        found, opened = timed(lambda q=question, r=replies: q.open(r))
+        if not np.array_equal(found.records, table.records[keys]):
+            raise SystemExit("a client found other slices than it asked for")
+        if turn:
+            asks.append(ask)
+            opens.append(opened)
+    return Cell(
+        terms.num_keys,
+        keys_per_client,
+        sum(map(len, messages)),
+        sum(map(len, replies)),
+        len(encode_query([Ask(0, keys, None)])) + keys_per_client * terms.record_bytes,
+        statistics.median(asks),
+        statistics.median(opens),
+        statistics.median(answers),
+        _measure_together(asker, servers[0], rng),
+        max(firsts),
+    )
+
+
+def _measure_together(asker: TwoServerAsker, server: TwoServer, rng: np.random.Generator) -> float:
+    """ms of a server for each of some clients in one pass."""
+    spent = []
+    for _ in range(4):  # the first one compiles
+        keys = [
+            rng.choice(asker.terms.num_keys, asker.terms.most_keys, replace=False)
+            for _ in range(TOGETHER)
+        ]
+        messages = [asker.ask(some).messages()[0] for some in keys]
+        spent.append(timed(lambda m=messages: server.answer_many(m))[1])
+    return statistics.median(spent[1:]) / TOGETHER
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What a call returns, and its CPU time in ms."""
+    start = time.process_time()
+    result = work()
+    return result, 1e3 * (time.process_time() - start)

@@ -1,0 +1,63 @@
+"""One query over 262,144 entries of 64 bytes: the shape for which others publish a number."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness import Goal
+from keyhole.private.pir.two_server import TwoServer, TwoServerAsker, terms_of
+from private_cells.clients import timed
+from private_cells.tables import make_table
+
+ENTRIES, ENTRY_BYTES, TURNS = 262_144, 64, 60
+PUBLISHED = 13.0  # queries/s of one thread: Google's library, in the README of GPU-DPF
+AHEAD = 10.0  # times
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All that one server does for a query: checking, expanding, scanning, sealing.
+
+    Args:
+        entries: K.
+        entry_bytes: of a slice, without its tag.
+        per_second: queries of one thread in a CPU-second.
+        published: of Google's DPF library, on another machine.
+    """
+
+    entries: int
+    entry_bytes: int
+    per_second: float
+    published: float
+
+    def goals(self) -> list[Goal]:
+        return [Goal("queries/s over 13 published", self.per_second / self.published, AHEAD)]
+
+    def __str__(self) -> str:
+        return (
+            f"small  {self.entries} entries of {self.entry_bytes} bytes:"
+            f" {self.per_second:.0f} queries/s of one thread; published {self.published:.0f}"
+        )
+
+
+def measure_small() -> Cell:
+    """Fresh queries one after the other; each is opened and compared."""
+    table = make_table(ENTRIES, ENTRY_BYTES)
+    terms = terms_of(table.database, 1)
+    servers = [TwoServer(table.database, terms, server) for server in (0, 1)]
+    asker, rng, spent = TwoServerAsker(terms), np.random.default_rng(4), []
+    for turn in range(TURNS):
+        key = rng.integers(0, ENTRIES, 1)
+        question = asker.ask(key)
+        replies = []
+        for server, message in zip(servers, question.messages(), strict=True):
+            (reply,), ms = timed(lambda s=server, m=message: s.answer_many([m]))
+            replies.append(reply)
+            if turn:  # the first one compiles
+                spent.append(ms)
+        if not np.array_equal(question.open(replies).records, table.records[key]):
+            raise SystemExit("a client found another slice than it asked for")
+    return Cell(ENTRIES, ENTRY_BYTES, 1e3 / statistics.median(spent), PUBLISHED)

@@ -1,0 +1,49 @@
+"""Tables of random slices, and the memory that they are copied to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.private.pir.database import Database
+from keyhole.private.pir.terms import name_of_round
+
+RECORD = 2048  # bytes of a slice
+_PIECE = 1 << 16  # slices drawn at a time
+
+
+@dataclass(frozen=True)
+class Table:
+    """A database and how long it took to make.
+
+    Args:
+        database: the slices with their tags.
+        build_cpu: seconds.
+    """
+
+    database: Database
+    build_cpu: float
+
+    @property
+    def records(self) -> np.ndarray:
+        """(K, record_bytes), without copying them."""
+        return self.database.rows.view(np.uint8)[:, : self.database.record_bytes]
+
+    @property
+    def gigabytes(self) -> float:
+        """What a scan passes over: slices and tags."""
+        return self.database.rows.nbytes / 1e9
+
+
+def make_table(num_keys: int, record_bytes: int = RECORD) -> Table:
+    """Random slices; what they were made from is gone when this returns."""
+    rng = np.random.default_rng(num_keys)
+    records = np.empty((num_keys, record_bytes), np.uint8)
+    for start in range(0, num_keys, _PIECE):
+        piece = records[start : start + _PIECE]
+        piece[:] = np.frombuffer(rng.bytes(piece.size), np.uint8).reshape(piece.shape)
+    start_cpu = time.process_time()
+    database = Database.of(name_of_round("benchmark"), records)
+    return Table(database, time.process_time() - start_cpu)

@@ -1,0 +1,64 @@
+"""Private select against memcpy, against the clear, and beside published figures.
+
+Slices of 2 KB, K = 10^4 to 10^6 keys, clients that ask for m = 100 or 1000 of them. All times are
+CPU times of one thread, medians; contestants take turns.
+
+* scan: all slices and tags of a table, XORed as one query or 32 or 128 in one pass say. The ratio
+  is the CPU time of memcpy of the same bytes over that of one query.
+* client: whole requests at two servers, from keys to checked slices. Bytes are lengths of messages;
+  in the clear they are the plain query and the slices themselves. A server's time is that for one
+  client: its share is expanded, every bucket and the stash are scanned, the reply is sealed.
+* LWE: the answer of one server to one key.
+* small: the shape of a published figure. Published figures come from other machines.
+
+K = 10^6 takes 2 GB for the table and 2 GB that it is copied to.
+
+    python benchmarks/private_select.py --check
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from harness import finish, machine_facts, parser, progress
+from private_cells.clients import measure_clients
+from private_cells.lattice import measure_answers
+from private_cells.scans import measure_scans
+from private_cells.small import measure_small
+from private_cells.tables import make_table
+
+SIZES = (10**4, 10**5, 10**6)
+KEYS_PER_CLIENT = (100, 1000)
+RESULTS = Path(__file__).parent / "results" / "private_select.json"
+
+
+def measure_size(num_keys: int) -> list[object]:
+    """Everything that is measured over one table, which is gone afterwards."""
+    progress(f"K={num_keys}: making slices")
+    table = make_table(num_keys)
+    cells: list[object] = []
+    for work in (measure_scans, measure_answers):
+        cells.append(work(table))
+        print(cells[-1], flush=True)
+    for keys_per_client in KEYS_PER_CLIENT:
+        cells.append(measure_clients(table, keys_per_client))
+        print(cells[-1], flush=True)
+    return cells
+
+
+def main() -> int:
+    flags = parser((__doc__ or "").splitlines()[0], RESULTS).parse_args()
+    print(machine_facts())
+    cells: list[object] = [measure_small()]
+    print(cells[0], flush=True)
+    for num_keys in SIZES[:1] if flags.quick else SIZES:
+        cells += measure_size(num_keys)
+    goals = [goal for cell in cells for goal in cell.goals()]  # type: ignore[attr-defined]
+    for goal in goals:
+        print(f"{'met   ' if goal.is_met() else 'MISSED'}  {goal}")
+    return finish(flags, "private_select", cells, goals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

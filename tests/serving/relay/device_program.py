@@ -1,0 +1,42 @@
+"""A device as a program of its own, which speaks from 127.0.0.2.
+
+python device_program.py SERVICE_URL RELAY_URL|- TOKEN KEYS...
+
+Takes part in one round, through the relay if there is one; its update is a tenth of what it got.
+"""
+
+import socket
+import sys
+
+connect = socket.create_connection
+
+
+def from_another_address(address, timeout=None, source_address=None, **options):
+    return connect(address, timeout, ("127.0.0.2", 0), **options)
+
+
+socket.create_connection = from_another_address  # http.client takes it when it connects
+
+from keyhole import tree  # noqa: E402
+from keyhole.serving.device.client import Client  # noqa: E402
+from keyhole.serving.device.device import Device  # noqa: E402
+from keyhole.serving.device.participation import Participant, take_part  # noqa: E402
+from keyhole.serving.device.retrying import Retry  # noqa: E402
+from keyhole.serving.relay.relayed_fetch import RelayedFetch  # noqa: E402
+
+
+def main(service, relay, token, *words):
+    retry = Retry(attempts=2, first_wait=0.05)
+    fetch = Device.fetch if relay == "-" else RelayedFetch(Client(relay, retry=retry))
+    participant = Participant(
+        lambda known: {"word": [int(word) for word in words]},
+        lambda known, fetched: tree.map_leaves(lambda leaf: leaf / 10, fetched.model),
+        fetch,
+    )
+    with Device(service, token=token, retry=retry) as device:
+        taken = take_part(device, participant)
+    print(f"round {taken.number}, {taken.keys} keys")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,47 @@
+"""A slice service with a gateway, as a program of its own that notes who connects to it.
+
+python gateway_program.py DIRECTORY TOKEN_KEY GATEWAY_KEY NOTES
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from keyhole.serving.coordinator import Pace, admit
+from keyhole.serving.files.reading import RoundsDirectory
+from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.relay.gateway_keys import load_gateway_keys
+from keyhole.serving.relay.gateway_routes import gateway_routes
+from keyhole.serving.service.access import Access, Keyring
+from keyhole.serving.service.app import App
+from keyhole.serving.service.transport import serving
+
+
+class Noting:
+    """Writes the address, method and path of each request to a file."""
+
+    def __init__(self, app, notes):
+        self.app, self.limits, self.metrics = app, app.limits, app.metrics
+        self.notes = notes.open("a", buffering=1)
+
+    async def __call__(self, scope, receive, send):
+        self.notes.write(f"{scope['client'][0]} {scope['method']} {scope['path']}\n")
+        await self.app(scope, receive, send)
+
+
+def main(directory, token_key, gateway_key, notes):
+    rounds = RoundsDirectory(directory)
+    app = App(
+        rounds,
+        access=Access(Keyring.load(token_key)),
+        spool=UpdateSpool(directory / "updates"),
+        admit=partial(admit, pace=Pace(spread=0.0), uniform=lambda: 0.0),
+        extra_routes=[gateway_routes(rounds, load_gateway_keys(gateway_key))],
+    )
+    with serving(Noting(app, notes)) as url:
+        print(url, flush=True)
+        sys.stdin.read()  # until the test closes it
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
