@@ -1,7 +1,7 @@
 """`keyhole serve --pir` and `keyhole device --delivery`: private retrieval between programs."""
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import httpx
 import pytest
@@ -15,9 +15,12 @@ from keyhole.cli.token import token
 from keyhole.errors import InputError
 from keyhole.private.oblivious.key_config import GatewayKey
 from keyhole.private.pir.terms import Terms
+from keyhole.serving.device.client import Client
 from keyhole.serving.device.device import Device
+from keyhole.serving.device.retrying import Retry
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.pir.pir_fetch import PirFetch
+from keyhole.serving.relay.gateway_line import GatewayLine
 from keyhole.serving.relay.gateway_routes import gateway_routes
 from keyhole.serving.relay.mixing import Mix
 from keyhole.serving.relay.relay import RelayApp
@@ -28,7 +31,6 @@ from keyhole.tasks.experiment import Experiment
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.serving.memory_rounds import MemoryRounds
 from tests.serving.pir.pair import ONE, TWO, pair
-from tests.serving.relay.relayed import line_to
 from tests.serving.service_process import service
 from tests.serving.small_service import random_state, small_service
 
@@ -109,15 +111,23 @@ def services_for(delivery, directory):
     if delivery == "relay":
         key = GatewayKey.fresh()
         with small_service(directory, extra=lambda r: [gateway_routes(r, [key])]) as made:
-            relay = RelayApp(line_to(made.url), mix=Mix(seconds=0.0))
-            with serving(relay) as url:
+            line = GatewayLine(Client(made.url, retry=Retry(attempts=1)), None, 1 << 20)
+            with closing(line), serving(RelayApp(line, mix=Mix(seconds=0.0))) as url:
                 yield made, ["--relay", url]
         return
     with pair(directory, ONE if delivery == "pir-one-server" else TWO) as both:
         yield both.service, ["--second", both.urls[1]] if delivery == "pir" else []
 
 
-@pytest.mark.parametrize("delivery", ["broadcast", "pir", "pir-one-server", "relay"])
+@pytest.mark.parametrize(
+    "delivery",
+    [
+        pytest.param("broadcast", marks=pytest.mark.slow),
+        "pir",
+        pytest.param("pir-one-server", marks=pytest.mark.slow),
+        "relay",
+    ],
+)
 def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
     few_writers, environment, monkeypatch, tmp_path, delivery
 ):

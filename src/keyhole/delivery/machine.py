@@ -1,7 +1,9 @@
 """Machine: how fast one core does what deliveries are made of.
 
 The numbers below are those of `calibration.calibrate` on a 2-core machine of ours (AMD EPYC,
-November 2026), rounded down; where it cannot measure one, the line says where it comes from.
+November 2026), rounded; where it cannot measure one, the line says where it comes from. They hold
+for processes that keep the memory they freed, as the `keyhole` command does: fresh memory costs
+page faults, which can double the time of a server.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ class Machine:
 
     Args:
         gather: copying slices of random keys.
-        hash: BLAKE2b, over slices.
+        hash: SHA-256, of tags and of the checks of frames.
         tag_seconds: for the tag of a slice, beside hashing it.
         aes: AES-128 in counter mode.
         scan: the XOR of the rows of a table that one query selects. It skips half of the rows, so
@@ -28,7 +30,7 @@ class Machine:
         scan_buckets_many: the same for `pass_queries` clients in one pass.
         expand: points a second, to which a server expands the shares of queries.
         share_seconds: for placing a key and sharing its query, at a client.
-        opening: of replies of two servers, that a client adds up; checking tags is `hash`.
+        opening: of replies of two servers, that a client adds up and whose tags it checks.
         lwe_answer: of the table, multiplied with one query.
         lwe_answer_many: the same for `pass_queries` queries in one pass.
         lwe_hint: of the table, multiplied with the public matrix.

@@ -10,6 +10,7 @@ from keyhole.serving.device.participation import Participant, keep_taking_part, 
 from keyhole.serving.device.retrying import Clock
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.pir.pir_fetch import PirFetch
+from keyhole.serving.service.routes import WHOLE_BODY
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.private.pir.mutations import HEAD_BYTES, body_of, flipped, with_body
 from tests.serving.clients import client_of
@@ -54,13 +55,18 @@ def pieces(message):
     return {body[i : i + 8] for i in range(len(body) - 7)}
 
 
+@pytest.mark.parametrize("where", ["before", "within"])
 @pytest.mark.parametrize("kind", [CUT, RESET, HALF_CLOSE, FLIP])
-def test_a_broken_reply_is_asked_for_anew_with_new_secrets(both, proxy, fetch, kind):
+def test_a_broken_reply_is_asked_for_anew_with_new_secrets(both, proxy, fetch, kind, where):
     state = both.service.publish(LAYOUT, settings=SETTINGS)
+    path = f"/v1/rounds/{state.published.id}/tables/0/pir/two-server"
     with both.device() as device:
         proxy.arm()
+        fetch.second.client.get(path, most=1024)
+        terms = proxy.passed
         fetch(device, state.published.id, KEYS)
-        proxy.arm(kind, at=proxy.passed - 5)  # in the reply, which comes last
+        # The reply comes behind the terms, over the same connection.
+        proxy.arm(kind, at=terms if where == "before" else proxy.passed - terms - 5)
         starts = [len(recorder.seen) for recorder in both.recorders]
         found = fetch(device, state.published.id, KEYS)
     assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
@@ -98,6 +104,31 @@ def test_a_server_that_never_gives_a_whole_reply_is_given_up(both, proxy, fetch)
         with pytest.raises(ServiceError, match="no usable answer"):
             fetch(device, state.published.id, KEYS)
     assert all(len(set(m)) == len(m) == 4 for m in questions(both, starts))
+
+
+class Careless(Recorder):
+    """A server whose line damages a few messages on their way in."""
+
+    damages = 2
+
+    async def __call__(self, scope, receive, send):
+        if scope.get("method") == "POST" and "/pir/" in scope["path"] and self.damages:
+            self.damages -= 1
+            scope[WHOLE_BODY] = flipped(scope[WHOLE_BODY], 700)
+        await super().__call__(scope, receive, send)
+
+
+def test_a_message_that_is_refused_is_asked_anew_with_new_secrets(tmp_path):
+    with pair(tmp_path, wrap=Careless) as both, both.device() as device:
+        state = both.service.publish(LAYOUT, settings=SETTINGS)
+        fetch = both.fetch()
+        both.recorders[0].damages = 0
+        with fetch.second:
+            found = fetch(device, state.published.id, KEYS)
+        assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+        sent = [m for messages in questions(both, [0, 0]) for m in messages]
+        assert len(set(sent)) == len(sent) == 6
+        assert both.metric(1, 'keyhole_refused_total{kind="MalformedError"}') == 2
 
 
 class Liar(Recorder):

@@ -1,5 +1,6 @@
 """Looking for bytes in all that a process can read of its own memory."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,11 @@ def found_in_memory(pid, needles):
 
 
 def _readable(pid):
+    """All readable maps but libraries, which nobody writes to, and what the kernel puts there."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        span, access, *rest = line.split()
-        if access.startswith("r") and (rest[-1] if rest else "") not in ("[vvar]", "[vsyscall]"):
+        span, access, _, _, _, *name = line.split(maxsplit=5)
+        path = name[0] if name else ""
+        is_library = "w" not in access and re.search(r"\.so(\.|$)", path)
+        if access.startswith("r") and path not in ("[vvar]", "[vsyscall]") and not is_library:
             start, stop = span.split("-")
             yield int(start, 16), int(stop, 16)

@@ -37,6 +37,13 @@ def both(tmp_path):
         yield made
 
 
+@pytest.fixture(scope="module", autouse=True)
+def http():
+    """One client for all tests: to make one takes longer than to use it."""
+    with httpx.Client() as client:
+        yield client
+
+
 @pytest.fixture
 def stack():
     with ExitStack() as made:
@@ -48,25 +55,25 @@ def sealed(both, key):
     return seal_request(both.key.config, plain)
 
 
-def post(both, body, kind=REQUESTS_TYPE, **headers):
+def post(http, both, body, kind=REQUESTS_TYPE, **headers):
     headers = {"content-type": kind, **headers}
-    return httpx.post(f"{both.url}/v1/relay", content=body, headers=headers)
+    return http.post(f"{both.url}/v1/relay", content=body, headers=headers)
 
 
-def test_a_batch_and_a_single_request_are_answered(both):
+def test_a_batch_and_a_single_request_are_answered(http, both):
     pairs = [sealed(both, key) for key in (0, 5)]
-    got = post(both, encode_requests([request for request, _ in pairs]))
+    got = post(http, both, encode_requests([request for request, _ in pairs]))
     assert (got.status_code, got.headers["content-type"]) == (200, ANSWERS_TYPE)
     for (_, exchange), one in zip(pairs, decode_answers(got.content, 2), strict=True):
         assert decode_response(open_response(exchange, one)).status == 200
     request, exchange = sealed(both, 3)
-    got = post(both, request, REQUEST_TYPE)
+    got = post(http, both, request, REQUEST_TYPE)
     assert (got.status_code, got.headers["content-type"]) == (200, "message/ohttp-res")
     assert decode_response(open_response(exchange, got.content)).status == 200
 
 
-def test_nothing_of_a_clients_head_reaches_the_gateway(both):
-    post(both, encode_requests([sealed(both, 1)[0]]), **TELLING, authorization="Bearer abc")
+def test_nothing_of_a_clients_head_reaches_the_gateway(http, both):
+    post(http, both, encode_requests([sealed(both, 1)[0]]), **TELLING, authorization="Bearer abc")
     (method, path, query, _, headers) = both.gateway.seen[-1]
     assert (method, path, query) == ("POST", "/v1/gateway", b"")
     assert {name for name, _ in headers} == {
@@ -80,17 +87,17 @@ def test_nothing_of_a_clients_head_reaches_the_gateway(both):
     assert not any(value.encode() in told for value in (*TELLING.values(), "abc"))
 
 
-def test_a_single_request_that_does_not_open_gets_the_problem_of_the_rfc(both):
+def test_a_single_request_that_does_not_open_gets_the_problem_of_the_rfc(http, both):
     request = sealed(both, 1)[0]
     for body in (b"", b"x", request[:-1], bytes(len(request))):
-        got = post(both, body, REQUEST_TYPE)
+        got = post(http, both, body, REQUEST_TYPE)
         assert (got.status_code, got.content) == (400, PROBLEM)
         assert got.headers["content-type"] == "application/problem+json"
 
 
-def test_what_cannot_be_a_sealed_request_is_not_forwarded(both):
-    post(both, b"", REQUEST_TYPE)
-    got = post(both, encode_requests([b"short"] * 3))
+def test_what_cannot_be_a_sealed_request_is_not_forwarded(http, both):
+    post(http, both, b"", REQUEST_TYPE)
+    got = post(http, both, encode_requests([b"short"] * 3))
     assert decode_answers(got.content, 3) == [b""] * 3
     assert not both.gateway.bodies("/v1/gateway")
 
@@ -129,9 +136,9 @@ def test_clients_that_come_together_are_forwarded_together(tmp_path):
     ],
     ids=str,
 )
-def test_what_the_relay_refuses_has_the_shape_of_every_error(both, request_, status):
+def test_what_the_relay_refuses_has_the_shape_of_every_error(http, both, request_, status):
     method, path, headers, body = request_
-    got = httpx.request(method, both.url + path, headers=headers, content=body)
+    got = http.request(method, both.url + path, headers=headers, content=body)
     assert got.status_code == status
     assert got.json()["error"].keys() == SHAPE
 
@@ -149,7 +156,7 @@ def test_bodies_are_limited(stack):
         assert asyncio.run(post(body)).status_code == 413
 
 
-def test_a_gateway_that_is_away_is_a_502_and_then_works_again(both, stack):
+def test_a_gateway_that_is_away_is_a_502_and_then_works_again(http, both, stack):
     away = RelayApp(line_to(stack, "http://127.0.0.1:9"), mix=Mix(0.0))
 
     async def post():
@@ -203,28 +210,28 @@ def test_a_batch_is_sent_once_even_if_the_gateway_hangs_up(stack):
         assert len(script.asked) == 1
 
 
-def test_the_relay_passes_on_the_key_configuration(both):
-    got = httpx.get(f"{both.url}/v1/relay/keys")
+def test_the_relay_passes_on_the_key_configuration(http, both):
+    got = http.get(f"{both.url}/v1/relay/keys")
     assert got.headers["content-type"] == "application/ohttp-keys"
-    assert got.content == httpx.get(f"{both.service.url}/v1/gateway/keys").content
-    assert httpx.get(f"{both.url}/readyz").status_code == 200
-    assert "keyhole" in httpx.get(f"{both.url}/metrics").text
+    assert got.content == http.get(f"{both.service.url}/v1/gateway/keys").content
+    assert http.get(f"{both.url}/readyz").status_code == 200
+    assert "keyhole" in http.get(f"{both.url}/metrics").text
 
 
-def test_the_relay_shows_its_own_token_where_reading_takes_one(tmp_path):
+def test_the_relay_shows_its_own_token_where_reading_takes_one(http, tmp_path):
     ring = Keyring((b"k" * 32,))
     token = ring.issue("device", "relay-1", now=time.time(), seconds=600.0)
     access = Access(ring, reads_need_token=True)
     with relayed(tmp_path, token=token, access=access) as both:
         both.state, both.round = both.publish()
-        assert post(both, encode_requests([sealed(both, 1)[0]])).status_code == 200
+        assert post(http, both, encode_requests([sealed(both, 1)[0]])).status_code == 200
 
 
-def test_neither_addresses_nor_sizes_are_logged(both, caplog):
+def test_neither_addresses_nor_sizes_are_logged(http, both, caplog):
     with caplog.at_level(logging.DEBUG):
-        post(both, encode_requests([sealed(both, 1)[0]]))
-        post(both, b"x", REQUEST_TYPE)
-        post(both, b"x")
+        post(http, both, encode_requests([sealed(both, 1)[0]]))
+        post(http, both, b"x", REQUEST_TYPE)
+        post(http, both, b"x")
     own = [r for r in caplog.records if not r.name.startswith(("httpx", "httpcore"))]
     assert not [record for record in own if "127.0.0.1" in record.getMessage()]
     assert not [record for record in own if record.name.startswith("keyhole")]

@@ -7,9 +7,11 @@ query is its length, which follows from the terms, its time, and whose it is.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from keyhole.errors import NotFoundError, ProtocolError, TooLargeError
 from keyhole.private.pir.messages import FRAME_BYTES, REFUSAL, unseal
@@ -25,6 +27,8 @@ from keyhole.serving.service.slice_routes import immutable, parse_place, parse_r
 from keyhole.serving.tables import OpenRound, RoundSource
 
 __all__ = ["PirRoutes", "pir_routes"]
+
+_LONG = 1 << 20  # bytes whose check would hold up the loop for a millisecond
 
 
 def pir_routes(rounds: RoundSource, settings: PirSettings) -> Callable[[Guards], Sequence[Route]]:
@@ -105,13 +109,14 @@ class PirRoutes:
     async def _answer(self, table: ServedTable, body: bytes) -> Response:
         guards, opened = self.guards, table.opened
         # Most of what cannot be used is refused here, before it meets others in a pass.
-        unseal(
-            body,
-            "query",
-            opened.server.terms,
-            self.settings.role.server,
-            opened.lengths.query - FRAME_BYTES,
+        length = opened.lengths.query - FRAME_BYTES
+        check = partial(
+            unseal, body, "query", opened.server.terms, self.settings.role.server, length
         )
+        if len(body) < _LONG:
+            check()
+        else:
+            await asyncio.to_thread(check)
         weight = opened.lengths.reply
         await guards.memory.enter(weight)
         try:
