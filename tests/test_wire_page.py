@@ -1,13 +1,24 @@
 """docs/wire.md: its examples, constants, routes and names are those of the code."""
 
 import re
+import struct
+from hashlib import blake2b, sha256
 
 import numpy as np
 import pytest
 
 from keyhole import errors
+from keyhole.private.dpf import Domain
+from keyhole.private.enclave.terms import TERMS_BYTES
+from keyhole.private.pir import two_server
+from keyhole.private.pir.batch import Batch
+from keyhole.private.pir.database import Database
+from keyhole.private.pir.messages import REFUSAL, seal
 from keyhole.server.record_sums import sum_records
 from keyhole.serving.manifest import FieldInfo, Manifest, SegmentInfo, SpaceInfo, TableInfo
+from keyhole.serving.pir.routes import PirRoutes
+from keyhole.serving.pir.schemes import name_table
+from keyhole.serving.relay import gateway_routes, relay
 from keyhole.serving.service.access import Claims
 from keyhole.serving.service.slice_routes import SliceRoutes
 from keyhole.serving.service.update_routes import UpdateRoutes
@@ -53,8 +64,12 @@ def test_the_constants_of_sums_are_on_the_page():
 
 
 def test_every_route_is_on_the_page():
-    served = [*SliceRoutes(None, None).routes(), *UpdateRoutes(None, None, None, None).routes()]
-    named = {"round": "id", "table": "t", "place": "i", "key": "key"}
+    served = [
+        *SliceRoutes(None, None).routes(),
+        *UpdateRoutes(None, None, None, None).routes(),
+        *PirRoutes(None, None, None, None).routes(),
+    ]
+    named = {"round": "id", "table": "t", "place": "i", "key": "key", "scheme": "scheme"}
     for route in served:
         shown = re.sub(r"\{(\w+)\}", lambda m: f"{{{named[m[1]]}}}", route.pattern)
         assert re.search(rf"{re.escape(shown)}(\s|$)", PAGE, re.M), route.pattern
@@ -71,3 +86,58 @@ def test_every_name_of_a_message_is_on_the_page(message):
 def test_the_errors_on_the_page_exist():
     for kind in re.findall(r"\"kind\": \"(\w+)\"", PAGE):
         assert kind in errors.__all__
+
+
+def database_by_the_page(round_name, records):
+    """The digest of a table, from what the page says of rows and tags."""
+    tags = [
+        sha256(b"keyhole-slice" + round_name + key.to_bytes(8, "little") + record.tobytes())
+        for key, record in enumerate(records)
+    ]
+    sizes = struct.pack("<QQ", *records.shape)
+    return sha256(round_name + sizes + b"".join(t.digest()[:16] for t in tags)).digest()
+
+
+def test_terms_frames_and_tags_follow_from_the_page_alone():
+    records = np.arange(60, dtype=np.uint8).reshape(20, 3)
+    name = blake2b(b"3-00ff/tables/1", digest_size=16, person=b"keyhole-round").digest()
+    assert name == name_table("3-00ff", 1)
+    terms = two_server.terms_of(Database.of(name, records), 2)
+    digest = database_by_the_page(name, records)
+    by_page = b"KHT1\2\0\0\0" + name + struct.pack("<QQQ", 20, 3, 2) + digest
+    assert terms.encode() == by_page
+    head = b"KHP1\2\1\0\0" + name + sha256(by_page).digest()
+    frame = head + b"body" + sha256(head + b"body").digest()[:16]
+    assert seal("reply", terms, 1, b"body") == frame
+    assert b"KHP1\3" + bytes(67) == REFUSAL
+
+
+@pytest.mark.parametrize("num_points", [1, 24, 231, 2308, 23256, 10**6])
+def test_the_shape_of_a_point_function_is_that_of_the_page(num_points):
+    pairs = [(d, -(-num_points // (8 << d))) for d in range(21)]
+    assert min(pairs, key=lambda pair: 65 * pair[0] + 4 * pair[1]) == (
+        Domain(num_points).depth,
+        Domain(num_points).leaf_bytes,
+    )
+
+
+def test_a_two_server_query_is_as_long_as_the_page_says():
+    name = bytes(16)
+    terms = two_server.terms_of(Database.of(name, np.zeros((1500, 9), np.uint8)), 110)
+    batch = Batch.of(terms)
+
+    def corrections(n, domain):
+        d, leaf = domain.depth, domain.leaf_bytes
+        return -(-2 * d * n // 8) + 16 * n * d + n * leaf
+
+    shape = batch.shape
+    body = 32 + corrections(shape.num_buckets, batch.bucket)
+    body += corrections(shape.stash, batch.table)
+    assert shape.num_buckets > 0
+    assert two_server.query_bytes(terms) == 72 + body
+
+
+def test_what_the_page_says_of_relays_and_enclaves_is_there():
+    for name in (relay.RELAY_PATH, relay.RELAY_KEYS_PATH, gateway_routes.GATEWAY_PATH):
+        assert name in PAGE
+    assert TERMS_BYTES == 80

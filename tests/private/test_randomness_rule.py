@@ -19,6 +19,8 @@ FORESEEN = {"random", "numpy.random", "jax.random"}
 # Whatever asks the operating system, by itself or through a library.
 SYSTEM_MODULES = {"secrets", "uuid"}
 SYSTEM_NAMES = {"urandom", "getrandom", "SystemRandom", "token_bytes", "token_hex", "randbelow"}
+# Keys that a library draws from a generator of its own.
+KEY_MAKERS = {"generate_key", "generate_private_key", "random_serial_number"}
 SYSTEM_FILES = {"/dev/random", "/dev/urandom"}
 
 
@@ -46,10 +48,12 @@ def _foreseen(node):
 def _from_system(node):
     for name in _imported(node):
         package, *rest = name.split(".")
-        if package in SYSTEM_MODULES or SYSTEM_NAMES & set(rest):
+        if package in SYSTEM_MODULES or (SYSTEM_NAMES | KEY_MAKERS) & set(rest):
             yield name
-    if isinstance(node, ast.Attribute) and node.attr in SYSTEM_NAMES:
+    if isinstance(node, ast.Attribute) and node.attr in SYSTEM_NAMES | KEY_MAKERS:
         yield f".{node.attr}"
+    if isinstance(node, ast.Attribute) and ast.unparse(node).endswith("Key.generate"):
+        yield ast.unparse(node)
     if _text(node) in SYSTEM_MODULES | SYSTEM_NAMES | SYSTEM_FILES:
         yield _text(node)
 
@@ -118,6 +122,11 @@ def test_a_generator_that_can_be_foreseen_is_caught_in_any_spelling(source, is_p
         "import uuid",
         "from pathlib import Path\nPath('/dev/urandom').open()",
         "__import__('secrets').token_bytes(16)",
+        "x25519.X25519PrivateKey.generate()",
+        "from m import Ed25519PrivateKey\nEd25519PrivateKey.generate()",
+        "ec.generate_private_key(ec.SECP256R1())",
+        "from m.ec import generate_private_key",
+        "AESGCM.generate_key(128)",
     ],
 )
 def test_the_operating_system_is_asked_in_prg_alone(source):
@@ -131,6 +140,7 @@ def test_the_operating_system_is_asked_in_prg_alone(source):
         "from keyhole.private.prg import Prg\nPrg.fresh().bytes(16)",
         "'''Uniform and random: see random.org.'''\nrandom_point = 3",
         "import numpy as np\nnp.arange(3)",
+        "slices.generate()",
         "def draw(random):\n    return random",
     ],
 )

@@ -34,6 +34,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM; without it plain HTTP.")
 @click.option("--tls-key", type=_FILE, help="Its key, PEM.")
+@click.option("--client-ca", type=_FILE, help="Demand client certificates signed by this, PEM.")
 @click.option("--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways.")
 @click.option(
     "--mix-ms",
@@ -48,6 +49,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     type=click.IntRange(1),
     help="They go at once when so many devices wait.",
+)
+@click.option(
+    "--batch",
+    default=4096,
+    show_default=True,
+    type=click.IntRange(1, 65_536),
+    help="Requests that are forwarded at a time; fewer where slices are large.",
 )
 @click.option(
     "--rate-per-address",
@@ -67,6 +75,7 @@ def relay(**options: Any) -> None:
         options["port"],
         options["tls_cert"],
         options["tls_key"],
+        options["client_ca"],
         insecure=options["insecure"],
     )
 
@@ -101,7 +110,7 @@ def _app(options: dict[str, Any], metrics: Metrics) -> RelayApp:
     token = None if file is None else read_token(file)
     return RelayApp(
         GatewayLine(client, token, limits.most_answer),
-        mix=Mix(options["mix_ms"] / 1000, options["mix_count"]),
+        mix=Mix(options["mix_ms"] / 1000, options["mix_count"], options["batch"]),
         limits=limits,
         metrics=metrics,
     )

@@ -221,7 +221,7 @@ def test_the_first_keys_of_all_are_placed_like_any_others():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("m", [9, 20, 50, 99, 100, 200])
+@pytest.mark.parametrize("m", [33, 50, 99, 100, 200])
 def test_fewer_than_one_client_in_a_hundred_thousand_lacks_a_key(m):
     shape = batch_shape(m, 1_000_000)
     clients = 20_000
@@ -239,13 +239,12 @@ def test_fewer_than_one_client_in_a_hundred_thousand_lacks_a_key(m):
     ("most_keys", "num_keys", "shape"),
     [
         (1, 1, BatchShape(0, 1)),
-        (8, 1_000_000, BatchShape(0, 8)),
-        (9, 1_000_000, BatchShape(14, 2)),
-        (13, 10_000, BatchShape(0, 13)),
+        (32, 1_000_000, BatchShape(0, 32)),
+        (33, 1_000_000, BatchShape(45, 2)),
         (99, 10_000, BatchShape(131, 2)),
         (100, 1000, BatchShape(0, 100)),
-        (100, 10_000, BatchShape(130, 1)),
-        (1000, 100_000, BatchShape(1300, 1)),
+        (100, 10_000, BatchShape(129, 1)),
+        (1000, 100_000, BatchShape(1299, 1)),
     ],
 )
 def test_the_shape_of_a_batch_is_the_cheapest_that_hardly_fails(most_keys, num_keys, shape):
@@ -259,7 +258,7 @@ def test_a_batch_has_buckets_for_a_placement_or_none_at_all(most_keys, num_keys)
     assert shape.stash >= 1
     if shape.num_buckets:
         Placement(num_keys, shape.num_buckets)
-        assert shape.num_buckets >= 1.3 * most_keys
+        assert shape.num_buckets + shape.stash >= 1.3 * most_keys
     else:
         assert shape.stash == most_keys
 

@@ -212,7 +212,7 @@ def test_many_more_queries_do_not_help_to_tell_keys_apart(scheme, world):
 
 @pytest.mark.slow
 def test_no_server_can_tell_keys_apart_by_the_buckets_of_a_query(monkeypatch):
-    table = table_of("two-server", 14000, 1, 16)
+    table = table_of("two-server", 14000, 1, 33)
     assert Batch.of(table.terms).shape.num_buckets > 0
     zeros = sorted(SCHEMES["two-server"].zero_bits(table.terms))
     kinds = [], range(16), range(13984, 14000)

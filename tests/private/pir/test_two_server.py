@@ -20,7 +20,7 @@ from keyhole.private.pir.two_server import (
 from keyhole.private.prg import Prg
 from tests.private.pir.schemes import ROUND, records_of, seeded, table_of
 
-NUM_KEYS, MOST_KEYS = 20_000, 20  # a table with buckets
+NUM_KEYS, MOST_KEYS = 40_000, 40  # a table with buckets
 HEAD_BYTES = FRAME_BYTES - 16
 
 
@@ -31,7 +31,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def crowd(table):
-    """20 keys that lie in the same few buckets: those that share the first key's bucket or the
+    """40 keys that lie in the same few buckets: those that share the first key's bucket or the
     next one in all three sub-tables."""
     placement = Batch.of(table.terms).placement
     buckets = placement.buckets_of(np.arange(NUM_KEYS))
@@ -130,8 +130,8 @@ def test_all_keys_of_a_table_can_be_asked_for_at_once(num_keys, most_keys):
     [
         # 88 - 16 + 32 bytes of head, check, nonce and root; a row is 2,064 bytes.
         (300, 3, 104 + 1 + 3 * (16 + 19), 72 + 3 * 2064),  # no buckets: depth 1, leaves of 19
-        (10_000, 100, 104 + 130 * 30 + 2 + 6 * 16 + 20, 72 + 131 * 2064),
-        (1_000_000, 1000, 104 + 1300 + 1300 * (4 * 16 + 19) + 3 + 12 * 16 + 31, 72 + 1301 * 2064),
+        (10_000, 100, 104 + 129 * 30 + 2 + 6 * 16 + 20, 72 + 130 * 2064),
+        (1_000_000, 1000, 104 + 1299 + 1299 * (4 * 16 + 19) + 3 + 12 * 16 + 31, 72 + 1300 * 2064),
     ],
 )
 def test_lengths_of_messages_are_as_documented(num_keys, most_keys, query, reply):

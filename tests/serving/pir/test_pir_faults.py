@@ -9,13 +9,13 @@ from keyhole.private.pir.messages import REFUSAL
 from keyhole.serving.device.participation import Participant, keep_taking_part, take_part
 from keyhole.serving.device.retrying import Clock
 from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.pir.pir_fetch import PirFetch
+from keyhole.serving.pir.pir_fetch import OneServerFetch, PirFetch
 from keyhole.serving.service.routes import WHOLE_BODY
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.private.pir.mutations import HEAD_BYTES, body_of, flipped, with_body
 from tests.serving.clients import client_of
 from tests.serving.fault_proxy import CUT, FLIP, HALF_CLOSE, RESET, FaultProxy
-from tests.serving.pir.pair import pair, second_device
+from tests.serving.pir.pair import ONE, pair, second_device
 from tests.serving.recorder import Recorder
 from tests.serving.scripted import answer, scripted
 from tests.serving.small_service import random_state
@@ -106,16 +106,36 @@ def test_a_server_that_never_gives_a_whole_reply_is_given_up(both, proxy, fetch)
     assert all(len(set(m)) == len(m) == 4 for m in questions(both, starts))
 
 
+@pytest.mark.parametrize("kind", [CUT, FLIP])
+def test_a_hint_goes_on_where_it_was_cut_and_is_fetched_again_if_damaged(tmp_path, kind):
+    with pair(tmp_path, ONE) as both, FaultProxy(int(both.urls[0].rpartition(":")[2])) as proxy:
+        state = both.service.publish(LAYOUT, settings=SETTINGS)
+        with both.device(url=f"http://127.0.0.1:{proxy.port}") as device:
+            proxy.arm(kind, at=70_000)  # far behind all that is not the hint
+            found = OneServerFetch()(device, state.published.id, KEYS)
+        assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+        hints = [dict(s[4]) for s in both.recorders[0].seen if s[1].endswith("/hint")]
+        assert len(hints) == 2
+        assert (b"range" in hints[1]) == (kind == CUT)
+
+
 class Careless(Recorder):
     """A server whose line damages a few messages on their way in."""
 
     damages = 2
 
     async def __call__(self, scope, receive, send):
-        if scope.get("method") == "POST" and "/pir/" in scope["path"] and self.damages:
-            self.damages -= 1
-            scope[WHOLE_BODY] = flipped(scope[WHOLE_BODY], 700)
-        await super().__call__(scope, receive, send)
+        is_damaged = scope.get("method") == "POST" and self.damages > 0
+        self.damages -= is_damaged
+        if is_damaged and WHOLE_BODY in scope:
+            scope[WHOLE_BODY] = flipped(scope[WHOLE_BODY], 3)
+
+        async def receive_damaged():
+            message = await receive()
+            body = message.get("body", b"")
+            return {**message, "body": flipped(body, 3)} if is_damaged and body else message
+
+        await super().__call__(scope, receive_damaged, send)
 
 
 def test_a_message_that_is_refused_is_asked_anew_with_new_secrets(tmp_path):

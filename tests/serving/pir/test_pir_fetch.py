@@ -180,7 +180,7 @@ def test_traffic_counts_what_every_server_sent_and_received(both, fetch):
     assert traffic.bytes_down == 2 * (len(terms.encode()) + lengths_of(terms).reply)
 
 
-STASH = batch.batch_shape(10, 20_000).stash  # of the ten keys of a client of `wide`
+STASH = batch.batch_shape(40, 20_000).stash  # of up to forty keys of a client of `wide`
 
 
 def wide(word=20_000):
@@ -191,7 +191,7 @@ def wide(word=20_000):
 
 
 def test_keys_that_found_no_place_are_dropped_and_nobody_notices(both, fetch, monkeypatch):
-    state, keys = published(both, wide(), per_client=10), [*range(0, 200, 20), 0, 20]
+    state, keys = published(both, wide(), per_client=40), [*range(0, 200, 20), 0, 20]
     lengths = []
     for placed in (True, False):
         starts = [len(recorder.seen) for recorder in both.recorders]
@@ -208,7 +208,7 @@ def test_keys_that_found_no_place_are_dropped_and_nobody_notices(both, fetch, mo
 
 
 def test_a_device_trains_with_the_keys_that_are_left(both, fetch, monkeypatch):
-    state, trained = published(both, wide(), per_client=10), []
+    state, trained = published(both, wide(), per_client=40), []
 
     def train(known, fetched):
         trained.append({name: len(z) for name, z in fetched.keys.items()})

@@ -11,21 +11,31 @@ import pytest
 from keyhole.errors import ServiceError
 from keyhole.private.oblivious.binary_http import BinaryRequest, decode_response, encode_request
 from keyhole.private.oblivious.gateway import PROBLEM
+from keyhole.private.oblivious.key_config import GatewayKey
 from keyhole.private.oblivious.ohttp import REQUEST_TYPE, open_response, seal_request
 from keyhole.private.oblivious.slice_requests import slice_path
+from keyhole.serving.relay import gateway_line
 from keyhole.serving.relay.batches import (
     ANSWERS_TYPE,
     REQUESTS_TYPE,
     decode_answers,
+    encode_answers,
     encode_requests,
 )
+from keyhole.serving.relay.gateway_routes import gateway_routes
 from keyhole.serving.relay.mixing import Mix
 from keyhole.serving.relay.relay import RelayApp
+from keyhole.serving.relay.relayed_fetch import RelayedFetch
 from keyhole.serving.service.access import Access, Keyring
+from keyhole.serving.service.app import App
 from keyhole.serving.service.limits import Limits
+from keyhole.serving.service.transport import Listen, serving
+from tests.helpers import assert_trees_equal
 from tests.serving.in_process import SHAPE
-from tests.serving.relay.relayed import line_to, relayed
+from tests.serving.relay.relayed import SETTINGS, line_to, relayed
 from tests.serving.scripted import answer, scripted
+from tests.serving.small_service import Service
+from tests.serving.sockets import make_certificates
 
 TELLING = {"cookie": "me=1", "user-agent": "phone-7", "x-forwarded-for": "10.1.2.3", "via": "1.1 a"}
 
@@ -203,11 +213,42 @@ def test_what_a_gateway_says_in_trouble_becomes_the_relays_error(stack, told, st
 
 
 def test_a_batch_is_sent_once_even_if_the_gateway_hangs_up(stack):
-    with scripted() as script:
+    good = answer(200, encode_answers([b"x"]))
+    with scripted(good, None, good) as script:
         line = line_to(stack, f"http://127.0.0.1:{script.port}")
-        with pytest.raises(ServiceError):
+        assert asyncio.run(line.forward([bytes(60)])) == [b"x"]
+        with pytest.raises(ServiceError):  # over a connection that was used before
             asyncio.run(line.forward([bytes(60)]))
-        assert len(script.asked) == 1
+        assert (len(script.asked), script.connections) == (2, 1)
+        assert asyncio.run(line.forward([bytes(60)])) == [b"x"]
+
+
+def test_a_connection_that_has_rested_is_made_anew(stack, monkeypatch):
+    monkeypatch.setattr(gateway_line, "_RESTED", 0.0)
+    good = answer(200, encode_answers([b"x"]))
+    with scripted(good, good) as script:
+        line = line_to(stack, f"http://127.0.0.1:{script.port}")
+        for _ in range(2):
+            asyncio.run(line.forward([bytes(60)]))
+        assert script.connections == 2
+
+
+def test_all_of_it_works_over_tls(tmp_path, stack):
+    folder = make_certificates(tmp_path)
+    listen = Listen(certfile=folder / "server.pem", keyfile=folder / "server.key")
+    service, key = Service(tmp_path / "rounds"), GatewayKey.fresh()
+    routes = gateway_routes(service.rounds, [key])
+    stack.callback(service.rounds.close)
+    stack.enter_context(service.publisher)
+    round_id = service.publish(settings=SETTINGS).published.id
+    url = stack.enter_context(serving(App(service.rounds, extra_routes=[routes]), listen))
+    line = line_to(stack, url, ca=folder / "ca.pem")
+    relay = stack.enter_context(serving(RelayApp(line, mix=Mix(0.0)), listen))
+    device = stack.enter_context(service.device(url, token=None, ca=folder / "ca.pem"))
+    behind = stack.enter_context(service.device(relay, token=None, ca=folder / "ca.pem"))
+    keys = {"word": [1], "neuron": [2]}
+    found = RelayedFetch(behind.client)(device, round_id, keys)
+    assert_trees_equal(found.model, device.fetch(round_id, keys).model)
 
 
 def test_the_relay_passes_on_the_key_configuration(http, both):

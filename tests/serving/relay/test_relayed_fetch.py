@@ -240,6 +240,16 @@ def test_a_round_that_does_not_say_how_many_keys_needs_to_be_told(both):
     assert_trees_equal(found.model, device.fetch(round_id, KEYS).model)
 
 
+def test_a_table_that_every_device_takes_whole_is_downloaded(both):
+    _, round_id = both.publish(seed=6, settings={"keys_per_client": {"word": 4, "neuron": 6}})
+    device = both.device()
+    found = both.fetch()(device, round_id, KEYS)
+    assert_trees_equal(found.model, device.fetch(round_id, KEYS).model)
+    (body,) = both.relay.bodies("/v1/relay")
+    assert (len(body) - 8) // _each(body) == 4  # words alone
+    assert [path for _, path, *_ in both.gateway.seen if "/segments/" in path]
+
+
 def test_answers_that_are_longer_than_a_device_takes_come_in_several(both):
     device = both.device(most_answer=2000)
     found = both.fetch()(device, both.round, KEYS)

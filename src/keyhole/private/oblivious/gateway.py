@@ -87,7 +87,8 @@ class Gateway:
 
     Args:
         keys: the one that clients are to use first; older ones still open.
-        handler: answers what was asked. A KeyholeError it raises is answered, sealed.
+        handler: answers what was asked. A KeyholeError it raises is answered, sealed. None for
+            whoever calls `open` and `seal`, and answers in between.
         window: of requests that were answered before; one of the usual size if None.
 
     Raises:
@@ -95,7 +96,10 @@ class Gateway:
     """
 
     def __init__(
-        self, keys: Sequence[GatewayKey], handler: Handler, window: ReplayWindow | None = None
+        self,
+        keys: Sequence[GatewayKey],
+        handler: Handler | None = None,
+        window: ReplayWindow | None = None,
     ) -> None:
         self._keys: dict[int, PrivateKey] = {key.key_id: key.private for key in keys}
         if not keys or len(self._keys) < len(keys):
@@ -116,7 +120,7 @@ class Gateway:
             MalformedError: the request does not open; whoever sent it gets `PROBLEM`.
         """
         asked = self.open(sealed)
-        if asked.request is None:
+        if asked.request is None or self._handler is None:
             return self.seal(asked, refusal(asked.error))
         try:
             reply = self._handler(asked.request)

@@ -24,7 +24,7 @@ from keyhole.types import KeyArray
 
 __all__ = ["BatchShape", "Placement", "batch_shape", "place"]
 
-_FEW_KEYS = 8  # with as many, whole queries cost a server hardly more than buckets
+_FEW_KEYS = 32  # in one pass, as many whole queries take a server no longer than buckets do
 _FEW_READS = 1 << 17  # rows: a server adds up as many in some milliseconds
 _MANY_KEYS = 100  # from here on hardly a key is left over
 _MOST_KEYS = 2**31 - 1  # of a table with buckets: members are 32 bits
@@ -46,16 +46,17 @@ class BatchShape:
 def batch_shape(most_keys: int, num_keys: int) -> BatchShape:
     """The queries that fetch up to `most_keys` keys.
 
-    Where the server's work is small, each key has a query over the whole table: nothing is smaller
-    on the wire, and nothing fails. Else there are 1.3 m buckets and a stash; below 100 keys two
-    buckets and a stash query more, since a few keys that crowd each other weigh more there.
+    Up to 32 keys, or where the server's work is small, each key has a query over the whole table:
+    nothing is smaller on the wire, and nothing fails. Else there are 1.3 m queries, all but one of
+    them in buckets; below 100 keys there are 1.3 m + 2 buckets and two stash queries, since a few
+    keys that crowd each other weigh more there.
 
-    Measured, as a fraction of 2 to 4 million clients with uniform keys:
+    Measured, as a fraction of a million clients or more, with uniform keys:
 
-        m                       9      20     30     50     70     99      100
-        buckets, stash          14, 2  28, 2  41, 2  67, 2  93, 2  131, 2  130, 1
-        a key in no bucket      1e-3   1e-3   7e-4   2e-4   3e-5   5e-6    1e-5
-        more than the stash     0      4e-6   5e-6   2e-6   1e-6   5e-7    2e-6
+        m                       33     50     70     99      100
+        buckets, stash          45, 2  67, 2  93, 2  131, 2  129, 1
+        a key in no bucket      5e-4   2e-4   3e-5   5e-6    2e-5
+        more than the stash     7e-6   2e-6   1e-6   5e-7    5e-6
 
     For m = 150 to 1000 no key was left over in 5 to 33 x 10^4 clients. That proves no more.
 
@@ -67,7 +68,7 @@ def batch_shape(most_keys: int, num_keys: int) -> BatchShape:
         InputError: numbers below 1, or more keys than there are.
 
     >>> batch_shape(1000, 100_000)
-    BatchShape(num_buckets=1300, stash=1)
+    BatchShape(num_buckets=1299, stash=1)
     """
     if not 1 <= most_keys <= num_keys:
         raise InputError(
@@ -79,7 +80,7 @@ def batch_shape(most_keys: int, num_keys: int) -> BatchShape:
     if most_keys <= _FEW_KEYS or most_keys * num_keys <= _FEW_READS:
         return BatchShape(0, most_keys)
     buckets = -(-13 * most_keys // 10)
-    return BatchShape(buckets, 1) if most_keys >= _MANY_KEYS else BatchShape(buckets + 2, 2)
+    return BatchShape(buckets - 1, 1) if most_keys >= _MANY_KEYS else BatchShape(buckets + 2, 2)
 
 
 class Placement:

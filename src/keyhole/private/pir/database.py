@@ -20,7 +20,7 @@ _WORD = 8  # bytes
 _LINE = 64  # bytes: rows of the same cache lines on every run
 _PURPOSE = b"keyhole-slice"
 _HASH_BYTES = 32
-_PIECE = 1024  # slices that are hashed together: what they take stays in the cache
+_PIECE = 128  # slices that are hashed together: what they take stays in the cache
 
 
 def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -28,7 +28,6 @@ from keyhole.private.oblivious.gateway import (
 )
 from keyhole.private.oblivious.key_config import KEYS_TYPE, GatewayKey, encode_configs
 from keyhole.private.oblivious.ohttp import REQUEST_TYPE, RESPONSE_TYPE
-from keyhole.private.oblivious.slice_requests import slice_handler
 from keyhole.serving.relay.batches import (
     ANSWERS_TYPE,
     REQUESTS_TYPE,
@@ -72,8 +71,7 @@ class _GatewayRoutes:
 
     def __init__(self, rounds: RoundSource, guards: Guards, keys: Sequence[GatewayKey]) -> None:
         self._rounds, self._guards = rounds, guards
-        # What is asked is answered from rounds; a gateway's own handler is for use in process.
-        self._gateway = Gateway(keys, slice_handler("", ()))
+        self._gateway = Gateway(keys)
         self._configs = encode_configs(self._gateway.configs)
         # One thread: opening takes a tenth of a millisecond each, and must not hold up the loop.
         self._pool = ThreadPoolExecutor(1, "keyhole gateway")

@@ -28,7 +28,8 @@ class Mix:
     Args:
         seconds: at most, after which they go with whoever is there.
         clients: bodies that go as soon as so many have come.
-        requests: of one forwarded batch; more go in several.
+        requests: of one forwarded batch; more go in several. Their answers together must be within
+            what the gateway gives out at once, 512 MB unless told otherwise.
 
     Raises:
         InputError: a number is out of range.
@@ -36,7 +37,7 @@ class Mix:
 
     seconds: float = 0.2
     clients: int = 64
-    requests: int = 16_384
+    requests: int = 4096
 
     def __post_init__(self) -> None:
         if not 0 <= self.seconds <= 60 or self.clients < 1 or self.requests < 1:

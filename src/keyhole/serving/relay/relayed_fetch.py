@@ -2,8 +2,8 @@
 
 One sealed request for each slice, shuffled, all of one length, padded to a public number; the relay
 mixes them with those of other devices. Never is a slice asked for directly: a relay that is away is
-an error. What every device receives is no secret and is fetched directly, as are the manifest and
-the key configuration.
+an error. What every device receives is no secret and is fetched directly, as are the manifest, the
+key configuration, and tables of which every device takes every slice.
 
 Hidden is who fetches what. The update that a device sends afterwards carries its keys in the clear,
 unless it is aggregated in a private way too.
@@ -11,8 +11,9 @@ unless it is aggregated in a private way too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -41,6 +42,7 @@ from keyhole.serving.device.client import Client, Received
 from keyhole.serving.device.device import Assignment, Device, DeviceKeys
 from keyhole.serving.device.partial_body import refuse_longer
 from keyhole.serving.device.refusals import refusal_of
+from keyhole.serving.device.segment_download import download_table
 from keyhole.serving.device.slice_query import Traffic
 from keyhole.serving.relay.batches import (
     HEAD_BYTES,
@@ -91,26 +93,24 @@ class RelayedFetch:
         known, traffic = device.known(round), Traffic()
         chosen = known.keys_by_space(keys)
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
-        shapes = [s for s in (self._shape(known, place) for place in range(len(wanted))) if s]
-        found = dict.fromkeys(range(len(wanted)), np.empty((0, 0), np.uint8))
+        shapes = [shape for shape in map(partial(self._shape, known), range(len(wanted))) if shape]
         hidden = self._retrieve(device, known, shapes, [wanted[s.table] for s in shapes], traffic)
-        found |= {shape.table: records for shape, records in zip(shapes, hidden, strict=True)}
-        tables = known.manifest.tables
-        public = [(i, z) for i, z in enumerate(wanted) if not tables[i].factors]
-        for (i, _), got in zip(public, device.fetch_records(round, public, traffic), strict=True):
-            found[i] = got.records
-        for i, z in enumerate(wanted):  # slices of no bytes need not be asked for
-            if not tables[i].record_bytes:
-                found[i] = np.empty((len(z), 0), np.uint8)
-        records = [found[i] for i in range(len(wanted))]
+        found = {shape.table: records for shape, records in zip(shapes, hidden, strict=True)}
+        found |= _plainly(device, round, set(range(len(wanted))) - found.keys(), wanted, traffic)
+        records = [found[place] for place in range(len(wanted))]
         return Submodel(known.assemble(records, chosen), chosen, traffic)
 
     def _shape(self, known: KnownRound, place: int) -> TableShape | None:
-        """The public numbers of a table that is asked through the relay; None for another."""
+        """The public numbers of a table that is asked through the relay; None for another.
+
+        Not asked so are tables of which every device gets every slice, by their public numbers.
+        """
         info = known.manifest.tables[place]
         if not info.factors or not info.record_bytes:
             return None
         most = self.most_keys.get(info.name) or _most_keys(known, info.name, info.factors)
+        if most >= info.num_keys and info.segments:
+            return None
         return TableShape(place, info.num_keys, info.record_bytes, min(most, info.num_keys))
 
     def _retrieve(
@@ -193,6 +193,32 @@ class RelayedFetch:
                 allowed="a relay that takes sealed requests",
                 fix="check the URL of the relay; nothing was asked for without it",
             ) from error
+
+
+def _plainly(
+    device: Device,
+    round: Assignment | str,
+    places: Set[int],
+    wanted: Sequence[KeyArray],
+    traffic: Traffic,
+) -> dict[int, RecordArray]:
+    """Tables that tell nothing: those of everyone, whole ones, and those of no bytes."""
+    known = device.known(round)
+    tables, token = known.manifest.tables, device.token_for(round)
+    found: dict[int, RecordArray] = {}
+    everyones = [(place, wanted[place]) for place in sorted(places) if not tables[place].factors]
+    got = device.fetch_records(round, everyones, traffic)
+    for (place, _), slices in zip(everyones, got, strict=True):
+        found[place] = slices.records
+    most = device.most_answer
+    for place in places - found.keys():
+        keys, whole = wanted[place], np.empty((tables[place].num_keys, 0), np.uint8)
+        if tables[place].record_bytes:
+            whole = download_table(
+                device.client, known, place, token=token, most_bytes=most, traffic=traffic
+            )
+        found[place] = whole[keys]
+    return found
 
 
 class _AgainError(Exception):

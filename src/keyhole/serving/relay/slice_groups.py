@@ -89,7 +89,7 @@ class SliceGroups:
                 "the slices asked for are too large for one batch",
                 got=f"{total} bytes",
                 allowed=f"{most} bytes",
-                fix="mix fewer requests at a time",
+                fix="forward fewer requests at a time: `keyhole relay --batch`",
             )
         return total
 

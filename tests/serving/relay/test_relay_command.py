@@ -1,0 +1,82 @@
+"""`keyhole relay` and the keys of a gateway: what an operator types, and what goes wrong."""
+
+import stat
+
+import pytest
+from click.testing import CliRunner
+
+from keyhole.cli.main import keyhole
+from keyhole.errors import InputError
+from keyhole.private.oblivious.key_config import GatewayKey, encode_gateway_key
+from keyhole.serving.relay.gateway_keys import load_gateway_keys
+
+
+def run(*args):
+    return CliRunner().invoke(keyhole, [str(arg) for arg in args])
+
+
+def test_a_gateway_key_is_written_for_its_owner_and_read_again(tmp_path):
+    file = tmp_path / "gateway.key"
+    assert run("token", "gateway-key", file, "--number", 7).exit_code == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    (key,) = load_gateway_keys(file)
+    assert key.key_id == 7
+    before = file.read_bytes()
+    again = run("token", "gateway-key", file)
+    assert isinstance(again.exception, InputError)
+    assert file.read_bytes() == before
+
+
+def test_key_files_that_others_can_read_or_that_hold_something_else_are_refused(tmp_path):
+    file = tmp_path / "gateway.key"
+    with pytest.raises(InputError, match="cannot read"):
+        load_gateway_keys(file)
+    file.write_text(encode_gateway_key(GatewayKey.fresh()))
+    file.chmod(0o644)
+    with pytest.raises(InputError, match="read by others"):
+        load_gateway_keys(file)
+    file.chmod(0o600)
+    load_gateway_keys(file)
+    for content in (b"\xff", b"", b"1 abc"):
+        file.write_bytes(content)
+        with pytest.raises(InputError):
+            load_gateway_keys(file)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--gateway",),
+        ("--gateway", "http://127.0.0.1:9", "--mix-ms", "-1"),
+        ("--gateway", "http://127.0.0.1:9", "--mix-ms", "60001"),
+        ("--gateway", "http://127.0.0.1:9", "--mix-count", "0"),
+        ("--gateway", "http://127.0.0.1:9", "--port", "70000"),
+        ("--gateway", "http://127.0.0.1:9", "--tls-cert", "/no/such/file"),
+        ("--gateway", "http://127.0.0.1:9", "--rate-per-address", "0"),
+        ("--gateway", "http://127.0.0.1:9", "another"),
+    ],
+)
+def test_bad_flags_are_usage_errors(flags):
+    assert run("relay", *flags).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--gateway", "ftp://x"), "not the URL of a service"),
+        (("--gateway", "http://example.org"), "in the clear"),
+        (("--gateway", "http://127.0.0.1:9", "--host", "0.0.0.0"), "others could read"),
+    ],
+)
+def test_what_cannot_be_relayed_safely_is_refused(flags, told):
+    done = run("relay", "--port", 0, *flags)
+    assert isinstance(done.exception, InputError)
+    assert told in str(done.exception)
+
+
+def test_a_file_without_a_token_is_refused(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("two words")
+    done = run("relay", "--port", 0, "--gateway", "http://127.0.0.1:9", "--token-file", file)
+    assert isinstance(done.exception, InputError)
