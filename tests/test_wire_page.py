@@ -6,6 +6,7 @@ from hashlib import blake2b, sha256
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole import errors
 from keyhole.private.dpf import Domain
@@ -106,9 +107,11 @@ def test_terms_frames_and_tags_follow_from_the_page_alone():
     digest = database_by_the_page(name, records)
     by_page = b"KHT1\2\0\0\0" + name + struct.pack("<QQQ", 20, 3, 2) + digest
     assert terms.encode() == by_page
-    head = b"KHP1\2\1\0\0" + name + sha256(by_page).digest()
-    frame = head + b"body" + sha256(head + b"body").digest()[:16]
-    assert seal("reply", terms, 1, b"body") == frame
+    about = b"\1\0\0" + name + sha256(by_page).digest()
+    query, reply = b"KHP1\1" + about + b"body", b"KHP1\2" + about + b"body"
+    assert seal("query", terms, 1, b"body") == query + sha256(query).digest()[:16]
+    check = AESGCM(b"keyhole-pir-repl").encrypt(bytes(12), b"", reply)
+    assert seal("reply", terms, 1, b"body") == reply + check
     assert b"KHP1\3" + bytes(67) == REFUSAL
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.errors import AttestationError, KeySpaceError, ReplayError
+from keyhole.errors import AttestationError
+from keyhole.private.asking import Once, distinct_keys
 from keyhole.private.enclave.claims import Claims
 from keyhole.private.enclave.evidence import NONCE_BYTES, Evidence
 from keyhole.private.enclave.policy import Policy
@@ -46,8 +47,8 @@ class EnclaveQuestion:
         places: NDArray[np.int64],
     ) -> None:
         self._claims, self._terms, self._nonce = claims, terms, nonce
-        self._message: bytes | None = sealed[0]
-        self._context: Context | None = sealed[1]
+        self._message = Once(sealed[0], "request")
+        self._context = Once(sealed[1], "reply")
         self._places = places
 
     def __repr__(self) -> str:
@@ -64,10 +65,7 @@ class EnclaveQuestion:
         Raises:
             ReplayError: it has been taken before. To ask again, fetch evidence anew.
         """
-        message, self._message = self._message, None
-        if message is None:
-            raise _used("a request")
-        return message
+        return self._message.take()
 
     def open(self, reply: bytes) -> NDArray[np.uint8]:
         """Returns the records, (n, record_bytes), in the order of the keys and with their repeats.
@@ -77,10 +75,8 @@ class EnclaveQuestion:
             IntegrityError: not the enclave's, or changed on its way.
             ReplayError: a reply has been opened before.
         """
-        if self._context is None:
-            raise _used("a reply")
-        records = open_reply(self._context, self._terms, self._nonce, reply)
-        self._context = None
+        records = open_reply(self._context.peek(), self._terms, self._nonce, reply)
+        self._context.take()
         return records[self._places]
 
 
@@ -119,36 +115,7 @@ def ask(
             allowed="the digest of these terms",
             fix="fetch terms and evidence anew, in one round",
         )
-    found, places = _distinct(keys, terms)
+    found, places = distinct_keys(keys, terms.num_keys, terms.most_keys)
     return EnclaveQuestion(
         claims, terms, nonce, seal_request(evidence.public, terms, nonce, found, prg), places
-    )
-
-
-def _distinct(keys: KeyArray, terms: EnclaveTerms) -> tuple[KeyArray, NDArray[np.int64]]:
-    """The different keys, and which of them stands at each place."""
-    keys = np.asarray(keys)
-    if keys.ndim != 1 or (keys.dtype.kind not in "iu" and keys.size):
-        raise _bad_keys(f"{keys.dtype} of shape {keys.shape}", "whole numbers, shape (n,)")
-    outside = np.count_nonzero((keys < 0) | (keys >= terms.num_keys))
-    if outside:
-        raise _bad_keys(f"{outside} of {len(keys)} outside", f"0..{terms.num_keys - 1}")
-    found, places = np.unique(keys.astype(np.int64), return_inverse=True)
-    if len(found) > terms.most_keys:
-        raise _bad_keys(f"{len(found)} different ones", f"at most {terms.most_keys}")
-    return found, places.astype(np.int64)
-
-
-def _bad_keys(got: str, allowed: str) -> KeySpaceError:
-    return KeySpaceError(
-        "keys that cannot be asked for", got=got, allowed=allowed, fix="check them before asking"
-    )
-
-
-def _used(what: str) -> ReplayError:
-    return ReplayError(
-        f"{what} used a second time",
-        got="a question that has been used",
-        allowed="one use",
-        fix="fetch evidence with a fresh nonce and ask anew",
     )

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.errors import (
-    KeySpaceError,
     MalformedError,
-    ReplayError,
     ServiceError,
 )
+from keyhole.private.asking import Once, distinct_keys
 from keyhole.private.oblivious.binary_http import (
     BinaryRequest,
     BinaryResponse,
@@ -92,7 +91,7 @@ class BlindClient:
         picked: list[tuple[int, int]] = []
         places: list[NDArray[np.int64]] = []
         for at, (table, wanted) in enumerate(zip(self._tables, keys, strict=True)):
-            found, place = _distinct(np.asarray(wanted), table)
+            found, place = distinct_keys(wanted, table.num_keys, table.most_keys)
             padding = prg.below(table.num_keys, table.most_keys - len(found))
             places.append(place + len(picked))
             picked += [(at, int(key)) for key in (*found, *padding)]
@@ -120,8 +119,8 @@ class BlindQuestion:
         shapes: Sequence[TableShape],
         tables: Sequence[TableShape],
     ) -> None:
-        self._messages: tuple[bytes, ...] | None = tuple(message for message, _ in sealed)
-        self._exchanges: list[Exchange] | None = [exchange for _, exchange in sealed]
+        self._messages = Once(tuple(message for message, _ in sealed), "requests")
+        self._exchanges = Once([exchange for _, exchange in sealed], "answers")
         self._order, self._places, self._shapes, self._tables = order, places, shapes, tables
 
     def __repr__(self) -> str:
@@ -133,10 +132,7 @@ class BlindQuestion:
         Raises:
             ReplayError: they have been taken before. To ask again, make a new question.
         """
-        if self._messages is None:
-            raise _used("requests")
-        messages, self._messages = self._messages, None
-        return messages
+        return self._messages.take()
 
     def responses(self, replies: Sequence[bytes]) -> list[BinaryResponse]:
         """Opens the answers, one for each message in its order.
@@ -148,11 +144,10 @@ class BlindQuestion:
             MalformedError: an answer is not one of the gateway to its request, or one is missing.
             ReplayError: answers have been opened before.
         """
-        if self._exchanges is None:
-            raise _used("answers")
-        if len(replies) != len(self._exchanges):
-            raise _no_answers(f"{len(replies)} answers to {len(self._exchanges)} requests")
-        exchanges, self._exchanges = self._exchanges, None
+        expected = len(self._exchanges.peek())
+        if len(replies) != expected:
+            raise _no_answers(f"{len(replies)} answers to {expected} requests")
+        exchanges = self._exchanges.take()
         found: dict[int, BinaryResponse] = {}
         for place, exchange, reply in zip(self._order, exchanges, replies, strict=True):
             found[int(place)] = decode_response(open_response(exchange, reply))
@@ -195,29 +190,6 @@ class BlindQuestion:
                 fix="ask anew; check that the round is still there",
             )
         return self.records(responses)
-
-
-def _distinct(keys: KeyArray, table: TableShape) -> tuple[KeyArray, NDArray[np.int64]]:
-    """The different keys, and where each key is among them."""
-    is_inside = len(keys) == 0 or (keys.min() >= 0 and keys.max() < table.num_keys)
-    found, places = np.unique(keys, return_inverse=True)
-    if not is_inside or len(found) > table.most_keys:
-        raise KeySpaceError(
-            "keys are outside their table, or too many",
-            got=f"{len(found)} different keys",
-            allowed=f"{table.most_keys} below {table.num_keys}",
-            fix="choose fewer keys, or raise the number that every client asks for",
-        )
-    return found.astype(np.int64), places.reshape(-1).astype(np.int64)
-
-
-def _used(what: str) -> ReplayError:
-    return ReplayError(
-        "a question is used a second time",
-        got=f"its {what}, which were taken before",
-        allowed="one use",
-        fix="make a new question",
-    )
 
 
 def _no_answers(got: str) -> MalformedError:

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.errors import MalformedError
+from keyhole.private.asking import distinct_keys
 from keyhole.private.pir.answered import Answered
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.fitting import check_scheme, check_server, plain_terms
 from keyhole.private.pir.messages import FRAME_BYTES, seal, unseal
-from keyhole.private.pir.questions import Wanted, XorQuestion, distinct_keys
+from keyhole.private.pir.questions import Wanted, XorQuestion
 from keyhole.private.pir.terms import Terms
 from keyhole.private.pir.xor_scan import scan_rows
 from keyhole.private.prg import Prg
@@ -66,7 +67,7 @@ class ChorAsker:
 
     def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
         """Makes a question for keys; see `Asker`."""
-        wanted, places = distinct_keys(keys, self.terms)
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
         prg = Prg.fresh() if prg is None else prg
         points = prg.below(self.terms.num_keys, self.terms.most_keys)
         points[: len(wanted)] = wanted

@@ -14,12 +14,17 @@ import struct
 from hashlib import sha256
 from typing import Literal, TypeAlias
 
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+
 from keyhole.errors import MalformedError, StaleError
 from keyhole.private.pir.terms import Terms
 
 __all__ = ["FRAME_BYTES", "REFUSAL", "FrameKind", "check_of", "seal", "unseal"]
 
 FrameKind: TypeAlias = Literal["query", "reply"]
+Body: TypeAlias = bytes | bytearray | memoryview
 
 _MAGIC = b"KHP1"
 _KINDS = {"query": 1, "reply": 2}
@@ -33,7 +38,7 @@ REFUSAL = _MAGIC + bytes([3]) + bytes(FRAME_BYTES - 5)
 """The answer to every message that cannot be used: it does not tell why."""
 
 
-def seal(kind: FrameKind, terms: Terms, server: int, body: bytes | bytearray | memoryview) -> bytes:
+def seal(kind: FrameKind, terms: Terms, server: int, body: Body) -> bytes:
     """Returns a message.
 
     Args:
@@ -43,7 +48,7 @@ def seal(kind: FrameKind, terms: Terms, server: int, body: bytes | bytearray | m
         body: of the length that the terms demand.
     """
     head = _HEAD.pack(_MAGIC, _KINDS[kind], server, 0, terms.round, terms.digest)
-    return b"".join([head, body, _check(head, body)])
+    return b"".join([head, body, _check(kind, head, body)])
 
 
 def unseal(
@@ -66,7 +71,7 @@ def unseal(
     if len(view) != body_bytes + FRAME_BYTES:
         raise _malformed(f"{len(view)} bytes", f"{body_bytes + FRAME_BYTES} bytes")
     head, body = view[: _HEAD.size], view[_HEAD.size : -_CHECK_BYTES]
-    if check_of(view) != _check(head, body):
+    if check_of(view) != _check(kind, head, body):
         raise _malformed("a wrong check", "the check of its bytes")
     magic, number, party, zero, round_name, digest = _HEAD.unpack(head)
     if (magic, number, party, zero) != (_MAGIC, _KINDS[kind], server, 0):
@@ -86,10 +91,18 @@ def check_of(message: bytes | memoryview) -> bytes:
     return bytes(message[-_CHECK_BYTES:])
 
 
-def _check(head: bytes | memoryview, body: bytes | bytearray | memoryview) -> bytes:
-    summed = sha256(head)  # processors have instructions for it
-    summed.update(body)
-    return summed.digest()[:_CHECK_BYTES]
+def _check(kind: FrameKind, head: bytes | memoryview, body: Body) -> bytes:
+    """SHA-256 of a query, which tells it from every other; GMAC of a reply, under a key that
+    everybody knows: it finds damage, five times as fast, and replies are long."""
+    if kind == "query":
+        whole = sha256(head)
+        whole.update(body)
+        return whole.digest()[:_CHECK_BYTES]
+    summed = Cipher(AES(b"keyhole-pir-repl"), GCM(bytes(12))).encryptor()
+    summed.authenticate_additional_data(bytes(head))
+    summed.authenticate_additional_data(body)
+    summed.finalize()
+    return summed.tag
 
 
 def _malformed(got: str, allowed: str) -> MalformedError:

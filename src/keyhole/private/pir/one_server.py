@@ -31,7 +31,8 @@ from hashlib import sha256
 
 import numpy as np
 
-from keyhole.errors import InputError, MalformedError, ReplayError, StaleError
+from keyhole.errors import InputError, MalformedError, StaleError
+from keyhole.private.asking import Once, distinct_keys
 from keyhole.private.pir.answered import Answered
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.fitting import check_scheme, plain_terms
@@ -39,7 +40,7 @@ from keyhole.private.pir.lwe import BLOCK, Columns, Words, matrix_seed, public_m
 from keyhole.private.pir.lwe_queries import Opening, encrypt
 from keyhole.private.pir.lwe_shape import DIMENSION, HINT_HEAD_BYTES, LweShape
 from keyhole.private.pir.messages import FRAME_BYTES, seal, unseal
-from keyhole.private.pir.questions import Wanted, check_tags, distinct_keys
+from keyhole.private.pir.questions import Wanted, check_tags
 from keyhole.private.pir.retrieval import Retrieved
 from keyhole.private.pir.terms import Terms
 from keyhole.private.prg import Prg
@@ -124,7 +125,7 @@ class OneServerAsker:
 
     def ask(self, keys: KeyArray, prg: Prg | None = None) -> OneServerQuestion:
         """Makes a question for keys; see `Asker`. The rest of `most_keys` are random columns."""
-        wanted, places = distinct_keys(keys, self.terms)
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
         prg = Prg.fresh() if prg is None else prg
         shape, count = self._shape, len(wanted)
         columns = prg.below(shape.columns, shape.most_keys)
@@ -152,8 +153,8 @@ class OneServerQuestion:
     ) -> None:
         self._terms = terms
         self._hint = hint
-        self._message: bytes | None = message
-        self._wanted: tuple[Wanted, Opening] | None = (wanted, opening)
+        self._messages = Once((message,), "messages")
+        self._wanted = Once((wanted, opening), "replies")
 
     def __repr__(self) -> str:
         """Keys are private: printing shows what everybody sees."""
@@ -161,17 +162,13 @@ class OneServerQuestion:
 
     def messages(self) -> tuple[bytes, ...]:
         """The message for the server; see `Question`."""
-        message, self._message = self._message, None
-        if message is None:
-            raise _used("messages")
-        return (message,)
+        return self._messages.take()
 
     def open(self, replies: Sequence[bytes]) -> Retrieved:
         """Returns the slices; see `Question`. Replies that are none do not use the question up."""
-        if self._wanted is None:
-            raise _used("replies")
+        self._wanted.peek()
         rows = _read_reply(replies, self._terms)
-        (wanted, opening), self._wanted = self._wanted, None
+        wanted, opening = self._wanted.take()
         opened = opening.decode(rows, wanted.keys % rows.shape[1], self._hint)
         records = check_tags(self._terms, wanted.keys, opened)
         return Retrieved(records[wanted.places], np.ones(len(wanted.places), np.bool_))
@@ -268,12 +265,3 @@ def _read_reply(replies: Sequence[bytes], terms: Terms) -> Words:
     body = unseal(replies[0], "reply", terms, _SERVER, reply_bytes(terms) - FRAME_BYTES)
     words = np.frombuffer(body, "<u4").astype(np.uint32, copy=False)
     return words.reshape(terms.most_keys, -1, terms.row_bytes)
-
-
-def _used(what: str) -> ReplayError:
-    return ReplayError(
-        "a question is for one use",
-        got=f"its {what} a second time",
-        allowed="once",
-        fix="make a new question: a secret that masks two columns shows their difference",
-    )

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.errors import IntegrityError, KeySpaceError, MalformedError, ReplayError
+from keyhole.errors import IntegrityError, MalformedError
+from keyhole.private.asking import Once
 from keyhole.private.pir.database import tags_of
 from keyhole.private.pir.messages import unseal
 from keyhole.private.pir.retrieval import Retrieved
 from keyhole.private.pir.terms import Terms
 from keyhole.types import KeyArray
 
-__all__ = ["Wanted", "XorQuestion", "check_tags", "distinct_keys"]
+__all__ = ["Wanted", "XorQuestion", "check_tags"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,8 +52,8 @@ class XorQuestion:
         self, terms: Terms, messages: tuple[bytes, bytes], wanted: Wanted, num_slots: int
     ) -> None:
         self._terms = terms
-        self._messages: tuple[bytes, bytes] | None = messages
-        self._wanted: Wanted | None = wanted
+        self._messages = Once(messages, "messages")
+        self._wanted = Once(wanted, "replies")
         self._num_slots = num_slots
 
     def __repr__(self) -> str:
@@ -61,17 +62,13 @@ class XorQuestion:
 
     def messages(self) -> tuple[bytes, bytes]:
         """One message for each server; see `Question`."""
-        messages, self._messages = self._messages, None
-        if messages is None:
-            raise _used("messages")
-        return messages
+        return self._messages.take()
 
     def open(self, replies: Sequence[bytes]) -> Retrieved:
         """Returns the slices; see `Question`. Replies that are none do not use the question up."""
-        if self._wanted is None:
-            raise _used("replies")
+        self._wanted.peek()
         one, other = _read_replies(replies, self._terms, self._num_slots)
-        wanted, self._wanted = self._wanted, None
+        wanted = self._wanted.take()
         is_found = wanted.slots >= 0
         slots = wanted.slots[is_found]
         opened = check_tags(self._terms, wanted.keys[is_found], one[slots] ^ other[slots])
@@ -80,24 +77,6 @@ class XorQuestion:
         records = np.zeros((len(wanted.keys), self._terms.record_bytes), np.uint8)
         records[is_found] = opened
         return Retrieved(records[wanted.places], is_found[wanted.places])
-
-
-def distinct_keys(keys: KeyArray, terms: Terms) -> tuple[KeyArray, NDArray[np.int64]]:
-    """Returns the different keys, sorted, and which of them stands at each place.
-
-    Raises:
-        KeySpaceError: keys that are no row of whole numbers, outside the table, or too many.
-    """
-    keys = np.asarray(keys)
-    if keys.ndim != 1 or (keys.dtype.kind not in "iu" and keys.size):
-        raise _bad_keys(f"{keys.dtype} of shape {keys.shape}", "whole numbers, shape (n,)")
-    outside = np.count_nonzero((keys < 0) | (keys >= terms.num_keys))
-    if outside:
-        raise _bad_keys(f"{outside} of {len(keys)} outside", f"0..{terms.num_keys - 1}")
-    found, places = np.unique(keys.astype(np.int64), return_inverse=True)
-    if len(found) > terms.most_keys:
-        raise _bad_keys(f"{len(found)} different keys", f"{terms.most_keys} a query")
-    return found, places
 
 
 def check_tags(terms: Terms, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -132,18 +111,3 @@ def _read_replies(
     length = num_slots * terms.row_bytes
     bodies = [unseal(reply, "reply", terms, i, length) for i, reply in enumerate(replies)]
     return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]
-
-
-def _used(what: str) -> ReplayError:
-    return ReplayError(
-        "a question is for one use",
-        got=f"its {what} a second time",
-        allowed="once",
-        fix="make a new question: the same secrets sent twice can show keys",
-    )
-
-
-def _bad_keys(got: str, allowed: str) -> KeySpaceError:
-    return KeySpaceError(
-        "keys that cannot be asked for", got=got, allowed=allowed, fix="check them before asking"
-    )

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from keyhole.private.asking import distinct_keys
 from keyhole.private.dpf import (
     Domain,
     PointKeys,
@@ -35,7 +36,7 @@ from keyhole.private.pir.batch import Batch, Points
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.fitting import check_scheme, check_server, plain_terms
 from keyhole.private.pir.messages import FRAME_BYTES, seal, unseal
-from keyhole.private.pir.questions import Wanted, XorQuestion, distinct_keys
+from keyhole.private.pir.questions import Wanted, XorQuestion
 from keyhole.private.pir.terms import Terms
 from keyhole.private.pir.xor_scan import scan_buckets, scan_rows
 from keyhole.private.prg import SEED_BYTES, Prg
@@ -76,7 +77,7 @@ class TwoServerAsker:
 
     def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
         """Makes a question for keys; see `Asker`."""
-        wanted, places = distinct_keys(keys, self.terms)
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
         prg = Prg.fresh() if prg is None else prg
         points = self._batch.assign(wanted, prg)
         messages = self._share(points, prg)
