@@ -4,7 +4,7 @@ A way is added here once. Keys come in any order, repeated, or not at all; slice
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 
 import pytest
@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole.delivery import Coded, Coding, broadcast, on_demand, pregenerated
 from keyhole.delivery.sources import sources_of
+from keyhole.private.oblivious.key_config import GatewayKey
 from keyhole.serving import App, Device, OnDemandRounds, SliceCache, serving
+from keyhole.serving.device.client import Client
+from keyhole.serving.pir.pir_fetch import OneServerFetch, PirFetch
+from keyhole.serving.pir.routes import pir_routes
+from keyhole.serving.pir.settings import ROLES, PirSettings
+from keyhole.serving.relay.gateway_line import GatewayLine
+from keyhole.serving.relay.gateway_routes import gateway_routes
+from keyhole.serving.relay.mixing import Mix
+from keyhole.serving.relay.relay import RelayApp
+from keyhole.serving.relay.relayed_fetch import RelayedFetch
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, read
 from tests.serving.small_service import random_state, small_service
 
@@ -25,15 +35,36 @@ class World:
     """One state, published to a service of files and to one on demand."""
 
     def __init__(self, stack, directory):
-        self.files = stack.enter_context(small_service(directory))
+        key, first = GatewayKey.fresh(), PirSettings(ROLES["0"])
+        self.files = stack.enter_context(
+            small_service(
+                directory, extra=lambda r: [pir_routes(r, first), gateway_routes(r, [key])]
+            )
+        )
         threads = stack.enter_context(ThreadPoolExecutor(1))
         self.computed = OnDemandRounds(most_bytes=1 << 20, executor=threads)
         url = stack.enter_context(serving(App(self.computed)))
         self.device = stack.enter_context(Device(self.files.url))
         self.cached = stack.enter_context(Device(self.files.url, cache=SliceCache(None, 1 << 20)))
         self.asking = stack.enter_context(Device(url))
+        self._start_private(stack)
         self._numbers = count()
         self._wanted = None
+
+    def _start_private(self, stack):
+        """The servers that hide something, over the same rounds."""
+
+        def other(role):
+            more = [pir_routes(self.files.rounds, PirSettings(ROLES[role]))]
+            url = stack.enter_context(serving(App(self.files.rounds, extra_routes=more)))
+            return stack.enter_context(Device(url))
+
+        line = GatewayLine(Client(self.files.url), None, 1 << 26)
+        relay = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
+        near = Client(stack.enter_context(serving(relay)))
+        self.relayed = RelayedFetch(stack.enter_context(closing(near)))
+        self.pir, self.alone = PirFetch(other("1")), other("one")
+        self.one_server = OneServerFetch()
 
     def hold(self, name, coding):
         """Publishes a state, unless it is the one that is there."""
@@ -46,6 +77,9 @@ class World:
             number=number,
             coding=coding,
             segment_bytes=100,  # several segments a table
+            settings={
+                "keys_per_client": {s.name: min(5, s.num_keys) for s in self.state.layout.spaces}
+            },
         )
         self.round = published.id
         sources = sources_of(self.state, coding)
@@ -62,6 +96,13 @@ WAYS = {
     "on demand, over HTTP": lambda w, z: w.asking.fetch(w.round_on_demand, z).model,
     "pregenerated, over HTTP": lambda w, z: w.device.fetch(w.round, z).model,
     "pregenerated, over HTTP, with a cache": lambda w, z: w.cached.fetch(w.round, z).model,
+}
+
+
+PRIVATE_WAYS = {
+    "two servers": lambda w, z: w.pir(w.device, w.round, z),
+    "one server": lambda w, z: w.one_server(w.alone, w.round, z),
+    "relay": lambda w, z: w.relayed(w.device, w.round, z),
 }
 
 
@@ -83,3 +124,20 @@ def test_every_way_delivers_the_same_bytes(world, kind, name, data):
         assert_trees_equal(expected, LAYOUTS[name].select(world.state.model(), keys))
     for way in WAYS.values():
         assert_trees_equal(way(world, keys), expected)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kind", ["plain", "uint4"])
+@settings(max_examples=2)
+@given(data=st.data())
+def test_every_private_way_over_http_delivers_the_same_bytes(world, kind, name, data):
+    """In process: `tests/delivery/test_private_ways.py`."""
+    world.hold(name, Coding(kind, seed=7))
+    keys = data.draw(client_keys(LAYOUTS[name]))
+    expected = world.in_process(pregenerated, keys)
+    for way in PRIVATE_WAYS.values():
+        found = way(world, keys)
+        assert_trees_equal(found.model, expected)
+        assert [found.keys[z.space.name].array.tolist() for z in keys] == [
+            z.array.tolist() for z in keys
+        ]
