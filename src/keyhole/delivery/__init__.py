@@ -1,7 +1,31 @@
 """How slices travel from the server to the clients of a round, in process, and what it costs."""
 
 from keyhole.delivery.cost import Cost, Delivered
+from keyhole.delivery.leakage import Learned
+from keyhole.delivery.named import delivery_named
+from keyhole.delivery.names import DELIVERIES
+from keyhole.delivery.need import Need
+from keyhole.delivery.planner import best, break_even
+from keyhole.delivery.prices import Price, price_all
+from keyhole.delivery.private_way import PrivateWay
 from keyhole.delivery.records import Coding
 from keyhole.delivery.ways import Coded, broadcast, on_demand, pregenerated
 
-__all__ = ["Coded", "Coding", "Cost", "Delivered", "broadcast", "on_demand", "pregenerated"]
+__all__ = [
+    "DELIVERIES",
+    "Coded",
+    "Coding",
+    "Cost",
+    "Delivered",
+    "Learned",
+    "Need",
+    "Price",
+    "PrivateWay",
+    "best",
+    "break_even",
+    "broadcast",
+    "delivery_named",
+    "on_demand",
+    "pregenerated",
+    "price_all",
+]

@@ -15,6 +15,12 @@ from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.reading import RoundsDirectory
 from keyhole.serving.files.update_spool import UpdateSpool
 from keyhole.serving.on_demand.rounds import OnDemandRounds
+from keyhole.serving.pir.pir_fetch import OneServerFetch, PirFetch
+from keyhole.serving.pir.routes import pir_routes
+from keyhole.serving.pir.settings import PirSettings
+from keyhole.serving.relay.gateway_routes import gateway_routes
+from keyhole.serving.relay.relay import RelayApp
+from keyhole.serving.relay.relayed_fetch import RelayedFetch
 from keyhole.serving.served import Served, device_name
 from keyhole.serving.service.access import Access, Keyring, new_key
 from keyhole.serving.service.app import App
@@ -28,10 +34,15 @@ __all__ = [
     "Keyring",
     "Limits",
     "OnDemandRounds",
+    "OneServerFetch",
     "Pace",
     "Participant",
+    "PirFetch",
+    "PirSettings",
     "PopulationClient",
     "Publisher",
+    "RelayApp",
+    "RelayedFetch",
     "Retry",
     "RoundsDirectory",
     "Served",
@@ -40,8 +51,10 @@ __all__ = [
     "admit",
     "device_name",
     "fetch_at_home",
+    "gateway_routes",
     "keep_taking_part",
     "new_key",
+    "pir_routes",
     "serving",
     "take_part",
 ]
