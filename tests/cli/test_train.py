@@ -39,6 +39,21 @@ def test_the_same_command_does_not_train_again(trained, keyhole, few_writers):
     assert again.stdout == first.stdout
 
 
+def test_a_run_says_who_learned_what(keyhole, few_writers, tmp_path):
+    """A third of the neurons, so that two servers are worth their bytes."""
+    options = ("--data", few_writers, "--m", 5, "--out", tmp_path, "--delivery", "pir")
+    done = keyhole("train", "emnist_2nn", *TINY, *options)
+    assert done.returncode == 0, done.stderr
+    assert "who learned what" in done.stdout
+    assert "first server" in done.stdout
+    assert "its keys and whose they are" in done.stdout
+    again = json.loads(keyhole("train", "emnist_2nn", *TINY, *options, "--json").stdout)
+    assert again[0]["seen_by"] == {
+        "first server": "who takes part",
+        "second server": "who takes part",
+    }
+
+
 def test_train_shows_a_table(keyhole, few_writers, tmp_path):
     done = keyhole(
         "train",
@@ -75,6 +90,8 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
         (["train", "emnist_2nn", "--min-examples", "99"], "no client has so many examples"),
         (["train", "emnist_2nn", "--negatives", "0.1"], "no softmax that is cut"),
         (["train", "so_tag"], "a dataset of posts"),
+        (["train", "emnist_2nn", "--m", "100", "--delivery", "pir"], "more than the whole model"),
+        (["train", "emnist_2nn", "--delivery", "pir", "--devices", "d"], "choose their own"),
         (["train", "emnist_2nn", "--data", "no/such/file.npz"], "no/such/file.npz"),
         (["sweep", "no-such-figure"], "no such sweep: got no-such-figure"),
         (["sweep", "emnist-2nn", "--scale", "huge"], "'huge' is not one of"),
