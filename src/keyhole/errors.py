@@ -8,6 +8,7 @@ KeyholeError
  |    +-- NotFiniteError     NaN or infinity in a value that will be added up
  |    +-- NotLinearError     a select function that has no transpose
  +-- CohortError         nobody is left, or two values come from different cohorts
+ |    +-- ThresholdError     too few clients are left for a secure sum to be opened
  +-- PlacementError      code at the server reads a value that lives on the clients
  +-- StorageError        a file of the server's state is damaged or foreign, or the disk refuses it
  +-- WorkerError         a client's work kills every worker that tries it
@@ -28,11 +29,15 @@ KeyholeError
  |         +-- MalformedError    its length, its form or its check is wrong
  |         +-- StaleError        it belongs to another round, or to slices that have changed
  |         +-- ReplayError       it has been used before
+ |         +-- ViolationError    a party asks for what the protocol forbids
+ |         +-- MismatchError     two parties do not speak of the same clients or messages
+ |         +-- SketchError       a sum of sketches that does not decode
  +-- ServiceError        a device cannot reach its service, or gets no sense out of it
  +-- DamageError         bytes that arrived are not the bytes that were sent
  |    +-- IntegrityError     slices that are not those of the round: a server lies or is damaged
  +-- AttestationError    an enclave that does not show what the policy asks for
  +-- CostlyError         a private way that sends more than the whole model
+ +-- BudgetError         a round that would spend more privacy than there is
 
 A message states four facts: what is wrong, the value, what is allowed, what to do. Messages that
 may be seen at the server never carry a key or an update of one client: they carry counts.
@@ -45,6 +50,7 @@ from typing import ClassVar
 __all__ = [
     "AccessError",
     "AttestationError",
+    "BudgetError",
     "BusyError",
     "CohortError",
     "ConflictError",
@@ -58,6 +64,7 @@ __all__ = [
     "MalformedError",
     "MediaTypeError",
     "MethodError",
+    "MismatchError",
     "NotAdmittedError",
     "NotFiniteError",
     "NotFoundError",
@@ -69,12 +76,15 @@ __all__ = [
     "RequestError",
     "ServiceError",
     "ShapeError",
+    "SketchError",
     "SlowError",
     "StaleError",
     "StorageError",
+    "ThresholdError",
     "TooLargeError",
     "TooLateError",
     "TooManyError",
+    "ViolationError",
     "WorkerError",
 ]
 
@@ -146,6 +156,10 @@ class CohortError(KeyholeError):
 
     exit_code = 3
     http_status = 503
+
+
+class ThresholdError(CohortError):
+    """Too few clients are left for a secure sum to be opened; nothing of it is released."""
 
 
 class PlacementError(KeyholeError):
@@ -269,6 +283,18 @@ class ReplayError(ProtocolError):
     """A message, or what a message is made from, is used a second time."""
 
 
+class ViolationError(ProtocolError):
+    """A party asks for what the protocol forbids; whoever is asked forgets its secrets."""
+
+
+class MismatchError(ProtocolError):
+    """Two parties do not speak of the same clients or messages; nothing is released."""
+
+
+class SketchError(ProtocolError):
+    """A sum of sketches that does not decode; nothing of it is applied."""
+
+
 class IntegrityError(DamageError):
     """Slices that are not those of the round: a server lies, or is damaged."""
 
@@ -282,3 +308,7 @@ class AttestationError(KeyholeError):
 
 class CostlyError(InputError):
     """A private way that sends more than the whole model would."""
+
+
+class BudgetError(InputError):
+    """A round that would spend more privacy than there is; it does not start."""
