@@ -98,6 +98,11 @@ def test_a_simulated_enclave_says_that_its_host_can_learn_everything(ways):
     assert learned.whose
 
 
+def test_a_simulated_enclave_says_so_when_it_is_made(caplog):
+    delivery_named("enclave", {"row": MOST}, allow_simulation=True)
+    assert "NO HARDWARE PROTECTION" in caplog.text
+
+
 def test_a_simulated_enclave_is_refused_unless_allowed():
     with pytest.raises(AttestationError, match="would be simulated"):
         delivery_named("enclave", {"row": MOST})

@@ -127,7 +127,9 @@ def _show(
     if beyond := set(DELIVERIES) - {price.way for price in prices}:
         click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
     for trust, price in chosen.items():
-        click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}")
+        # No attester of real hardware comes with keyhole, only one that simulates it.
+        needs = ", with hardware and an attester of your own" if price.basis == "hardware" else ""
+        click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}{needs}")
 
 
 def _cost_table(need: Need, prices: Sequence[Price]) -> Table:

@@ -182,8 +182,6 @@ def _check_delivery(experiment: Experiment, options: Mapping[str, Any]) -> None:
         raise click.UsageError("--delivery is for clients in process; devices choose their own")
     if not options["force"]:
         experiment.check_worth()
-    if options["delivery"] == "enclave":
-        click.echo("the enclave is simulated: NO HARDWARE PROTECTION", err=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ hidden from it. That must be allowed, and every record says so.
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from keyhole.types import ClientId, KeyArray
 
 __all__ = ["Enclave"]
 
+_LOG = logging.getLogger("keyhole.delivery")  # a warning shows on stderr unless told otherwise
 _HOST = "host of a simulated enclave, NO HARDWARE PROTECTION"
 
 
@@ -52,6 +54,7 @@ class Enclave:
                 fix="pass allow_simulation=True or --allow-simulation where nothing needs "
                 "protection from the host",
             )
+        _LOG.warning("the enclave is simulated: NO HARDWARE PROTECTION")
         self._clock = clock
         self._process: EnclaveProcess | None = None
         self._policy: Policy | None = None
