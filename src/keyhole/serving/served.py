@@ -27,10 +27,11 @@ from keyhole.serving.files.update_spool import UpdateSpool
 from keyhole.serving.wire import decode_update
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import sample_cohort
+from keyhole.training.fate import Fate
 from keyhole.training.plan import Plan
 from keyhole.training.record import RoundRecord
 from keyhole.training.round import record_visits
-from keyhole.training.visit import Executor, Fate, Visit, visit_of
+from keyhole.training.visit import Executor, Visit, visit_of
 
 __all__ = ["Served", "device_name"]
 

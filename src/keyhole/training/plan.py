@@ -12,6 +12,8 @@ from keyhole.errors import InputError
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import Layout
 from keyhole.server.aggregation import Over
+from keyhole.training.aggregation.contract import Aggregation
+from keyhole.training.aggregation.plain import plain
 from keyhole.training.buffering import Buffering
 from keyhole.training.cohort import Cohorts, check_count
 
@@ -30,6 +32,7 @@ class Plan:
         trial: which repetition; both arms of a comparison use the same.
         over: what sums are divided by: the cohort (Eq. 5) or those who chose the key.
         deliver: how slices travel.
+        aggregate: how updates are added up.
         buffering: asynchronous rounds; None for synchronous ones.
         shared_keys: all clients of a round draw their keys from the same random numbers: random
             keys are the same for everybody, "fixed" in section 5.3, while keys that only depend on
@@ -47,6 +50,7 @@ class Plan:
     trial: int = 0
     over: Over = "cohort"
     deliver: Delivery = on_demand
+    aggregate: Aggregation = plain
     buffering: Buffering | None = None
     shared_keys: bool = False
 

@@ -47,6 +47,7 @@ class RoundRecord:
             them in a query, and to ask again would show.
         seen_by: party -> what it learned of the clients' keys while slices were delivered.
         seen_in_sum: party -> what it learned of updates and their keys while they were added up.
+        not_opened: why a secure sum could not be opened, and the round made no step.
         staleness: of each update that was added, in steps; all zero unless rounds are asynchronous.
         metrics: name -> value, where the round was evaluated.
     """
@@ -68,6 +69,7 @@ class RoundRecord:
     unplaced_keys: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
     seen_in_sum: Mapping[str, str] = field(default_factory=dict)
+    not_opened: str | None = None
     staleness: list[int] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
 

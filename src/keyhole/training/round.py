@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from keyhole.delivery.cost import Cost
 from keyhole.primitives.layout import Layout
-from keyhole.server.aggregation import PLAIN_SUM_SEEN_BY, sum_updates
+from keyhole.server.aggregation import PLAIN_SUM_SEEN_BY
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
+from keyhole.training.aggregation.contract import Adding, Contribution, Summed
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import sample_cohort
 from keyhole.training.plan import Plan
@@ -42,18 +44,35 @@ def run_round(
     asked = sample_cohort(cohorts, plan.seed, plan.trial, t)
     most = cohorts.size if cohorts.over_selection > 1 else None
     visits, cost = visit_clients(t, asked, state, clients, plan, execute, most)
-    sent = [visit for visit in visits if visit.fate == "sent"]
+    summed = _add_up(t, visits, state.layout, plan)
+    added = [visit for visit in visits if visit.fate == "sent" and summed.rows is not None]
     record = RoundRecord(
         round=t,
-        step=state.steps + bool(sent),
-        staleness=[0] * len(sent),
-        **record_visits(visits, [cost]),
+        step=state.steps + bool(added),
+        staleness=[0] * len(added),
+        **record_visits(_with_costs(visits, summed), [cost], summed.seen_by),
+        not_opened=summed.error,
     )
-    if not sent:
-        return None, record
-    return sum_updates(
-        state.layout, [v.update for v in sent], [v.keys for v in sent], plan.over
-    ), record
+    return summed.rows, record
+
+
+def _add_up(t: int, visits: Sequence[Visit], layout: Layout, plan: Plan) -> Summed:
+    """Hands what clients brought to the plan's aggregation."""
+    contributions = [Contribution(v.client, v.fate, v.keys, v.update) for v in visits]
+    place = plan.seed, plan.trial, t
+    return plan.aggregate(Adding(layout, contributions, plan.over, plan.keys_per_client, place))
+
+
+def _with_costs(visits: Sequence[Visit], summed: Summed) -> list[Visit]:
+    """Visits with what the sum cost each client."""
+    return [
+        replace(
+            visit,
+            bytes_down=visit.bytes_down + summed.bytes_down.get(visit.client, 0),
+            update_bytes=summed.bytes_up.get(visit.client, 0),
+        )
+        for visit in visits
+    ]
 
 
 class Synchronous:
@@ -83,7 +102,11 @@ def _count_distinct(visits: Sequence[Visit]) -> int:
     return sum(len(np.unique(np.concatenate(arrays))) for arrays in reached.values())
 
 
-def record_visits(visits: Sequence[Visit], costs: Sequence[Cost]) -> dict[str, Any]:
+def record_visits(
+    visits: Sequence[Visit],
+    costs: Sequence[Cost],
+    seen_in_sum: Mapping[str, str] = PLAIN_SUM_SEEN_BY,
+) -> dict[str, Any]:
     """What visits and deliveries put into the record of a round."""
 
     def those(fate: str) -> list[int]:
@@ -96,12 +119,12 @@ def record_visits(visits: Sequence[Visit], costs: Sequence[Cost]) -> dict[str, A
         "late": those("late"),
         "refused": those("refused"),
         "bytes_down": [visit.bytes_down for visit in visits],
-        "bytes_up": [visit.bytes_up for visit in visits],
+        "bytes_up": [visit.bytes_up + visit.update_bytes for visit in visits],
         "client_sizes": [visit.size for visit in visits],
         "select_calls": sum(cost.select_calls for cost in costs),
         "cache_hits": sum(cost.cache_hits for cost in costs),
         "distinct_keys": _count_distinct(visits),
         "unplaced_keys": sum(visit.unplaced_keys for visit in visits),
         "seen_by": {p: str(learned) for p, learned in costs[-1].seen_by.items()} if costs else {},
-        "seen_in_sum": dict(PLAIN_SUM_SEEN_BY),
+        "seen_in_sum": dict(seen_in_sum),
     }

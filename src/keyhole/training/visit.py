@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from keyhole.delivery.cost import Cost
 from keyhole.delivery.demand import key_bytes
@@ -21,17 +21,15 @@ from keyhole.server.state import ServerState
 from keyhole.server.updates import usable
 from keyhole.training.clients import Clients, Job
 from keyhole.training.cohort import sample_dropouts
+from keyhole.training.fate import Fate
 from keyhole.training.plan import Plan
 from keyhole.training.randomness import Place, generator
 from keyhole.types import ClientId, Tree
 
-__all__ = ["Executor", "Fate", "Visit", "choose_keys", "in_process", "visit_clients", "visit_of"]
+__all__ = ["Executor", "Visit", "choose_keys", "in_process", "visit_clients", "visit_of"]
 
 Executor: TypeAlias = Callable[[Clients, Sequence[Job]], Iterable[Tree]]
 """Where jobs run: `(clients, jobs) -> updates` in the order of the jobs."""
-
-Fate: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused"]
-"""How a visit ended; only what was sent is added up."""
 
 
 def in_process(clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
@@ -50,7 +48,8 @@ class Visit:
         update: what it sent, if it did.
         size: numbers in its sub-model; 0 if it received none.
         bytes_down: what it received.
-        bytes_up: keys to select with; keys and update to add up.
+        bytes_up: what it sent to select.
+        update_bytes: what it sent to have its update added.
         unplaced_keys: how many keys it chose and trained without, because a private way had no
             place for them in its query.
     """
@@ -62,6 +61,7 @@ class Visit:
     size: int
     bytes_down: int
     bytes_up: int
+    update_bytes: int = 0
     unplaced_keys: int = 0
 
 
@@ -155,7 +155,7 @@ def choose_keys(client: int, t: int, layout: Layout, clients: Clients, plan: Pla
 def visit_of(
     client: int, fate: Fate, keys: Mapping[str, Keys], update: Tree, layout: Layout, cost: Cost
 ) -> Visit:
-    """The visit of a client that chose `keys`, with what they and its update weigh."""
+    """The visit of a client that chose `keys`, with what they and a plain update weigh."""
     counts = {name: len(z) for name, z in keys.items()}
     has_sent = fate in ("sent", "late", "refused")
     sent = key_bytes(keys.values()) + layout.client_bytes(**counts) if has_sent else 0
@@ -166,5 +166,6 @@ def visit_of(
         update=update,
         size=0 if fate == "lost_before" else layout.client_size(**counts),
         bytes_down=cost.bytes_down.get(client, 0),
-        bytes_up=cost.bytes_up.get(client, 0) + sent,
+        bytes_up=cost.bytes_up.get(client, 0),
+        update_bytes=sent,
     )

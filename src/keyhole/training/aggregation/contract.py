@@ -1,0 +1,91 @@
+"""What a round asks of an aggregation, and what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.layout import Layout
+from keyhole.server.aggregation import Over
+from keyhole.server.updates import RowUpdate
+from keyhole.training.fate import Fate
+from keyhole.types import Tree
+
+__all__ = ["Adding", "Aggregation", "Contribution", "Summed"]
+
+
+@dataclass(frozen=True, repr=False)
+class Contribution:
+    """What one client brings to a sum.
+
+    Args:
+        client: its number.
+        fate: how its visit ends; what is not "sent" does not count, however far it came.
+        keys: of its sub-model, by key space.
+        update: shaped as the sub-model; None where there is none to send.
+    """
+
+    client: int
+    fate: Fate
+    keys: Mapping[str, Keys]
+    update: Tree
+
+    def __repr__(self) -> str:
+        """Keys and updates may be private."""
+        return f"Contribution(client {self.client}, {self.fate})"
+
+
+@dataclass(frozen=True)
+class Adding:
+    """One sum to be made.
+
+    Args:
+        layout: the model and its cuts.
+        contributions: of every client that was asked, in order.
+        over: what sums are divided by.
+        keys_per_client: key space -> the most keys of a client; public.
+        place: (seed, trial, round), from which the randomness of a simulation derives.
+    """
+
+    layout: Layout
+    contributions: Sequence[Contribution]
+    over: Over
+    keys_per_client: Mapping[str, int]
+    place: tuple[int, int, int]
+
+    @property
+    def sent(self) -> list[Contribution]:
+        """Those that count."""
+        return [each for each in self.contributions if each.fate == "sent"]
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What came of it.
+
+    Args:
+        rows: for each part its keys, ascending, and a row for each; None if nobody was left, or too
+            few for the sum to be opened.
+        bytes_up: client -> what it sent to have its update added.
+        bytes_down: client -> what it received for it.
+        unplaced_keys: keys of all clients whose update found no place in a message.
+        seen_by: party -> what it learned of updates and their keys.
+        error: why nothing was opened, if so.
+    """
+
+    rows: tuple[RowUpdate, ...] | None
+    bytes_up: Mapping[int, int]
+    bytes_down: Mapping[int, int] = field(default_factory=dict)
+    unplaced_keys: int = 0
+    seen_by: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Aggregation(Protocol):
+    """A way to add updates up. Equal to the plain sum, up to the rounding that it states."""
+
+    def __call__(self, adding: Adding) -> Summed:
+        """Adds up the updates of a round."""
+        ...
