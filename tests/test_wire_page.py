@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole import errors
 from keyhole.private.dpf import Domain
-from keyhole.private.enclave.terms import TERMS_BYTES
+from keyhole.private.enclave.terms import EnclaveTerms
 from keyhole.private.pir import two_server
 from keyhole.private.pir.batch import Batch
 from keyhole.private.pir.database import Database
@@ -90,13 +90,13 @@ def test_the_errors_on_the_page_exist():
 
 
 def database_by_the_page(round_name, records):
-    """The digest of a table, from what the page says of rows and tags."""
-    tags = [
+    """The digest of a table, from what the page says of rows and their hashes."""
+    hashes = [
         sha256(b"keyhole-slice" + round_name + key.to_bytes(8, "little") + record.tobytes())
         for key, record in enumerate(records)
     ]
     sizes = struct.pack("<QQ", *records.shape)
-    return sha256(round_name + sizes + b"".join(t.digest()[:16] for t in tags)).digest()
+    return sha256(round_name + sizes + b"".join(one.digest() for one in hashes)).digest()
 
 
 def test_terms_frames_and_tags_follow_from_the_page_alone():
@@ -113,6 +113,18 @@ def test_terms_frames_and_tags_follow_from_the_page_alone():
     check = AESGCM(b"keyhole-pir-repl").encrypt(bytes(12), b"", reply)
     assert seal("reply", terms, 1, b"body") == reply + check
     assert b"KHP1\3" + bytes(67) == REFUSAL
+
+
+@pytest.mark.parametrize("num_keys", [20, 1500])  # with and without buckets
+def test_a_reply_begins_with_the_check_of_its_query_as_the_page_says(num_keys):
+    records = np.arange(3 * num_keys).astype(np.uint8).reshape(num_keys, 3)
+    database = Database.of(bytes(16), records)
+    terms = two_server.terms_of(database, 110)
+    query = two_server.TwoServerAsker(terms).ask(np.array([5])).messages()[0]
+    (reply,) = two_server.TwoServer(database, terms, 0).answer_many([query])
+    assert reply[56:72] == query[-16:]
+    assert len(reply) == 56 + 16 + Batch.of(terms).num_queries * (3 + 16) + 16
+    assert two_server.reply_bytes(terms) == len(reply)
 
 
 @pytest.mark.parametrize("num_points", [1, 24, 231, 2308, 23256, 10**6])
@@ -143,4 +155,4 @@ def test_a_two_server_query_is_as_long_as_the_page_says():
 def test_what_the_page_says_of_relays_and_enclaves_is_there():
     for name in (relay.RELAY_PATH, relay.RELAY_KEYS_PATH, gateway_routes.GATEWAY_PATH):
         assert name in PAGE
-    assert TERMS_BYTES == 80
+    assert len(EnclaveTerms(bytes(16), 1, 1, 1, bytes(32)).encode()) == 80

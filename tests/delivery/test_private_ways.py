@@ -1,5 +1,8 @@
 """Private ways: the bytes of `pregenerated`, what they cost, and what they tell of keys."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,9 +14,10 @@ from keyhole.delivery.lengths import traffic_of
 from keyhole.delivery.named import delivery_named
 from keyhole.delivery.names import PRIVATE_DELIVERIES
 from keyhole.delivery.need import Need
+from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.private_way import PrivateWay
 from keyhole.delivery.worth import check_model_worth
-from keyhole.errors import AttestationError, CostlyError, InputError
+from keyhole.errors import AttestationError, CostlyError, InputError, ServiceError
 from keyhole.private.pir.retrieval import Retrieved
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -103,6 +107,24 @@ def test_a_simulated_enclave_says_so_when_it_is_made(caplog):
     assert "NO HARDWARE PROTECTION" in caplog.text
 
 
+def test_an_enclave_that_ends_loses_its_round_and_the_next_one_starts_another(ways):
+    deliver = ways["enclave"]
+    deliver(state_of(), ROW.place(KEYS))
+    first = deliver.retrieval._process
+    os.kill(first.pid, signal.SIGKILL)
+    with pytest.raises(ServiceError):
+        deliver(state_of(), ROW.place(KEYS))
+    delivered = deliver(state_of(), ROW.place(KEYS))
+    assert deliver.retrieval._process.pid != first.pid
+    assert_trees_equal(read(delivered.submodels)[0], LAYOUT.select(MODEL, ROW.keys(KEYS[0])))
+
+
+def test_ways_name_the_cryptography_that_they_rest_on():
+    rests_on = {"relay": "HPKE", "pir": "AES", "pir-chor": "AES-128", "enclave": "HPKE"}
+    for way, word in rests_on.items():
+        assert word in PARTIES[way].assumption
+
+
 def test_a_simulated_enclave_is_refused_unless_allowed():
     with pytest.raises(AttestationError, match="would be simulated"):
         delivery_named("enclave", {"row": MOST})
@@ -112,7 +134,7 @@ def test_a_part_of_which_clients_take_every_key_is_sent_to_everyone():
     class Refuses:
         seen_by = {}  # noqa: RUF012 - a stand-in without state
 
-        def retrieve(self, table, wanted, traffic):
+        def retrieve(self, table, wanted, tally):
             raise AssertionError
 
     delivered = PrivateWay(Refuses(), {"row": 300})(state_of(), ROW.place(KEYS))
@@ -126,7 +148,7 @@ def test_keys_without_a_place_are_left_out_and_reported():
 
         seen_by = {}  # noqa: RUF012 - a stand-in without state
 
-        def retrieve(self, table, wanted, traffic):
+        def retrieve(self, table, wanted, tally):
             return {c: Retrieved(table.records[z], z != 7) for c, z in wanted.items()}
 
     delivered = PrivateWay(Loses(), {"row": MOST})(state_of(), ROW.place(KEYS))

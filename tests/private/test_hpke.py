@@ -114,8 +114,18 @@ def test_key_schedules_are_those_of_the_rfc(vector):
     shared = hpke._shared_secret(PrivateKey(private).agree(enc), enc, public)
     assert shared.hex() == vector["shared"]
     schedule = hpke._key_schedule(shared, INFO, vector["suite"])
-    expected = tuple(of_hex(vector, "key", "base_nonce", "exporter_secret"))
-    assert tuple(schedule) == expected
+    expected = of_hex(vector, "key", "base_nonce", "exporter_secret")
+    assert [schedule.key, schedule.base_nonce, schedule.exporter_secret] == expected
+
+
+def test_nothing_that_is_printed_shows_a_secret():
+    private = PrivateKey(bytes(range(32)))
+    _, context = seal_to(private.public, INFO)
+    schedule = context._schedule
+    shown = "".join(map(repr, (private, context, schedule, vars(context))))
+    for secret in (private.secret, schedule.key, schedule.base_nonce, schedule.exporter_secret):
+        assert repr(secret) not in shown
+        assert secret.hex() not in shown
 
 
 @VECTORS

@@ -177,6 +177,19 @@ def test_no_numbers_are_drawn_if_none_are_asked_for():
     assert Prg(bytes(16)).bytes(0) == b""
 
 
+@pytest.mark.parametrize("bound", [0, -1, 2**63 + 1, 2**64, 2**70])
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_bound_that_numbers_cannot_be_below_is_refused(bound, count):
+    with pytest.raises(InputError, match=r"1\.\.2\^63"):
+        Prg(bytes(16)).below(bound, count)
+
+
+def test_numbers_below_the_largest_bound_have_no_sign():
+    drawn = Prg(bytes(16)).below(2**63, 1000)
+    assert drawn.min() >= 0
+    assert drawn.max() > 2**62
+
+
 @pytest.mark.parametrize("bound", [2, 3, 10, 37])
 def test_numbers_below_a_bound_are_uniform(bound):
     """Chi-square of 37,000 fixed draws: expected bound - 1, standard deviation sqrt(2 (bound - 1));

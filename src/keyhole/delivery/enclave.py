@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from keyhole.delivery.leakage import KEYS_AND_WHOSE, Learned
-from keyhole.delivery.private_way import PrivateTable, Traffic
-from keyhole.errors import AttestationError
+from keyhole.delivery.private_way import PrivateTable, Tally
+from keyhole.errors import AttestationError, ServiceError
 from keyhole.private.enclave.client import ask, fresh_nonce
 from keyhole.private.enclave.host import EnclaveProcess
 from keyhole.private.enclave.policy import Policy
@@ -32,7 +32,8 @@ _HOST = "host of a simulated enclave, NO HARDWARE PROTECTION"
 
 
 class Enclave:
-    """Retrieval from an enclave program, which is started with the first round and then kept.
+    """Retrieval from an enclave program, which is started with the first round and then kept. One
+    that has ended or hangs is lost with its round; the next round starts another.
 
     Args:
         allow_simulation: accepts evidence that no hardware stands behind, which is all there is
@@ -74,15 +75,19 @@ class Enclave:
             self._process = None
 
     def retrieve(
-        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], traffic: Traffic
+        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: Tally
     ) -> Mapping[ClientId, Retrieved]:
         """Each client verifies the enclave for itself and sends one sealed request."""
         process = self._started()
-        terms = process.load(name_of_round(table.round_id), table.records, table.most_keys)
-        return {
-            client: self._ask(process, terms, client, keys, traffic)
-            for client, keys in wanted.items()
-        }
+        try:
+            terms = process.load(name_of_round(table.round_id), table.records, table.most_keys)
+            return {
+                client: self._ask(process, terms, client, keys, tally)
+                for client, keys in wanted.items()
+            }
+        except ServiceError:
+            self.close()
+            raise
 
     def _ask(
         self,
@@ -90,7 +95,7 @@ class Enclave:
         terms: EnclaveTerms,
         client: ClientId,
         keys: KeyArray,
-        traffic: Traffic,
+        tally: Tally,
     ) -> Retrieved:
         nonce = fresh_nonce()
         evidence = process.evidence(nonce)
@@ -99,7 +104,7 @@ class Enclave:
         question = ask(evidence, nonce, self._policy, terms, keys, now=int(self._clock()))
         message = question.message()
         reply = process.answer(message)
-        traffic.add(client, len(evidence.encode()) + len(reply), len(nonce) + len(message))
+        tally.add(client, len(evidence.encode()) + len(reply), len(nonce) + len(message))
         records = question.open(reply)
         return Retrieved(records, np.ones(len(records), bool))
 

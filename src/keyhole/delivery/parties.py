@@ -65,7 +65,8 @@ PARTIES: Mapping[DeliveryName, Parties] = MappingProxyType(
         "relay": Parties(
             MappingProxyType({"relay": WHO_TAKES_PART, "gateway": KEYS_OF_SOMEBODY}),
             "no collusion",
-            "Relay and gateway do not work together, and requests of many clients are mixed.",
+            "Relay and gateway do not work together, requests of many clients are mixed, and HPKE "
+            "holds.",
         ),
         "pir": Parties(
             _TWO_SERVERS,
@@ -75,7 +76,7 @@ PARTIES: Mapping[DeliveryName, Parties] = MappingProxyType(
         "pir-chor": Parties(
             _TWO_SERVERS,
             "no collusion",
-            "The two servers do not work together.",
+            "The two servers do not work together; AES-128 in counter mode is pseudo-random.",
         ),
         "pir-one-server": Parties(
             MappingProxyType({"server": WHO_TAKES_PART}),
@@ -85,7 +86,8 @@ PARTIES: Mapping[DeliveryName, Parties] = MappingProxyType(
         "enclave": Parties(
             MappingProxyType({"enclave host": WHO_TAKES_PART}),
             "hardware",
-            "The enclave's hardware and its maker's signatures hold, and nothing leaks by timing.",
+            "The enclave's hardware, its maker's signatures and HPKE hold, and nothing leaks by "
+            "timing.",
         ),
     }
 )

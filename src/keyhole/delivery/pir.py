@@ -9,7 +9,7 @@ from types import ModuleType
 from keyhole.delivery.leakage import Learned
 from keyhole.delivery.names import DeliveryName
 from keyhole.delivery.parties import PARTIES
-from keyhole.delivery.private_way import PrivateTable, Traffic
+from keyhole.delivery.private_way import PrivateTable, Tally
 from keyhole.private.pir import chor, one_server, two_server
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.retrieval import Answerer, Asker, Retrieved
@@ -47,7 +47,7 @@ class Pir:
         return PARTIES[_WAYS[self.scheme]].seen_by
 
     def retrieve(
-        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], traffic: Traffic
+        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: Tally
     ) -> Mapping[ClientId, Retrieved]:
         """Clients ask; each server answers many of them in one pass over its table."""
         asker, servers, hint_bytes = self._open(table)
@@ -61,7 +61,7 @@ class Pir:
             ]
             for at, (client, question) in enumerate(questions.items()):
                 mine = [answers[at] for answers in replies]
-                traffic.add(client, sum(map(len, mine)) + hint_bytes, sum(map(len, sent[client])))
+                tally.add(client, sum(map(len, mine)) + hint_bytes, sum(map(len, sent[client])))
                 found[client] = question.open(mine)
         return found
 

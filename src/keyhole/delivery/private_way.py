@@ -25,7 +25,7 @@ from keyhole.private.pir.retrieval import Retrieved
 from keyhole.server.state import ServerState
 from keyhole.types import ClientId, KeyArray
 
-__all__ = ["PrivateTable", "PrivateWay", "Retrieval", "Traffic"]
+__all__ = ["PrivateTable", "PrivateWay", "Retrieval", "Tally"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class PrivateTable:
     """One table of a round, to be retrieved from.
 
     Args:
-        round_id: of the round and its table, in the form of a service's rounds; none is like it.
+        round_id: of the round and its table, in the form of a service's rounds. No other round and
+            table of one run has it; those of another run do.
         records: all of them, (K, record_bytes).
         most_keys: m, to which every request is padded.
     """
@@ -44,7 +45,7 @@ class PrivateTable:
 
 
 @dataclass
-class Traffic:
+class Tally:
     """Bytes that each client received and sent."""
 
     down: dict[ClientId, int] = field(default_factory=dict)
@@ -65,14 +66,14 @@ class Retrieval(Protocol):
         ...
 
     def retrieve(
-        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], traffic: Traffic
+        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: Tally
     ) -> Mapping[ClientId, Retrieved]:
         """Returns what each client finds of the keys it wants.
 
         Args:
             table: to retrieve from.
             wanted: keys of each client.
-            traffic: what it costs is added here.
+            tally: what it costs is added here.
         """
         ...
 
@@ -97,12 +98,12 @@ class PrivateWay:
     def __call__(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
         """Delivers one round."""
         layout = state.layout
-        demand, traffic = demand_of(layout, keys), Traffic()
+        demand, tally = demand_of(layout, keys), Tally()
         tables = records_of(layout, self.coding)
         most = most_keys_of(layout, self.keys_per_client)
         found: dict[ClientId, list[Retrieved]] = {client: [] for client in demand}
         for client in demand:
-            traffic.add(client)
+            tally.add(client)
         for place, (part, records) in enumerate(zip(layout.parts, tables, strict=True)):
             every = np.arange(part.space.num_keys)
             table = PrivateTable(
@@ -114,9 +115,9 @@ class PrivateWay:
             # A part of which clients take every key, or none, has nothing to hide.
             is_private = 0 < most[place] < part.space.num_keys
             retrieve = self.retrieval.retrieve if is_private else _send_all
-            for client, got in retrieve(table, wanted, traffic).items():
+            for client, got in retrieve(table, wanted, tally).items():
                 found[client].append(got)
-        return self._delivered(layout, keys, demand, found, traffic)
+        return self._delivered(layout, keys, demand, found, tally)
 
     def _delivered(
         self,
@@ -124,7 +125,7 @@ class PrivateWay:
         keys: ClientValue[Any],
         demand: Demand,
         found: Mapping[ClientId, list[Retrieved]],
-        traffic: Traffic,
+        tally: Tally,
     ) -> Delivered:
         tables = records_of(layout, self.coding)
         submodels, kept = {}, {}
@@ -135,8 +136,8 @@ class PrivateWay:
             submodels[client] = assemble(layout, tables, records, left)
             kept[client] = tuple(left[space.name] for space in layout.spaces)
         cost = Cost(
-            bytes_down=traffic.down,
-            bytes_up=traffic.up,
+            bytes_down=tally.down,
+            bytes_up=tally.up,
             select_calls=sum(part.space.num_keys for part in cut_parts(layout)),
             cache_hits=count_asked(layout, demand),
             distinct_slices=count_distinct(layout, demand),
@@ -147,11 +148,11 @@ class PrivateWay:
 
 
 def _send_all(
-    table: PrivateTable, wanted: Mapping[ClientId, KeyArray], traffic: Traffic
+    table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: Tally
 ) -> dict[ClientId, Retrieved]:
     """Every client receives the table and takes from it what it wants: nobody learns a key."""
     found = {}
     for client, keys in wanted.items():
-        traffic.add(client, down=table.records.nbytes if table.most_keys else 0)
+        tally.add(client, down=table.records.nbytes if table.most_keys else 0)
         found[client] = Retrieved(table.records[keys], np.ones(len(keys), bool))
     return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.delivery.leakage import Learned
 from keyhole.delivery.parties import PARTIES
-from keyhole.delivery.private_way import PrivateTable, Traffic
+from keyhole.delivery.private_way import PrivateTable, Tally
 from keyhole.private.oblivious.blind_select import BlindClient
 from keyhole.private.oblivious.gateway import Gateway
 from keyhole.private.oblivious.key_config import GatewayKey
@@ -31,7 +31,7 @@ class BlindRelay:
         return PARTIES["relay"].seen_by
 
     def retrieve(
-        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], traffic: Traffic
+        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: Tally
     ) -> Mapping[ClientId, Retrieved]:
         """All clients ask; the relay mixes their requests before the gateway opens them."""
         key = GatewayKey.fresh()
@@ -44,7 +44,7 @@ class BlindRelay:
         answers = Relay(gateway.answer_many).forward_many(sent)
         found = {}
         for (client, question), up, down in zip(questions.items(), sent, answers, strict=True):
-            traffic.add(client, sum(map(len, down)), sum(map(len, up)))
+            tally.add(client, sum(map(len, down)), sum(map(len, up)))
             (records,) = question.open(down)
             found[client] = Retrieved(records, np.ones(len(records), bool))
         return found

@@ -36,24 +36,29 @@ class Once(Generic[T]):
         Raises:
             ReplayError: it has been taken.
         """
-        if not self._held:
-            raise ReplayError(
-                "a question is for one use",
-                got=f"its {self._what} a second time",
-                allowed="once",
-                fix="make a new question: the same secrets sent twice can show keys",
-            )
-        return self._held[0]
+        try:
+            return self._held[0]
+        except IndexError:
+            raise self._taken() from None
 
     def take(self) -> T:
-        """Returns it; nothing is left.
+        """Returns it; nothing is left. Of threads that try at once, one gets it.
 
         Raises:
             ReplayError: it has been taken before.
         """
-        value = self.peek()
-        self._held.clear()
-        return value
+        try:
+            return self._held.pop()  # one step: nobody comes in between
+        except IndexError:
+            raise self._taken() from None
+
+    def _taken(self) -> ReplayError:
+        return ReplayError(
+            "a question is for one use",
+            got=f"its {self._what} a second time",
+            allowed="once",
+            fix="make a new question: the same secrets sent twice can show keys",
+        )
 
 
 def distinct_keys(

@@ -26,15 +26,19 @@ from keyhole.private.tree_kernels import grow, write_leaves
 from keyhole.types import KeyArray
 
 __all__ = [
+    "Bits",
     "Domain",
     "PointKeys",
     "apply_corrections",
     "correct_level",
     "decode_corrections",
+    "descend",
     "encode_corrections",
     "expand",
     "extend",
+    "root_seeds",
     "share_from_roots",
+    "share_paths",
     "share_points",
 ]
 
@@ -156,18 +160,7 @@ def share_from_roots(
     _check_points(points, domain)
     tree, n = FixedKeyAes(fixed_key(nonce, _TREE)), len(points)
     leaves, places = np.divmod(points, 8 * domain.leaf_bytes)
-    seeds = np.stack([_root_seeds(root, n) for root in roots])  # (2, n, 16)
-    control = np.stack([np.zeros(n, np.bool_), np.ones(n, np.bool_)])
-    seed_corrections = np.empty((n, domain.depth, SEED_BYTES), np.uint8)
-    bit_corrections = np.empty((n, domain.depth, 2), np.bool_)
-    for level in range(domain.depth):
-        goes_right = (leaves >> (domain.depth - 1 - level) & 1).astype(np.bool_)
-        children, bits = extend(tree, seeds)
-        words = correct_level(children, bits, goes_right)
-        seed_corrections[:, level], bit_corrections[:, level] = words
-        apply_corrections(children, bits, control, *words)
-        seeds = _choose(goes_right, children, 1)
-        control = np.where(goes_right, bits[:, :, 1], bits[:, :, 0])
+    seed_corrections, bit_corrections, seeds, _ = share_paths(tree, leaves, domain.depth, roots)
     ends = _leaves(seeds, domain, nonce)
     leaf_corrections = (ends[0] ^ ends[1])[:, : domain.leaf_bytes]
     leaf_corrections[np.arange(n), places >> 3] ^= (1 << (places & 7)).astype(np.uint8)
@@ -183,17 +176,43 @@ def expand(keys: PointKeys, domain: Domain, nonce: bytes) -> NDArray[np.uint8]:
     Bit j of byte i is point 8 i + j; what lies behind the last point is zero. The work depends on
     the domain and the number of keys alone.
     """
-    tree, seeds = FixedKeyAes(fixed_key(nonce, _TREE)), _root_seeds(keys.root, len(keys))
+    tree, seeds = FixedKeyAes(fixed_key(nonce, _TREE)), root_seeds(keys.root, len(keys))
     shares = np.empty((len(keys), domain.share_bytes), np.uint8)
     needed = -(-domain.share_bytes // domain.leaf_bytes)  # leaves with points
     step = max(1, _TILE // (2 * SEED_BYTES << domain.depth))
     for start in range(0, len(keys), step):
         some = slice(start, start + step)
-        nodes, control = _descend(tree, keys, some, seeds[some])
-        leaves = _leaves(nodes[:, :needed], domain, nonce)
+        words = keys.seed_corrections[some], keys.bit_corrections[some]
+        nodes, control = descend(tree, seeds[some], keys.party, *words, needed)
+        leaves = _leaves(nodes, domain, nonce)
         write_leaves(leaves, control, np.array(keys.leaf_corrections[some]), shares[some])
     _clear_spare(shares, domain)
     return shares
+
+
+def share_paths(
+    tree: FixedKeyAes, leaves: KeyArray, depth: int, roots: tuple[bytes, bytes]
+) -> tuple[NDArray[np.uint8], Bits, SeedArray, Bits]:
+    """Returns the corrections of the paths to leaves (n,), and where both parties end on them.
+
+    Returns:
+        (n, depth, 16) and (n, depth, 2) corrections; (2, n, 16) seeds and (2, n) control bits of
+        both parties' nodes at the leaves.
+    """
+    n = len(leaves)
+    seeds = np.stack([root_seeds(root, n) for root in roots])
+    control = np.stack([np.zeros(n, np.bool_), np.ones(n, np.bool_)])
+    seed_corrections = np.empty((n, depth, SEED_BYTES), np.uint8)
+    bit_corrections = np.empty((n, depth, 2), np.bool_)
+    for level in range(depth):
+        goes_right = (leaves >> (depth - 1 - level) & 1).astype(np.bool_)
+        children, bits = extend(tree, seeds)
+        words = correct_level(children, bits, goes_right)
+        seed_corrections[:, level], bit_corrections[:, level] = words
+        apply_corrections(children, bits, control, *words)
+        seeds = _choose(goes_right, children, 1)
+        control = np.where(goes_right, bits[:, :, 1], bits[:, :, 0])
+    return seed_corrections, bit_corrections, seeds, control
 
 
 def encode_corrections(keys: PointKeys) -> bytes:
@@ -264,23 +283,41 @@ def apply_corrections(
     bits ^= control[..., None] & bit_words
 
 
-def _descend(
-    tree: FixedKeyAes, keys: PointKeys, some: slice, seeds: SeedArray
+def descend(
+    tree: FixedKeyAes,
+    seeds: SeedArray,
+    party: int,
+    seed_corrections: NDArray[np.uint8],
+    bit_corrections: Bits,
+    needed: int,
 ) -> tuple[SeedArray, Bits]:
-    """Returns all nodes of the last level, (n, 2^depth, 16) and (n, 2^depth)."""
-    nodes, control = seeds[:, None], np.full((len(seeds), 1), keys.party == 1)
-    for level in range(keys.seed_corrections.shape[1]):
+    """Returns one party's first nodes of the last level, (n, needed, 16) and (n, needed).
+
+    Args:
+        tree: of the request.
+        seeds: (n, 16) of the roots.
+        party: 0 or 1.
+        seed_corrections: (n, depth, 16).
+        bit_corrections: (n, depth, 2).
+        needed: how many nodes, 2^depth at most: others are not grown.
+    """
+    depth = seed_corrections.shape[1]
+    nodes, control = seeds[:, None], np.full((len(seeds), 1), party == 1)
+    for level in range(depth):
         # Copies: the loop wants memory in order, as an array cut out of a message is not.
-        seed_words = np.array(keys.seed_corrections[some, level]).view("<u8")
-        bit_words = np.array(keys.bit_corrections[some, level])
+        seed_words = np.array(seed_corrections[:, level]).view("<u8")
+        bit_words = np.array(bit_corrections[:, level])
         children = tree.expand(nodes.reshape(-1, SEED_BYTES), 2)
         bits = np.empty((*control.shape, 2), np.bool_)
         grow(children.view("<u8").reshape(*bits.shape, 2), bits, control, seed_words, bit_words)
-        nodes, control = children.reshape(len(seeds), -1, SEED_BYTES), bits.reshape(len(seeds), -1)
+        kept = -(-needed >> (depth - 1 - level))
+        nodes = children.reshape(len(seeds), -1, SEED_BYTES)[:, :kept]
+        control = np.ascontiguousarray(bits.reshape(len(seeds), -1)[:, :kept])
     return nodes, control
 
 
-def _root_seeds(root: bytes, count: int) -> SeedArray:
+def root_seeds(root: bytes, count: int) -> SeedArray:
+    """Returns the seeds of the roots of `count` trees, control bits clear."""
     seeds = Prg(root).seeds(count)
     seeds[:, 0] &= 0xFE
     return seeds

@@ -13,7 +13,7 @@ import hmac
 import struct
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -161,12 +161,16 @@ class PrivateKey:
             ) from error
 
 
-class _Schedule(NamedTuple):
-    """What a context is made from (RFC 9180, section 5.1)."""
+@dataclass(frozen=True, repr=False)
+class _Schedule:
+    """What a context is made from (RFC 9180, section 5.1); printing it shows nothing."""
 
     key: bytes
     base_nonce: bytes
     exporter_secret: bytes
+
+    def __repr__(self) -> str:
+        return "_Schedule(...)"
 
 
 @dataclass(repr=False)

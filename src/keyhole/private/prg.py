@@ -4,7 +4,8 @@
 `FixedKeyAes` is the extendable-output function XofFixedKeyAes128 of the VDAF draft (CFRG), for
 trees of seeds: one AES key for many seeds, derived anew for every request, so that an attacker who
 sees many requests cannot work on all of them at once. It stands on AES being a circular
-correlation-robust hash.
+correlation-robust hash. The draft derives that key with TurboSHAKE128; ours is BLAKE2b
+(`fixed_key`), so that outputs are the draft's for the same AES key, not for the same nonce.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from keyhole.errors import InputError
 from keyhole.types import KeyArray
 
-__all__ = ["SEED_BYTES", "FixedKeyAes", "Prg", "SeedArray", "fixed_key"]
+__all__ = ["SEED_BYTES", "FixedKeyAes", "Prg", "SeedArray", "fixed_key", "mix_blocks"]
 
 SEED_BYTES = 16
 """Of a seed: 128 bits."""
@@ -90,7 +91,22 @@ class Prg:
 
     def below(self, bound: int, count: int) -> KeyArray:
         """Returns `count` uniform numbers of [0, bound): those that would favour small ones are
-        drawn again, however many that takes."""
+        drawn again, however many that takes.
+
+        Args:
+            bound: from 1 to 2^63: what a number of 64 bits with a sign can be below.
+            count: how many.
+
+        Raises:
+            InputError: another bound.
+        """
+        if not 1 <= bound <= 1 << 63:
+            raise InputError(
+                "a bound that numbers cannot be drawn below",
+                got=bound,
+                allowed="1..2^63",
+                fix="check what is drawn from: it may be empty",
+            )
         found: list[NDArray[np.uint64]] = []
         missing, limit = count, (2**64 // bound) * bound
         while missing > 0:
@@ -135,15 +151,20 @@ class FixedKeyAes:
         source, target = mixed.data.cast("B"), hidden.data.cast("B")
         for start in range(0, len(halves), step):
             rows = min(step, len(halves) - start)
-            _mix(halves[start : start + rows], mixed)
-            self._cipher.update_into(source[: rows * blocks * SEED_BYTES], target)
+            mix_blocks(halves[start : start + rows], mixed)
+            self.encipher(source[: rows * blocks * SEED_BYTES], target)
             tile = hidden[: rows * blocks * 2].reshape(rows, blocks * 2)
             np.bitwise_xor(tile, mixed[:rows], out=out[start : start + rows])
         return out.view(np.uint8)
 
+    def encipher(self, source: memoryview, target: memoryview) -> None:
+        """Writes AES_k of whole blocks, for loops that mix by themselves; the target is a block
+        longer than the source."""
+        self._cipher.update_into(source, target)
+
 
 @njit(cache=True, nogil=True)
-def _mix(halves: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+def mix_blocks(halves: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """Writes sigma(s xor i) of seeds (n, 2) over the first n rows of (n or more, 2 * blocks)."""
     for row in range(halves.shape[0]):
         high = halves[row, 1]
@@ -154,7 +175,7 @@ def _mix(halves: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
 
 
 def fixed_key(nonce: bytes, usage: bytes) -> bytes:
-    """The AES key of one request and one usage.
+    """The AES key of one request and one usage: BLAKE2b-128 of the nonce, personalised.
 
     Args:
         nonce: 16 bytes that belong to this request alone; they are no secret.

@@ -41,6 +41,15 @@ def test_the_bytes_of_terms():
     assert EnclaveTerms.decode(TERMS.encode()) == TERMS
 
 
+@pytest.mark.parametrize("record_bytes", [1, 8, 24])
+def test_a_request_or_reply_that_cannot_be_sealed_at_once_is_refused(record_bytes):
+    """2^31 - 4,096 bytes of keys, 8 each, or of records."""
+    most = (2**31 - 4096) // max(8, record_bytes)
+    EnclaveTerms(ROUND, 2**31, record_bytes, most, bytes(32))
+    with pytest.raises(InputError, match="2 GB"):
+        EnclaveTerms(ROUND, 2**31, record_bytes, most + 1, bytes(32))
+
+
 @pytest.mark.parametrize("kind", [Evidence, EnclaveTerms])
 def test_a_cut_extended_or_changed_head_is_refused(kind):
     data = (EVIDENCE if kind is Evidence else TERMS).encode()

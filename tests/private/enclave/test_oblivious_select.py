@@ -1,15 +1,18 @@
 """The oblivious select equals x[keys], and reads every row for every key."""
 
+import signal
+import subprocess
+import sys
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.private.enclave.oblivious_select import (
-    _scan_tile,
-    oblivious_select,
-    oblivious_select_plain,
-)
+from keyhole.private.enclave.oblivious_select import oblivious_select, oblivious_select_plain
+from tests.helpers import ROOT
+from tests.private.enclave.forbidden_row import NUM_KEYS, selections
 
 
 def rows_of(num_keys, words):
@@ -36,11 +39,31 @@ def test_rows_longer_than_a_tile_are_selected():
     assert visited.tolist() == [19] * 4
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 24, 31])
-def test_the_scan_reads_every_row_whatever_its_mask(count):
-    """With all masks open every key gets the OR of all rows: no row is passed over."""
-    rows = rows_of(count, 3)
-    out, visited = np.zeros((2, 3), np.uint64), np.zeros(2, np.int64)
-    _scan_tile(rows, np.full((2, count), 2**64 - 1, np.uint64), out, visited)
-    np.testing.assert_array_equal(out, np.bitwise_or.reduce(rows, axis=0)[None].repeat(2, axis=0))
-    assert visited.tolist() == [count] * 2
+def test_every_row_is_read_whatever_is_selected():
+    """Where one row cannot be read, a process that selects others, or nothing, ends by SIGSEGV."""
+    program = [sys.executable, "-m", "tests.private.enclave.forbidden_row"]
+    ended = subprocess.run(
+        program, cwd=ROOT, check=False, capture_output=True, text=True, timeout=300
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    assert {(int(row), name) for row, name, _ in lines} == {
+        (row, name) for row in range(NUM_KEYS) for name in selections(0)
+    }
+    assert {int(code) for *_, code in lines} == {-signal.SIGSEGV}
+
+
+@pytest.mark.parametrize("words", [1, 300])
+def test_memory_beside_the_output_does_not_grow_with_the_keys(words):
+    rows = rows_of(4096 // words + 9, words)
+    oblivious_select(rows, np.arange(3))  # what is compiled on first use
+    keys = np.arange(6_000) % len(rows)
+    tracemalloc.start()
+    try:
+        found, visited = oblivious_select(rows, keys)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found, rows[keys])
+    np.testing.assert_array_equal(visited, np.full(len(keys), len(rows)))
+    assert most < found.nbytes + visited.nbytes + (4 << 20)

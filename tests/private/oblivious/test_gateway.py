@@ -4,6 +4,8 @@ import json
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from keyhole.errors import InputError, MalformedError, NotFoundError, ServiceError
 from keyhole.private.oblivious.binary_http import (
@@ -15,7 +17,7 @@ from keyhole.private.oblivious.binary_http import (
 from keyhole.private.oblivious.gateway import ERROR_BYTES, PROBLEM, Gateway, Reply, refusal
 from keyhole.private.oblivious.key_config import GatewayKey, KeyConfig
 from keyhole.private.oblivious.ohttp import open_response, response_overhead, seal_request
-from keyhole.private.oblivious.relay import Relay
+from keyhole.private.oblivious.relay import Relay, mix
 from keyhole.private.oblivious.replay_window import ReplayWindow
 from keyhole.private.prg import Prg
 
@@ -175,6 +177,18 @@ def test_a_relay_mixes_what_it_forwards_and_gives_everybody_their_own():
     runs = [one.split(b"-")[0] for one in seen]
     changes = sum(a != b for a, b in pairwise(runs))
     assert changes > 20  # three clients one after the other would give 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=6))
+def test_what_is_mixed_finds_its_way_back(counts):
+    batches = [
+        [b"%d-%d" % (client, n) for n in range(count)] for client, count in enumerate(counts)
+    ]
+    mixed = mix(batches, Prg(bytes(16)))
+    assert sorted(mixed.requests) == sorted(one for batch in batches for one in batch)
+    assert mixed.hand_back(mixed.requests) == batches
+    assert repr(mixed) == f"Mixed({sum(counts)} requests of {len(counts)} clients)"
 
 
 def test_a_relay_refuses_a_gateway_that_drops_answers():

@@ -41,6 +41,16 @@ def body_of(message):
     return message[HEAD_BYTES:-CHECK_BYTES]
 
 
+def rows_of(reply):
+    """What follows the check of the query that a reply answers."""
+    return body_of(reply)[CHECK_BYTES:]
+
+
+def with_rows(reply, rows):
+    """The reply with other rows to the same query, and the check that belongs to it."""
+    return with_body(reply, body_of(reply)[:CHECK_BYTES] + rows)
+
+
 def with_body(message, body):
     """The message with another body, and the check that belongs to it."""
     return resealed(message[:HEAD_BYTES] + body + message[-CHECK_BYTES:])

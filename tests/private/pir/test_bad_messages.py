@@ -27,8 +27,10 @@ from tests.private.pir.mutations import (
     body_of,
     extensions,
     flipped,
+    rows_of,
     truncations,
     with_body,
+    with_rows,
 )
 from tests.private.pir.schemes import PAIRS, ROUND, SCHEMES, records_of, seeded, small_table_of
 
@@ -216,26 +218,61 @@ def test_the_reply_of_one_server_does_not_pass_for_that_of_the_other(scheme):
 
 
 @scheme
-def test_the_reply_to_another_question_gives_no_slices(scheme):
+@pytest.mark.parametrize("keys", [[1, 8], KEYS], ids=["other keys", "the same keys"])
+def test_the_reply_to_another_question_is_malformed_and_does_not_use_this_one_up(scheme, keys):
+    """Both replies to an earlier question for the same keys would open this one: what was said
+    then is no answer now."""
     table = small_table_of(scheme, *SHAPE)
-    mine, others = replies_to(table), replies_to(table, [1, 8], number=5)
+    others = replies_to(table, keys, number=5)
+    question = table.ask(KEYS)
+    mine = table.replies(question.messages())
     mixed = [with_reply(mine, server, others[server]) for server in range(len(mine))]
     for bad in [others, *mixed]:
-        with pytest.raises((MalformedError, IntegrityError)):
-            opened(table, bad)
+        with pytest.raises(MalformedError, match="another query"):
+            question.open(bad)
+    np.testing.assert_array_equal(question.open(mine).records, table.records[KEYS])
+
+
+@scheme
+def test_a_question_for_nothing_does_not_open_replies_to_another(scheme):
+    table = small_table_of(scheme, *SHAPE)
+    question = table.ask([])
+    question.messages()
+    with pytest.raises(MalformedError):
+        question.open(replies_to(table))
+
+
+@scheme
+def test_a_query_whose_answer_failed_can_be_sent_again(scheme, monkeypatch):
+    """Memory ran out, say: nothing was answered, so nothing is a replay."""
+    table = small_table_of(scheme, *SHAPE)
+    question = table.ask(KEYS)
+    messages = question.messages()
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    for server, message in zip(table.servers, messages, strict=True):
+        monkeypatch.setattr(SCHEMES[scheme].module, "seal_reply", fail)
+        with pytest.raises(MemoryError):
+            server.answer_many([message])
+        monkeypatch.undo()
+    np.testing.assert_array_equal(
+        question.open(table.replies(messages)).records, table.records[KEYS]
+    )
 
 
 # Servers that lie
 
 
-def lies_about(table, replies, server):
-    """Replies with one byte of a body changed, and the check made anew."""
-    body = body_of(replies[server])
-    for at in range(len(body)):
+def lies_about(replies, server):
+    """Replies with one byte of a row changed, and the check made anew."""
+    rows = rows_of(replies[server])
+    for at in range(len(rows)):
         for change in (0x01, 0x80, 0xFF):
-            changed = bytearray(body)
+            changed = bytearray(rows)
             changed[at] ^= change
-            yield with_reply(replies, server, with_body(replies[server], bytes(changed)))
+            yield with_reply(replies, server, with_rows(replies[server], bytes(changed)))
 
 
 @scheme
@@ -245,7 +282,7 @@ def test_a_lie_never_becomes_a_slice(scheme):
     replies = replies_to(table)
     caught, tried = set(), 0
     for server in range(len(replies)):
-        for lie in lies_about(table, replies, server):
+        for lie in lies_about(replies, server):
             tried += 1
             try:
                 found = opened(table, lie)
@@ -265,9 +302,21 @@ def test_every_changed_byte_of_an_xor_of_rows_is_caught(scheme):
     table = small_table_of(scheme, *SHAPE)
     replies = replies_to(table)
     for server in (0, 1):
-        for lie in lies_about(table, replies, server):
-            with pytest.raises((IntegrityError, MalformedError)):
+        for lie in lies_about(replies, server):
+            with pytest.raises(IntegrityError):
                 opened(table, lie)
+
+
+@pytest.mark.parametrize("scheme", PAIRS)
+@pytest.mark.parametrize("keys", [[], [7]], ids=["no key", "one key"])
+def test_every_changed_byte_is_caught_if_some_or_all_of_the_queries_are_padding(scheme, keys):
+    """Were it not, a server that changes one row would learn whether it was padding."""
+    table = small_table_of(scheme, *SHAPE)
+    replies = replies_to(table, keys)
+    for server in (0, 1):
+        for lie in lies_about(replies, server):
+            with pytest.raises(IntegrityError):
+                opened(table, lie, keys)
 
 
 def swapped(rows):
@@ -316,8 +365,7 @@ def test_a_question_that_met_a_lie_is_used_up(scheme):
     table = small_table_of(scheme, *SHAPE)
     question = table.ask(KEYS)
     replies = table.replies(question.messages())
-    body = body_of(replies[0])
-    lie = with_reply(replies, 0, with_body(replies[0], bytes(len(body))))
+    lie = with_reply(replies, 0, with_rows(replies[0], bytes(len(rows_of(replies[0])))))
     with pytest.raises(IntegrityError):
         question.open(lie)
     for again in (lie, replies):

@@ -8,6 +8,7 @@ from keyhole.private.pir.chor import ChorAsker, ChorServer, query_bytes, reply_b
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.messages import FRAME_BYTES, seal
 from keyhole.private.prg import Prg
+from tests.private.pir.mutations import rows_of
 from tests.private.pir.schemes import ROUND, records_of, seeded, table_of
 
 HEAD_BYTES = FRAME_BYTES - 16
@@ -59,7 +60,7 @@ def test_a_set_alone_is_uniform_whatever_the_key(server):
 def test_lengths_grow_with_the_table(num_keys, most_keys):
     terms = terms_of(Database.of(ROUND, records_of(num_keys, 4)), most_keys)
     assert query_bytes(terms) == FRAME_BYTES + 16 + most_keys * -(-num_keys // 8)
-    assert reply_bytes(terms) == FRAME_BYTES + most_keys * 20
+    assert reply_bytes(terms) == FRAME_BYTES + 16 + most_keys * 20
 
 
 @pytest.mark.parametrize("bit", [1, 7])
@@ -79,7 +80,7 @@ def test_the_set_of_one_row_is_answered_with_that_row():
         ChorServer(database, terms, i).answer_many([seal("query", terms, i, bytes(17) + last)])[0]
         for i, last in enumerate([b"\x01", b"\x00"])
     ]
-    rows = [reply[HEAD_BYTES:-16] for reply in replies]
+    rows = [rows_of(reply) for reply in replies]
     assert rows[0] == database.rows[8].tobytes()[:20]
     assert rows[1] == bytes(20)
 

@@ -10,7 +10,7 @@ from numba import njit
 
 from keyhole.errors import InputError
 from keyhole.private.pir.cuckoo import BatchShape, Placement, _match, batch_shape, place
-from keyhole.private.pir.permutation import Permutations, plain_ranks
+from keyhole.private.pir.permutation import Permutations, plain_keys, plain_ranks
 
 SIZES = [1, 2, 3, 4, 5, 8, 9, 10, 16, 17, 99, 100, 101, 997, 1000, 1024, 4097, 10_000]
 
@@ -35,6 +35,36 @@ def test_ranks_are_those_of_version_1():
     # Clients and servers of different builds must agree. Recorded once; a change is a new version.
     ranks = Permutations(100_000, 3, 1300).ranks(np.array([0, 1, 99_999]))
     assert ranks.tolist() == [[4332, 35135, 47445], [92427, 57696, 24863], [58521, 4350, 83772]]
+
+
+@pytest.mark.parametrize("num_keys", [1, 2, 3, 10, 97, 1000, 1023, 4097])
+def test_the_way_back_finds_every_key_and_is_its_plain_twin(num_keys):
+    permutations = Permutations(num_keys, 3, 11)
+    ranks = permutations.ranks(np.arange(num_keys))
+    for number in range(3):
+        which = np.full(num_keys, number)
+        keys = permutations.keys(ranks[:, number], which)
+        np.testing.assert_array_equal(keys, np.arange(num_keys))
+        np.testing.assert_array_equal(plain_keys(permutations, ranks[:, number], which), keys)
+
+
+def test_the_way_back_of_a_large_table_finds_keys_of_all_permutations_at_once():
+    permutations = Permutations(2**31 - 1, 3, 1000)
+    keys = np.array([0, 1, 2**31 - 2, 12345678, 2**30, 77])
+    ranks = permutations.ranks(keys)
+    which = np.arange(6) % 3
+    mine = ranks[np.arange(6), which]
+    np.testing.assert_array_equal(permutations.keys(mine, which), keys)
+    np.testing.assert_array_equal(plain_keys(permutations, mine, which), keys)
+
+
+@pytest.mark.parametrize(("num_keys", "num_buckets"), [(1000, 13), (1001, 131), (400, 519)])
+def test_the_key_at_a_place_is_the_member_there_and_none_where_it_is_empty(num_keys, num_buckets):
+    placement = Placement(num_keys, num_buckets)
+    members = placement.members()
+    assert (members < 0).any()
+    buckets, positions = (x.ravel() for x in np.indices(members.shape))
+    np.testing.assert_array_equal(placement.keys_at(buckets, positions), members.ravel())
 
 
 def test_permutations_of_one_table_differ_from_each_other_and_from_those_of_another_label():

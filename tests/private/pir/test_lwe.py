@@ -231,7 +231,7 @@ def test_no_other_layout_is_smaller_by_more_than_the_rounding_to_columns(shape):
     best = min(bytes_with(shape, r) for r in range(1, shape.num_keys + 1))
     chosen = bytes_with(shape, shape.slices_per_column)
     assert best <= chosen <= best + 4 * shape.most_keys
-    assert shape.total_bytes == chosen + 72 + 72 + 40
+    assert shape.total_bytes == chosen + 72 + 72 + 16 + 40
 
 
 def test_columns_stay_within_the_noise_budget_whatever_that_costs():

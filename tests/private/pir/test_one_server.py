@@ -26,7 +26,7 @@ from keyhole.private.pir.messages import FRAME_BYTES, seal
 from keyhole.private.pir.one_server import OneServer, OneServerAsker
 from keyhole.private.pir.terms import name_of_round
 from keyhole.private.prg import Prg
-from tests.private.pir.mutations import bit_flips, body_of, flipped, with_body
+from tests.private.pir.mutations import bit_flips, body_of, flipped, rows_of, with_rows
 
 ROUND = name_of_round("round-7")
 ONE_SLICE = (9, 4, 2)  # num_keys, record_bytes, most_keys
@@ -127,12 +127,12 @@ def test_lengths_follow_from_the_terms_alone(several):
 
 
 def test_lengths_are_those_of_the_formula():
-    """72 + 4 m ceil(K / r), 72 + 4 m r (n + 16) and 40 + 4096 r (n + 16)."""
+    """72 + 4 m ceil(K / r), 88 + 4 m r (n + 16) and 40 + 4096 r (n + 16)."""
     shape = LweShape(num_keys=100_000, record_bytes=2000, most_keys=1000)
     assert shape.slices_per_column == 5
     assert FRAME_BYTES == 72
     assert shape.query_bytes == 72 + 4 * 1000 * 20_000
-    assert shape.reply_bytes == 72 + 4 * 1000 * 5 * 2016
+    assert shape.reply_bytes == 72 + 16 + 4 * 1000 * 5 * 2016
     assert shape.hint_bytes == 40 + 4096 * 5 * 2016
 
 
@@ -287,15 +287,34 @@ def test_a_truncated_extended_or_changed_reply_is_refused_and_the_good_one_opens
 def test_a_slice_that_a_server_changes_is_found_by_its_tag(several):
     """2^24 more is another byte; what is less than half of that, noise swallows."""
     _, server, asker = several
-    keys, shape = np.array([4]), LweShape.of(server.terms)
     for change, is_found in ((1 << 24, True), (1 << 22, False)):
-        question = asker.ask(keys)
-        (reply,) = server.answer_many(question.messages())
-        body = np.frombuffer(body_of(reply), "<u4").reshape(shape.most_keys, 3, -1).copy()
-        body[0, 1, 0] += np.uint32(change)
-        lie = with_body(reply, body.tobytes())
+        question = asker.ask(np.array([4]))
+        lie = altered(server, question, (0, 1, 0), change)  # key 4 is slice 1 of its column
         if is_found:
             with pytest.raises(IntegrityError):
                 question.open([lie])
         else:
+            question.open([lie])
+
+
+def altered(server, question, at, change):
+    """The reply of a server that adds to one number: that of a query, a slice and a byte."""
+    (reply,) = server.answer_many(question.messages())
+    shape = LweShape.of(server.terms)
+    words = np.frombuffer(rows_of(reply), "<u4").reshape(shape.most_keys, 3, -1).copy()
+    words[at] += np.uint32(change)
+    return with_rows(reply, words.tobytes())
+
+
+@pytest.mark.parametrize("keys", [[], [4], range(199)], ids=len)
+def test_a_changed_slice_of_padding_is_found_like_any_other(several, keys):
+    """So a server does not learn from failures how many keys are real."""
+    _, server, asker = several
+    for seed in range(3):
+        prg = Prg(bytes([seed]) * 16)
+        question = asker.ask(np.array(keys, np.int64), prg)
+        drawn = question._wanted.peek()[0].keys
+        assert ((drawn >= 0) & (drawn < SEVERAL[0])).all()
+        lie = altered(server, question, (199, int(drawn[199]) % 3, 0), 1 << 24)
+        with pytest.raises(IntegrityError):
             question.open([lie])

@@ -1,6 +1,7 @@
 """Terms and frames: what every scheme of private retrieval says about itself, and how its messages
 are read. Renew the golden bytes with KEYHOLE_RENEW_GOLDEN=1."""
 
+import mmap
 import struct
 from dataclasses import replace
 from hashlib import sha256
@@ -11,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError, MalformedError, ProtocolError, StaleError
-from keyhole.private.pir.messages import FRAME_BYTES, REFUSAL, check_of, seal, unseal
+from keyhole.private.pir import messages
+from keyhole.private.pir.messages import (
+    FRAME_BYTES,
+    REFUSAL,
+    REPLY_BYTES,
+    check_of,
+    seal,
+    seal_reply,
+    unseal,
+    unseal_reply,
+)
 from keyhole.private.pir.terms import Scheme, Terms, name_of_round
 from tests.private.pir.golden import assert_golden
 from tests.private.pir.mutations import bit_flips, extensions, resealed, truncations
@@ -180,6 +191,38 @@ def test_damage_is_found_before_terms_are_compared():
     for bad in [stale[:-1], stale + b"\0", *bit_flips(stale)]:
         with pytest.raises(MalformedError):
             open_query(bad)
+
+
+QUERY = seal("query", TERMS, 1, b"what is asked")
+
+
+def test_a_reply_gives_back_its_rows_to_whoever_asked():
+    reply = seal_reply(QUERY, TERMS, 1, BODY)
+    assert reply == seal("reply", TERMS, 1, check_of(QUERY) + BODY)
+    assert len(reply) == REPLY_BYTES + len(BODY)
+    assert bytes(unseal_reply(reply, check_of(QUERY), TERMS, 1, len(BODY))) == BODY
+
+
+def test_the_reply_to_another_query_is_malformed_though_it_is_whole():
+    for at in range(16):
+        other = bytearray(check_of(QUERY))
+        other[at] ^= 1
+        reply = seal("reply", TERMS, 1, bytes(other), BODY)
+        with pytest.raises(MalformedError, match="another query"):
+            unseal_reply(reply, check_of(QUERY), TERMS, 1, len(BODY))
+
+
+def test_a_reply_that_is_summed_in_pieces_has_the_same_check(monkeypatch):
+    whole = seal_reply(QUERY, TERMS, 1, BODY)
+    for piece in (1, 7, 16, 40):
+        monkeypatch.setattr(messages, "_PIECE", piece)
+        assert seal_reply(QUERY, TERMS, 1, BODY) == whole == resealed(whole)
+
+
+def test_a_reply_of_two_gibibytes_has_a_check():
+    """The library takes fewer bytes at once. Pages that nobody wrote take no memory."""
+    with mmap.mmap(-1, 2**31 + 5) as zeros, memoryview(zeros) as body:
+        assert len(messages._check("reply", b"head", body)) == 16
 
 
 def test_the_refusal_is_one_text_that_is_no_message():

@@ -151,17 +151,38 @@ def test_a_message_that_is_refused_is_asked_anew_with_new_secrets(tmp_path):
         assert both.metric(1, 'keyhole_refused_total{kind="MalformedError"}') == 2
 
 
-class Liar(Recorder):
-    """A server whose replies are wrong, in a way that their check does not show."""
+class Garbler(Recorder):
+    """A server whose line damages a few replies on their way out."""
 
-    lies = False
+    garbles = 0
+
+    async def __call__(self, scope, receive, send):
+        async def garble(message):
+            body = message.get("body", b"")
+            if self.garbles and scope.get("method") == "POST" and body:
+                self.garbles -= 1
+                message = {**message, "body": flipped(body, 8 * len(body) // 2)}
+            await send(message)
+
+        await super().__call__(scope, receive, garble)
+
+
+class Liar(Recorder):
+    """A server whose replies about some tables are wrong, in a way that their check does not show.
+
+    Attributes:
+        lies: what the paths of its lies have in them; None is honest.
+    """
+
+    lies = None
 
     async def __call__(self, scope, receive, send):
         async def lie(message):
             body = message.get("body", b"")
-            is_reply = self.lies and scope.get("method") == "POST" and body[:4] == b"KHP1"
-            if is_reply and body != REFUSAL:
-                message = {**message, "body": with_body(body, flipped(body_of(body), 3))}
+            is_lie = self.lies is not None and self.lies in scope["path"]
+            if is_lie and body[:4] == b"KHP1" and body != REFUSAL:
+                rows = body_of(body)
+                message = {**message, "body": with_body(body, flipped(rows, 8 * len(rows) - 1))}
             await send(message)
 
         await super().__call__(scope, receive, lie)
@@ -171,7 +192,7 @@ class Liar(Recorder):
 def test_a_lying_server_is_found_and_nothing_is_trained(tmp_path, liar):
     with pair(tmp_path, wrap=Liar) as both, second_device(both.urls[1]) as second:
         state = both.service.publish(LAYOUT, settings={"keys_per_client": {"row": 1}})
-        both.recorders[liar].lies = True
+        both.recorders[liar].lies = "/pir/"
         habit = Participant(
             lambda known: {"row": [4]},
             lambda known, fetched: pytest.fail("trained on a lie"),
@@ -181,6 +202,36 @@ def test_a_lying_server_is_found_and_nothing_is_trained(tmp_path, liar):
             take_part(device, habit)
         assert both.service.stored(state.published.id) == {}
         assert [len(m) for m in questions(both, [0, 0])] == [1, 1]  # nothing is asked again
+
+
+@pytest.mark.parametrize("table", [1, 2])
+def test_in_which_table_a_lie_was_found_does_not_show(tmp_path, table):
+    layout = LAYOUTS["two key spaces"]
+    with pair(tmp_path, wrap=Liar) as both, both.device() as device:
+        state = both.service.publish(layout, settings={"keys_per_client": {"word": 2, "neuron": 2}})
+        both.recorders[0].lies = f"/tables/{table}/pir/"
+        fetch = both.fetch()
+        with fetch.second, pytest.raises(IntegrityError):
+            fetch(device, state.published.id, {"word": [1, 2], "neuron": [3, 4]})
+        for recorder in both.recorders:
+            asked = [path for _, path, _, body, _ in recorder.seen if body]
+            assert [path.split("/")[-3] for path in asked] == ["1", "2"]
+
+
+def test_a_reply_that_cannot_be_read_is_asked_for_anew_and_the_others_are_not(tmp_path):
+    layout = LAYOUTS["two key spaces"]
+    with pair(tmp_path, wrap=Garbler) as both, both.device() as device:
+        state = both.service.publish(layout, settings={"keys_per_client": {"word": 2, "neuron": 2}})
+        both.recorders[1].garbles = 1
+        fetch = both.fetch()
+        with fetch.second:
+            found = fetch(device, state.published.id, {"word": [1], "neuron": [3]})
+        assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
+        sent = [
+            (path.split("/")[-3], body) for _, path, _, body, _ in both.recorders[1].seen if body
+        ]
+        assert [table for table, _ in sent] == ["1", "2", "1"]
+        assert not pieces(bytes(sent[0][1])) & pieces(bytes(sent[2][1]))
 
 
 def no_training(second):
@@ -229,8 +280,10 @@ def test_a_device_waits_for_a_second_server_that_is_behind(tmp_path):
 
 
 def test_servers_that_pad_to_different_numbers_stop_the_fetch(tmp_path):
-    with pair(tmp_path) as one, pair(tmp_path / "x", other_directory=tmp_path, most_keys=2) as two:
-        state = one.service.publish(LAYOUT, settings=SETTINGS)
+    """The round does not say, so each operator does."""
+    first, other = pair(tmp_path, most_keys=3), tmp_path / "x"
+    with first as one, pair(other, other_directory=tmp_path, most_keys=2) as two:
+        state = one.service.publish(LAYOUT)
         with (
             one.device() as device,
             second_device(two.urls[1]) as second,

@@ -371,6 +371,13 @@ def test_whoever_leaves_before_the_answer_disturbs_nobody():
     assert asyncio.run(run()).status_code == 200
 
 
+def test_a_table_answers_as_many_queries_as_it_may_remember():
+    service = PirService(most_queries=2)
+    answers = [service.post(service.query()) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 400]
+    assert answers[2].content == REFUSAL
+
+
 def test_replies_count_as_held_until_they_are_sent(service):
     route = service.app._routes.find("POST", service.path().encode())[0]
     guards = route.handler.__self__.guards
@@ -379,6 +386,11 @@ def test_replies_count_as_held_until_they_are_sent(service):
 
 
 def test_settings_that_let_nobody_in_are_refused():
-    for settings in ({"most_keys": 0}, {"most_bytes": 0}, {"most_keys_of": {"word": 0}}):
+    for settings in (
+        {"most_keys": 0},
+        {"most_bytes": 0},
+        {"most_queries": 0},
+        {"most_keys_of": {"word": 0}},
+    ):
         with pytest.raises(Exception, match="let nobody in"):
             PirSettings(Role("two-server", 0), **settings)

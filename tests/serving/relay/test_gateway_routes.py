@@ -36,9 +36,10 @@ class Later:
         return self.rounds.hold(round_id)
 
 
-def made(**settings):
+def made(most_remembered=9, **settings):
     later = Later()
-    service = Service(extra_routes=[gateway_routes(later, [KEY])], **settings)
+    routes = gateway_routes(later, [KEY], most_remembered)
+    service = Service(extra_routes=[routes], **settings)
     later.rounds = service.rounds
     return service
 
@@ -155,6 +156,22 @@ def test_a_replayed_batch_is_refused_inside_and_reads_nothing():
     assert json.loads(response.content)["error"]["kind"] == "ReplayError"
     assert first.status_code == 200
     assert service.round.tables[WORD_TABLE].fetches == 1
+
+
+def test_a_request_that_was_forgotten_is_answered_again_until_its_round_is_gone():
+    service = made(most_remembered=1)
+    old, exchange = sealed(path_of(service, 5))
+
+    def status():
+        (answer,) = decode_answers(post(service, encode_requests([old])).content, 1)
+        return decode_response(open_response(exchange, answer)).status
+
+    assert (status(), status()) == (200, 400)
+    ask(service, path_of(service, 6))  # takes its place
+    assert status() == 200
+    ask(service, path_of(service, 7))
+    service.rounds.removed.add(service.round.id)
+    assert status() == 410
 
 
 def test_a_table_that_cannot_be_read_is_an_answer_of_the_usual_length():

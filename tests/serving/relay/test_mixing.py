@@ -92,6 +92,25 @@ def test_a_failure_reaches_every_client_and_the_next_mix_starts_anew():
     assert [type(answer) for answer in answers] == [ServiceError, ServiceError, list, list]
 
 
+def test_a_relay_that_breaks_off_leaves_nobody_waiting():
+    class PanicError(BaseException):
+        """Nothing that is caught as an Exception."""
+
+    panics = []
+
+    async def forward(sealed):
+        raise PanicError
+
+    async def all_of_them():
+        asyncio.get_running_loop().set_exception_handler(lambda _, c: panics.append(c["exception"]))
+        mixer = Mixer(forward, Mix(LONG, 2))
+        asked = [mixer.ask(requests_of(client, 1)) for client in range(2)]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5.0)
+
+    assert [type(answer) for answer in asyncio.run(all_of_them())] == [ServiceError, ServiceError]
+    assert [type(panic) for panic in panics] == [PanicError]
+
+
 def test_a_gateway_that_drops_answers_is_refused():
     async def forward(sealed):
         return sealed[1:]

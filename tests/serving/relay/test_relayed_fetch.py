@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import keyhole as kh
 from keyhole.errors import (
     DamageError,
     InputError,
@@ -14,10 +15,11 @@ from keyhole.errors import (
 from keyhole.private.hpke import PrivateKey
 from keyhole.private.oblivious.key_config import GatewayKey, encode_configs
 from keyhole.serving.relay import relayed_fetch
+from keyhole.serving.relay.batches import encode_answers
 from keyhole.serving.relay.mixing import Mix
 from keyhole.serving.relay.relay import RelayApp
 from keyhole.serving.service.transport import serving
-from tests.helpers import LAYOUTS, assert_trees_equal
+from tests.helpers import LAYOUTS, assert_trees_equal, zeros
 from tests.serving.recorder import Recorder
 from tests.serving.relay.relayed import SETTINGS, line_to, relayed
 from tests.serving.scripted import answer, scripted
@@ -256,3 +258,45 @@ def test_answers_that_are_longer_than_a_device_takes_come_in_several(both):
     bodies = both.relay.bodies("/v1/relay")
     assert [(len(body) - 8) // _each(body) for body in bodies] == [3, 3, 1]
     assert_trees_equal(found.model, device.fetch(both.round, KEYS).model)
+
+
+def wide(words, width=1):
+    return kh.Layout.of(
+        zeros(embed=(words, width), small=(5, 1)),
+        kh.Cut(kh.KeySpace("word", words), {"embed": 0}),
+        kh.Cut(kh.KeySpace("row", 5), {"small": 0}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [(70_000, {}), (8, {"most_requests": 7}), (8, {"most_bytes": 31})],
+    ids=["by default", "requests", "bytes"],
+)
+def test_a_round_that_asks_for_more_than_a_device_does_is_refused_before_a_request_is_sealed(
+    both, words, options
+):
+    """Seven words and a row, four bytes each: or seventy thousand, which would take seconds."""
+    most = {"word": words - 1, "row": 1}
+    _, round_id = both.publish(layout=wide(words), settings={"keys_per_client": most})
+    device, fetch = both.device(), both.fetch(**options)
+    before = len(both.relay.seen)
+    with pytest.raises(ServiceError, match="more requests than this device makes"):
+        fetch(device, round_id, {"word": [1], "row": [2]})
+    assert len(both.relay.seen) == before  # not even the key configuration was asked for
+    if options:
+        enough = {name: number + 1 for name, number in options.items()}
+        both.fetch(**enough)(device, round_id, {"word": [1], "row": [2]})
+
+
+def test_answers_are_no_longer_together_than_those_of_their_tables(both):
+    """One slice of 4,000 bytes and six short ones: not seven long ones."""
+    most = {"word": 1, "row": 4}
+    _, round_id = both.publish(layout=wide(8, 1000), settings={"keys_per_client": most})
+    longest = [bytes(4000)] * 5
+    with scripted(*[answer(200, encode_answers(longest))] * 3) as script:
+        fetch = both.fetch(
+            f"http://127.0.0.1:{script.port}", pinned=encode_configs([both.key.config])
+        )
+        with pytest.raises(ServiceError, match="bytes"):
+            fetch(both.device(), round_id, {"word": [1], "row": [2]})

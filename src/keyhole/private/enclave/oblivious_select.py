@@ -6,7 +6,8 @@ For every key all rows are read, in their order, and all but one are masked to z
     mask[j, r] = all ones if r = keys[j], else zero
 
 Rows are taken in tiles that stay in the cache of a core while every key passes over them, so that
-the table comes from memory once for all keys.
+the table comes from memory once for all keys. Masks are made for some keys at a time: memory beside
+the output does not grow with their number.
 
 Hidden: which rows are selected, from whoever sees the addresses that this code reads and writes.
 Not covered: what a processor does beneath them, time, power, and the Python around this file, which
@@ -24,6 +25,7 @@ from keyhole.types import KeyArray
 __all__ = ["oblivious_select", "oblivious_select_plain"]
 
 _TILE = 32 << 10  # bytes of rows that all keys pass over: a first-level cache holds 48 KB
+_MASKS = 1 << 20  # bytes of masks that are held at a time
 _AT_ONCE = 8  # rows for each write of an output: fewer writes, and still one pointer each
 
 
@@ -44,9 +46,12 @@ def oblivious_select(
     out = np.zeros((len(keys), words), np.uint64)
     visited = np.zeros(len(keys), np.int64)
     tile = max(1, _TILE // max(1, 8 * words * _AT_ONCE)) * _AT_ONCE
+    group = max(1, _MASKS // (8 * tile))
     for start in range(0, num_keys, tile):
         piece = rows[start : start + tile]
-        _scan_tile(piece, _masks(keys, start, len(piece)), out, visited)
+        for first in range(0, len(keys), group):
+            some = slice(first, first + group)
+            _scan_tile(piece, _masks(keys[some], start, len(piece)), out[some], visited[some])
     return out, visited
 
 

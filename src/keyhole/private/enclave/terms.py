@@ -16,15 +16,13 @@ from keyhole.errors import InputError, MalformedError, ShapeError
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-__all__ = ["TERMS_BYTES", "EnclaveTerms", "start_digest", "terms_of"]
+__all__ = ["EnclaveTerms", "start_digest", "terms_of"]
 
 _MAGIC = b"KHT2"
 _FORM = struct.Struct("<4s4x16sQQQ32s")
 _MOST = 1 << 40  # of keys: beyond what anybody can scan
-_MOST_REPLY = (1 << 31) - 4096  # bytes of records that can be sealed at once
-
-TERMS_BYTES = _FORM.size
-"""Of encoded terms."""
+_MOST_SEALED = (1 << 31) - 4096  # bytes of keys, or of records, that can be sealed at once
+_KEY_BYTES = 8  # of a key in a request
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,8 @@ class EnclaveTerms:
             raise _bad(f"names of {len(self.round)} and {len(self.database)} bytes")
         if min(numbers) < 1 or max(numbers) > _MOST or self.most_keys > self.num_keys:
             raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.most_keys} a query")
-        if self.most_keys * self.record_bytes > _MOST_REPLY:
-            raise _bad(f"{self.most_keys} records of {self.record_bytes} bytes in one reply")
+        if self.most_keys * max(_KEY_BYTES, self.record_bytes) > _MOST_SEALED:
+            raise _bad(f"{self.most_keys} keys a query, for records of {self.record_bytes} bytes")
 
     @cached_property
     def digest(self) -> bytes:
@@ -121,7 +119,8 @@ def _bad(got: str) -> InputError:
     return InputError(
         "terms of an enclave's table that make no sense",
         got=got,
-        allowed="names of 16 and 32 bytes; 1..2^40; at most num_keys and 2 GB a request",
+        allowed="names of 16 and 32 bytes; 1..2^40; a request for at most num_keys, with 2 GB of "
+        "keys, 8 bytes each, or records",
         fix="check num_keys, record_bytes and most_keys",
     )
 

@@ -2,7 +2,8 @@
 
 It sees which slices are asked for and that a relay asks; it sees neither whose request it is nor
 which requests belong together, if it does not work together with the relay and the relay mixes
-enough clients. A key that one client alone can want, and the times of requests, still tell.
+enough clients. A key that one client alone can want, and the times of requests, still tell. How
+long a copied request is refused: see `replay_window.py`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from keyhole.errors import InputError, ReplayError
 __all__ = ["MOST_REMEMBERED", "ReplayWindow"]
 
 MOST_REMEMBERED = 1 << 18
-"""Requests that are remembered by default: some 40 MB."""
+"""Requests that are remembered by default: some 30 MB."""
 
 
 class ReplayWindow:
@@ -15,8 +15,12 @@ class ReplayWindow:
 
     A relay may copy a request and send it again. What it gets is sealed to the client as before, so
     it learns nothing; but it must not make the gateway work again and again, nor count a key twice.
-    Bounded: a request that is older than the last `most` ones can be replayed, and each process
-    remembers for itself. Slices are only read, so an answer too many does no harm.
+
+    Bounded by number, not by age: a request older than the last `most` ones is answered again, for
+    as long as its round is there and its key is not removed, and each process remembers for itself.
+    Slices are only read, so an answer too many does no harm. A Date inside of requests would bound
+    their age (section 6.5.1), and is not sent: it shows a client's clock (section 6.8), and clocks
+    that differ would tell which requests belong together, which this way is there to hide.
 
     Args:
         most: how many are remembered.

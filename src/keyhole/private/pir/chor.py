@@ -6,10 +6,11 @@ set with the key's row put in or taken out. Each XORs the rows of its set; the X
 is the row. It is the plain baseline and what the others are tested against: a query grows with the
 table.
 
-Hidden: which keys a client asks for and how many, from each server, whatever it can compute, if
-both servers do not collude: a set alone is uniformly random. (Here the randomness is that of a
-`Prg`.) Not hidden: who asks, when, and under which terms. What `two_server.py` says of servers that
-lie holds here too.
+Hidden: which keys a client asks for and how many, from each server, if both servers do not collude
+and AES-128 in counter mode is pseudo-random: a set alone is a stretch of the stream of a `Prg`. (In
+the paper sets are truly random, and nothing rests on what a server can compute; here a server that
+finds a seed of 128 bits finds the keys.) Not hidden: who asks, when, and under which terms. What
+`two_server.py` says of servers that lie holds here too.
 """
 
 from __future__ import annotations
@@ -21,10 +22,16 @@ from numpy.typing import NDArray
 
 from keyhole.errors import MalformedError
 from keyhole.private.asking import distinct_keys
-from keyhole.private.pir.answered import Answered
+from keyhole.private.pir.answered import MOST_QUERIES, Answered
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.fitting import check_scheme, check_server, plain_terms
-from keyhole.private.pir.messages import FRAME_BYTES, seal, unseal
+from keyhole.private.pir.messages import (
+    FRAME_BYTES,
+    REPLY_BYTES,
+    seal,
+    seal_reply,
+    unseal,
+)
 from keyhole.private.pir.questions import Wanted, XorQuestion
 from keyhole.private.pir.terms import Terms
 from keyhole.private.pir.xor_scan import scan_rows
@@ -48,7 +55,7 @@ def query_bytes(terms: Terms) -> int:
 
 def reply_bytes(terms: Terms) -> int:
     """Of one reply of one server."""
-    return FRAME_BYTES + terms.most_keys * terms.row_bytes
+    return REPLY_BYTES + terms.most_keys * terms.row_bytes
 
 
 class ChorAsker:
@@ -79,8 +86,7 @@ class ChorAsker:
         first = seal("query", self.terms, 0, nonce + sets.tobytes())
         sets[np.arange(len(points)), points >> 3] ^= (1 << (points & 7)).astype(np.uint8)
         messages = first, seal("query", self.terms, 1, nonce + sets.tobytes())
-        found = Wanted(wanted, places, np.arange(len(wanted)))
-        return XorQuestion(self.terms, messages, found, self.terms.most_keys)
+        return XorQuestion(self.terms, messages, Wanted(points, places))
 
 
 class ChorServer:
@@ -90,29 +96,35 @@ class ChorServer:
         database: what is retrieved from.
         terms: of this database.
         server: 0 or 1: which of both this one is.
+        most_queries: that it answers and remembers, see `Answered`.
 
     Raises:
         InputError: terms of something else, or no such server.
     """
 
-    def __init__(self, database: Database, terms: Terms, server: int) -> None:
+    def __init__(
+        self, database: Database, terms: Terms, server: int, most_queries: int = MOST_QUERIES
+    ) -> None:
         check_server("chor", database, terms, server)
         self.terms = terms
         self._rows = database.rows
         self._server = server
-        self._answered = Answered()
+        self._answered = Answered(most_queries)
 
     def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
         """Answers queries in one pass over the table; see `Answerer`."""
         length = _query_body(self.terms)
         bodies = [unseal(query, "query", self.terms, self._server, length) for query in queries]
         sets = [_read_sets(body, self.terms) for body in bodies]
-        self._answered.claim(queries)
         if not sets:
             return []
-        found = scan_rows(self._rows, np.concatenate(sets)).view(np.uint8)
-        cells = found[:, : self.terms.row_bytes].reshape(len(sets), -1)
-        return [seal("reply", self.terms, self._server, rows.tobytes()) for rows in cells]
+        with self._answered.claim(queries):
+            found = scan_rows(self._rows, np.concatenate(sets)).view(np.uint8)
+            cells = found[:, : self.terms.row_bytes].reshape(len(sets), -1)
+            pairs = zip(queries, cells, strict=True)
+            return [
+                seal_reply(query, self.terms, self._server, rows.tobytes()) for query, rows in pairs
+            ]
 
 
 def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:

@@ -22,12 +22,14 @@ from keyhole.errors import InputError
 from keyhole.private.pir.permutation import Permutations
 from keyhole.types import KeyArray
 
-__all__ = ["BatchShape", "Placement", "batch_shape", "place"]
+__all__ = ["MOST_IN_BUCKETS", "BatchShape", "Placement", "batch_shape", "place"]
 
 _FEW_KEYS = 32  # in one pass, as many whole queries take a server no longer than buckets do
 _FEW_READS = 1 << 17  # rows: a server adds up as many in some milliseconds
 _MANY_KEYS = 100  # from here on hardly a key is left over
-_MOST_KEYS = 2**31 - 1  # of a table with buckets: members are 32 bits
+
+MOST_IN_BUCKETS = 2**31 - 1
+"""Keys of a table with buckets: members are 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,11 @@ class Placement:
     """
 
     def __init__(self, num_keys: int, num_buckets: int, num_hashes: int = 3) -> None:
-        if not 1 <= num_keys <= _MOST_KEYS or not 1 <= num_hashes <= num_buckets:
+        if not 1 <= num_keys <= MOST_IN_BUCKETS or not 1 <= num_hashes <= num_buckets:
             raise InputError(
                 "a placement that cannot be",
                 got=f"{num_keys} keys, {num_buckets} buckets, {num_hashes} hashes",
-                allowed=f"1..{_MOST_KEYS} keys, a hash or more, no fewer buckets than hashes",
+                allowed=f"1..{MOST_IN_BUCKETS} keys, a hash or more, no fewer buckets than hashes",
                 fix="ask batch_shape for the number of buckets",
             )
         self.num_keys = num_keys
@@ -123,13 +125,27 @@ class Placement:
         """Positions of a bucket, the same for all; the last ones of some are empty."""
         return -(-self.num_keys // int(self._counts.min()))
 
+    def places_of(self, keys: KeyArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What `buckets_of` and `positions_of` return, in one go."""
+        positions, rest = np.divmod(self._permutations.ranks(keys), self._counts)
+        return self._starts + rest, positions
+
     def buckets_of(self, keys: KeyArray) -> NDArray[np.int64]:
         """The buckets that hold each of keys (m,), one of every sub-table, (m, w)."""
-        return self._starts + self._permutations.ranks(keys) % self._counts
+        return self.places_of(keys)[0]
 
     def positions_of(self, keys: KeyArray) -> NDArray[np.int64]:
         """Where in these buckets each of keys (m,) lies, (m, w)."""
-        return self._permutations.ranks(keys) // self._counts
+        return self.places_of(keys)[1]
+
+    def keys_at(self, buckets: NDArray[np.int64], positions: NDArray[np.int64]) -> KeyArray:
+        """The key at each place, given as buckets (n,) and positions (n,): -1 if it is empty."""
+        which = np.searchsorted(self._starts, buckets, "right") - 1
+        ranks = positions * self._counts[which] + buckets - self._starts[which]
+        keys = np.full(len(ranks), -1, np.int64)
+        is_full = ranks < self.num_keys
+        keys[is_full] = self._permutations.keys(ranks[is_full], which[is_full])
+        return keys
 
     def members(self) -> NDArray[np.int32]:
         """The keys of every bucket, (B, bucket_size), with -1 where there is none. For servers."""
@@ -138,9 +154,8 @@ class Placement:
     @cached_property
     def _members(self) -> NDArray[np.int32]:
         keys = np.arange(self.num_keys, dtype=np.int64)
-        ranks = self._permutations.ranks(keys)
         members = np.full((self.num_buckets, self.bucket_size), -1, np.int32)
-        members[self._starts + ranks % self._counts, ranks // self._counts] = keys[:, None]
+        members[self.places_of(keys)] = keys[:, None]
         members.setflags(write=False)
         return members
 

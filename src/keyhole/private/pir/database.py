@@ -42,13 +42,17 @@ def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray
     Raises:
         ShapeError: arrays that do not fit each other, or a round of another length.
     """
+    return np.ascontiguousarray(_hashes_of(round, keys, records)[:, :TAG_BYTES])
+
+
+def _hashes_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """SHA-256 over round, key and slice, of which a tag is the beginning, (m, 32)."""
     _check(round, records)
     if keys.shape != records.shape[:1]:
         raise _misfit(f"{keys.shape} keys for {records.shape} slices")
     pieces = range(0, len(records), _PIECE)
     hashes = [_hash(round, keys[i : i + _PIECE], records[i : i + _PIECE]) for i in pieces]
-    whole = np.frombuffer(b"".join(hashes), np.uint8).reshape(len(records), _HASH_BYTES)
-    return np.ascontiguousarray(whole[:, :TAG_BYTES])
+    return np.frombuffer(b"".join(hashes), np.uint8).reshape(len(records), _HASH_BYTES)
 
 
 def _hash(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> bytes:
@@ -71,8 +75,9 @@ class Database:
         round: 16 bytes: which slices these are.
         record_bytes: of one slice, without its tag.
         rows: (K, words) uint64, little-endian: slice, tag, zeros up to a whole word.
-        digest: 32 bytes: SHA-256 over round, K, record_bytes and all tags. Servers with the same
-            digest hold the same slices.
+        digest: 32 bytes: SHA-256 over round, K, record_bytes and the whole hashes of all slices, of
+            which tags are the first halves. Servers with the same digest hold the same slices,
+            unless somebody finds a collision of SHA-256.
     """
 
     round: bytes
@@ -110,12 +115,12 @@ class Database:
         rows = _aligned(num_keys, words)
         cells = rows.view(np.uint8)
         cells[:, :record_bytes] = records
-        tags = tags_of(round, np.arange(num_keys), records)
-        cells[:, record_bytes : record_bytes + TAG_BYTES] = tags
+        hashes = _hashes_of(round, np.arange(num_keys), records)
+        cells[:, record_bytes : record_bytes + TAG_BYTES] = hashes[:, :TAG_BYTES]
         cells[:, record_bytes + TAG_BYTES :] = 0
         facts = round + struct.pack("<QQ", num_keys, record_bytes)
         digest = sha256(facts)
-        digest.update(tags.data)
+        digest.update(hashes.data)
         rows.setflags(write=False)
         return Database(round, record_bytes, rows, digest.digest())
 

@@ -32,10 +32,6 @@ class Opening:
         """Secrets stay secret: printing shows how many there are."""
         return f"Opening({len(self.secrets)} queries)"
 
-    def first(self, count: int) -> Opening:
-        """What opens the first replies, without anything of the others."""
-        return Opening(self.secrets[:count].copy(), self.errors[:count].copy())
-
     def decode(self, rows: Words, slices: NDArray[np.int64], hint: Words) -> NDArray[np.uint8]:
         """Returns the bytes of one slice of each column, (u, row_bytes).
 

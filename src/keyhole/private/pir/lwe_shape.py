@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, isqrt
 
-from keyhole.private.pir.messages import FRAME_BYTES
+from keyhole.private.pir.messages import FRAME_BYTES, REPLY_BYTES
 from keyhole.private.pir.terms import TAG_BYTES, Terms
 
 __all__ = [
-    "DIGEST_BYTES",
     "DIMENSION",
     "HINT_HEAD_BYTES",
     "SCALE_BITS",
@@ -35,11 +34,8 @@ WORD_BYTES = 4
 SCALE_BITS = 24
 """Of q / p = 2^24, what a byte is multiplied by: p = 256."""
 
-DIGEST_BYTES = 32
-"""Of the digest of the slices, which stands in front of a hint."""
-
-HINT_HEAD_BYTES = 8 + DIGEST_BYTES
-"""What a hint begins with."""
+HINT_HEAD_BYTES = 8 + 32
+"""What a hint begins with: its magic and the digest of the slices."""
 
 _MODULUS = 256  # p: entries of the matrix are bytes
 _SAFETY_BITS = 40
@@ -126,7 +122,7 @@ class LweShape:
     def reply_bytes(self) -> int:
         """Of its reply."""
         words = self.most_keys * self.slices_per_column * self.row_bytes
-        return FRAME_BYTES + WORD_BYTES * words
+        return REPLY_BYTES + WORD_BYTES * words
 
     @property
     def hint_bytes(self) -> int:

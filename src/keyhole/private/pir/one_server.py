@@ -13,9 +13,10 @@ et al., USENIX Security 2023) states for 128 bits. We take them over; no estimat
 attacks has been run here. Every query has a secret of its own, so m queries of N clients are m N
 problems that share A. Not hidden: who asks, when, and the maximum m.
 
-Not covered: a server that deviates. Its wrong rows are found by their tags, but one that sends a
-wrong hint or damages some columns, and then sees whether a client fails, learns something of the
-keys. Nor is the time that a client's work takes.
+Not covered: a server that deviates. Its wrong rows are found by their tags, those of padding like
+all others, so it does not learn which queries are padding. But one that sends a wrong hint or
+damages some columns, and then sees whether a client fails or falls silent, learns whether one of
+these was asked for. Nor is the time that a client's work takes.
 
 Cost: the hint must be fetched anew in every round, and each key takes a whole query, so this
 competes with sending everything: see `LweShape.total_bytes`. One byte or more of a question is
@@ -33,13 +34,21 @@ import numpy as np
 
 from keyhole.errors import InputError, MalformedError, StaleError
 from keyhole.private.asking import Once, distinct_keys
-from keyhole.private.pir.answered import Answered
+from keyhole.private.pir.answered import MOST_QUERIES, Answered
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.fitting import check_scheme, plain_terms
 from keyhole.private.pir.lwe import BLOCK, Columns, Words, matrix_seed, public_matrix
 from keyhole.private.pir.lwe_queries import Opening, encrypt
 from keyhole.private.pir.lwe_shape import DIMENSION, HINT_HEAD_BYTES, LweShape
-from keyhole.private.pir.messages import FRAME_BYTES, seal, unseal
+from keyhole.private.pir.messages import (
+    FRAME_BYTES,
+    REPLY_BYTES,
+    check_of,
+    seal,
+    seal_reply,
+    unseal,
+    unseal_reply,
+)
 from keyhole.private.pir.questions import Wanted, check_tags
 from keyhole.private.pir.retrieval import Retrieved
 from keyhole.private.pir.terms import Terms
@@ -124,17 +133,16 @@ class OneServerAsker:
         self._hint = _read_hint(hint, terms, self._shape)
 
     def ask(self, keys: KeyArray, prg: Prg | None = None) -> OneServerQuestion:
-        """Makes a question for keys; see `Asker`. The rest of `most_keys` are random columns."""
+        """Makes a question for keys; see `Asker`. The rest of `most_keys` are random ones."""
         wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
         prg = Prg.fresh() if prg is None else prg
-        shape, count = self._shape, len(wanted)
-        columns = prg.below(shape.columns, shape.most_keys)
-        columns[:count] = wanted // shape.slices_per_column
-        seed = matrix_seed(self.terms.round, shape)
+        shape = self._shape
+        asked = prg.below(shape.num_keys, shape.most_keys)
+        asked[: len(wanted)] = wanted
+        seed, columns = matrix_seed(self.terms.round, shape), asked // shape.slices_per_column
         queries, opening = encrypt(columns, shape.columns, seed, prg)
         message = seal("query", self.terms, _SERVER, queries.data.cast("B"))
-        found = Wanted(wanted, places, np.arange(count))
-        return OneServerQuestion(self.terms, message, found, opening.first(count), self._hint)
+        return OneServerQuestion(self.terms, message, Wanted(asked, places), opening, self._hint)
 
 
 class OneServerQuestion:
@@ -144,7 +152,7 @@ class OneServerQuestion:
         terms: under which it is asked.
         message: the query.
         wanted: what for.
-        opening: what the reply is opened with; nothing of the padding is kept.
+        opening: what the reply is opened with, padding included: it is checked too.
         hint: (r, 1024, row_bytes).
     """
 
@@ -153,6 +161,7 @@ class OneServerQuestion:
     ) -> None:
         self._terms = terms
         self._hint = hint
+        self._check = check_of(message)
         self._messages = Once((message,), "messages")
         self._wanted = Once((wanted, opening), "replies")
 
@@ -167,11 +176,11 @@ class OneServerQuestion:
     def open(self, replies: Sequence[bytes]) -> Retrieved:
         """Returns the slices; see `Question`. Replies that are none do not use the question up."""
         self._wanted.peek()
-        rows = _read_reply(replies, self._terms)
+        rows = _read_reply(replies, self._check, self._terms)
         wanted, opening = self._wanted.take()
         opened = opening.decode(rows, wanted.keys % rows.shape[1], self._hint)
         records = check_tags(self._terms, wanted.keys, opened)
-        return Retrieved(records[wanted.places], np.ones(len(wanted.places), np.bool_))
+        return Retrieved(records[wanted.slots], np.ones(len(wanted.slots), np.bool_))
 
 
 class OneServer:
@@ -182,12 +191,19 @@ class OneServer:
         terms: of this database.
         hint: of this database, from `hint_of`; computed if None. `OneServer.of` computes it once
             for the terms and the server.
+        most_queries: that it answers and remembers, see `Answered`.
 
     Raises:
         InputError: terms, or a hint, of something else.
     """
 
-    def __init__(self, database: Database, terms: Terms, hint: bytes | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        terms: Terms,
+        hint: bytes | None = None,
+        most_queries: int = MOST_QUERIES,
+    ) -> None:
         check_scheme(terms, "one-server")
         self.hint = hint_of(database, terms.most_keys) if hint is None else hint
         if terms != terms_of(database, terms.most_keys, self.hint):
@@ -200,7 +216,7 @@ class OneServer:
         self.terms = terms
         self._shape = LweShape.of(terms)
         self._columns = Columns(database, self._shape)
-        self._answered = Answered()
+        self._answered = Answered(most_queries)
 
     @staticmethod
     def of(database: Database, most_keys: int) -> OneServer:
@@ -217,12 +233,13 @@ class OneServer:
         shape = self._shape
         length = shape.query_bytes - FRAME_BYTES
         bodies = [unseal(query, "query", self.terms, _SERVER, length) for query in queries]
-        self._answered.claim(queries)
         asked = [np.frombuffer(body, "<u4").reshape(-1, shape.columns) for body in bodies]
         each = max(1, _PASS // shape.most_keys)
-        passes = (self._answer(asked[at : at + each]) for at in range(0, len(asked), each))
-        replies = (reply for some in passes for reply in some)
-        return [seal("reply", self.terms, _SERVER, reply.data.cast("B")) for reply in replies]
+        with self._answered.claim(queries):
+            passes = (self._answer(asked[at : at + each]) for at in range(0, len(asked), each))
+            found = (words.data.cast("B") for some in passes for words in some)
+            pairs = zip(queries, found, strict=True)
+            return [seal_reply(query, self.terms, _SERVER, rows) for query, rows in pairs]
 
     def _answer(self, asked: Sequence[Words]) -> Words:
         """The words of replies, (queries, m r row_bytes)."""
@@ -253,7 +270,7 @@ def _read_hint(hint: bytes, terms: Terms, shape: LweShape) -> Words:
     return np.require(words, requirements="A").reshape(-1, DIMENSION, shape.row_bytes)
 
 
-def _read_reply(replies: Sequence[bytes], terms: Terms) -> Words:
+def _read_reply(replies: Sequence[bytes], asked: bytes, terms: Terms) -> Words:
     """The words of the only reply, (m, r, row_bytes)."""
     if len(replies) != 1:
         raise MalformedError(
@@ -262,6 +279,6 @@ def _read_reply(replies: Sequence[bytes], terms: Terms) -> Words:
             allowed="1",
             fix="pass the reply of the one server",
         )
-    body = unseal(replies[0], "reply", terms, _SERVER, reply_bytes(terms) - FRAME_BYTES)
+    body = unseal_reply(replies[0], asked, terms, _SERVER, reply_bytes(terms) - REPLY_BYTES)
     words = np.frombuffer(body, "<u4").astype(np.uint32, copy=False)
     return words.reshape(terms.most_keys, -1, terms.row_bytes)

@@ -1,4 +1,9 @@
-"""Questions whose answer is the XOR of two replies: what the client keeps and how it opens them."""
+"""Questions whose answer is the XOR of two replies: what the client keeps and how it opens them.
+
+Every row of a reply is checked, that of padding too: it is the row of a key that the client drew.
+Were padding not checked, a server that changes one row and sees whether the client fails would
+learn whether that query was padding.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from numpy.typing import NDArray
 from keyhole.errors import IntegrityError, MalformedError
 from keyhole.private.asking import Once
 from keyhole.private.pir.database import tags_of
-from keyhole.private.pir.messages import unseal
+from keyhole.private.pir.messages import check_of, unseal_reply
 from keyhole.private.pir.retrieval import Retrieved
 from keyhole.private.pir.terms import Terms
 from keyhole.types import KeyArray
@@ -24,18 +29,16 @@ class Wanted:
     """What a client asked for and where in the replies it will be.
 
     Args:
-        keys: (u,) int64, different and sorted.
-        places: (n,) int64: which of them stands at each place of what the client asked.
-        slots: (u,) int64: the row of a reply that each key is in; -1 if it is in none.
+        keys: (q,) int64: the key of each row of a reply, wanted or drawn as padding.
+        slots: (n,) int64: the row of each key that was asked for; -1 if it is in none.
     """
 
     keys: KeyArray
-    places: NDArray[np.int64]
     slots: NDArray[np.int64]
 
     def __repr__(self) -> str:
-        """Keys are private: printing shows how many there are."""
-        return f"Wanted({len(self.keys)} keys)"
+        """Keys are private: printing shows how many queries there are, padding included."""
+        return f"Wanted({len(self.keys)} queries)"
 
 
 class XorQuestion:
@@ -45,16 +48,14 @@ class XorQuestion:
         terms: under which it is asked.
         messages: one for each server.
         wanted: what for.
-        num_slots: rows of a reply.
     """
 
-    def __init__(
-        self, terms: Terms, messages: tuple[bytes, bytes], wanted: Wanted, num_slots: int
-    ) -> None:
+    def __init__(self, terms: Terms, messages: tuple[bytes, bytes], wanted: Wanted) -> None:
         self._terms = terms
+        self._checks = [check_of(message) for message in messages]
         self._messages = Once(messages, "messages")
         self._wanted = Once(wanted, "replies")
-        self._num_slots = num_slots
+        self._num_slots = len(wanted.keys)
 
     def __repr__(self) -> str:
         """Keys are private: printing shows what everybody sees."""
@@ -67,16 +68,30 @@ class XorQuestion:
     def open(self, replies: Sequence[bytes]) -> Retrieved:
         """Returns the slices; see `Question`. Replies that are none do not use the question up."""
         self._wanted.peek()
-        one, other = _read_replies(replies, self._terms, self._num_slots)
+        one, other = self._read(replies)
         wanted = self._wanted.take()
+        opened = check_tags(self._terms, wanted.keys, one ^ other)
         is_found = wanted.slots >= 0
-        slots = wanted.slots[is_found]
-        opened = check_tags(self._terms, wanted.keys[is_found], one[slots] ^ other[slots])
-        if is_found.all():
-            return Retrieved(opened[wanted.places], is_found[wanted.places])
-        records = np.zeros((len(wanted.keys), self._terms.record_bytes), np.uint8)
-        records[is_found] = opened
-        return Retrieved(records[wanted.places], is_found[wanted.places])
+        records = opened[wanted.slots]
+        records[~is_found] = 0
+        return Retrieved(records, is_found)
+
+    def _read(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
+        """The rows of two replies, (num_slots, row_bytes) each."""
+        if len(replies) != 2:
+            raise MalformedError(
+                "replies of some servers only",
+                got=f"{len(replies)} replies",
+                allowed="2, in the order of the messages",
+                fix="wait for both servers",
+            )
+        shape = self._num_slots, self._terms.row_bytes
+        length = self._num_slots * self._terms.row_bytes
+        bodies = [
+            unseal_reply(reply, check, self._terms, server, length)
+            for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
+        ]
+        return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]
 
 
 def check_tags(terms: Terms, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -94,20 +109,3 @@ def check_tags(terms: Terms, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray
             fix="ask again for all keys, or leave the round: a server lies or is damaged",
         )
     return records
-
-
-def _read_replies(
-    replies: Sequence[bytes], terms: Terms, num_slots: int
-) -> list[NDArray[np.uint8]]:
-    """The rows of two replies, (num_slots, row_bytes) each."""
-    if len(replies) != 2:
-        raise MalformedError(
-            "replies of some servers only",
-            got=f"{len(replies)} replies",
-            allowed="2, in the order of the messages",
-            fix="wait for both servers",
-        )
-    shape = num_slots, terms.row_bytes
-    length = num_slots * terms.row_bytes
-    bodies = [unseal(reply, "reply", terms, i, length) for i, reply in enumerate(replies)]
-    return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]

@@ -41,7 +41,8 @@ class Terms:
         num_keys: K.
         record_bytes: of one slice, without its tag.
         most_keys: m, to which every query is padded.
-        database: 32 bytes: the digest of all slices with their tags, and of a hint if there is one.
+        database: 32 bytes: the digest of all slices, or of the hint if there is one, which holds
+            that digest.
 
     Raises:
         InputError: a number is out of range.

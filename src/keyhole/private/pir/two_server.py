@@ -8,11 +8,12 @@ Hidden: which keys a client asks for and how many, from each server, for any num
 clients, if both servers do not collude and AES under a fixed key is a circular correlation-robust
 hash. Not hidden: who asks, when, and under which terms.
 
-A server that answers from a wrong table, or sends wrong rows, is found by the tags of the slices.
-The tags hold no secret: a server that guesses the point of a query can forge that slice, and one
-that sees whether a client fails learns whether it guessed right, or whether a query was padding.
-Not covered beyond that: both servers together, the time that a client's work takes, and a table
-that was wrong from the start.
+A server that answers from a wrong table, or sends wrong rows, is found by the tags of the slices:
+those of padding are checked like all others, so that a wrong row shows whatever its query is for.
+The tags hold no secret: a server that guesses the key of one query can forge that slice, and if it
+sees whether the client fails it learns whether it guessed right, of a wanted key or of padding. A
+client that falls silent shows the same as one that fails. Not covered beyond that: both servers
+together, the time that a client's work takes, and a table that was wrong from the start.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ from keyhole.private.dpf import (
     expand,
     share_from_roots,
 )
-from keyhole.private.pir.answered import Answered
+from keyhole.private.pir.answered import MOST_QUERIES, Answered
 from keyhole.private.pir.batch import Batch, Points
 from keyhole.private.pir.database import Database
 from keyhole.private.pir.fitting import check_scheme, check_server, plain_terms
-from keyhole.private.pir.messages import FRAME_BYTES, seal, unseal
+from keyhole.private.pir.messages import (
+    FRAME_BYTES,
+    REPLY_BYTES,
+    seal,
+    seal_reply,
+    unseal,
+)
 from keyhole.private.pir.questions import Wanted, XorQuestion
 from keyhole.private.pir.terms import Terms
 from keyhole.private.pir.xor_scan import scan_buckets, scan_rows
@@ -57,7 +64,7 @@ def query_bytes(terms: Terms) -> int:
 
 def reply_bytes(terms: Terms) -> int:
     """Of one reply of one server."""
-    return FRAME_BYTES + Batch.of(terms).num_queries * terms.row_bytes
+    return REPLY_BYTES + Batch.of(terms).num_queries * terms.row_bytes
 
 
 class TwoServerAsker:
@@ -67,7 +74,7 @@ class TwoServerAsker:
         terms: of the table, the same from both servers.
 
     Raises:
-        InputError: terms of another scheme.
+        InputError: terms of another scheme, or of a table that is too large for its buckets.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -81,8 +88,7 @@ class TwoServerAsker:
         prg = Prg.fresh() if prg is None else prg
         points = self._batch.assign(wanted, prg)
         messages = self._share(points, prg)
-        found = Wanted(wanted, places, points.slots)
-        return XorQuestion(self.terms, messages, found, self._batch.num_queries)
+        return XorQuestion(self.terms, messages, Wanted(points.keys, points.slots[places]))
 
     def _share(self, points: Points, prg: Prg) -> tuple[bytes, bytes]:
         nonce, roots = prg.bytes(SEED_BYTES), (prg.bytes(SEED_BYTES), prg.bytes(SEED_BYTES))
@@ -106,18 +112,21 @@ class TwoServer:
         database: what is retrieved from.
         terms: of this database.
         server: 0 or 1: which of both this one is.
+        most_queries: that it answers and remembers, see `Answered`.
 
     Raises:
         InputError: terms of something else, or no such server.
     """
 
-    def __init__(self, database: Database, terms: Terms, server: int) -> None:
+    def __init__(
+        self, database: Database, terms: Terms, server: int, most_queries: int = MOST_QUERIES
+    ) -> None:
         check_server("two-server", database, terms, server)
         self.terms = terms
         self._rows = database.rows
         self._server = server
         self._batch = Batch.of(terms)
-        self._answered = Answered()
+        self._answered = Answered(most_queries)
 
     def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
         """Answers queries in one pass over the table; see `Answerer`.
@@ -128,15 +137,18 @@ class TwoServer:
         length = _query_body(self._batch)
         bodies = [unseal(query, "query", self.terms, self._server, length) for query in queries]
         asked = [_read_query(body, self._batch, self._server) for body in bodies]
-        self._answered.claim(queries)
         if not asked:
             return []
         nonces, in_buckets, in_stash = zip(*asked, strict=True)
-        found = np.concatenate(
-            [self._scan_buckets(nonces, in_buckets), self._scan_stash(nonces, in_stash)], axis=1
-        )
-        cells = found.view(np.uint8)[:, :, : self.terms.row_bytes]
-        return [seal("reply", self.terms, self._server, rows.tobytes()) for rows in cells]
+        with self._answered.claim(queries):
+            found = np.concatenate(
+                [self._scan_buckets(nonces, in_buckets), self._scan_stash(nonces, in_stash)], axis=1
+            )
+            cells = found.view(np.uint8)[:, :, : self.terms.row_bytes]
+            pairs = zip(queries, cells, strict=True)
+            return [
+                seal_reply(query, self.terms, self._server, rows.tobytes()) for query, rows in pairs
+            ]
 
     def _scan_buckets(
         self, nonces: Sequence[bytes], keys: Sequence[PointKeys]

@@ -20,7 +20,7 @@ from keyhole.server.record_sums import sum_records
 from keyhole.serving.manifest import TableInfo
 from keyhole.serving.pir.passes import Passes
 from keyhole.serving.pir.schemes import Opened, name_table, serve, table_bytes
-from keyhole.serving.pir.settings import PirSettings, Role, most_keys_of_table
+from keyhole.serving.pir.settings import PirSettings, most_keys_of_table
 from keyhole.serving.service.limits import Gate
 from keyhole.serving.service.metrics import Metrics
 from keyhole.serving.tables import OpenRound, RoundSource, SliceTable
@@ -148,12 +148,10 @@ class Databases:
         with self._rounds.hold(round_id) as held:  # of its own: those who wait may leave
             table, name = held.tables[place], name_table(round_id, place)
             if table.info.segments:
-                opened = await asyncio.to_thread(
-                    _open_segments, table, name, settings.role, most_keys
-                )
+                opened = await asyncio.to_thread(_open_segments, table, name, settings, most_keys)
             else:
                 records = await _fetch_all(table)
-                opened = await asyncio.to_thread(_open, records, name, settings.role, most_keys)
+                opened = await asyncio.to_thread(_open, records, name, settings, most_keys)
         passes = Passes(opened.server, self._gate, settings.together, self._count)
         return ServedTable(opened, passes)
 
@@ -162,11 +160,12 @@ class Databases:
         self._metrics.add("private", queries)
 
 
-def _open(records: RecordArray, name: bytes, role: Role, most_keys: int) -> Opened:
-    return serve(role, Database.of(name, records), most_keys)
+def _open(records: RecordArray, name: bytes, settings: PirSettings, most_keys: int) -> Opened:
+    database = Database.of(name, records)
+    return serve(settings.role, database, most_keys, settings.most_queries)
 
 
-def _open_segments(table: SliceTable, name: bytes, role: Role, most_keys: int) -> Opened:
+def _open_segments(table: SliceTable, name: bytes, settings: PirSettings, most_keys: int) -> Opened:
     """Copies the files of a table, each record compared with its sum: a device can not do that."""
     info = table.info
     pieces = []
@@ -182,7 +181,8 @@ def _open_segments(table: SliceTable, name: bytes, role: Role, most_keys: int) -
                 fix="publish the round again",
             )
         pieces.append(piece)
-    return _open(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), name, role, most_keys)
+    records = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return _open(records, name, settings, most_keys)
 
 
 async def _fetch_all(table: SliceTable) -> RecordArray:

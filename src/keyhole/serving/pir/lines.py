@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from keyhole.errors import MalformedError, NotFoundError, ProtocolError, ServiceError, StaleError
-from keyhole.private.pir.retrieval import Asker, Question, Retrieved
+from keyhole.errors import (
+    KeyholeError,
+    MalformedError,
+    NotFoundError,
+    ProtocolError,
+    ServiceError,
+    StaleError,
+)
+from keyhole.private.pir.retrieval import Asker, Retrieved
 from keyhole.private.pir.terms import Terms
 from keyhole.serving.device.client import OCTETS, Received
 from keyhole.serving.device.device import Assignment, Device
-from keyhole.serving.device.partial_body import refuse_longer
+from keyhole.serving.device.retrying import Attempts
 from keyhole.serving.device.slice_query import Traffic
 from keyhole.serving.pir.schemes import SERVER_HEADER, Lengths
 from keyhole.types import KeyArray
@@ -78,6 +85,20 @@ class Target:
         return f"Target({self.path})"
 
 
+class _Asking:
+    """A table while it is asked: its present question, and in the end what was found."""
+
+    def __init__(self, target: Target, attempts: Attempts) -> None:
+        self.target, self._attempts = target, attempts
+        self.question = target.asker.ask(target.keys)
+        self.found: list[Retrieved] = []
+
+    def again(self, reason: str, after: float | None = None) -> None:
+        """Makes a new question, after a while; raises ServiceError if that is of no use."""
+        self._attempts.failed(reason, after)
+        self.question = self.target.asker.ask(self.target.keys)
+
+
 @dataclass(frozen=True)
 class Lines:
     """All servers of a scheme, in their order.
@@ -109,41 +130,48 @@ class Lines:
             raise _differ("terms that differ")
         return found[0]
 
-    def retrieve(self, target: Target, question: Question) -> Retrieved:
-        """Asks until there is a whole answer of every server to one and the same question.
+    def retrieve(self, targets: Sequence[Target]) -> list[Retrieved]:
+        """Asks until there is a whole answer of every server about every table.
 
-        No message is ever sent twice: after a failure, whatever it was, all keys are asked for
-        anew, with fresh secrets.
+        No reply is opened before all tables have been asked: whoever finds out that something in
+        one of them is wrong stops, and must not show in which. No message is ever sent twice:
+        after a failure, whatever it was, all keys of a table are asked for anew, with fresh
+        secrets. What is asked again shows which reply could not be read, and never what was in it.
 
         Args:
-            target: what to retrieve.
-            question: the first one, made of the target's keys.
+            targets: what to retrieve; their lengths are such that this device takes them.
+
+        Returns:
+            What was found in each.
 
         Raises:
+            KeySpaceError: keys that cannot be asked for; nothing has been sent.
             IntegrityError: a server lies or is damaged; nothing is tried again.
             StaleError: a server answers about other slices.
             ServiceError, RequestError: no usable answer.
         """
-        first = self.each[0].device
-        refuse_longer("a private query", target.lengths.query, first.most_answer)
-        refuse_longer("a private reply", target.lengths.reply, first.most_answer)
-        attempts = first.client.attempts(f"POST {target.path}")
+        client = self.each[0].device.client
+        asking = [_Asking(target, client.attempts(f"POST {target.path}")) for target in targets]
+        left = asking
+        while left:
+            left = _open_all([(each, self._replies(each)) for each in left])
+        return [found for each in asking for found in each.found]
+
+    def _replies(self, asking: _Asking) -> list[bytes]:
+        """One whole reply of every server about one table, not opened."""
         while True:
             reason, after = "", None
             try:
-                replies = self._exchange(target, question.messages())
-                reason = next((got.problem for got in replies if got.problem), "")
-                after = max((got.after or 0.0 for got in replies), default=None)
+                got = self._exchange(asking.target, asking.question.messages())
+                reason = next((each.problem for each in got if each.problem), "")
+                after = max((each.after or 0.0 for each in got), default=None)
                 if not reason:
-                    return question.open([bytes(got.body) for got in replies])
-            except MalformedError:
-                reason = "a reply that cannot be read"
-            except ProtocolError as error:
-                if isinstance(error, StaleError):
-                    raise
+                    return [bytes(each.body) for each in got]
+            except StaleError:
+                raise
+            except ProtocolError:
                 reason = "a message that was refused"
-            attempts.failed(reason, after)
-            question = target.asker.ask(target.keys)
+            asking.again(reason, after)
 
     def _exchange(self, target: Target, messages: Sequence[bytes]) -> list[Received]:
         """One message to each server, at the same time."""
@@ -182,6 +210,27 @@ class Lines:
             if failure is not None:
                 raise failure
         return [each.result() for each in started]
+
+
+def _open_all(replies: Sequence[tuple[_Asking, list[bytes]]]) -> list[_Asking]:
+    """Opens the replies about all tables, then raises what was wrong with the first of them.
+
+    Returns:
+        The tables whose replies cannot be read, with new questions.
+    """
+    unread, failures = [], []
+    for asking, got in replies:
+        try:
+            asking.found = [asking.question.open(got)]
+        except MalformedError:
+            unread.append(asking)
+        except KeyholeError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    for asking in unread:
+        asking.again("a reply that cannot be read")
+    return unread
 
 
 def _differ(got: str) -> StaleError:

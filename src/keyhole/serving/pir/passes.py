@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from keyhole.errors import ProtocolError
+from keyhole.errors import KeyholeError, ProtocolError
 from keyhole.private.pir.retrieval import Answerer
 from keyhole.serving.service.limits import Gate
 
 __all__ = ["Passes", "answer_apart"]
 
 _Outcome: TypeAlias = bytes | Exception
+_Turn: TypeAlias = tuple[bytes, asyncio.Future[bytes]]
 
 
 def answer_apart(server: Answerer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int]:
@@ -63,7 +64,7 @@ class Passes:
     ) -> None:
         self._server, self._gate, self._together = server, gate, together
         self._on_pass = on_pass
-        self._waiting: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
+        self._waiting: deque[_Turn] = deque()
         self._running: asyncio.Task[None] | None = None
 
     async def answer(self, query: bytes) -> bytes:
@@ -71,6 +72,7 @@ class Passes:
 
         Raises:
             ProtocolError: the query cannot be used.
+            KeyholeError: the pass broke off; whatever is left of it, nobody waits for ever.
         """
         turn: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append((query, turn))
@@ -80,31 +82,61 @@ class Passes:
 
     async def _run(self) -> None:
         """Makes passes until nobody waits."""
-        while self._waiting:
-            await self._gate.enter()
-            try:
-                # Chosen only now: whoever came while others scanned goes along.
-                count = min(self._together, len(self._waiting))
-                batch = [self._waiting.popleft() for _ in range(count)]
-                batch = [(query, turn) for query, turn in batch if not turn.done()]
-                if batch:
-                    await self._pass(batch)
-            finally:
-                self._gate.leave()
-
-    async def _pass(self, batch: Sequence[tuple[bytes, asyncio.Future[bytes]]]) -> None:
-        queries = [query for query, _ in batch]
-        outcomes: Sequence[_Outcome]
         try:
-            outcomes, passes = await asyncio.to_thread(answer_apart, self._server, queries)
+            while self._waiting:
+                await self._gate.enter()
+                try:
+                    await self._next_pass()
+                finally:
+                    self._gate.leave()
+        except BaseException as error:
+            # Nobody else would come for those who wait: not even for a pass that can go on.
+            _settle(self._waiting, [_told(error)] * len(self._waiting))
+            self._waiting.clear()
+            raise
+
+    async def _next_pass(self) -> None:
+        # Chosen only now: whoever came while others scanned goes along.
+        count = min(self._together, len(self._waiting))
+        batch = [self._waiting.popleft() for _ in range(count)]
+        batch = [(query, turn) for query, turn in batch if not turn.done()]
+        if not batch:
+            return
+        try:
+            outcomes, passes = await asyncio.to_thread(
+                answer_apart, self._server, [query for query, _ in batch]
+            )
             answered = sum(isinstance(outcome, bytes) for outcome in outcomes)
             self._on_pass(passes, answered)
-        except Exception as error:  # noqa: BLE001 - those who wait get it, one by one
-            outcomes = [error] * len(batch)
-        for (_, turn), outcome in zip(batch, outcomes, strict=True):
-            if turn.done():
-                continue
-            if isinstance(outcome, bytes):
-                turn.set_result(outcome)
-            else:
-                turn.set_exception(outcome)
+        except BaseException as error:
+            # Not only an Exception: a library that panics raises something else.
+            _settle(batch, [_told(error)] * len(batch))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            _settle(batch, outcomes)
+
+
+def _settle(batch: Iterable[_Turn], outcomes: Sequence[_Outcome]) -> None:
+    """Gives everyone who still waits what came of their query."""
+    for (_, turn), outcome in zip(batch, outcomes, strict=True):
+        if turn.done():
+            continue
+        if isinstance(outcome, bytes):
+            turn.set_result(outcome)
+        else:
+            turn.set_exception(outcome)
+
+
+def _told(error: BaseException) -> Exception:
+    """What those who wait are told: what ends a pass need not end all that wait for it."""
+    if isinstance(error, Exception):
+        return error
+    told = KeyholeError(
+        "a pass over the table broke off",
+        got=type(error).__name__,
+        allowed="passes that end",
+        fix="ask anew; the operator finds more in the log",
+    )
+    told.__cause__ = error
+    return told

@@ -66,16 +66,20 @@ def table_bytes(scheme: Scheme, num_keys: int, record_bytes: int, most_keys: int
     return rows + lengths_of(terms).hint
 
 
-def serve(role: Role, database: Database, most_keys: int) -> Opened:
-    """Opens a table at a server."""
+def serve(role: Role, database: Database, most_keys: int, most_queries: int) -> Opened:
+    """Opens a table at a server, for so many queries of so many keys."""
     if role.scheme == "one-server":
-        one = one_server.OneServer.of(database, most_keys)
-        return Opened(one, lengths_of(one.terms), one.hint)
+        hint = one_server.hint_of(database, most_keys)
+        terms = one_server.terms_of(database, most_keys, hint)
+        one = one_server.OneServer(database, terms, hint, most_queries)
+        return Opened(one, lengths_of(terms), hint)
     if role.scheme == "chor":
         terms = chor.terms_of(database, most_keys)
-        return Opened(chor.ChorServer(database, terms, role.server), lengths_of(terms))
+        other = chor.ChorServer(database, terms, role.server, most_queries)
+        return Opened(other, lengths_of(terms))
     terms = two_server.terms_of(database, most_keys)
-    return Opened(two_server.TwoServer(database, terms, role.server), lengths_of(terms))
+    two = two_server.TwoServer(database, terms, role.server, most_queries)
+    return Opened(two, lengths_of(terms))
 
 
 def lengths_of(terms: Terms) -> Lengths:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from keyhole.errors import InputError, NotFoundError
+from keyhole.private.pir.answered import MOST_QUERIES
 from keyhole.private.pir.terms import Scheme
 from keyhole.serving.manifest import Manifest, TableInfo
 
-__all__ = ["ROLES", "PirSettings", "Role", "most_keys_of_table"]
+__all__ = ["ROLES", "PirSettings", "Role", "keys_of_round", "most_keys_of_table"]
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,15 @@ class PirSettings:
 
     Args:
         role: which server this is.
-        most_keys: keys of one query, for tables that `most_keys_of` does not name; None takes what
-            the manifest says a client chooses.
+        most_keys: keys of one query, where the manifest does not say how many a client chooses.
+            Where it does, that number holds: devices compare.
         most_keys_of: the same by the name of a table.
         most_bytes: of memory for the tables of all rounds that are kept; a scan works on top of it.
         together: queries that one pass answers at most.
         scans: passes that run at one time, over different tables.
+        most_queries: that a table answers and remembers, so that none is answered twice; every
+            further one is refused, until a new round brings a new table. A million take 17 MB, and
+            at times twice that, for each table that is asked so often, on top of `most_bytes`.
 
     Raises:
         InputError: a number is not above 0.
@@ -57,9 +61,11 @@ class PirSettings:
     most_bytes: int = 4 << 30
     together: int = 64
     scans: int = 1
+    most_queries: int = MOST_QUERIES
 
     def __post_init__(self) -> None:
         numbers = [*self.most_keys_of.values(), self.most_bytes, self.together, self.scans]
+        numbers.append(self.most_queries)
         if self.most_keys is not None:
             numbers.append(self.most_keys)
         if min(numbers) < 1:
@@ -71,26 +77,35 @@ class PirSettings:
             )
 
 
+def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
+    """How many slices of a table a client takes at most, as the round says: public.
+
+    A table that several key spaces cut is asked for every combination of a client's keys.
+
+    Returns:
+        No more than there are; None where the round does not say.
+    """
+    per_client = manifest.settings.get("keys_per_client")
+    counts = [_count(per_client, name) for name in (table.factors or ("",))]
+    return min(prod(counts), table.num_keys) if all(counts) else None
+
+
 def most_keys_of_table(settings: PirSettings, manifest: Manifest, table: TableInfo) -> int:
     """How many keys every query of a table is padded to: public, and the same for all devices.
 
-    A table that several key spaces cut is asked for every combination of a device's keys.
-
     Raises:
-        NotFoundError: neither the operator nor the manifest says how many.
+        NotFoundError: neither the manifest nor the operator says how many.
     """
-    told = settings.most_keys_of.get(table.name, settings.most_keys)
+    told = keys_of_round(manifest, table)
     if told is None:
-        per_client = manifest.settings.get("keys_per_client")
-        counts = [_count(per_client, name) for name in (table.factors or ("",))]
-        if not all(counts):
-            raise NotFoundError(
-                f"table {table.name!r} cannot be retrieved from in private",
-                got="a round that does not say how many keys a client chooses",
-                allowed="keys_per_client of each key space in the settings of the round",
-                fix="publish it with them, or serve with --pir-keys",
-            )
-        told = prod(counts)
+        told = settings.most_keys_of.get(table.name, settings.most_keys)
+    if told is None:
+        raise NotFoundError(
+            f"table {table.name!r} cannot be retrieved from in private",
+            got="a round that does not say how many keys a client chooses",
+            allowed="keys_per_client of each key space in the settings of the round",
+            fix="publish it with them, or serve with --pir-keys",
+        )
     return min(told, table.num_keys)
 
 

@@ -28,6 +28,7 @@ from keyhole.private.oblivious.gateway import (
 )
 from keyhole.private.oblivious.key_config import KEYS_TYPE, GatewayKey, encode_configs
 from keyhole.private.oblivious.ohttp import REQUEST_TYPE, RESPONSE_TYPE
+from keyhole.private.oblivious.replay_window import MOST_REMEMBERED, ReplayWindow
 from keyhole.serving.relay.batches import (
     ANSWERS_TYPE,
     REQUESTS_TYPE,
@@ -49,19 +50,21 @@ _T = TypeVar("_T")
 
 
 def gateway_routes(
-    rounds: RoundSource, keys: Sequence[GatewayKey]
+    rounds: RoundSource, keys: Sequence[GatewayKey], most_remembered: int = MOST_REMEMBERED
 ) -> Callable[[Guards], Sequence[Route]]:
     """What makes an `App` a gateway, as one of its `extra_routes`.
 
-    Each worker process remembers the requests that it has answered for itself.
+    Each worker process remembers the requests that it has answered for itself. One that it has
+    forgotten can be replayed until its round is removed: slices are only read.
 
     Args:
         rounds: of the service.
         keys: of the gateway, the one to use first; see `load_gateway_keys`.
+        most_remembered: requests, of some 110 bytes each; see `ReplayWindow`.
     """
 
     def make(guards: Guards) -> Sequence[Route]:
-        return _GatewayRoutes(rounds, guards, keys).routes()
+        return _GatewayRoutes(rounds, guards, keys, ReplayWindow(most_remembered)).routes()
 
     return make
 
@@ -69,9 +72,11 @@ def gateway_routes(
 class _GatewayRoutes:
     """Opens, answers and seals."""
 
-    def __init__(self, rounds: RoundSource, guards: Guards, keys: Sequence[GatewayKey]) -> None:
+    def __init__(
+        self, rounds: RoundSource, guards: Guards, keys: Sequence[GatewayKey], window: ReplayWindow
+    ) -> None:
         self._rounds, self._guards = rounds, guards
-        self._gateway = Gateway(keys)
+        self._gateway = Gateway(keys, window=window)
         self._configs = encode_configs(self._gateway.configs)
         # One thread: opening takes a tenth of a millisecond each, and must not hold up the loop.
         self._pool = ThreadPoolExecutor(1, "keyhole gateway")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from keyhole.errors import InputError, ServiceError
+from keyhole.private.oblivious.relay import mix
 from keyhole.private.prg import Prg
 
 __all__ = ["Mix", "Mixer"]
@@ -99,31 +100,32 @@ class Mixer:
         task.add_done_callback(self._tasks.discard)
 
     async def _exchange(self, pool: _Pool) -> None:
-        sealed = [one for requests, _ in pool.waiting for one in requests]
-        order = self._prg.permutation(len(sealed)).tolist()
         try:
-            answers = await self._mixed([sealed[place] for place in order])
-        except Exception as error:  # noqa: BLE001 - it is each client's to see, and not the loop's
+            mixed = mix([requests for requests, _ in pool.waiting], self._prg)
+            handed = mixed.hand_back(await self._answers(mixed.requests))
+        except BaseException as error:
+            # It is each client's to see, and not the loop's, unless it ends the loop.
             for _, turn in pool.waiting:
                 if not turn.done():
-                    turn.set_exception(error)
+                    turn.set_exception(error if isinstance(error, Exception) else _broken_off())
+            if not isinstance(error, Exception):
+                raise
             return
-        by_place = dict(zip(order, answers, strict=True))
-        found = iter(by_place[place] for place in range(len(sealed)))
-        for requests, turn in pool.waiting:
-            own = [next(found) for _ in requests]
+        for (_, turn), own in zip(pool.waiting, handed, strict=True):
             if not turn.done():  # its client may have left
                 turn.set_result(own)
 
-    async def _mixed(self, sealed: list[bytes]) -> list[bytes]:
+    async def _answers(self, sealed: list[bytes]) -> list[bytes]:
         answers: list[bytes] = []
         for start in range(0, len(sealed), self._mix.requests):
             answers += await self._forward(sealed[start : start + self._mix.requests])
-        if len(answers) != len(sealed):
-            raise ServiceError(
-                "the gateway leaves requests without an answer",
-                got=f"{len(answers)} answers",
-                allowed=f"{len(sealed)}",
-                fix="check that both sides are of one version",
-            )
         return answers
+
+
+def _broken_off() -> ServiceError:
+    return ServiceError(
+        "the relay broke off",
+        got="no answer of the gateway",
+        allowed="an answer to each request",
+        fix="ask anew",
+    )

@@ -73,11 +73,16 @@ class RelayedFetch:
             relay and gateway say.
         most_keys: table -> number of requests that every device makes, where the round does not
             say how many keys a client chooses.
+        most_requests: for all tables. A round that asks for more is refused before one is sealed:
+            each takes a tenth of a millisecond and some kilobytes of memory until it is answered.
+        most_bytes: of the slices that they bring, padding included, which are held at once.
     """
 
     relay: Client
     pinned: bytes | None = None
     most_keys: Mapping[str, int] = field(default_factory=dict)
+    most_requests: int = 65_536
+    most_bytes: int = 1 << 30
     _config: KeyConfig | None = field(default=None, init=False, repr=False)
 
     def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
@@ -87,13 +92,15 @@ class RelayedFetch:
             KeySpaceError: keys do not fit the round, or are more than all devices ask for.
             TooLateError: the round has been removed.
             DamageError: slices are not those that were published, time and again.
-            ServiceError: the relay or the gateway is away, refuses, or makes no sense. Nothing has
-                been asked for directly.
+            ServiceError: the relay or the gateway is away, refuses, or makes no sense, or the round
+                asks for more than `most_requests` or `most_bytes`. Nothing has been asked for
+                directly.
         """
         known, traffic = device.known(round), Traffic()
         chosen = known.keys_by_space(keys)
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
         shapes = [shape for shape in map(partial(self._shape, known), range(len(wanted))) if shape]
+        self._refuse_many(shapes)
         hidden = self._retrieve(device, known, shapes, [wanted[s.table] for s in shapes], traffic)
         found = {shape.table: records for shape, records in zip(shapes, hidden, strict=True)}
         found |= _plainly(device, round, set(range(len(wanted))) - found.keys(), wanted, traffic)
@@ -112,6 +119,18 @@ class RelayedFetch:
         if most >= info.num_keys and info.segments:
             return None
         return TableShape(place, info.num_keys, info.record_bytes, min(most, info.num_keys))
+
+    def _refuse_many(self, shapes: Sequence[TableShape]) -> None:
+        """Refuses a round whose numbers, which can be anything, ask for more than a device does."""
+        count = sum(shape.most_keys for shape in shapes)
+        total = sum(shape.most_keys * shape.record_bytes for shape in shapes)
+        if count > self.most_requests or total > self.most_bytes:
+            raise ServiceError(
+                "the round asks for more requests than this device makes",
+                got=f"{count} requests for {total} bytes",
+                allowed=f"{self.most_requests} requests for {self.most_bytes} bytes",
+                fix="raise most_requests or most_bytes, if the service is to be trusted with it",
+            )
 
     def _retrieve(
         self,
@@ -158,21 +177,25 @@ class RelayedFetch:
         traffic: Traffic,
     ) -> tuple[list[bytes], str, float | None]:
         """Replies of the gateway, or why there are none and how long to wait."""
-        longest = max(blind.reply_bytes(at) for at in range(len(shapes)))
-        each = LENGTH_BYTES + max(longest, _SEALED_ERROR)
+        lengths = [max(blind.reply_bytes(at), _SEALED_ERROR) for at in range(len(shapes))]
+        each = LENGTH_BYTES + max(lengths)
         refuse_longer("a slice", HEAD_BYTES + each, device.most_answer)
         at_once = min(_MOST_REQUESTS, (device.most_answer - HEAD_BYTES) // each)
+        # What all answers may have together: not each of them can be as long as the longest.
+        pairs = zip(shapes, lengths, strict=True)
+        room = sum(shape.most_keys * (LENGTH_BYTES + length) for shape, length in pairs)
         messages, replies = question.messages(), list[bytes]()
         for start in range(0, len(messages), at_once):
             piece = messages[start : start + at_once]
             body = encode_requests(piece)
-            got = self._post(body, HEAD_BYTES + each * len(piece))
+            got = self._post(body, HEAD_BYTES + min(room, each * len(piece)))
             traffic.requests += 1
             traffic.bytes_up += len(body)
             traffic.bytes_down += len(got.body)
             if got.problem:
                 return [], got.problem, got.after
             replies += decode_answers(bytes(got.body), len(piece))
+            room -= len(got.body) - HEAD_BYTES
         return replies, "", None
 
     def _post(self, body: bytes, most: int) -> Received:
