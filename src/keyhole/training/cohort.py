@@ -23,7 +23,8 @@ class Cohorts:
         population: how many clients there are.
         size: N, how many updates a round waits for.
         sampling: "fixed" draws without replacement; "poisson" takes each client with probability
-            asked / population, so a cohort's size varies.
+            asked / population, so a cohort's size varies; "cyclic" goes through the population in
+            one random order, so that every client rests as long as it can.
         over_selection: how many times more clients are asked than are waited for; the round closes
             with the first `size` that answer.
         lost_before: probability that a client drops out before its slices arrive.
@@ -35,7 +36,7 @@ class Cohorts:
 
     population: int
     size: int
-    sampling: Literal["fixed", "poisson"] = "fixed"
+    sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
     over_selection: float = 1.0
     lost_before: float = 0.0
     lost_after: float = 0.0
@@ -57,11 +58,11 @@ class Cohorts:
                 allowed=f"1..{self.population}",
                 fix="choose a smaller cohort or over-selection",
             )
-        if self.sampling not in ("fixed", "poisson"):
+        if self.sampling not in ("fixed", "poisson", "cyclic"):
             raise InputError(
                 "no such way to sample a cohort",
                 got=self.sampling,
-                allowed="fixed or poisson",
+                allowed="fixed, poisson or cyclic",
                 fix="choose one of them",
             )
         for name in ("lost_before", "lost_after"):
@@ -77,6 +78,11 @@ class Cohorts:
     def asked(self) -> int:
         """How many clients a round asks, on average if sampling is Poisson."""
         return ceil(self.size * self.over_selection - 1e-9)
+
+    @property
+    def separation(self) -> int:
+        """Rounds from one part of a client to its next, where sampling is cyclic."""
+        return self.population // self.asked
 
 
 def check_count(name: str, value: object, least: int) -> None:
@@ -96,8 +102,12 @@ def sample_cohort(cohorts: Cohorts, seed: int, trial: int, t: int) -> tuple[int,
     >>> sorted(sample_cohort(Cohorts(population=5, size=5), seed=0, trial=0, t=0))
     [0, 1, 2, 3, 4]
     """
-    rng = generator(seed, trial, Place.COHORT, t)
     count = cohorts.asked
+    if cohorts.sampling == "cyclic":
+        order = generator(seed, trial, Place.COHORT).permutation(cohorts.population)
+        start = t % cohorts.separation * count
+        return tuple(order[start : start + count].tolist())
+    rng = generator(seed, trial, Place.COHORT, t)
     if cohorts.sampling == "poisson":
         count = int(rng.binomial(cohorts.population, count / cohorts.population))
     return tuple(rng.choice(cohorts.population, size=count, replace=False).tolist())

@@ -16,6 +16,7 @@ from keyhole.training.aggregation.contract import Aggregation
 from keyhole.training.aggregation.plain import plain
 from keyhole.training.buffering import Buffering
 from keyhole.training.cohort import Cohorts, check_count
+from keyhole.training.privacy import Privacy
 
 __all__ = ["Plan"]
 
@@ -33,6 +34,7 @@ class Plan:
         over: what sums are divided by: the cohort (Eq. 5) or those who chose the key.
         deliver: how slices travel.
         aggregate: how updates are added up.
+        privacy: what the run promises about one client; None promises nothing.
         buffering: asynchronous rounds; None for synchronous ones.
         shared_keys: all clients of a round draw their keys from the same random numbers: random
             keys are the same for everybody, "fixed" in section 5.3, while keys that only depend on
@@ -51,6 +53,7 @@ class Plan:
     over: Over = "cohort"
     deliver: Delivery = on_demand
     aggregate: Aggregation = plain
+    privacy: Privacy | None = None
     buffering: Buffering | None = None
     shared_keys: bool = False
 

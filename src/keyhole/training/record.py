@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from keyhole.errors import InputError
 from keyhole.server.files import replacing, write_all
@@ -47,6 +48,7 @@ class RoundRecord:
             them in a query, and to ask again would show.
         seen_by: party -> what it learned of the clients' keys while slices were delivered.
         seen_in_sum: party -> what it learned of updates and their keys while they were added up.
+        privacy: epsilon and delta that the run has spent so far, for whom and by which account.
         not_opened: why a secure sum could not be opened, and the round made no step.
         staleness: of each update that was added, in steps; all zero unless rounds are asynchronous.
         metrics: name -> value, where the round was evaluated.
@@ -69,6 +71,7 @@ class RoundRecord:
     unplaced_keys: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
     seen_in_sum: Mapping[str, str] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
     not_opened: str | None = None
     staleness: list[int] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)

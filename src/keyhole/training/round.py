@@ -17,6 +17,7 @@ from keyhole.training.aggregation.contract import Adding, Contribution, Summed
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import sample_cohort
 from keyhole.training.plan import Plan
+from keyhole.training.privacy import PrivateSum
 from keyhole.training.record import RoundRecord
 from keyhole.training.visit import Executor, Visit, in_process, visit_clients
 from keyhole.types import KeyArray
@@ -41,6 +42,8 @@ def run_round(
         that the caller is about to make.
     """
     cohorts = plan.cohorts
+    if plan.privacy is not None:
+        plan.privacy.check(cohorts, t)
     asked = sample_cohort(cohorts, plan.seed, plan.trial, t)
     most = cohorts.size if cohorts.over_selection > 1 else None
     visits, cost = visit_clients(t, asked, state, clients, plan, execute, most)
@@ -52,6 +55,7 @@ def run_round(
         staleness=[0] * len(added),
         **record_visits(_with_costs(visits, summed), [cost], summed.seen_by),
         not_opened=summed.error,
+        privacy={} if plan.privacy is None else plan.privacy.describe(cohorts, t + 1),
     )
     return summed.rows, record
 
@@ -60,7 +64,10 @@ def _add_up(t: int, visits: Sequence[Visit], layout: Layout, plan: Plan) -> Summ
     """Hands what clients brought to the plan's aggregation."""
     contributions = [Contribution(v.client, v.fate, v.keys, v.update) for v in visits]
     place = plan.seed, plan.trial, t
-    return plan.aggregate(Adding(layout, contributions, plan.over, plan.keys_per_client, place))
+    aggregate = plan.aggregate
+    if plan.privacy is not None:
+        aggregate = PrivateSum(aggregate, plan.privacy, plan.cohorts)
+    return aggregate(Adding(layout, contributions, plan.over, plan.keys_per_client, place))
 
 
 def _with_costs(visits: Sequence[Visit], summed: Summed) -> list[Visit]:

@@ -4,8 +4,8 @@
 
 Every row is a page of its own. For each row in turn that page is taken away (mprotect with
 PROT_NONE), in a process of its own, which then selects keys that are not that row: a process that
-reads the row ends by SIGSEGV, and one that passes over it does not. Printed, for each: the row, what
-was selected, and how the process ended (0, or the signal as a negative number).
+reads the row ends by SIGSEGV, and one that passes over it does not. Printed, for each: the row,
+what was selected, and how the process ended (0, or the signal as a negative number).
 """
 
 import mmap

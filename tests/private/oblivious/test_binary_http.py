@@ -1,7 +1,7 @@
 """Binary HTTP: the RFC's examples, any message there and back, and nothing invalid in between."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError, MalformedError
@@ -182,12 +182,14 @@ RESPONSES = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(REQUESTS, st.integers(0, 40))
 def test_any_request_comes_back_whatever_its_padding(request, padding):
     plain = encode_request(request)
     assert decode_request(encode_request(request, len(plain) + padding)) == request
 
 
+@settings(max_examples=40)
 @given(RESPONSES, st.integers(0, 40))
 def test_any_response_comes_back_whatever_its_padding(response, padding):
     plain = encode_response(response)

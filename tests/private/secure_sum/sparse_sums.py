@@ -25,9 +25,7 @@ def seeded(number):
 
 def uniform_rows(terms, count, seed=0):
     """Rows of all ring elements, (count, width)."""
-    return np.random.default_rng(seed).integers(
-        0, 2**terms.bits, (count, terms.width), terms.dtype
-    )
+    return np.random.default_rng(seed).integers(0, 2**terms.bits, (count, terms.width), terms.dtype)
 
 
 @dataclass(frozen=True)

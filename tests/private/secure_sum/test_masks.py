@@ -3,6 +3,7 @@ covered evenly, and what cannot be masked is refused."""
 
 import math
 import struct
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -234,7 +235,7 @@ def test_a_vector_can_be_masked_in_pieces(dtype):
     whole = mask_of(SEED, 70_000, dtype)
     pieces = np.zeros(70_000, dtype)
     cuts = [0, 1, 3, 8, 13, 64, 69_999, 70_000]
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         add_mask(pieces[start:stop], SEED, 1, first=start)
     np.testing.assert_array_equal(pieces, whole)
 
@@ -314,7 +315,7 @@ def test_a_mask_does_not_follow_the_vector_or_itself(dtype):
 
 def test_what_is_not_uniform_is_found():
     """Negative controls: no mask, a mask of 15 bits, one favoured value, a range that is folded
-    as by `% 40000`, a value that a short range leaves out, and a mask that depends on the vector."""
+    as by `% 40000`, a value that a short range leaves out, a mask that depends on the vector."""
     mask = mask_of(SEED, DRAWN, np.uint16)
     favoured = np.where(np.arange(DRAWN) % 2000 == 0, 7, mask)
     assert is_even(mask)

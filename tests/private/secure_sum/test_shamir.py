@@ -50,7 +50,7 @@ def test_any_threshold_shares_give_the_secret(threshold):
     st.binary(min_size=16, max_size=16),
     st.data(),
 )
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_secrets_of_every_length_come_back_from_any_places(secret, xs, seed, data):
     threshold = data.draw(st.integers(1, len(xs)))
     shares = shares_of(secret, threshold, xs, Prg(seed))
@@ -110,6 +110,7 @@ def test_polynomials_are_drawn_evenly_those_of_lower_degree_among_them(secret):
 
 
 @given(st.data(), st.sampled_from([5, 7, 11]))
+@settings(max_examples=50)
 def test_shares_in_a_small_field_add_up_with_their_weights(data, prime):
     threshold = data.draw(st.integers(1, prime - 1))
     secret = data.draw(st.integers(0, prime - 1))

@@ -93,7 +93,7 @@ def test_failures_are_as_frequent_as_in_random_hypergraphs(hashes, distinct, cel
 @pytest.mark.slow
 @pytest.mark.parametrize(("hashes", "distinct", "cells", "rate"), CURVE + LONG_CURVE)
 def test_failures_follow_the_curve_of_random_hypergraphs(hashes, distinct, cells, rate):
-    assert_rate(failures(hashes, distinct, cells, 1500), 1500, rate)
+    assert_rate(failures(hashes, distinct, cells, 600), 600, rate)
 
 
 def test_three_hashes_have_an_error_floor():
@@ -104,8 +104,8 @@ def test_three_hashes_have_an_error_floor():
 
 @pytest.mark.slow
 def test_the_error_floor_is_that_of_pairs_and_a_fourth_hash_lowers_it():
-    assert_rate(failures(3, 20, 90, 20_000), 20_000, 190 / 30**3)
-    assert_rate(failures(4, 20, 120, 20_000), 20_000, 190 / 30**4)
+    assert_rate(failures(3, 20, 90, 6000), 6000, 190 / 30**3)
+    assert_rate(failures(4, 20, 120, 6000), 6000, 190 / 30**4)
 
 
 @pytest.mark.parametrize("distinct", [1, 10, 100, 1000])
@@ -116,11 +116,11 @@ def test_the_sizes_that_we_promise_hardly_fail(distinct):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distinct", [2, 20, 50, 100, 200, 500])
+@pytest.mark.parametrize("distinct", [2, 20, 50, 100, 200])
 def test_fewer_than_one_sum_in_a_thousand_fails(distinct):
     shape = SketchShape(10**6, 1, distinct, SEED)
-    trials = 5000
-    assert failures(4, distinct, shape.cells, trials) <= 7  # 2 expected at 4e-4; once in 1,000
+    trials = 2000
+    assert failures(4, distinct, shape.cells, trials) <= 5  # 1 expected at 4e-4; once in 1,000
 
 
 # Keys that somebody chose

@@ -8,33 +8,35 @@ Takes part in one round, through the relay if there is one; its update is a tent
 import socket
 import sys
 
+from keyhole import tree
+from keyhole.serving.device.client import Client
+from keyhole.serving.device.device import Device
+from keyhole.serving.device.participation import Participant, take_part
+from keyhole.serving.device.retrying import Retry
+from keyhole.serving.relay.relayed_fetch import RelayedFetch
+
 connect = socket.create_connection
 
 
 def from_another_address(address, timeout=None, source_address=None, **options):
+    """`socket.create_connection`, which http.client takes when it connects."""
     return connect(address, timeout, ("127.0.0.2", 0), **options)
 
 
-socket.create_connection = from_another_address  # http.client takes it when it connects
-
-from keyhole import tree  # noqa: E402
-from keyhole.serving.device.client import Client  # noqa: E402
-from keyhole.serving.device.device import Device  # noqa: E402
-from keyhole.serving.device.participation import Participant, take_part  # noqa: E402
-from keyhole.serving.device.retrying import Retry  # noqa: E402
-from keyhole.serving.relay.relayed_fetch import RelayedFetch  # noqa: E402
-
-
-def main(service, relay, token, *words):
-    retry = Retry(attempts=2, first_wait=0.05)
-    fetch = Device.fetch if relay == "-" else RelayedFetch(Client(relay, retry=retry))
-    participant = Participant(
-        lambda known: {"word": [int(word) for word in words]},
+def participant(keys, fetch):
+    return Participant(
+        lambda known: {"word": keys},
         lambda known, fetched: tree.map_leaves(lambda leaf: leaf / 10, fetched.model),
         fetch,
     )
+
+
+def main(service, relay, token, *words):
+    socket.create_connection = from_another_address
+    retry = Retry(attempts=2, first_wait=0.05)
+    fetch = Device.fetch if relay == "-" else RelayedFetch(Client(relay, retry=retry))
     with Device(service, token=token, retry=retry) as device:
-        taken = take_part(device, participant)
+        taken = take_part(device, participant([int(word) for word in words], fetch))
     print(f"round {taken.number}, {taken.keys} keys")
 
 

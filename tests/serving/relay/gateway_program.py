@@ -4,6 +4,7 @@ python gateway_program.py DIRECTORY TOKEN_KEY GATEWAY_KEY NOTES
 """
 
 import sys
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -22,14 +23,16 @@ class Noting:
 
     def __init__(self, app, notes):
         self.app, self.limits, self.metrics = app, app.limits, app.metrics
-        self.notes = notes.open("a", buffering=1)
+        self.notes = notes
 
     async def __call__(self, scope, receive, send):
         self.notes.write(f"{scope['client'][0]} {scope['method']} {scope['path']}\n")
         await self.app(scope, receive, send)
 
 
-def main(directory, token_key, gateway_key, notes):
+@contextmanager
+def gateway_service(directory, token_key, gateway_key, notes):
+    """Serves; gives the URL."""
     rounds = RoundsDirectory(directory)
     app = App(
         rounds,
@@ -38,7 +41,16 @@ def main(directory, token_key, gateway_key, notes):
         admit=partial(admit, pace=Pace(spread=0.0), uniform=lambda: 0.0),
         extra_routes=[gateway_routes(rounds, load_gateway_keys(gateway_key))],
     )
-    with serving(Noting(app, notes)) as url:
+    with (
+        closing(rounds),
+        notes.open("a", buffering=1) as written,
+        serving(Noting(app, written)) as url,
+    ):
+        yield url
+
+
+def main(*paths):
+    with gateway_service(*paths) as url:
         print(url, flush=True)
         sys.stdin.read()  # until the test closes it
 

@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 
 _AT_ONCE = 1 << 24
+_MAP = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)\n(?:\w+:.*\n)*?Rss: +(\d+) kB\n"
+    r"(?:\w+:.*\n)*?Swap: +(\d+) kB\n",
+    re.MULTILINE,
+)
 
 
 def found_in_memory(pid, needles):
@@ -31,11 +36,11 @@ def found_in_memory(pid, needles):
 
 
 def _readable(pid):
-    """All readable maps but libraries, which nobody writes to, and what the kernel puts there."""
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        span, access, _, _, _, *name = line.split(maxsplit=5)
-        path = name[0] if name else ""
+    """All readable maps but libraries, which nobody writes to, what the kernel puts there, and
+    those of which not a page was ever touched."""
+    for found in _MAP.finditer(Path(f"/proc/{pid}/smaps").read_text()):
+        start, stop, access, path, held, swapped = found.groups()
         is_library = "w" not in access and re.search(r"\.so(\.|$)", path)
-        if access.startswith("r") and path not in ("[vvar]", "[vsyscall]") and not is_library:
-            start, stop = span.split("-")
+        is_used = int(held) + int(swapped) and path not in ("[vvar]", "[vsyscall]")
+        if access.startswith("r") and is_used and not is_library:
             yield int(start, 16), int(stop, 16)

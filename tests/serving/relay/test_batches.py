@@ -1,7 +1,7 @@
 """Batches: bytes that others see, read exactly or not at all."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.errors import MalformedError, TooLargeError
@@ -21,11 +21,13 @@ def test_the_bytes_of_a_batch_are_those_of_the_wire_page():
     assert decode_answers(encoded, 3) == answers
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 5).flatmap(lambda n: st.lists(st.binary(min_size=n, max_size=n), min_size=1)))
 def test_any_batch_of_requests_comes_back(requests):
     assert decode_requests(encode_requests(requests), len(requests)) == requests
 
 
+@settings(max_examples=40)
 @given(st.lists(st.binary(max_size=9)))
 def test_any_answers_come_back(answers):
     assert decode_answers(encode_answers(answers), len(answers)) == answers

@@ -1,12 +1,17 @@
-"""Device, relay and service as three processes: who sees whom, and what is in whose memory."""
+"""Device, relay and service as processes: who sees whom, and what is in whose memory.
+
+The relay is the program that an operator starts. In the fast test the service and the device stand
+in the process of the test, each with an address of its own; in the slow ones they are programs too.
+"""
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,20 +19,23 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole import tree
 from keyhole.private.oblivious.key_config import GatewayKey, encode_gateway_key
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
+from keyhole.serving.device.client import Client
 from keyhole.serving.device.device import Device
-from keyhole.serving.device.participation import Participant, take_part
+from keyhole.serving.device.participation import take_part
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.relay.relayed_fetch import RelayedFetch
 from keyhole.serving.service.access import Keyring, new_key
+from tests.serving.relay.device_program import from_another_address, participant
+from tests.serving.relay.gateway_program import gateway_service
 from tests.serving.relay.memory_scan import found_in_memory
 
 HERE = Path(__file__).parent
-WORDS = 200_000  # keys of six digits, which stand for nothing else
-KEYS = [134_911, 112_377, 190_161]
+WORDS = 2000
+KEYS = [1349, 1123, 1901]
 LAYOUT = kh.Layout.of(
     {"w": np.broadcast_to(np.float32(0), (WORDS, 8)), "b": np.zeros(3, np.float32)},
     kh.Cut(kh.KeySpace("word", WORDS), {"w": 0}),
@@ -35,8 +43,8 @@ LAYOUT = kh.Layout.of(
 RELAY = [sys.executable, "-c", "from keyhole.cli.main import main; main()", "relay"]
 
 
-class Three:
-    """A published round and the programs around it."""
+class Round:
+    """A published round, and the programs around it."""
 
     def __init__(self, folder):
         self.folder, self.rounds, self.notes = folder, folder / "rounds", folder / "notes"
@@ -58,10 +66,15 @@ class Three:
             (folder / name).touch(0o600)
             (folder / name).write_text(text)
 
+    @property
+    def paths(self):
+        """What `gateway_program.py` takes."""
+        keys = [self.folder / "token.key", self.folder / "gateway.key"]
+        return [self.rounds, *keys, self.notes]
+
     @contextmanager
     def gateway(self):
-        keys = [self.folder / "token.key", self.folder / "gateway.key"]
-        command = [sys.executable, HERE / "gateway_program.py", self.rounds, *keys, self.notes]
+        command = [sys.executable, HERE / "gateway_program.py", *self.paths]
         with _program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             self.service_url = process.stdout.readline().strip()
             self.gateway_pid = process.pid
@@ -82,15 +95,11 @@ class Three:
             [*command, *map(str, KEYS)], capture_output=True, text=True, check=False, timeout=60
         )
 
-    def take_part_plainly(self, name):
-        """What `device_program.py` does, here and without a relay."""
-        participant = Participant(
-            lambda known: {"word": KEYS},
-            lambda known, fetched: tree.map_leaves(lambda leaf: leaf / 10, fetched.model),
-        )
+    def take_part(self, name, fetch=Device.fetch):
+        """What `device_program.py` does, here."""
         token = self.ring.issue("device", name, now=time.time(), seconds=600)
         with Device(self.service_url, token=token) as device:
-            take_part(device, participant)
+            return take_part(device, participant(KEYS, fetch))
 
     def update(self, name):
         return UpdateSpool(self.rounds / "updates").read(self.round, name)
@@ -127,12 +136,30 @@ def _children(pid):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    made = Three(tmp_path_factory.mktemp("three"))
+    made = Round(tmp_path_factory.mktemp("three"))
     with made.gateway():
         yield made
 
 
-def test_a_device_behind_a_relay_trains_the_same_and_leaves_no_trace(three):
+def test_a_device_behind_a_relay_trains_the_same_and_leaves_no_trace(tmp_path, monkeypatch):
+    made = Round(tmp_path)
+    with gateway_service(*made.paths) as made.service_url, made.relay("--mix-ms", 5) as relay:
+        with monkeypatch.context() as patched, closing(Client(made.relay_url)) as client:
+            patched.setattr(socket, "create_connection", from_another_address)
+            assert made.take_part("hidden", RelayedFetch(client)).keys == 3
+        secrets, public = _needles(made), made.key.config.public
+        found = [found_in_memory(pid, [*secrets, public]) for pid in _family(relay)]
+        assert found == [set(), {public}]  # the control: the search does find what the relay has
+        os.kill(relay.pid, signal.SIGINT)
+        rest = relay.communicate(timeout=20)[1]
+        assert (relay.returncode, rest) == (0, "")  # Ctrl-C; and nothing was logged
+        made.take_part("plain")
+    assert made.update("hidden") == made.update("plain")
+    _check_who_was_seen(made.seen())
+
+
+@pytest.mark.slow
+def test_three_programs_do_the_same(three):
     with three.relay("--mix-ms", 5) as relay:
         done = three.device("hidden", three.relay_url)
         assert (done.returncode, done.stdout) == (0, "round 1, 3 keys\n"), done.stderr
@@ -144,7 +171,7 @@ def test_a_device_behind_a_relay_trains_the_same_and_leaves_no_trace(three):
         os.kill(relay.pid, signal.SIGINT)
         rest = relay.communicate(timeout=20)[1]
     assert (relay.returncode, rest) == (0, "")  # Ctrl-C; and nothing was logged
-    three.take_part_plainly("plain")
+    three.take_part("plain")
     assert three.update("hidden") == three.update("plain")
     _check_who_was_seen(three.seen())
 

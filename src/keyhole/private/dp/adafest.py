@@ -112,7 +112,7 @@ noise of 69.6 on every count, allowed is more than 209 clients, three standard d
             return self.row_multiplier
         if not self.count_multiplier or not self.row_multiplier:
             return 0.0
-        return (self.count_multiplier**-2 + self.row_multiplier**-2) ** -0.5
+        return 1 / sqrt(self.count_multiplier**-2 + self.row_multiplier**-2)
 
     @property
     def false_share(self) -> float:

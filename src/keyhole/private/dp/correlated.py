@@ -194,12 +194,14 @@ def inverse_of(coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
     inverse[0] = 1.0
     for t in range(1, len(inverse)):
         inverse[t] = -coefficients[1 : t + 1] @ inverse[t - 1 :: -1]
+    inverse.setflags(write=False)
     return inverse
 
 
 def _cut(coefficients: NDArray[np.float64], bands: int) -> NDArray[np.float64]:
     if bands:
         coefficients[bands:] = 0
+    coefficients.setflags(write=False)
     return coefficients
 
 

@@ -28,6 +28,8 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from keyhole.errors import InputError
 
 __all__ = ["Mechanism", "Method", "Neighbours", "Sampling", "epsilon_of"]
@@ -153,7 +155,9 @@ def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
 def _epsilon(mechanism: Mechanism, rounds: int, delta: float) -> float:
     z = mechanism.accounted_multiplier
     if mechanism.sampling == "separated":
-        return float(_library().get_epsilon_gaussian(z, delta))
+        # Far from where delta is met, the search of the library takes logarithms of zero.
+        with np.errstate(divide="ignore"):
+            return float(_library().get_epsilon_gaussian(z, delta))
     if mechanism.method == "rdp":
         return _epsilon_by_rdp(mechanism, rounds, delta)
     wide = _composed(mechanism, _WIDE, rounds, delta)

@@ -68,7 +68,9 @@ class Participation:
         self._last[clients] = round_index
 
     def _may_come(self, round_index: int) -> NDArray[np.bool_]:
-        return (self._last == _NEVER) | (round_index - self._last >= self.separation)
+        may: NDArray[np.bool_] = round_index - self._last >= self.separation
+        may |= self._last == _NEVER
+        return may
 
     def to_json(self) -> str:
         """The state, from which `from_json` goes on."""

@@ -141,8 +141,8 @@ class FixedPoint:
             raise ShapeError(
                 "only floats are encoded", got=values.dtype, allowed="a float dtype", fix="cast"
             )
-        kernel_dtype = np.float32 if values.dtype.itemsize <= 4 else np.float64
-        flat = np.ascontiguousarray(values, kernel_dtype).reshape(-1)
+        width: type[np.floating[Any]] = np.float32 if values.dtype.itemsize <= 4 else np.float64
+        flat = np.ascontiguousarray(values, width).reshape(-1)
         out = np.empty(flat.shape, self.dtype)
         words = np.empty(min(_CHUNK, flat.size), np.uint32)
         lost = 0

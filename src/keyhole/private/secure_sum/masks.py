@@ -52,7 +52,8 @@ def pair_seed(
         round: name of the round, 16 bytes.
         low: place of the client with the lower number.
         high: place of the other.
-        use: name of what the secret is for, at most 255 bytes; secrets of different uses are unrelated.
+        use: name of what the secret is for, at most 255 bytes; those of different uses are
+            unrelated.
 
     Raises:
         MalformedError: not a public key, or one of low order.

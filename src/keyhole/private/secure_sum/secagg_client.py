@@ -12,11 +12,12 @@ has t of them as neighbours and the others stay connected, see `graph.py`.) A ve
 when the survivors are settled stays hidden. It rests on X25519, HKDF-SHA256, SHA-256 (of the
 commitment to a seed) and AES-128.
 
-Not covered without `signed`: a server that cheats. It can show different lists of survivors to
-different clients, gather both kinds of share of one of them and open its vector; nothing here
-notices. With `signed`, if clients know each other's public keys from elsewhere, less than 2 t - N
-of them collude with it and no honest one takes part twice, such lists are noticed before a share
-is given out.
+Not covered without `signed`: a server that cheats. It can invent all other clients and open the
+vector of the one that is left. It can show different lists of survivors to different clients and
+open a sum of fewer than t, of one if t is N / 2 or less. Nothing here notices. With `signed`, if
+clients know each other's public keys from elsewhere, fewer than 2 t - N of them collude with the
+server and no honest one takes part in a round twice, invented clients and lists that differ are
+noticed before a share is given out.
 
 Not covered at all: clients that send wrong vectors, what the sum itself shows, the number of
 clients, and who was lost when. Secrets are dropped as soon as they are of no more use; Python does

@@ -266,7 +266,7 @@ class SecAggServer:
         """The members of a client's group among some clients, of which it must be one."""
         if place not in members:
             raise not_invited(place)
-        return self.settings.group_set(place).intersection(members)
+        return frozenset(filter(members.__contains__, self.settings.group(place)))
 
     def _close(
         self, step: Step, there: Collection[int], needing: Collection[int], following: Step
@@ -277,10 +277,15 @@ class SecAggServer:
         if self._step != step:
             raise out_of_turn(_STEPS, step, self._step)
         least, needed = self.settings.least_survivors, self.settings.shares_needed
-        near = [len(self.settings.group_set(place).intersection(there)) for place in needing]
-        if len(there) < least or min(near) < needed:
+        if len(there) < least:
             self._drop()
-            raise too_few(len(there), least) if len(there) < least else too_few(min(near), needed)
+            raise too_few(len(there), least)
+        # On the complete graph that was all: everyone is near.
+        groups = () if self.settings.is_complete else map(self.settings.group_set, needing)
+        near = min((len(group & set(there)) for group in groups), default=needed)
+        if near < needed:
+            self._drop()
+            raise too_few(near, needed)
         self._step = following
 
     def _drop(self) -> None:

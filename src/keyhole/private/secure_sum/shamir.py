@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from keyhole.errors import InputError, MalformedError, ThresholdError
 from keyhole.private.prg import Prg
@@ -186,12 +187,21 @@ def weights_at_zero(xs: Sequence[int], prime: int = PRIME) -> tuple[int, ...]:
     (3, 4, 1)
     """
     _check_places(xs, prime)
-    weights, above = [], math.prod(xs) % prime
-    for own in xs:
-        # Places are short: their differences are multiplied first and reduced once.
-        below = math.prod(x - own for x in xs if x != own) * own % prime
-        weights.append(above * pow(below, -1, prime) % prime)
-    return tuple(weights)
+    # Places are short: their differences are multiplied first and reduced once.
+    below = [math.prod(x - own for x in xs if x != own) * own % prime for own in xs]
+    above = math.prod(xs) % prime
+    return tuple(above * inverse % prime for inverse in _inverses(below, prime))
+
+
+def _inverses(numbers: Sequence[int], prime: int) -> list[int]:
+    """Inverses of numbers that are not zero, from that of their product: one costs as much as
+    dozens of products."""
+    products = list(accumulate(numbers, lambda one, two: one * two % prime, initial=1))
+    rest, found = pow(products.pop(), -1, prime), []
+    for number, before in zip(reversed(numbers), reversed(products), strict=True):
+        found.append(rest * before % prime)
+        rest = rest * number % prime
+    return found[::-1]
 
 
 def _check_places(xs: Sequence[int], prime: int) -> None:

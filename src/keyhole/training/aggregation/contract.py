@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
 from keyhole.server.aggregation import Over
@@ -47,6 +50,7 @@ class Adding:
         over: what sums are divided by.
         keys_per_client: key space -> the most keys of a client; public.
         place: (seed, trial, round), from which the randomness of a simulation derives.
+        with_counts: whether to say how many clients chose each key.
     """
 
     layout: Layout
@@ -54,6 +58,12 @@ class Adding:
     over: Over
     keys_per_client: Mapping[str, int]
     place: tuple[int, int, int]
+    with_counts: bool = False
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether somebody must learn how many clients chose each key."""
+        return self.with_counts or self.over == "choosers"
 
     @property
     def sent(self) -> list[Contribution]:
@@ -68,6 +78,7 @@ class Summed:
     Args:
         rows: for each part its keys, ascending, and a row for each; None if nobody was left, or too
             few for the sum to be opened.
+        counts: for each part how many clients chose each of its keys, where that was asked for.
         bytes_up: client -> what it sent to have its update added.
         bytes_down: client -> what it received for it.
         unplaced_keys: keys of all clients whose update found no place in a message.
@@ -77,6 +88,7 @@ class Summed:
 
     rows: tuple[RowUpdate, ...] | None
     bytes_up: Mapping[int, int]
+    counts: tuple[NDArray[np.int64], ...] | None = None
     bytes_down: Mapping[int, int] = field(default_factory=dict)
     unplaced_keys: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)

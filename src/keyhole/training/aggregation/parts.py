@@ -76,6 +76,11 @@ class PartSum:
         if over == "cohort":
             return RowUpdate(self.keys, divide(self.rows, clients))
         if over == "choosers":
-            assert self.counts is not None
-            return RowUpdate(self.keys, divide(self.rows, self.counts[:, None]))
+            return RowUpdate(self.keys, divide(self.rows, self.known_counts[:, None]))
         return RowUpdate(self.keys, self.rows)
+
+    @property
+    def known_counts(self) -> NDArray[np.int64]:
+        """The counts, of a sum that was asked for them."""
+        assert self.counts is not None
+        return self.counts

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from keyhole.delivery.demand import key_bytes
 from keyhole.server.aggregation import PLAIN_SUM_SEEN_BY, sum_updates
 from keyhole.server.updates import RowUpdate
@@ -22,7 +25,7 @@ def plain(adding: Adding) -> Summed:
         return key_bytes(one.keys.values()) + layout.client_bytes(**counts)
 
     up = {c.client: size(c) for c in adding.contributions if c.fate in _ARRIVES}
-    return Summed(plain_rows(adding), up, seen_by=PLAIN_SUM_SEEN_BY)
+    return Summed(plain_rows(adding), up, _counts(adding), seen_by=PLAIN_SUM_SEEN_BY)
 
 
 def dense_at_client(adding: Adding) -> Summed:
@@ -33,7 +36,18 @@ def dense_at_client(adding: Adding) -> Summed:
     """
     whole = sum(4 * part.space.num_keys * part.slice_size for part in adding.layout.parts)
     up = {c.client: whole for c in adding.contributions if c.fate in _ARRIVES}
-    return Summed(plain_rows(adding), up, seen_by=_DENSE_SEEN_BY)
+    return Summed(plain_rows(adding), up, _counts(adding), seen_by=_DENSE_SEEN_BY)
+
+
+def _counts(adding: Adding) -> tuple[NDArray[np.int64], ...] | None:
+    """How many clients chose each key, in the order of `plain_rows`."""
+    if not adding.with_counts or not adding.sent:
+        return None
+    counts = []
+    for part in adding.layout.parts:
+        chosen = [np.unique(part.keys_of(one.keys).array) for one in adding.sent]
+        counts.append(np.unique(np.concatenate(chosen), return_counts=True)[1].astype(np.int64))
+    return tuple(counts)
 
 
 def plain_rows(adding: Adding) -> tuple[RowUpdate, ...] | None:

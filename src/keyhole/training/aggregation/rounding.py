@@ -28,14 +28,16 @@ class Rounding:
     Args:
         clip: numbers beyond it are clipped; a sum is off by at most the cohort over the scale.
         bits: of the ring; 16 halves what is sent, and is coarse.
+        room: for how many clients more, so that noise cannot make a sum overflow.
     """
 
     clip: float = 16.0
     bits: RingBits = 32
+    room: int = 0
 
     def fixed_point(self, adding: Adding) -> FixedPoint:
         """For all clients that were asked: more cannot be added."""
-        return FixedPoint(self.clip, max(1, len(adding.contributions)), self.bits)
+        return FixedPoint(self.clip, max(1, len(adding.contributions)) + self.room, self.bits)
 
     def rows(self, adding: Adding, one: Contribution) -> list[RingRows]:
         """What a client adds to each part, rounded up or down by its own coin.

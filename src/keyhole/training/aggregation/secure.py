@@ -104,6 +104,7 @@ class SecureSum:
         count = len(opened.survivors)
         return Summed(
             tuple(part.divided(adding.over, count) for part in sums),
+            counts=tuple(part.known_counts for part in sums) if adding.with_counts else None,
             bytes_up={clients[place]: up for place, up in opened.bytes_up.items()},
             bytes_down={clients[place]: down for place, down in opened.bytes_down.items()},
             seen_by=self.form.seen_by,
@@ -137,7 +138,7 @@ class DenseForm:
 
     def lay_out(self, adding: Adding, bits: int) -> _Dense:
         """Every row of every part; a count beside each where sums are divided by choosers."""
-        return _Dense(adding.layout.parts, adding.over == "choosers", bits)
+        return _Dense(adding.layout.parts, adding.needs_counts, bits)
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,8 @@ class _Sketched:
         return np.concatenate(pieces)
 
     def read(self, total: Ring, clients: int) -> list[tuple[np.ndarray, Ring, np.ndarray | None]]:
-        found, at = [], 0
+        found: list[tuple[np.ndarray, Ring, np.ndarray | None]] = []
+        at = 0
         for shape in self.shapes:
             piece = total[at : at + shape.length]
             decoded = sketch.decode(shape, piece, clients)

@@ -1,0 +1,50 @@
+"""Ways to add updates up, by their names."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+from keyhole.errors import InputError
+from keyhole.training.aggregation.contract import Aggregation
+from keyhole.training.aggregation.plain import dense_at_client, plain
+from keyhole.training.aggregation.rounding import Rounding
+from keyhole.training.aggregation.secure import DenseForm, SecureSum, SketchForm
+from keyhole.training.aggregation.two_servers import TwoServers
+
+__all__ = ["AGGREGATIONS", "AggregationName", "aggregation_named"]
+
+AggregationName: TypeAlias = Literal[
+    "plain", "dense", "secure-dense", "secure-sketch", "secure-sparse"
+]
+"""How updates are added up: in the clear, sparse or dense; by one server that sees sums alone,
+dense or as a sketch; by two servers that see nothing."""
+
+AGGREGATIONS: tuple[AggregationName, ...] = get_args(AggregationName)
+
+
+def aggregation_named(name: str, rounding: Rounding | None = None) -> Aggregation:
+    """Returns a way to add updates up.
+
+    Args:
+        name: of `AGGREGATIONS`.
+        rounding: of secure sums.
+
+    Raises:
+        InputError: there is no such way.
+    """
+    rounding = rounding or Rounding()
+    ways: dict[str, Aggregation] = {
+        "plain": plain,
+        "dense": dense_at_client,
+        "secure-dense": SecureSum(DenseForm(), rounding),
+        "secure-sketch": SecureSum(SketchForm(), rounding),
+        "secure-sparse": TwoServers(rounding),
+    }
+    if name not in ways:
+        raise InputError(
+            "no such way to add updates up",
+            got=name,
+            allowed=", ".join(AGGREGATIONS),
+            fix="choose one of them",
+        )
+    return ways[name]
