@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -60,7 +60,11 @@ def _read_arm(run: Path) -> tuple[Arm, int]:
     path = run / "run.json"
     try:
         said = json.loads(path.read_text())
-        told = {field.name: said[field.name] for field in fields(Arm)}
+        told = {
+            field.name: said[field.name]
+            for field in fields(Arm)
+            if field.name in said or field.default is MISSING
+        }
         return Arm(**{**told, "settings": Settings(**told["settings"])}), int(said["trial"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(

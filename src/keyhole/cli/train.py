@@ -26,12 +26,12 @@ from keyhole.cli.inputs import (
     synthetic_sizes,
     use_cores,
 )
-from keyhole.delivery.names import DELIVERIES
+from keyhole.cli.secure_sums import privacy_of, secure_sum_options
+from keyhole.delivery.names import DELIVERIES, PRIVATE_DELIVERIES
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
     from keyhole.tasks.arms import Arm
-    from keyhole.tasks.experiment import Experiment
     from keyhole.tasks.task import TaskKind
     from keyhole.tasks.trial_directory import Result
     from keyhole.training.loop import Rounds
@@ -114,6 +114,7 @@ SETTINGS = (
     is_flag=True,
     help="With --delivery enclave: without hardware, that is WITHOUT PROTECTION from the host.",
 )
+@secure_sum_options
 @click.option(
     "--devices",
     type=click.Path(file_okay=False, path_type=Path),
@@ -147,9 +148,15 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     arm = read_arm(kind, options)
     use_cores()
     sizes = synthetic_sizes(data, [arm])
-    experiment = Experiment(arm, load_data(data, kind.kind, options["seed"], **sizes))
+    _check_flags(options)
+    experiment = Experiment(
+        arm,
+        load_data(data, kind.kind, options["seed"], **sizes),
+        allow_simulation=options["allow_simulation"],
+    )
     experiment.check()
-    _check_delivery(experiment, options)
+    if not options["force"]:
+        experiment.check_worth()
     work = [
         (f"{arm.name}, trial {trial}", experiment, trial, out / arm.name / f"trial-{trial}")
         for trial in range(trials)
@@ -176,12 +183,17 @@ def _described(directory: Path, result: Result) -> dict[str, Any]:
     return {"directory": str(directory), **asdict(result), **seen}
 
 
-def _check_delivery(experiment: Experiment, options: Mapping[str, Any]) -> None:
-    """Refuses a delivery that makes no sense before any work is done."""
-    if options["devices"] and options["delivery"]:
-        raise click.UsageError("--delivery is for clients in process; devices choose their own")
-    if not options["force"]:
-        experiment.check_worth()
+def _check_flags(options: Mapping[str, Any]) -> None:
+    """Refuses flags that contradict each other or would do nothing."""
+    delivery = options["delivery"]
+    if options["devices"] and (delivery or options["aggregation"] or options["dp_noise"]):
+        raise click.UsageError(
+            "--delivery, --aggregation and --dp-noise are for clients in process"
+        )
+    if options["force"] and delivery not in PRIVATE_DELIVERIES:
+        raise click.UsageError("--force goes with a private --delivery")
+    if options["allow_simulation"] and delivery != "enclave":
+        raise click.UsageError("--allow-simulation goes with --delivery enclave")
 
 
 @contextmanager
@@ -224,7 +236,10 @@ def read_arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
         over=options["mean_over"],
         negatives=options["negatives"],
         delivery=options.get("delivery"),
-        allow_simulation=options.get("allow_simulation", False),
+        aggregation=options.get("aggregation") or "plain",
+        value_clip=options.get("value_clip") or 16.0,
+        sampling=options.get("sampling") or "fixed",
+        privacy=privacy_of(options),
         seed=options["seed"],
     )
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
 
 from keyhole.delivery.names import DeliveryName
 from keyhole.errors import InputError
 from keyhole.server.aggregation import Over
 from keyhole.tasks.named import task_named
 from keyhole.tasks.task import Settings, TaskKind, check_sizes
+from keyhole.training.aggregation.named import AggregationName
 
 __all__ = ["Arm", "arm_of"]
+
+_NEWER = ("delivery", "aggregation", "value_clip", "sampling", "privacy")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,10 @@ class Arm:
             sampled softmax; 0 for none.
         delivery: how slices travel; None sends them on demand, or everything where clients take
             every key.
-        allow_simulation: lets the delivery `enclave` run without hardware that protects it.
+        aggregation: how updates are added up.
+        value_clip: numbers of an update beyond it are clipped by secure sums.
+        sampling: how cohorts are drawn.
+        privacy: fields of `Privacy`; None promises nothing.
         is_tuning: whether validation clients are kept out of training.
         seed: of everything random.
     """
@@ -45,7 +51,10 @@ class Arm:
     over: Over = "cohort"
     negatives: float = 0.0
     delivery: DeliveryName | None = None
-    allow_simulation: bool = False
+    aggregation: AggregationName = "plain"
+    value_clip: float = 16.0
+    sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
+    privacy: Mapping[str, Any] | None = None
     is_tuning: bool = False
     seed: int = 0
 
@@ -60,13 +69,22 @@ class Arm:
         if self.negatives:
             words.append(f"negatives{self.negatives:g}")
         words += [self.delivery] if self.delivery else []
+        words += [self.aggregation] if self.aggregation != "plain" else []
+        words += [self.sampling] if self.sampling != "fixed" else []
+        if self.privacy:
+            words.append(f"noise{self.privacy['noise']:g}-clip{self.privacy['clip']:g}")
         if self.is_tuning:
             words.append(f"client{self.settings.client_lr:g}-server{self.settings.server_lr:g}")
         return "-".join(words)
 
     def describe(self) -> dict[str, Any]:
-        """All of it, as it is written into a run's directory."""
-        return {**asdict(self), "arm": self.name}
+        """All of it, as it is written into a run's directory; what was left as it is by default is
+        left out where earlier versions did not know it."""
+        told = asdict(self)
+        for each in fields(self):
+            if each.name in _NEWER and told[each.name] == each.default:
+                del told[each.name]
+        return {**told, "arm": self.name}
 
 
 def _keys_word(choice: str, space: str, m: int | None) -> str:

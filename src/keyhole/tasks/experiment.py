@@ -37,12 +37,15 @@ from keyhole.tasks.trial_directory import (
     read_result,
     write_result,
 )
+from keyhole.training.aggregation.named import aggregation_named
+from keyhole.training.aggregation.rounding import Rounding
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import Cohorts
 from keyhole.training.local_sgd import LocalSgd
 from keyhole.training.loop import Evaluation, Rounds, Run, resume_run, start_run
 from keyhole.training.named import Algorithm, algorithm_named
 from keyhole.training.plan import Plan
+from keyhole.training.privacy import Privacy
 from keyhole.training.randomness import Place, generator
 from keyhole.training.record import RoundRecord
 from keyhole.training.visit import Executor, in_process
@@ -61,6 +64,7 @@ class Experiment:
         dataset: on what.
         choices: key space -> a way to choose keys of your own, in place of the one that the arm
             names.
+        allow_simulation: lets the delivery `enclave` run without hardware that protects it.
 
     Raises:
         InputError: the dataset does not fit the task, or a setting is out of range.
@@ -69,6 +73,7 @@ class Experiment:
     arm: Arm
     dataset: Dataset
     choices: Mapping[str, Choice] = field(default_factory=dict)
+    allow_simulation: bool = False
 
     @cached_property
     def task(self) -> Task:
@@ -121,26 +126,35 @@ class Experiment:
     def plan(self, trial: int) -> Plan:
         """The plan of one trial."""
         return Plan(
-            cohorts=Cohorts(self.task.clients, min(self.arm.settings.cohort, self.task.clients)),
+            cohorts=self._cohorts,
             keys_per_client=self.keys_per_client,
             seed=self.arm.seed,
             trial=trial,
             over=self.arm.over,
             deliver=self._deliver,
+            aggregate=aggregation_named(self.arm.aggregation, Rounding(self.arm.value_clip)),
+            privacy=None if self.arm.privacy is None else Privacy(**self.arm.privacy),
             shared_keys=self.arm.shared_keys,
         )
+
+    @property
+    def _cohorts(self) -> Cohorts:
+        size = min(self.arm.settings.cohort, self.task.clients)
+        return Cohorts(self.task.clients, size, self.arm.sampling)
 
     @cached_property
     def _deliver(self) -> Delivery:
         """How slices travel; trials share what it keeps."""
         is_select = any(choice != "all" for choice in self.arm.keys.values())
         name = self.arm.delivery or ("on-demand" if is_select else "broadcast")
-        allowed = self.arm.allow_simulation
-        return delivery_named(name, self.keys_per_client, allow_simulation=allowed)
+        return delivery_named(name, self.keys_per_client, allow_simulation=self.allow_simulation)
 
     def check(self) -> None:
         """Raises InputError where the arm does not fit the dataset, before any work is done."""
-        self.plan(0).check(self.task.model.layout)
+        plan = self.plan(0)
+        plan.check(self.task.model.layout)
+        if plan.privacy is not None:
+            plan.privacy.check(plan.cohorts, 0)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
 
     def check_worth(self) -> None:

@@ -101,7 +101,7 @@ def decode_records(data: bytes) -> list[RoundRecord]:
             "a line is not the record of a round",
             got=str(error),
             allowed="JSON lines as training writes them",
-            fix="point at the records.jsonl of a run",
+            fix="point at the records.jsonl of a run, made by this version of keyhole",
         ) from error
 
 

@@ -68,7 +68,8 @@ def test_the_paper_s_population_costs_what_was_measured(mechanism, epsilon):
 
 def test_the_example_of_the_moments_accountant_is_met_and_improved_on():
     """Abadi et al., 2016, section 3.2: q = 0.01, sigma = 4, 10^4 steps, delta 1e-5: 1.26. Their
-    bound by hand; then what better conversions make of it; and the central limit of Bu et al., 2020, to 2 %."""
+    bound by hand; then what better conversions make of it; and the central limit of Bu et al.,
+    2020, to 2 %."""
     q, z, steps, delta = 0.01, 4.0, 10_000, 1e-5
 
     def log_moment(order):

@@ -104,7 +104,7 @@ def some_loss(cohort, number, share):
 
 
 def test_a_random_loss_of_fifty_gives_the_sum_of_survivors():
-    lost = some_loss(50, 0, 0.1)
+    lost = some_loss(50, 0, 0.2)
     assert len(lost) > 2
     assert check_fate(settings_of(50, bits=16), lost)
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError, KeySpaceError, ShapeError
+from keyhole.private.pir.cuckoo import place
 from keyhole.private.secure_sum import sparse_batches, sparse_server
 from keyhole.private.secure_sum.masks import add_mask
 from keyhole.private.secure_sum.sparse_batches import ClientShare, add_clients
@@ -224,6 +225,17 @@ def test_shares_of_different_sums_do_not_combine():
         combine(np.zeros((2, 3), np.uint32), np.zeros((2, 3), np.uint16))
     with pytest.raises(ShapeError):
         combine(np.zeros((2, 3), np.uint32), np.zeros((2, 1), np.uint32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("most_keys", "lost"), [(4, 1e-6), (16, 2e-5), (32, 1e-5), (100, 0)])
+def test_as_few_clients_lose_a_key_as_the_terms_say(most_keys, lost):
+    """Of 30,000: what is expected, and four standard deviations of a count that small, and one."""
+    terms, clients = terms_of(1_000_000, 1, most_keys), 30_000
+    keys = np.random.default_rng(most_keys).integers(0, 1_000_000, clients * most_keys)
+    choices = terms.placement.buckets_of(keys).reshape(clients, most_keys, 3)
+    unlucky = sum((place(some, terms.num_buckets) < 0).any() for some in choices)
+    assert unlucky <= clients * lost + 4 * np.sqrt(clients * lost) + 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, lgamma, log
+from functools import lru_cache
+from math import inf, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +126,7 @@ def epsilon_from_scores(
     return Audit(max(0.0, bounds[0 if is_of_alarms else 1]), missed, alarms, runs - half)
 
 
+@lru_cache(maxsize=1 << 12)  # a pure function of numbers; thresholds that lie close ask it again
 def upper_rate(hits: int, runs: int, error: float) -> float:
     """The largest rate that would give so few hits with probability `error` (Clopper, Pearson).
 
@@ -133,8 +135,10 @@ def upper_rate(hits: int, runs: int, error: float) -> float:
     """
     if hits >= runs:
         return 1.0
-    chosen = [lgamma(runs + 1) - lgamma(k + 1) - lgamma(runs - k + 1) for k in range(hits + 1)]
-    ways, k = np.array(chosen), np.arange(hits + 1)
+    k = np.arange(hits + 1)
+    factorials = np.cumsum(np.log(np.arange(1, runs + 1)))
+    factorials = np.append(0.0, factorials)  # logarithms of 0! to runs!
+    ways = factorials[runs] - factorials[k] - factorials[runs - k]
     low, high = 0.0, 1.0
     for _ in range(60):
         rate = (low + high) / 2
@@ -148,7 +152,8 @@ def _best_guess(
 ) -> tuple[float, bool]:
     """The threshold, and the inequality, with the largest bound on these scores."""
     best, found = -inf, (inf, True)
-    for threshold in np.quantile(np.concatenate([present, absent]), np.linspace(0.01, 0.99, 50)):
+    both = np.concatenate([present, absent])
+    for threshold in np.unique(np.quantile(both, np.linspace(0.01, 0.99, 51))):
         missed = int(np.count_nonzero(present < threshold))
         alarms = int(np.count_nonzero(absent >= threshold))
         for at, bound in enumerate(_bounds(missed, alarms, len(present), delta, error)):

@@ -69,7 +69,7 @@ def share_rows(
     >>> terms = SparseTerms(bytes(16), 1000, 4, 10, bits=32, least_clients=2)
     >>> shares = share_rows(terms, np.array([7, 3]), np.ones((2, 4), np.uint32))
     >>> shares, int(shares.is_placed.sum())
-    (SparseShares(3312 bytes and 120 for each server), 2)
+    (SparseShares(3138 bytes and 120 for each server), 2)
     """
     keys = np.asarray(keys)
     if len(distinct_keys(keys, terms.num_keys, terms.most_keys)[0]) != len(keys):

@@ -10,8 +10,8 @@ both lists or in none. A client that reaches one server only is in one list, and
 released: servers that want to go on ask `check` of each other before they add.
 
 Not covered: clients that lie (`sparse_client.py`), servers that invent clients to get past
-`least_clients`, and whether a message comes from the client it is said to come from: that is for
-the connection to say.
+`least_clients`, whether a message comes from the client it is said to come from, which is for the
+connection to say, and what sums of several rounds tell together, which is for noise to hide.
 """
 
 from __future__ import annotations
@@ -251,6 +251,18 @@ def combine(one: RingArray, other: RingArray) -> RingArray:
 
     Raises:
         ShapeError: shares of different sums.
+
+    >>> from keyhole.private.secure_sum.sparse_client import share_rows
+    >>> terms = SparseTerms(bytes(16), 4, 1, 2, bits=32, least_clients=2)
+    >>> servers = SparseServer(terms, 0), SparseServer(terms, 1)
+    >>> for client, keys in enumerate(([0, 3], [3])):
+    ...     sent = share_rows(terms, np.array(keys), np.full((len(keys), 1), 5, np.uint32))
+    ...     for server, own in zip(servers, sent.to):
+    ...         server.add(client, sent.public, own)
+    >>> servers[0].agree(servers[1].accepted)
+    >>> servers[1].agree(servers[0].accepted)
+    >>> combine(servers[0].share(), servers[1].share())[:, 0]
+    array([ 5,  0,  0, 10], dtype=uint32)
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         raise ShapeError(

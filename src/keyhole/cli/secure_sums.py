@@ -1,0 +1,81 @@
+"""How `keyhole train` adds updates up: the options that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from keyhole.training.aggregation.named import AGGREGATIONS
+
+__all__ = ["privacy_of", "secure_sum_options"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--aggregation",
+        type=click.Choice(AGGREGATIONS),
+        help="How updates are added up: in the clear; dense at the client; by one server that sees "
+        "sums alone, dense or as a sketch; by two servers that see nothing. Without it, plain.",
+    ),
+    click.option(
+        "--value-clip",
+        type=click.FloatRange(0, min_open=True),
+        help="Secure sums clip the numbers of an update to it.  [default: 16]",
+    ),
+    click.option(
+        "--sampling",
+        type=click.Choice(["fixed", "poisson", "cyclic"]),
+        help="How cohorts are drawn: so many clients, each with the same probability, or in turns.",
+    ),
+    click.option(
+        "--dp-noise",
+        type=click.FloatRange(0),
+        help="Differential privacy of a client: noise on a sum, in units of --dp-clip.",
+    ),
+    click.option(
+        "--dp-clip",
+        type=click.FloatRange(0, min_open=True),
+        help="The most that one client's whole update may measure.",
+    ),
+    click.option(
+        "--dp-delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="For epsilon."
+    ),
+    click.option(
+        "--dp-budget",
+        type=click.FloatRange(0, min_open=True),
+        help="The most epsilon; a round that would spend more does not start.",
+    ),
+    click.option(
+        "--dp-kind",
+        type=click.Choice(["all-rows", "thresholded", "correlated"]),
+        help="Noise on all rows, on those that enough clients chose, or correlated over rounds.",
+    ),
+)
+
+
+def secure_sum_options(command: _Command) -> _Command:
+    """Adds the options."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def privacy_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of `Privacy` that were given; None if there is no noise to be added."""
+    given = {
+        name: options[f"dp_{name}"]
+        for name in ("noise", "clip", "delta", "budget", "kind")
+        if options.get(f"dp_{name}") is not None
+    }
+    if not given:
+        return None
+    if "noise" not in given or "clip" not in given:
+        raise click.UsageError("differential privacy takes --dp-noise and --dp-clip")
+    if given.get("kind") == "correlated":
+        given["rounds"] = options.get("rounds") or 0
+        if not given["rounds"]:
+            raise click.UsageError("correlated noise is planned for a number of --rounds")
+    return given

@@ -1,0 +1,111 @@
+"""Aggregations: the plain sum, up to the rounding that each states, whoever drops out."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyhole import tree
+from keyhole.errors import InputError
+from keyhole.training.aggregation.contract import Adding, Contribution
+from keyhole.training.aggregation.named import AGGREGATIONS, aggregation_named
+from keyhole.training.aggregation.rounding import Rounding
+from tests.helpers import LAYOUTS, SEEDS
+
+SECURE = [name for name in AGGREGATIONS if name.startswith("secure")]
+FATES = ("sent", "sent", "sent", "sent", "lost_after", "late", "lost_before", "refused")
+
+
+def contribution(layout, rng, client, fate):
+    keys = {s.name: s.keys(rng.integers(0, s.num_keys, rng.integers(0, 4))) for s in layout.spaces}
+    shapes = {
+        field.path: field.client_shape([len(keys[f.name]) for f in part.product.factors])
+        for part in layout.parts
+        for field in part.fields
+    }
+    leaves = {path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
+    update = tree.unflatten(layout.structure, leaves) if fate in ("sent", "late") else None
+    return Contribution(client, fate, keys, update)
+
+
+def adding_of(name, seed, over="cohort", fates=FATES):
+    layout, rng = LAYOUTS[name], np.random.default_rng(seed)
+    made = [contribution(layout, rng, 10 + i, fate) for i, fate in enumerate(fates)]
+    most = {space.name: min(4, space.num_keys) for space in layout.spaces}
+    return Adding(layout, made, over, most, (seed, 0, 3))
+
+
+def dense(layout, updates):
+    found = []
+    for part, update in zip(layout.parts, updates, strict=True):
+        whole = np.zeros((part.space.num_keys, part.slice_size), np.float32)
+        whole[update.keys] = update.rows
+        found.append(whole)
+    return found
+
+
+@pytest.mark.parametrize("way", AGGREGATIONS)
+@pytest.mark.parametrize("over", ["cohort", "choosers", "nothing"])
+@settings(max_examples=4)
+@given(name=st.sampled_from(sorted(LAYOUTS)), seed=SEEDS)
+def test_every_aggregation_gives_the_plain_sum_up_to_its_rounding(way, over, name, seed):
+    """Four of eight clients send, the others are lost at every stage; the threshold is six of eight
+    only for one server, which needs more of them."""
+    fates = ("sent",) * 6 + ("late", "lost_after") if way in SECURE else FATES
+    adding = adding_of(name, seed, over, fates)
+    found, expected = aggregation_named(way)(adding), aggregation_named("plain")(adding)
+    assert found.error is None
+    tolerance = len(fates) * Rounding().fixed_point(adding).rounding if way in SECURE else 0
+    pairs = zip(dense(adding.layout, found.rows), dense(adding.layout, expected.rows), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=tolerance)
+
+
+@pytest.mark.parametrize("way", SECURE)
+def test_the_same_seed_gives_the_same_bytes_although_masks_are_fresh(way):
+    one, other = (
+        aggregation_named(way)(adding_of("two key spaces", 5, fates=("sent",) * 4))
+        for _ in range(2)
+    )
+    for a, b in zip(one.rows, other.rows, strict=True):
+        assert a.rows.tobytes() == b.rows.tobytes()
+
+
+@pytest.mark.parametrize("way", ["secure-dense", "secure-sketch"])
+def test_a_sum_with_too_few_clients_is_not_opened(way):
+    summed = aggregation_named(way)(adding_of("rows", 0))
+    assert summed.rows is None
+    assert "too few" in summed.error
+
+
+def test_two_servers_release_no_sum_of_one_client():
+    summed = aggregation_named("secure-sparse")(adding_of("rows", 0, fates=("sent", "late")))
+    assert summed.rows is None
+    assert "too few" in summed.error
+
+
+@pytest.mark.parametrize("way", ["secure-dense", "secure-sketch", "secure-sparse"])
+def test_what_is_sent_does_not_depend_on_keys_or_updates(way):
+    sizes = set()
+    for seed in range(4):
+        adding = adding_of("two key spaces", seed, fates=("sent",) * 4)
+        sizes |= set(aggregation_named(way)(adding).bytes_up.values())
+    assert len(sizes) == 1
+
+
+def test_numbers_beyond_the_clip_are_clipped_and_not_wrapped():
+    adding = adding_of("rows", 1, over="nothing", fates=("sent",) * 3)
+    big = [
+        Contribution(c.client, c.fate, c.keys, tree.map_leaves(lambda x: x * 1e6, c.update))
+        for c in adding.contributions
+    ]
+    adding = Adding(adding.layout, big, "nothing", adding.keys_per_client, adding.place)
+    summed = aggregation_named("secure-dense", Rounding(clip=2.0))(adding)
+    most = max(np.abs(update.rows).max() for update in summed.rows)
+    # A client may have drawn a key up to four times: its row is clipped as one number.
+    assert 2.0 <= most <= 3 * 2.0 + 1e-6
+
+
+def test_an_unknown_aggregation_is_refused():
+    with pytest.raises(InputError, match="no such way to add updates up"):
+        aggregation_named("abacus")
