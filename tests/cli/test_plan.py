@@ -6,8 +6,8 @@ import pytest
 
 from keyhole.cli import main as cli
 from keyhole.delivery.names import DELIVERIES
-from keyhole.delivery.planner import Need, price_of
-from keyhole.delivery.trust import TRUSTS
+from keyhole.delivery.plan.planner import Need, price_of
+from keyhole.delivery.plan.trust import TRUSTS
 
 PAPER = ("--num-keys", "1e4", "--keys-per-client", "1_000", "--slice-bytes", "2000")
 COHORT = ("--cohort", "50")

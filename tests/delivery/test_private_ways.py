@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.delivery.leakage import KEYS_OF_SOMEBODY, WHO_TAKES_PART
-from keyhole.delivery.lengths import traffic_of
 from keyhole.delivery.named import delivery_named
 from keyhole.delivery.names import PRIVATE_DELIVERIES
-from keyhole.delivery.need import Need
 from keyhole.delivery.parties import PARTIES
+from keyhole.delivery.plan.lengths import traffic_of
+from keyhole.delivery.plan.need import Need
+from keyhole.delivery.plan.worth import check_model_worth
 from keyhole.delivery.private_way import PrivateWay
-from keyhole.delivery.worth import check_model_worth
 from keyhole.errors import AttestationError, CostlyError, InputError, ServiceError
 from keyhole.private.pir.retrieval import Retrieved
 from keyhole.server.optimizers import SGD

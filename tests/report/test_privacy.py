@@ -5,8 +5,8 @@ import json
 import pytest
 
 from keyhole.cli import main as cli
-from keyhole.delivery.lengths import traffic_of
-from keyhole.delivery.need import Need
+from keyhole.delivery.plan.lengths import traffic_of
+from keyhole.delivery.plan.need import Need
 from keyhole.report.privacy import LABELS, SliceTable, slice_tables, to_json, to_markdown
 from keyhole.report.privacy_figure import draw_privacy
 

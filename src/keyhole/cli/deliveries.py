@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.errors import InputError
+from keyhole.errors import InputError, MalformedError
 
 if TYPE_CHECKING:
     from keyhole.serving.device.device import Device
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["delivery_options", "fetch_of"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_MOST_CONFIG = 1 << 16  # bytes of a file that can hold the keys of a gateway
 
 _OPTIONS = (
     click.option(
@@ -53,15 +54,17 @@ def delivery_options(command: _Command) -> _Command:
 
 def fetch_of(
     options: Mapping[str, Any],
-    connect: Callable[[str, Path | None], Device],
-    stack: ExitStack,
+    connect: Callable[[str, str, Path | None], Device],
 ) -> Fetch:
     """Returns how slices are fetched.
 
     Args:
         options: those of `delivery_options`, checked.
-        connect: makes a device of another service, from its URL and the file of its token.
-        stack: closes what is opened here.
+        connect: makes a device of another service, from what that is, its URL, and the file of the
+            token; and closes it in the end.
+
+    Raises:
+        InputError: the file of --gateway-config holds no keys.
     """
     from keyhole.serving.device.device import Device
     from keyhole.serving.device.participation import fetch_at_home
@@ -71,8 +74,7 @@ def fetch_of(
     if way == "pir":
         from keyhole.serving.pir.pir_fetch import PirFetch
 
-        second = connect(options["second"], options["second_token_file"])
-        return PirFetch(stack.enter_context(closing(second)))
+        return PirFetch(connect("second server", options["second"], options["second_token_file"]))
     if way == "pir-one-server":
         from keyhole.serving.pir.pir_fetch import OneServerFetch
 
@@ -80,8 +82,9 @@ def fetch_of(
     if way == "relay":
         from keyhole.serving.relay.relayed_fetch import RelayedFetch
 
-        relay = stack.enter_context(closing(connect(options["relay"], None)))  # never a token
-        return RelayedFetch(relay.client, _pinned(options["gateway_config"]))
+        pinned = _pinned(options["gateway_config"])
+        relay = connect("relay", options["relay"], None)  # never a token
+        return RelayedFetch(relay.client, pinned)
     return fetch_at_home if way == "broadcast" else Device.fetch
 
 
@@ -98,12 +101,20 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _pinned(path: Path | None) -> bytes | None:
+    """What the file of a gateway's keys holds, once it is known to be that."""
+    from keyhole.private.oblivious.key_config import decode_configs
+
+    if path is None:
+        return None
     try:
-        return None if path is None else path.read_bytes()
-    except OSError as error:
+        with path.open("rb") as file:
+            found = file.read(_MOST_CONFIG)
+        decode_configs(found)
+    except (OSError, MalformedError) as error:
         raise InputError(
             "the gateway's keys cannot be read",
             got=f"file {path}",
-            allowed="a file of what /v1/gateway/keys gives",
+            allowed="a file that `keyhole token gateway-config` has written",
             fix="ask the operator of the gateway for it",
         ) from error
+    return found

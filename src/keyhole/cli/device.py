@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from keyhole.cli.deliveries import delivery_options, fetch_of
 from keyhole.cli.inputs import data_option, load_data, synthetic_sizes, use_cores
+from keyhole.cli.notices import Notices
 from keyhole.cli.token import read_token
 from keyhole.cli.train import SETTINGS, read_arm, train
 
@@ -74,6 +76,8 @@ def device(url: str, **options: Any) -> None:
     With --task, the device chooses keys, fetches their slices, trains on the data of one client and
     sends its update, round after round. With --table, it fetches slices and writes them to a file.
 
+    A run knows its client N, the one of --client, as device-N: the token is to be for that name.
+
     A device trains by its own options: give --data, --size, --keys, --algorithm, --client-lr,
     --batch-size, --max-examples, --min-examples and --negatives as the trainer has them. Seed,
     trial and keys per client come with each round.
@@ -85,16 +89,24 @@ def device(url: str, **options: Any) -> None:
     from keyhole.training.loop import stop_on_signals
 
     with stop_on_signals() as stop, ExitStack() as stack:
-        own = options["token_file"], options["cache"]
-        made = stack.enter_context(closing(_device(url, stop, options, *own)))
+        notices = Notices()
+
+        def connect(
+            name: str, url: str, token_file: Path | None, cache: Path | None = None
+        ) -> Device:
+            made = _device(url, stop, options, token_file, cache, partial(_tell, notices, name))
+            return stack.enter_context(closing(made))
+
+        made = connect("service", url, options["token_file"], options["cache"])
         if options["table"] is not None:
             _fetch(made, options)
             return
+        _take_part(made, fetch_of(options, connect), options, notices)
 
-        def connect(url: str, token_file: Path | None) -> Device:
-            return _device(url, stop, options, token_file, None)
 
-        _take_part(made, fetch_of(options, connect, stack), options)
+def _tell(notices: Notices, name: str, reason: str) -> None:
+    """What a device says when one of its services is to be asked again."""
+    notices.tell(f"{name}: {reason}, trying again")
 
 
 def _device(
@@ -103,11 +115,13 @@ def _device(
     options: Mapping[str, Any],
     token_file: Path | None,
     cache: Path | None,
+    tell: Callable[[str], None],
 ) -> Device:
     from keyhole.serving.device.addresses import (
         Certificate,  # these need not be waited for by --help
     )
     from keyhole.serving.device.device import Device
+    from keyhole.serving.device.retrying import Retry
     from keyhole.serving.device.slice_cache import SliceCache
 
     if (options["cert"] is None) != (options["key"] is None):
@@ -119,23 +133,33 @@ def _device(
         ca=options["ca"],
         certificate=pair,
         cache=None if cache is None else SliceCache(cache),
+        retry=Retry(tell=tell),
         most_answer=options["most_mb"] << 20,
         stop=stop,
         insecure=options["insecure"],
     )
 
 
-def _take_part(made: Device, fetch: Fetch, options: Mapping[str, Any]) -> None:
+def _take_part(made: Device, fetch: Fetch, options: Mapping[str, Any], notices: Notices) -> None:
     from keyhole.serving.device.participation import keep_taking_part
     from keyhole.serving.device.population import PopulationClient
 
     population = PopulationClient(options["client"], _population(options))
+
+    def show(taken: Taken) -> None:
+        notices.forget()
+        click.echo(_line_of(taken))
+
+    def wait(seconds: float) -> None:
+        notices.tell(f"no round for this device, asking again in {seconds:.0f} s", kind="wait")
+
     taken = keep_taking_part(
         made,
         population.participant(fetch),
         rounds=options["rounds"] or inf,
-        on_round=_show,
-        on_miss=lambda: click.echo("too late for a round", err=True),
+        on_round=show,
+        on_miss=lambda error: notices.tell(f"missed a round: {error}"),
+        on_wait=wait,
     )
     click.echo(f"took part in {taken} rounds")
 
@@ -186,8 +210,9 @@ def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 np.lib.format.write_array(file, array, allow_pickle=False)
 
 
-def _show(taken: Taken) -> None:
-    click.echo(
+def _line_of(taken: Taken) -> str:
+    missing = f", {taken.missing} keys found no place in a query" if taken.missing else ""
+    return (
         f"round {taken.number}: {taken.keys} keys, {taken.bytes_down} bytes received, "
-        f"{taken.bytes_up} sent, {taken.reused} slices unchanged"
+        f"{taken.bytes_up} sent, {taken.reused} slices unchanged{missing}"
     )

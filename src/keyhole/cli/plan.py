@@ -15,12 +15,12 @@ from rich.table import Table
 from keyhole.cli.inputs import json_option
 from keyhole.cli.numbers import parse_whole, write_bytes, write_count, write_seconds
 from keyhole.delivery.names import DELIVERIES, DeliveryName
-from keyhole.delivery.need import Need
-from keyhole.delivery.trust import TRUSTS, Trust
+from keyhole.delivery.plan.need import Need
+from keyhole.delivery.plan.trust import TRUSTS, Trust
 
 if TYPE_CHECKING:
-    from keyhole.delivery.machine import Machine
-    from keyhole.delivery.prices import Price
+    from keyhole.delivery.plan.machine import Machine
+    from keyhole.delivery.plan.prices import Price
 
 __all__ = ["plan"]
 
@@ -72,7 +72,7 @@ def plan(
     model never is, since broadcast hides everything for less.
     """
     # Lengths come from the private protocols, which take a while to import: not for --help.
-    from keyhole.delivery.planner import best, check_worth, price_all, price_of
+    from keyhole.delivery.plan.planner import best, check_worth, price_all, price_of
 
     if force and way is None:
         raise click.UsageError("--force goes with --way")
@@ -95,11 +95,11 @@ def plan(
 
 def _machine(calibrate: bool) -> Machine:
     """The speeds to reckon with."""
-    from keyhole.delivery.machine import Machine
+    from keyhole.delivery.plan.machine import Machine
 
     if not calibrate:
         return Machine()
-    from keyhole.delivery.calibration import calibrate as measure
+    from keyhole.delivery.plan.calibration import calibrate as measure
 
     return measure()
 

@@ -10,6 +10,7 @@ import click
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
+    from keyhole.serving.device.client import Client
     from keyhole.serving.relay.relay import RelayApp
     from keyhole.serving.service.metrics import Metrics
 
@@ -70,6 +71,8 @@ def relay(**options: Any) -> None:
     """
     from keyhole.serving.service.transport import Listen, run
 
+    client, token = _gateway(options)  # before a port is taken, and a process made
+
     listen = Listen(
         options["host"],
         options["port"],
@@ -80,7 +83,7 @@ def relay(**options: Any) -> None:
     )
 
     def make(metrics: Metrics) -> RelayApp:
-        return _app(options, metrics)
+        return _app(client, token, options, metrics)
 
     def tell(url: str) -> None:
         click.echo(f"relaying to {options['gateway']} at {url}", err=True)
@@ -88,18 +91,15 @@ def relay(**options: Any) -> None:
     run(make, listen, on_listen=tell)
 
 
-def _app(options: dict[str, Any], metrics: Metrics) -> RelayApp:
-    """Makes the relay, in its worker: its line has a thread, which no fork carries over."""
-    from math import inf
+def _gateway(options: dict[str, Any]) -> tuple[Client, str | None]:
+    """How the gateway is asked, and the token to show there; nothing is opened yet.
 
+    Raises:
+        InputError: the URL or a file cannot be used.
+    """
     from keyhole.serving.device.client import Client
     from keyhole.serving.device.retrying import Retry
-    from keyhole.serving.relay.gateway_line import GatewayLine
-    from keyhole.serving.relay.mixing import Mix
-    from keyhole.serving.relay.relay import RelayApp
-    from keyhole.serving.service.limits import Limits
 
-    limits = Limits(rate_per_address=options["rate_per_address"] or inf)
     client = Client(
         options["gateway"],
         ca=options["gateway_ca"],
@@ -107,7 +107,21 @@ def _app(options: dict[str, Any], metrics: Metrics) -> RelayApp:
         insecure=options["insecure"],
     )
     file = options["token_file"]
-    token = None if file is None else read_token(file)
+    return client, None if file is None else read_token(file)
+
+
+def _app(
+    client: Client, token: str | None, options: dict[str, Any], metrics: Metrics
+) -> RelayApp:
+    """Makes the relay, in its worker: its line has a thread, which no fork carries over."""
+    from math import inf
+
+    from keyhole.serving.relay.gateway_line import GatewayLine
+    from keyhole.serving.relay.mixing import Mix
+    from keyhole.serving.relay.relay import RelayApp
+    from keyhole.serving.service.limits import Limits
+
+    limits = Limits(rate_per_address=options["rate_per_address"] or inf)
     return RelayApp(
         GatewayLine(client, token, limits.most_answer),
         mix=Mix(options["mix_ms"] / 1000, options["mix_count"], options["batch"]),

@@ -4,9 +4,9 @@ from keyhole.delivery.cost import Cost, Delivered
 from keyhole.delivery.leakage import Learned
 from keyhole.delivery.named import delivery_named
 from keyhole.delivery.names import DELIVERIES
-from keyhole.delivery.need import Need
-from keyhole.delivery.planner import best, break_even
-from keyhole.delivery.prices import Price, price_all
+from keyhole.delivery.plan.need import Need
+from keyhole.delivery.plan.planner import best, break_even
+from keyhole.delivery.plan.prices import Price, price_all
 from keyhole.delivery.private_way import PrivateWay
 from keyhole.delivery.records import Coding
 from keyhole.delivery.ways import Coded, broadcast, on_demand, pregenerated

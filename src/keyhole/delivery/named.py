@@ -34,7 +34,7 @@ def delivery_named(
     """Returns a way of delivery.
 
     Args:
-        name: of `keyhole.delivery.need.WAYS`.
+        name: of `keyhole.delivery.plan.need.WAYS`.
         keys_per_client: key space -> the most keys that a client may ask for; private ways pad
             every request to it.
         allow_simulation: lets `enclave` run without the hardware that would protect it.

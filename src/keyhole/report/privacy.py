@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.delivery.lengths import traffic_of
 from keyhole.delivery.names import DeliveryName
-from keyhole.delivery.need import Need
-from keyhole.delivery.planner import break_even
+from keyhole.delivery.plan.lengths import traffic_of
+from keyhole.delivery.plan.need import Need
+from keyhole.delivery.plan.planner import break_even
 
 __all__ = ["LABELS", "SliceTable", "slice_tables", "to_json", "to_markdown", "write_percent"]
 

@@ -12,10 +12,14 @@ from keyhole.serving.manifest import Manifest, TableInfo
 from keyhole.serving.wire import Sums
 from keyhole.types import KeyArray
 
-__all__ = ["Current", "Fetched", "OpenRound", "Phase", "RoundSource", "SliceTable"]
+__all__ = ["NO_ROUND", "Current", "Fetched", "OpenRound", "Phase", "RoundSource", "SliceTable"]
 
 Phase: TypeAlias = Literal["open", "closed"]
 """Whether the current round takes updates."""
+
+NO_ROUND = "no such round"
+"""What is wrong where a service has no such round, or not yet; devices tell by it whether a second
+server lags behind or is set up wrongly."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from keyhole.data.federated import Dataset
 from keyhole.delivery.cost import Delivery
 from keyhole.delivery.named import delivery_named
 from keyhole.delivery.names import PRIVATE_DELIVERIES
-from keyhole.delivery.worth import check_model_worth
+from keyhole.delivery.plan.worth import check_model_worth
 from keyhole.errors import InputError
 from keyhole.keys.choice import Choice, choose_with
 from keyhole.server.state import ServerState

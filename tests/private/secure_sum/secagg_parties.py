@@ -7,6 +7,7 @@ import numpy as np
 from keyhole.private.prg import Prg
 from keyhole.private.secure_sum.secagg_client import SecAggClient
 from keyhole.private.secure_sum.secagg_keys import Identity
+from keyhole.private.secure_sum.secagg_messages import open_slots
 from keyhole.private.secure_sum.secagg_secrets import Secrets
 from keyhole.private.secure_sum.secagg_server import SecAggServer
 from keyhole.private.secure_sum.secagg_settings import SecAggSettings
@@ -120,3 +121,28 @@ class Parties:
             if earlier != "confirmation" or self.settings.signed:
                 self.do(earlier)
         return self
+
+
+def forgot_everything(client):
+    """Whether a client has left and holds no secret and no share."""
+    held = vars(client)
+    return client.has_left and not (held["_secrets"] or held["_held"] or held["_peers"])
+
+
+def body_of(message):
+    """What stands between a head of 60 bytes and a check of 16."""
+    return message[60:-16]
+
+
+def masked_of(parties, place):
+    """A masked vector as a client has sent it."""
+    return np.frombuffer(body_of(parties.said["input", place]), parties.settings.dtype).copy()
+
+
+def shares_given(parties, owner, givers):
+    """The shares of one client's secret that others gave to the server, by place of Shamir."""
+    given = {}
+    for giver in givers:
+        slots = open_slots(parties.said["unmasking", giver], "unmasking", parties.settings, giver)
+        given[giver + 1] = slots[owner]
+    return given

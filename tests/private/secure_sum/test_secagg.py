@@ -80,8 +80,7 @@ def test_every_pattern_of_loss_gives_the_sum_of_survivors_or_nothing(cohort):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threshold", [None, 2])
-@pytest.mark.parametrize("cohort", [5, 6])
+@pytest.mark.parametrize(("cohort", "threshold"), [(5, None), (5, 2), (6, None)])
 def test_every_pattern_of_loss_among_more_clients_too(cohort, threshold):
     settings = settings_of(cohort, threshold=threshold)
     opened = [check_fate(settings, lost) for lost in patterns(cohort)]
@@ -143,7 +142,7 @@ def test_below_the_threshold_the_server_keeps_nothing_and_says_so(step):
             parties.list_for(step, 0)
     held = vars(parties.server)
     assert not any(isinstance(value, np.ndarray) for value in held.values())
-    assert not (held["_keys"] or held["_shares"] or held["_unmasking"])
+    assert not any(held[name] for name in ("_keys", "_shares", "_unmasking"))
     with pytest.raises(ReplayError):
         parties.server.sum()
 
@@ -173,9 +172,7 @@ def test_above_two_hundred_clients_the_graph_is_sparse_and_the_sum_the_same():
 
 def check_sparse(settings, lost):
     survivors = tuple(
-        place
-        for place in range(settings.cohort)
-        if lost.get(place, "after_input") == "after_input"
+        place for place in range(settings.cohort) if lost.get(place, "after_input") == "after_input"
     )
     result = run_secagg(settings, vectors_of(settings), lost)
     np.testing.assert_array_equal(result.total, plain_sum(settings, survivors))

@@ -16,6 +16,7 @@ from tests.private.secure_sum.secagg_parties import (
     ROUND,
     STEPS,
     Parties,
+    body_of,
     plain_sum,
     settings_of,
     vector_of,
@@ -35,10 +36,6 @@ def resealed(message):
 
 def with_body(message, body):
     return resealed(message[:HEAD_BYTES] + body + message[-CHECK_BYTES:])
-
-
-def body_of(message):
-    return message[HEAD_BYTES:-CHECK_BYTES]
 
 
 def damaged(message):
@@ -107,7 +104,7 @@ def test_the_lengths_of_all_messages_follow_from_the_settings():
 
 
 def test_whatever_is_wrong_the_answer_is_the_same():
-    assert REFUSAL == b"KHS1\xff" + bytes(FRAME_BYTES - 5)
+    assert b"KHS1\xff" + bytes(FRAME_BYTES - 5) == REFUSAL
 
 
 # Damage
@@ -170,8 +167,8 @@ def test_a_message_of_another_round_is_stale():
     with pytest.raises(StaleError):
         ours.receive("keys", 0, theirs.said["keys", 0])
     ours.do("keys")
-    theirs.do("keys", [1, 2])
-    theirs.receive("keys", 0, theirs.said["keys", 0])
+    for place in range(3):
+        theirs.receive("keys", place, theirs.said["keys", place])
     with pytest.raises(StaleError):
         ours.answer("shares", 0, theirs.list_for("shares", 0))
 
@@ -185,7 +182,7 @@ def test_a_vector_of_another_length_or_ring_is_refused_by_the_server():
     ):
         foreign = Parties(other).until("input")
         foreign.say("input")
-        parties.say("input", []), parties.list_for("input", 0)
+        parties.list_for("input", 0)
         with pytest.raises(error):
             parties.receive("input", 0, foreign.said["input", 0])
 

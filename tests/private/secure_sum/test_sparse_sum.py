@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError, KeySpaceError, ShapeError
-from keyhole.private.pir.cuckoo import place
+from keyhole.private.pir import cuckoo
 from keyhole.private.secure_sum import sparse_batches, sparse_server
 from keyhole.private.secure_sum.masks import add_mask
 from keyhole.private.secure_sum.sparse_batches import ClientShare, add_clients
@@ -133,7 +133,7 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
     monkeypatch.setattr(sparse_batches, "_TILE", 160)
     monkeypatch.setattr(sparse_batches, "_NODES", 2000)
     monkeypatch.setattr(sparse_batches, "_MOST_NODES", 1000)
-    monkeypatch.setattr(sparse_server, "_MOST_WAITING", 3)
+    monkeypatch.setattr(sparse_server, "_MOST_WAITING", 5)
     servers = SparseServer(terms, 0), SparseServer(terms, 1)
     for party, server in enumerate(servers):
         for place, client in enumerate(clients):
@@ -234,7 +234,7 @@ def test_as_few_clients_lose_a_key_as_the_terms_say(most_keys, lost):
     terms, clients = terms_of(1_000_000, 1, most_keys), 30_000
     keys = np.random.default_rng(most_keys).integers(0, 1_000_000, clients * most_keys)
     choices = terms.placement.buckets_of(keys).reshape(clients, most_keys, 3)
-    unlucky = sum((place(some, terms.num_buckets) < 0).any() for some in choices)
+    unlucky = sum((cuckoo.place(some, terms.num_buckets) < 0).any() for some in choices)
     assert unlucky <= clients * lost + 4 * np.sqrt(clients * lost) + 1
 
 

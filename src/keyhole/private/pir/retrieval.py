@@ -51,8 +51,9 @@ class Question(Protocol):
 
         Raises:
             MalformedError, StaleError: a reply is not one to this question.
-            IntegrityError: a slice, wanted or of padding, lacks the tag of its round and key. Nothing
-                is returned, and whoever asks again does so for all keys: what failed must not show.
+            IntegrityError: a slice, wanted or of padding, lacks the tag of its round and key.
+                Nothing is returned, and whoever asks again does so for all keys: what failed must
+                not show.
             ReplayError: replies have been opened before.
         """
         ...

@@ -92,6 +92,7 @@ class SecAggServer:
         self._step: Step = "keys"
         self._keys: dict[int, Keys] = {}
         self._seen: set[bytes] = set()
+        self._heard: set[tuple[Step, int]] = set()
         self._shares: dict[int, dict[int, bytes]] = {}
         self._shared: frozenset[int] = frozenset()
         self._survivors: set[int] = set()
@@ -113,7 +114,7 @@ class SecAggServer:
         Raises:
             ProtocolError: the message, or a key in it, cannot be used, or the step is over.
         """
-        self._turn("keys", place, range(self.settings.cohort), self._keys)
+        self._turn("keys", place, range(self.settings.cohort))
         keys = Keys.decode(unseal(data, "keys", self.settings, place))
         text = keys_text(self.settings, place, keys)
         if self.settings.signed and not is_signed(self._public_keys[place], text, keys.signature):
@@ -121,6 +122,7 @@ class SecAggServer:
         check_order(place, keys, self._probe)
         check_keys(place, keys, self._seen)
         self._keys[place] = keys
+        self._heard.add(("keys", place))
 
     def key_list(self, place: int) -> bytes:
         """Returns the keys of a client's group, and closes the step.
@@ -140,11 +142,12 @@ class SecAggServer:
         Raises:
             ProtocolError: the message cannot be used, or the step is over.
         """
-        self._turn("shares", place, self._keys, self._shares)
+        self._turn("shares", place, self._keys)
         sealed = open_slots(data, "shares", self.settings, place)
         if sealed.keys() != self._near(place, self._keys) - {place}:
             raise malformed(f"shares for {len(sealed)} clients", "for those on the list of keys")
         self._shares[place] = sealed
+        self._heard.add(("shares", place))
 
     def share_list(self, place: int) -> bytes:
         """Returns the shares that others have sealed for a client, and closes the step.
@@ -167,7 +170,7 @@ class SecAggServer:
             ProtocolError: the message cannot be used, or the step is over: a vector that comes too
                 late is not kept.
         """
-        self._turn("inputs", place, self._shared, self._survivors)
+        self._turn("inputs", place, self._shared)
         body = unseal(data, "input", self.settings, place)
         vector: RingArray = np.frombuffer(body, self.settings.dtype)
         if self._total is None:
@@ -175,6 +178,7 @@ class SecAggServer:
         else:
             self._total += vector
         self._survivors.add(place)
+        self._heard.add(("inputs", place))
 
     def survivor_list(self, place: int) -> bytes:
         """Returns what is asked of a survivor, and closes the step.
@@ -197,12 +201,13 @@ class SecAggServer:
             ProtocolError: the message cannot be used, or the step is over.
             MismatchError: the client has signed something else.
         """
-        self._turn("confirmations", place, self._survivors, self._confirmations)
+        self._turn("confirmations", place, self._survivors)
         signature = bytes(unseal(data, "confirmation", self.settings, place))
         text = survivors_text(self.settings, self.survivors)
         if not is_signed(self._public_keys[place], text, signature):
             raise other_list(place)
         self._confirmations[place] = signature
+        self._heard.add(("confirmations", place))
 
     def confirmation_list(self, place: int) -> bytes:
         """Returns the signatures of all survivors, and closes the step.
@@ -222,11 +227,12 @@ class SecAggServer:
             ProtocolError: the message cannot be used, or the step is over.
         """
         asked = self._confirmations if self.settings.signed else self._survivors
-        self._turn("unmasking", place, asked, self._unmasking)
+        self._turn("unmasking", place, asked)
         shares = open_slots(data, "unmasking", self.settings, place)
         if shares.keys() != self.settings.group_set(place) & self._shared:
             raise malformed(f"shares of {len(shares)} clients", "of all that have shared")
         self._unmasking[place] = shares
+        self._heard.add(("unmasking", place))
 
     def sum(self) -> RingArray:
         """Returns the sum over the survivors, (length,) ring elements, once.
@@ -244,13 +250,11 @@ class SecAggServer:
         add_masks(total, masks_left(self.settings, keys, self.survivors, unmasking))
         return total
 
-    def _turn(
-        self, step: Step, place: int, invited: Collection[int], seen: Collection[int]
-    ) -> None:
+    def _turn(self, step: Step, place: int, invited: Collection[int]) -> None:
         """Refuses a message out of its turn, of nobody who is there, or a second one."""
         if not 0 <= place < self.settings.cohort:
             raise malformed(f"place {place}", f"0..{self.settings.cohort - 1}")
-        if place in seen:
+        if (step, place) in self._heard:
             raise ReplayError(
                 "a second message of one client in one step",
                 got=f"{step} of place {place} again",

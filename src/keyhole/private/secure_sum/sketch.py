@@ -6,13 +6,15 @@ the sketch of the sum, so that a secure sum of vectors adds them. Whoever has th
 cell with one key in it says which one, how many clients have it and what their rows add up to;
 taken out of its other cells, it leaves others alone in theirs.
 
-What it tells: the sum of sketches is a function of how many clients have each key and of what
-their rows for it add up to, of nothing else; not of who they are, nor of which keys belong together
-beyond that. This holds whether or not it decodes. Who does not learn single sketches learns no
-more than this from the server's side; hiding them is the part of the secure sum beneath. It does
-tell, for each key, the count: a key of one client alone shows that client's row, without its name.
-Nothing here is differentially private. What a client puts in is not checked beyond its form: if a
-sum decodes, it is the sketch of what was decoded, whoever made it up.
+What it tells: a sum of sketches is a function of how many clients have each key and of what their
+rows for it add up to, and of nothing else, whether it decodes or not. Whoever has the sum alone
+does not learn who has a key, nor which keys belong to one client. Single sketches hide nothing:
+that nobody but their client sees one is up to the secure sum that adds them, and rests on what that
+rests on. Not hidden: the counts, and the row of a key that one client alone has (without its
+name). Nothing here is differentially private.
+
+What a client puts in is not checked beyond its form. A sum that decodes is the sketch of what was
+decoded, whoever made it up; one client that sends nonsense makes the sum fail.
 """
 
 from __future__ import annotations

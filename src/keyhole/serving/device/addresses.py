@@ -42,7 +42,7 @@ def parse_url(url: str, insecure: bool) -> tuple[str, int, str, bool]:
             "tokens and keys would travel in the clear",
             got=f"http to {host}",
             allowed="https, or http on this machine",
-            fix="use https, or pass insecure=True where the network itself is safe",
+            fix="use https, or pass --insecure (insecure=True) where the network itself is safe",
         )
     return host, port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from keyhole.errors import ConflictError, ServiceError, StaleError, TooLateError
+from keyhole.errors import ConflictError, RequestError, ServiceError, StaleError, TooLateError
 from keyhole.serving.coordinator import Wait
 from keyhole.serving.device.assembly import KnownRound, Submodel
 from keyhole.serving.device.device import Assignment, Device, DeviceKeys
@@ -19,6 +19,8 @@ Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `PirFetch` and the like."""
 
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
+_LONGEST_WAIT = 60.0  # seconds before it does when servers still do not hold the same round
+_MOST_STALE = 8  # misses for that reason in a row; two minutes, for a copy that lags behind
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Taken:
         round: its identifier.
         number: t.
         keys: how many it trained with, over all key spaces.
+        missing: how many more it had chosen: a private way found no place for them.
         bytes_down: slices it received.
         bytes_up: queries and the update.
         reused: slices that had not changed and were not sent.
@@ -53,6 +56,7 @@ class Taken:
     round: str
     number: int
     keys: int
+    missing: int
     bytes_down: int
     bytes_up: int
     reused: int
@@ -71,6 +75,7 @@ def take_part(device: Device, participant: Participant) -> Taken | Wait:
 
     Raises:
         TooLateError: the round closed meanwhile: nothing more is fetched or sent.
+        StaleError: the servers of a private fetch do not hold the same round.
         ConflictError: the service has a different update of this device.
         ServiceError: no usable answer, or the device is to stop.
     """
@@ -85,10 +90,12 @@ def take_part(device: Device, participant: Participant) -> Taken | Wait:
     update = participant.train(known, fetched)
     _refuse_late(device, told)
     sent = device.send(told, update, fetched.keys)
+    kept = sum(map(len, fetched.keys.values()))
     return Taken(
         round=told.round,
         number=told.number,
-        keys=sum(len(z) for z in fetched.keys.values()),
+        keys=kept,
+        missing=sum(map(len, known.keys_by_space(keys).values())) - kept,
         bytes_down=fetched.traffic.bytes_down,
         bytes_up=fetched.traffic.bytes_up + sent,
         reused=fetched.traffic.reused,
@@ -101,7 +108,8 @@ def keep_taking_part(
     *,
     rounds: float = inf,
     on_round: Callable[[Taken], None] = lambda _: None,
-    on_miss: Callable[[], None] = lambda: None,
+    on_miss: Callable[[RequestError], None] = lambda _: None,
+    on_wait: Callable[[float], None] = lambda _: None,
 ) -> int:
     """Takes part in round after round, until `device.stop` is set.
 
@@ -110,8 +118,10 @@ def keep_taking_part(
         participant: what it does in a round.
         rounds: how many to take part in; without limit unless told.
         on_round: called after each.
-        on_miss: called when a round closed before the update was there, or when the servers of a
-            private fetch did not hold the same round.
+        on_miss: called with the reason when a round closed before the update was there, or when
+            the servers of a private fetch did not hold the same round.
+        on_wait: called with the seconds that the service asks to wait, since it has no round for
+            this device.
 
     Returns:
         In how many rounds it took part.
@@ -119,22 +129,31 @@ def keep_taking_part(
     Raises:
         ServiceError: no usable answer, for longer than the device retries.
         RequestError: the service refuses, for a reason that a later round will not change.
+        StaleError: the servers of a private fetch did not hold the same round, time and again.
     """
-    taken = 0
+    taken = stale = 0
     while taken < rounds and not device.stop.is_set():
         try:
             outcome = take_part(device, participant)
-        except (TooLateError, ConflictError, StaleError):
-            on_miss()
-            outcome = Wait(_AFTER_MISS)
+        except (TooLateError, ConflictError) as error:
+            on_miss(error)
+            device.clock.sleep(_AFTER_MISS)
+        except StaleError as error:
+            stale += 1
+            if stale == _MOST_STALE:
+                raise
+            on_miss(error)
+            device.clock.sleep(min(_LONGEST_WAIT, _AFTER_MISS * 2.0 ** (stale - 1)))
         except ServiceError:
             if device.stop.is_set():
                 break
             raise
-        if isinstance(outcome, Wait):
-            device.clock.sleep(outcome.seconds)
         else:
-            taken += 1
+            if isinstance(outcome, Wait):
+                on_wait(outcome.seconds)
+                device.clock.sleep(outcome.seconds)
+                continue
+            taken, stale = taken + 1, 0
             on_round(outcome)
     return taken
 

@@ -27,6 +27,8 @@ class Retry:
         first_wait: seconds.
         longest_wait: seconds.
         seed: of the jitter; None draws it from the system.
+        tell: called with the reason of a failure, in words without a key, before the wait; also
+            from several threads at once.
 
     Raises:
         InputError: a number is out of range.
@@ -36,6 +38,7 @@ class Retry:
     first_wait: float = 0.5
     longest_wait: float = 60.0
     seed: int | None = None
+    tell: Callable[[str], object] = lambda _: None
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or not 0 <= self.first_wait <= self.longest_wait < inf:
@@ -125,6 +128,7 @@ class Attempts:
                 allowed="an answer",
                 fix="check that the service runs and can be reached, then try again",
             )
+        self._retry.tell(reason)
         self._clock.sleep(self._retry.wait(failures, after, self._uniform()))
         self._check_stop()
 

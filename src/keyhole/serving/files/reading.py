@@ -24,7 +24,7 @@ from keyhole.serving.files.round_files import (
     round_path,
 )
 from keyhole.serving.files.slice_files import table_path
-from keyhole.serving.tables import Current, OpenRound
+from keyhole.serving.tables import NO_ROUND, Current, OpenRound
 
 __all__ = ["RoundsDirectory", "verify_round"]
 
@@ -246,7 +246,7 @@ def _stamp_of(path: Path) -> _Stamp | None:
 
 def _no_such_round() -> NotFoundError:
     return NotFoundError(
-        "no such round",
+        NO_ROUND,
         got="an identifier that no round has",
         allowed="those that were published",
         fix="ask for the current round",

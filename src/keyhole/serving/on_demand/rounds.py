@@ -21,7 +21,7 @@ from keyhole.serving.manifest import (
 )
 from keyhole.serving.on_demand.slab import whole_bytes
 from keyhole.serving.on_demand.slab_table import BATCH_KEYS, Counts, SlabTable
-from keyhole.serving.tables import Current, OpenRound
+from keyhole.serving.tables import NO_ROUND, Current, OpenRound
 
 __all__ = ["OnDemandRounds"]
 
@@ -155,7 +155,7 @@ class OnDemandRounds:
                 fix="take part in that one",
             )
         return NotFoundError(
-            "no such round", got="another", allowed="the current round", fix="ask which it is"
+            NO_ROUND, got="another", allowed="the current round", fix="ask which it is"
         )
 
 

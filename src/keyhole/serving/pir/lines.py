@@ -23,6 +23,7 @@ from keyhole.serving.device.device import Assignment, Device
 from keyhole.serving.device.retrying import Attempts
 from keyhole.serving.device.slice_query import Traffic
 from keyhole.serving.pir.schemes import SERVER_HEADER, Lengths
+from keyhole.serving.tables import NO_ROUND
 from keyhole.types import KeyArray
 
 __all__ = ["Line", "Lines", "Target"]
@@ -119,13 +120,17 @@ class Lines:
         Raises:
             StaleError: they do not, or one of them does not have the round.
             ServiceError: a server is not the one it is taken for. Both halves of a question at one
-                server would show it all keys.
+                server would show it all keys. Or it is set up otherwise than the first.
             RequestError: one of them refuses.
         """
         calls = [partial(self._terms, server, line, path) for server, line in enumerate(self.each)]
         found = self._at_once(calls)
         self.traffic.requests += len(found)
         self.traffic.bytes_down += sum(len(terms.encode()) for terms in found)
+        if any(terms.most_keys != found[0].most_keys for terms in found):
+            raise _set_up_wrongly(
+                "queries padded to " + " and ".join(f"{terms.most_keys} keys" for terms in found)
+            )
         if any(terms != found[0] for terms in found):
             raise _differ("terms that differ")
         return found[0]
@@ -163,7 +168,7 @@ class Lines:
             reason, after = "", None
             try:
                 got = self._exchange(asking.target, asking.question.messages())
-                reason = next((each.problem for each in got if each.problem), "")
+                reason = _problem(got)
                 after = max((each.after or 0.0 for each in got), default=None)
                 if not reason:
                     return [bytes(each.body) for each in got]
@@ -192,7 +197,9 @@ class Lines:
         except NotFoundError as error:
             if server == 0:
                 raise
-            raise _differ(f"a server that has no such table: {error.wrong}") from error
+            if error.wrong != NO_ROUND:  # no later round will be there either
+                raise _set_up_wrongly(f"{error.wrong} at server {server}") from error
+            raise _differ(f"{error.wrong} at server {server}") from error
         if got.headers.get(SERVER_HEADER) != str(server):
             raise ServiceError(
                 "another server answers",
@@ -231,6 +238,23 @@ def _open_all(replies: Sequence[tuple[_Asking, list[bytes]]]) -> list[_Asking]:
     for asking in unread:
         asking.again("a reply that cannot be read")
     return unread
+
+
+def _problem(got: Sequence[Received]) -> str:
+    """Why the first server that failed did, and which of several it is; empty if none did."""
+    for server, each in enumerate(got):
+        if each.problem:
+            return each.problem + f" at server {server}" * (len(got) > 1)
+    return ""
+
+
+def _set_up_wrongly(got: str) -> ServiceError:
+    return ServiceError(
+        "the servers are not set up alike",
+        got=got,
+        allowed="private retrieval with the same settings at every server",
+        fix="check the URLs, and --pir and --pir-keys at each",
+    )
 
 
 def _differ(got: str) -> StaleError:

@@ -21,7 +21,7 @@ import numpy as np
 
 from keyhole.delivery.assembly import keep_found
 from keyhole.delivery.records import RecordArray
-from keyhole.errors import DamageError, InputError, ProtocolError, StaleError
+from keyhole.errors import DamageError, InputError, ProtocolError, ServiceError, StaleError
 from keyhole.private.pir.retrieval import Asker, Retrieved
 from keyhole.private.pir.terms import Scheme, Terms
 from keyhole.serving.coordinator import Wait
@@ -67,12 +67,11 @@ class PirFetch:
 
         Raises:
             KeySpaceError: keys do not fit the round, or are more than a query holds.
-            StaleError: both servers do not hold the same slices, or pad queries to another number
-                of keys.
+            StaleError: both servers do not hold the same slices.
             IntegrityError: a server lies or is damaged. All tables have been asked by then.
-            ServiceError: no usable answer, or messages of more than `most_answer` bytes: then
-                nothing was asked for, and nothing made. A question takes some ten times the memory
-                of its messages while it is made.
+            ServiceError: no usable answer; servers that pad queries to another number of keys; or
+                messages of more than `most_answer` bytes. Then nothing was asked for, and nothing
+                made. A question takes some ten times the memory of its messages while it is made.
             RequestError: a server refuses.
         """
         known = device.known(round)
@@ -233,7 +232,12 @@ def _download(lines: Lines, known: KnownRound, place: int) -> RecordArray:
 
 
 def _agreed(lines: Lines, known: KnownRound, place: int, rule: _Rule) -> Terms:
-    """Terms of all servers that are those of the table of the manifest; raises StaleError."""
+    """Terms of all servers that are those of the table of the manifest.
+
+    Raises:
+        StaleError: they are those of something else.
+        ServiceError: queries are to be padded otherwise, in every later round too.
+    """
     info, most = known.manifest.tables[place], rule.most_keys(known, place)
     terms = lines.terms(_path(known, place, rule))
     told = terms.scheme, terms.round, terms.num_keys, terms.record_bytes
@@ -245,7 +249,7 @@ def _agreed(lines: Lines, known: KnownRound, place: int, rule: _Rule) -> Terms:
             fix="check the URLs of the servers",
         )
     if most is not None and terms.most_keys != most:
-        raise StaleError(
+        raise ServiceError(
             f"queries of table {info.name!r} are to be padded to another number of keys",
             got=f"{terms.most_keys} keys",
             allowed=f"{most} keys, as the round says or the device was told",

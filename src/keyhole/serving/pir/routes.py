@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 from keyhole.errors import NotFoundError, ProtocolError, TooLargeError
 from keyhole.private.pir.messages import FRAME_BYTES, REFUSAL, unseal
+from keyhole.private.pir.terms import Scheme
 from keyhole.serving.pir.databases import Databases, ServedTable
 from keyhole.serving.pir.schemes import SERVER_HEADER
 from keyhole.serving.pir.settings import PirSettings
@@ -88,7 +90,7 @@ class PirRoutes:
         with self._hold(request) as held:
             opened = (await self._table(request, held)).opened
         if not opened.hint:
-            raise _missing("hint", "a scheme that needs none")
+            raise _missing("hint", "a scheme that needs none", "hints of one server")
         return self._file(request, opened.hint, "h-" + opened.server.terms.digest.hex()[:32])
 
     async def query(self, request: Request) -> Response:
@@ -143,8 +145,14 @@ class PirRoutes:
 
     def _admit(self, request: Request) -> Claims | None:
         claims = self.guards.admit(request, parse_round(request.params[0]))
-        if request.params[2] != self.settings.role.scheme:
-            raise _missing("scheme of private retrieval", "another")
+        asked, scheme = request.params[2], self.settings.role.scheme
+        if asked != scheme:
+            # Whatever else stands in a path is not repeated.
+            raise _missing(
+                "scheme of private retrieval",
+                asked if asked in get_args(Scheme) else "another",
+                f"{scheme} at this service",
+            )
         return claims
 
     def _hold(self, request: Request) -> AbstractContextManager[OpenRound]:
@@ -177,7 +185,6 @@ def _check_allowance(claims: Claims | None, table: ServedTable) -> None:
         raise not_admitted(f"queries of {most} keys", f"{claims.most_keys} keys in one query")
 
 
-def _missing(what: str, got: str) -> NotFoundError:
-    return NotFoundError(
-        f"no such {what}", got=got, allowed="those of this service", fix="see `keyhole serve --pir`"
-    )
+def _missing(what: str, got: str, allowed: str) -> NotFoundError:
+    fix = "check the URL of the server, and its --pir"
+    return NotFoundError(f"no such {what}", got=got, allowed=allowed, fix=fix)

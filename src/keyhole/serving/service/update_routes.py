@@ -54,7 +54,7 @@ class UpdateRoutes:
         """Tells a device which round it takes part in, or when to come back."""
         access, now = self.guards.access, self.guards.clock()
         if self.admit is None or access.keyring is None:
-            raise _takes_none()
+            raise self._takes_none()
         claims = access.device(request.headers, now)
         self.guards.count(request, claims)
         current = self.rounds.current()
@@ -82,7 +82,7 @@ class UpdateRoutes:
         guards, limits = self.guards, self.guards.limits
         round_id = parse_round(request.params[0])
         if self.spool is None:
-            raise _takes_none()
+            raise self._takes_none()
         claims = guards.access.member(request.headers, round_id, guards.clock())
         guards.count(request, claims)
         guards.check_type(request)
@@ -141,14 +141,15 @@ class UpdateRoutes:
                 self._layouts.popitem(last=False)
         layout = self._layouts[round_id]
         if layout is None:
-            raise _takes_none()
+            raise self._takes_none()
         return layout
 
-
-def _takes_none() -> NotFoundError:
-    return NotFoundError(
-        "this service takes no updates",
-        got="an update or check-in",
-        allowed="reads",
-        fix="send it to the service that coordinates the round",
-    )
+    def _takes_none(self) -> NotFoundError:
+        other = "send it to the service that coordinates the round"
+        has_keys = self.guards.access.keyring is not None
+        return NotFoundError(
+            "this service takes no updates",
+            got="an update or check-in",
+            allowed="reads",
+            fix=other if has_keys else f"{other}; if this is to be it, serve with --token-key",
+        )

@@ -10,14 +10,16 @@ from keyhole.training.aggregation.plain import dense_at_client, plain
 from keyhole.training.aggregation.rounding import Rounding
 from keyhole.training.aggregation.secure import DenseForm, SecureSum, SketchForm
 from keyhole.training.aggregation.two_servers import TwoServers
+from keyhole.training.aggregation.union import UnionSum
 
 __all__ = ["AGGREGATIONS", "AggregationName", "aggregation_named"]
 
 AggregationName: TypeAlias = Literal[
-    "plain", "dense", "secure-dense", "secure-sketch", "secure-sparse"
+    "plain", "dense", "secure-dense", "secure-sketch", "secure-sparse", "secure-union"
 ]
 """How updates are added up: in the clear, sparse or dense; by one server that sees sums alone,
-dense or as a sketch; by two servers that see nothing."""
+dense or as a sketch; by two servers that see nothing; and in two phases, which leaks keys of
+clients that drop between them."""
 
 AGGREGATIONS: tuple[AggregationName, ...] = get_args(AggregationName)
 
@@ -39,6 +41,7 @@ def aggregation_named(name: str, rounding: Rounding | None = None) -> Aggregatio
         "secure-dense": SecureSum(DenseForm(), rounding),
         "secure-sketch": SecureSum(SketchForm(), rounding),
         "secure-sparse": TwoServers(rounding),
+        "secure-union": UnionSum(rounding),
     }
     if name not in ways:
         raise InputError(

@@ -24,7 +24,7 @@ from keyhole.training.aggregation.parts import PartSum
 from keyhole.training.aggregation.rounding import RingRows, Rounding, derived, name_of_sum
 from keyhole.training.fate import Fate
 
-__all__ = ["DenseForm", "SecureSum", "SketchForm", "VectorForm"]
+__all__ = ["DenseForm", "SecureSum", "SketchForm", "VectorForm", "stages_of"]
 
 Ring = NDArray[np.unsignedinteger]
 
@@ -94,7 +94,15 @@ class SecureSum:
         settings = SecAggSettings(
             name_of_sum(adding), len(clients), layout.length, fixed.bits, signed=self.signed
         )
-        vectors, lost, late = self._inputs(adding, layout)
+        lost, late = stages_of(adding)
+        vectors = {
+            place: layout.write(self.rounding.rows(adding, one))
+            for place, one in enumerate(adding.contributions)
+            if one.update is not None
+        }
+        # Who drops out on the way has begun: its masks must be taken out of the sum.
+        nothing = np.zeros(layout.length, f"<u{fixed.bits // 8}")
+        vectors |= {place: nothing for place, stage in lost.items() if stage != "before"}
         try:
             opened = run_secagg(settings, vectors, lost, late=late)
             found = layout.read(opened.total, len(opened.survivors))
@@ -110,21 +118,18 @@ class SecureSum:
             seen_by=self.form.seen_by,
         )
 
-    def _inputs(
-        self, adding: Adding, layout: VectorLayout
-    ) -> tuple[dict[int, Ring], dict[int, Stage], list[int]]:
-        """Vectors by place, who is lost at which stage, and who is late."""
-        vectors, lost, late = {}, {}, []
-        for place, one in enumerate(adding.contributions):
-            if one.fate in _LOST:
-                lost[place] = _LOST[one.fate]
-            elif one.update is None:  # late, and what it would have sent was never computed
-                lost[place] = "after_shares"
-            else:
-                vectors[place] = layout.write(self.rounding.rows(adding, one))
-                if one.fate == "late":
-                    late.append(place)
-        return vectors, lost, late
+
+def stages_of(adding: Adding) -> tuple[dict[int, Stage], list[int]]:
+    """Who is lost at which stage of a secure sum, and who is late, by their places."""
+    lost, late = {}, []
+    for place, one in enumerate(adding.contributions):
+        if one.fate in _LOST:
+            lost[place] = _LOST[one.fate]
+        elif one.update is None:  # late, and what it would have sent was never computed
+            lost[place] = "after_shares"
+        elif one.fate == "late":
+            late.append(place)
+    return lost, late
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from keyhole.delivery.demand import bytes_of_keys
 from keyhole.delivery.names import DeliveryName
-from keyhole.delivery.need import Need
+from keyhole.delivery.plan.need import Need
 from keyhole.private.enclave import sealed
 from keyhole.private.enclave.evidence import NONCE_BYTES, Evidence
 from keyhole.private.enclave.terms import EnclaveTerms

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from keyhole.delivery.assembly import most_keys_of
-from keyhole.delivery.lengths import traffic_of
 from keyhole.delivery.names import DeliveryName
-from keyhole.delivery.need import Need
-from keyhole.delivery.planner import refuse_dearer
+from keyhole.delivery.plan.lengths import traffic_of
+from keyhole.delivery.plan.need import Need
+from keyhole.delivery.plan.planner import refuse_dearer
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.primitives.layout import Layout
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.delivery.machine import Machine
+from keyhole.delivery.plan.machine import Machine
 from keyhole.private.dpf import expand, share_points
 from keyhole.private.enclave.oblivious_select import oblivious_select
 from keyhole.private.oblivious.blind_select import BlindClient

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.delivery import broadcast, on_demand, pregenerated
-from keyhole.delivery.calibration import calibrate
-from keyhole.delivery.lengths import traffic_of
-from keyhole.delivery.machine import Machine
 from keyhole.delivery.names import DELIVERIES, PRIVATE_DELIVERIES
-from keyhole.delivery.planner import (
+from keyhole.delivery.plan.calibration import calibrate
+from keyhole.delivery.plan.lengths import traffic_of
+from keyhole.delivery.plan.machine import Machine
+from keyhole.delivery.plan.planner import (
     TRUSTS,
     Need,
     best,

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from keyhole.delivery.lengths import traffic_of
-from keyhole.delivery.machine import Machine
 from keyhole.delivery.names import DELIVERIES, DeliveryName
-from keyhole.delivery.need import Need
 from keyhole.delivery.parties import Basis
-from keyhole.delivery.prices import Price, price_all, price_of
-from keyhole.delivery.trust import TRUSTS, Trust
+from keyhole.delivery.plan.lengths import traffic_of
+from keyhole.delivery.plan.machine import Machine
+from keyhole.delivery.plan.need import Need
+from keyhole.delivery.plan.prices import Price, price_all, price_of
+from keyhole.delivery.plan.trust import TRUSTS, Trust
 from keyhole.errors import CostlyError, InputError
 
 __all__ = [

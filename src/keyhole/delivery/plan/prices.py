@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from keyhole.delivery.leakage import Learned
-from keyhole.delivery.lengths import traffic_of
-from keyhole.delivery.machine import Machine
 from keyhole.delivery.names import DELIVERIES, DeliveryName
-from keyhole.delivery.need import Need
 from keyhole.delivery.parties import PARTIES, Basis
-from keyhole.delivery.work import work_of
+from keyhole.delivery.plan.lengths import traffic_of
+from keyhole.delivery.plan.machine import Machine
+from keyhole.delivery.plan.need import Need
+from keyhole.delivery.plan.work import work_of
 from keyhole.errors import InputError
 
 __all__ = ["Price", "price_all", "price_of"]

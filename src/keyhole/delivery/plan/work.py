@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from keyhole.delivery.lengths import terms_for
-from keyhole.delivery.machine import Machine
 from keyhole.delivery.names import DeliveryName
-from keyhole.delivery.need import Need
+from keyhole.delivery.plan.lengths import terms_for
+from keyhole.delivery.plan.machine import Machine
+from keyhole.delivery.plan.need import Need
 from keyhole.private.pir.batch import Batch
 from keyhole.private.pir.lwe_shape import DIMENSION, WORD_BYTES, LweShape
 from keyhole.private.pir.terms import TAG_BYTES

@@ -1,0 +1,180 @@
+"""A server that cheats: what it can do without signatures, and what they put an end to."""
+
+import numpy as np
+import pytest
+
+from keyhole.errors import (
+    InputError,
+    MalformedError,
+    MismatchError,
+    ProtocolError,
+    ThresholdError,
+    ViolationError,
+)
+from keyhole.private.hpke import PrivateKey
+from keyhole.private.secure_sum.masks import add_masks
+from keyhole.private.secure_sum.secagg_client import SecAggClient
+from keyhole.private.secure_sum.secagg_keys import Identity
+from keyhole.private.secure_sum.secagg_messages import (
+    Asked,
+    seal,
+    seal_asked,
+    seal_slots,
+)
+from keyhole.private.secure_sum.secagg_secrets import Secrets
+from keyhole.private.secure_sum.secagg_server import SecAggServer
+from keyhole.private.secure_sum.shamir import combine
+from tests.private.secure_sum.secagg_parties import (
+    ROUND,
+    STEPS,
+    Parties,
+    body_of,
+    forgot_everything,
+    masked_of,
+    plain_sum,
+    seeded,
+    settings_of,
+    shares_given,
+    vector_of,
+)
+
+# A server that cheats
+
+
+def test_without_signatures_a_server_that_invents_clients_opens_a_vector():
+    """What the docstring admits: the victim cannot tell them from others."""
+    settings = settings_of(4)
+    world = Parties(settings)  # the server runs clients 1 to 3 itself
+    zeros = np.zeros(settings.length, np.uint32)
+    world.do("keys")
+    world.do("shares")
+    world.do("input", [0])
+    for place in (1, 2, 3):
+        listed = world.server.share_list(place)
+        world.receive("input", place, world.clients[place].mask(listed, zeros))
+    world.do("unmasking")
+    np.testing.assert_array_equal(world.server.sum(), vector_of(settings, 0))
+
+
+def test_without_signatures_and_with_a_low_threshold_two_lists_open_a_vector():
+    """What the docstring admits: half of the clients say that client 0 stays, half that it is
+    lost."""
+    settings = settings_of(4, threshold=2)
+    parties = Parties(settings).until("unmasking")
+    stays = Asked(frozenset(range(4)), frozenset())
+    gone = Asked(frozenset({1, 2, 3}), frozenset({0}))
+    for place, asked in ((0, stays), (1, stays), (2, gone), (3, gone)):
+        listed = seal_asked(settings, place, asked)
+        parties.said["unmasking", place] = parties.clients[place].unmask(listed)
+    seed = combine(shares_given(parties, 0, [0, 1]), 2, 16)
+    key = PrivateKey(combine(shares_given(parties, 0, [2, 3]), 2, 32))
+    stolen = Secrets(settings, 0, seeded(0), key, key, seed)
+    opened = masked_of(parties, 0)
+    masks = stolen.masks({place: parties.secrets(place).keys() for place in (1, 2, 3)})
+    add_masks(opened, [(one, -sign) for one, sign in masks])
+    np.testing.assert_array_equal(opened, vector_of(settings, 0))
+
+
+def test_signatures_show_clients_that_the_server_has_invented():
+    settings = settings_of(4, signed=True)
+    true = Parties(settings)
+    true.do("keys", [0])
+    inventions = Identity.all_of(4, seeded(5))
+    slots = {0: body_of(true.said["keys", 0])}
+    for place in (1, 2, 3):
+        invented = SecAggClient(settings, place, seeded(place), inventions[place])
+        slots[place] = body_of(invented.advertise())
+    with pytest.raises(MalformedError, match="client 1 "):
+        true.clients[0].share(seal_slots("key list", settings, 0, slots))
+    assert forgot_everything(true.clients[0])
+
+
+def test_signatures_show_keys_of_another_round_or_place():
+    settings = settings_of(3, signed=True)
+    parties = Parties(settings)
+    parties.do("keys")
+    slots = {place: body_of(parties.said["keys", place]) for place in range(3)}
+    identities = parties.identities
+    old = type(settings)(bytes(16), 3, 3, signed=True)
+    slots[1] = body_of(SecAggClient(old, 1, seeded(1), identities[1]).advertise())
+    with pytest.raises(MalformedError, match="client 1 "):
+        parties.clients[0].share(seal_slots("key list", settings, 0, slots))
+    with pytest.raises(MalformedError, match="client 1 "):
+        SecAggServer(settings, identities[0].everyone).receive_keys(
+            1, seal("keys", settings, 1, slots[1])
+        )
+
+
+def test_signatures_show_a_server_that_shows_different_survivors():
+    """Clients 0 and 1 are told that everyone stays, 2 to 4 that client 0 is lost: each list has
+    enough survivors, and no list has enough signatures."""
+    settings = settings_of(5, signed=True)
+    parties = Parties(settings).until("confirmation")
+    stays = Asked(frozenset(range(5)), frozenset())
+    gone = Asked(frozenset({1, 2, 3, 4}), frozenset({0}))
+    shown = {0: stays, 1: stays, 2: gone, 3: gone, 4: gone}
+    signed = {
+        place: body_of(parties.clients[place].confirm(seal_asked(settings, place, asked)))
+        for place, asked in shown.items()
+    }
+    for place, asked in shown.items():
+        client = parties.clients[place]
+        same = {one: signed[one] for one in shown if shown[one] == asked}
+        everything = {one: signed[one] for one in asked.survivors}
+        error = {True: MismatchError, False: ThresholdError}
+        sent, expected = (everything, True) if place % 2 else (same, False)
+        with pytest.raises(error[expected]):
+            client.unmask(seal_slots("confirmation list", settings, place, sent))
+        assert forgot_everything(client)
+
+
+def test_the_same_lists_with_honest_signatures_pass():
+    """What shows that the test above fails for the reason it names."""
+    settings = settings_of(5, signed=True)
+    parties = Parties(settings).until("input")
+    parties.do("input", [1, 2, 3, 4])
+    for step in STEPS[3:]:
+        parties.do(step, [1, 2, 3, 4])
+    np.testing.assert_array_equal(parties.server.sum(), plain_sum(settings, [1, 2, 3, 4]))
+
+
+def test_a_signature_over_another_list_is_refused_by_the_server_too():
+    settings = settings_of(5, signed=True)
+    parties = Parties(settings).until("confirmation")
+    parties.list_for("confirmation", 1)
+    other = seal_asked(settings, 1, Asked(frozenset({1, 2, 3, 4}), frozenset({0})))
+    with pytest.raises(MismatchError, match="client 1 "):
+        parties.receive("confirmation", 1, parties.clients[1].confirm(other))
+
+
+def test_confirmations_of_clients_that_did_not_survive_are_a_violation():
+    settings = settings_of(5, signed=True)
+    parties = Parties(settings).until("input")
+    parties.do("input", [0, 1, 2, 3])
+    parties.do("confirmation", [0, 1, 2, 3])
+    signatures = {place: body_of(parties.said["confirmation", place]) for place in range(4)}
+    with pytest.raises(ViolationError):
+        parties.clients[0].unmask(
+            seal_slots("confirmation list", settings, 0, signatures | {4: bytes(64)})
+        )
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_step_for_signatures_exists_only_where_they_are_asked_for(signed):
+    parties = Parties(settings_of(3, signed=signed)).until("input")
+    parties.do("input")
+    survivors = parties.list_for("confirmation", 0)
+    with pytest.raises(ProtocolError):
+        (parties.clients[0].unmask if signed else parties.clients[0].confirm)(survivors)
+
+
+def test_a_signed_sum_needs_identities():
+    settings = settings_of(3, signed=True)
+    for identity in (None, Identity.all_of(2, seeded(0))[0]):
+        with pytest.raises(InputError):
+            SecAggClient(settings, 0, identity=identity)
+    with pytest.raises(InputError):
+        SecAggServer(settings)
+    with pytest.raises(InputError):
+        Identity(b"short", (bytes(32),))
+    assert settings.round == ROUND

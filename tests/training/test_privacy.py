@@ -1,0 +1,174 @@
+"""Differential privacy of a run: clipping, noise, and an account that matches the sampler."""
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.errors import BudgetError, InputError
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.training import Clients, Cohorts, Plan, start_run
+from keyhole.training.aggregation.contract import Adding, Contribution
+from keyhole.training.aggregation.named import AGGREGATIONS, aggregation_named
+from keyhole.training.cohort import sample_cohort
+from keyhole.training.privacy import Privacy, PrivateSum
+
+pytest.importorskip("dp_accounting")
+
+ROW = kh.KeySpace("row", 400)
+MODEL = {"w": np.zeros((400, 5), np.float32), "b": np.zeros(7, np.float32)}
+LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
+COHORTS = Cohorts(population=1000, size=6)
+
+
+def adding(scale=1.0, clients=6):
+    made = []
+    for client in range(clients):
+        rng = np.random.default_rng(client)
+        keys = ROW.keys(rng.choice(400, 8))
+        update = {
+            "w": scale * rng.normal(size=(8, 5)).astype(np.float32),
+            "b": scale * rng.normal(size=7).astype(np.float32),
+        }
+        made.append(Contribution(client, "sent", {"row": keys}, update))
+    return Adding(LAYOUT, made, "cohort", {"row": 8}, (3, 0, 0))
+
+
+def dense(updates):
+    found = [np.zeros((p.space.num_keys, p.slice_size), np.float64) for p in LAYOUT.parts]
+    for whole, update in zip(found, updates, strict=True):
+        whole[update.keys] = update.rows
+    return found
+
+
+@pytest.mark.parametrize("way", AGGREGATIONS)
+def test_no_noise_and_an_infinite_clip_give_the_mean(way):
+    inner = aggregation_named(way)
+    found = PrivateSum(inner, Privacy(clip=inf, noise=0.0), COHORTS)(adding())
+    for one, other in zip(dense(found.rows), dense(inner(adding()).rows), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("way", AGGREGATIONS)
+def test_noise_of_the_stated_size_is_on_every_row(way):
+    """Both of two servers add noise, so that it is the square root of two times as much."""
+    privacy = Privacy(clip=2.0, noise=3.0)
+    inner = aggregation_named(way)
+    noisy = PrivateSum(inner, privacy, COHORTS)(adding())
+    clean = PrivateSum(inner, replace(privacy, noise=0.0), COHORTS)(adding())
+    both = np.sqrt(2) if way == "secure-sparse" else 1.0
+    for one, other in zip(dense(noisy.rows), dense(clean.rows), strict=True):
+        noise = (one - other) * COHORTS.size
+        assert np.all(noise != 0)
+        if noise.size > 100:  # 2,000 numbers: their deviation is known to 1.6 %; 5 of these
+            assert abs(noise.std() / (privacy.noise * privacy.clip * both) - 1) < 0.08
+
+
+@pytest.mark.parametrize("way", ["plain", "secure-dense", "secure-sparse"])
+def test_one_client_moves_the_sum_by_no_more_than_the_clip(way):
+    """All of an update together: what is broadcast and what is selected."""
+    privacy = Privacy(clip=0.5, noise=0.0)
+    full = adding(scale=50.0)
+    without = replace(
+        full, contributions=[*full.contributions[:-1], replace(full.contributions[-1], fate="late")]
+    )
+    sums = [
+        dense(PrivateSum(aggregation_named(way), privacy, COHORTS)(each).rows)
+        for each in (full, without)
+    ]
+    moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*sums, strict=True))) * COHORTS.size
+    assert 0.4 < moved <= 0.5 * (1 + 1e-4)
+
+
+def test_sums_are_divided_by_the_planned_cohort_whoever_arrived():
+    privacy = Privacy(clip=inf, noise=0.0)
+    few = PrivateSum(aggregation_named("plain"), privacy, COHORTS)(adding(clients=2))
+    both = aggregation_named("plain")(replace(adding(clients=2), over="nothing"))
+    for one, other in zip(dense(few.rows), dense(both.rows), strict=True):
+        np.testing.assert_allclose(one, other / COHORTS.size, rtol=1e-6)
+
+
+def test_thresholded_rows_are_few_and_noisy():
+    cohorts = Cohorts(population=1000, size=200)
+    privacy = Privacy(clip=1.0, noise=1.0, kind="thresholded", threshold=60.0)
+    made = PrivateSum(aggregation_named("plain"), privacy, cohorts)(adding())
+    rows = dict(zip([p.space.name for p in LAYOUT.parts], made.rows, strict=True))
+    # Counts are at most 6, and their noise has a deviation of 11.7: 60 is five of them.
+    assert len(rows["row"].keys) < 5
+    assert len(rows["everyone"].keys) == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "relation"), [("fixed", "replace-one"), ("poisson", "add-or-remove")]
+)
+def test_the_account_is_that_of_the_sampler(sampling, relation):
+    cohorts = Cohorts(1000, 50, sampling)
+    spent = Privacy(clip=1.0, noise=2.0, delta=1e-4).describe(cohorts, 3)
+    assert (spent["neighbours"], spent["sampling"], spent["unit"]) == (relation, sampling, "client")
+    assert 0 < spent["epsilon"] < 10
+
+
+def test_correlated_noise_needs_cohorts_that_take_turns():
+    privacy = Privacy(clip=1.0, noise=1.0, kind="correlated", rounds=8)
+    with pytest.raises(InputError, match="do not belong together"):
+        privacy.check(COHORTS, 0)
+    with pytest.raises(InputError, match="do not belong together"):
+        Privacy(clip=1.0, noise=1.0).check(Cohorts(1000, 6, "cyclic"), 0)
+    privacy.check(Cohorts(1000, 6, "cyclic"), 0)
+
+
+def test_cyclic_cohorts_rest_as_long_as_they_can():
+    cohorts = Cohorts(population=20, size=6, sampling="cyclic")
+    drawn = [sample_cohort(cohorts, 0, 0, t) for t in range(6)]
+    assert cohorts.separation == 3
+    assert len({c for cohort in drawn[:3] for c in cohort}) == 18
+    assert drawn[:3] == drawn[3:]
+
+
+def plan(**options):
+    cohorts = options.pop("cohorts", Cohorts(20, 4))
+    return Plan(cohorts, keys_per_client={"row": 8}, seed=1, **options)
+
+
+def clients():
+    return Clients(
+        20,
+        data=lambda client: client,
+        choose=lambda data, most, rng: ROW.keys(rng.choice(400, 8, replace=False)),
+        train=lambda model, data, rng: {k: v + 1 for k, v in model.items()},
+    )
+
+
+def test_a_run_stops_before_the_round_that_would_spend_too_much():
+    privacy = Privacy(clip=1.0, noise=4.0, delta=1e-3, budget=2.0)
+    run = start_run(ServerState.dense(LAYOUT, MODEL, SGD(0.1)), clients(), plan(privacy=privacy))
+    with pytest.raises(BudgetError):
+        list(run.rounds(1000))
+    spent = [record.privacy["epsilon"] for record in run.records]
+    assert len(spent) >= 1
+    assert spent == sorted(spent)
+    assert spent[-1] <= 2.0
+
+
+@pytest.mark.parametrize("kind", ["all-rows", "correlated"])
+def test_the_same_seed_gives_the_same_noise(kind):
+    sampling = "cyclic" if kind == "correlated" else "fixed"
+    rounds = 3 if kind == "correlated" else 0
+    privacy = Privacy(clip=1.0, noise=0.1, delta=1e-3, kind=kind, rounds=rounds)
+    made = plan(privacy=privacy, cohorts=Cohorts(20, 4, sampling))
+    models = []
+    for _ in range(2):
+        run = start_run(ServerState.dense(LAYOUT, MODEL, SGD(0.1)), clients(), made)
+        list(run.rounds(3))
+        models.append(run.state.model()["w"].tobytes())
+    assert models[0] == models[1]
+
+
+def test_a_mean_over_choosers_cannot_be_private():
+    with pytest.raises(InputError, match="divisor tells who took part"):
+        PrivateSum(aggregation_named("plain"), Privacy(1.0, 1.0), COHORTS)(
+            replace(adding(), over="choosers")
+        )
