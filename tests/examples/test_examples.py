@@ -50,3 +50,14 @@ def test_the_oracle_learns():
         oracle.sgd_client(0.5), oracle.sgd_server(1.0), 40, [0.0] * 50, lambda t: clients
     )
     assert oracle.accuracy(trained, clients) > 0.9
+
+
+def test_a_private_round_shows_servers_lengths_and_the_sum_alone():
+    out = run(ROOT / "examples" / "private_round.py").stdout
+    assert out.count("2000 of 2000 rows are not zero") == 2
+    assert "230 rows of the sum, right: True" in out
+
+
+def test_every_private_fetch_brings_the_same_slices():
+    out = run(ROOT / "examples" / "private_fetch.py").stdout
+    assert out.count("the slices that were asked for: True") == 3

@@ -18,8 +18,6 @@ __all__ = ["delivery_options", "fetch_of"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_MOST_CONFIG = 1 << 16  # bytes of a file that can hold the keys of a gateway
-
 _OPTIONS = (
     click.option(
         "--delivery",
@@ -107,8 +105,7 @@ def _pinned(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        with path.open("rb") as file:
-            found = file.read(_MOST_CONFIG)
+        found = path.read_bytes()
         decode_configs(found)
     except (OSError, MalformedError) as error:
         raise InputError(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from keyhole.cli.inputs import data_option
-from keyhole.cli.private_serving import extra_routes, private_options
+from keyhole.cli.private_serving import check_tables, extra_routes, private_options
 from keyhole.cli.runs import coding_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from keyhole.cli.private_serving import ExtraRoutes
     from keyhole.delivery.records import CodingKind
@@ -139,8 +140,7 @@ def serve(
             raise click.UsageError("--on-demand computes each slice once, in one process")
         make = _on_demand_maker(directory, access, limits, data, coding, memory_mb << 20, extra)
     else:
-        if verify:
-            _verify(directory)
+        _check(directory, verify, private)
         make = _app_maker(directory, access, limits, Pace(spread, again), extra)
 
     def tell(url: str) -> None:
@@ -226,13 +226,13 @@ def _on_demand_maker(
     return make
 
 
-def _verify(directory: Path) -> None:
-    """Compares every record of the current round with its sum."""
+def _check(directory: Path, verify: bool, private: Mapping[str, Any]) -> None:
+    """Holds the current round against the options; compares every record with its sum if told."""
     from keyhole.serving.files.reading import RoundsDirectory, verify_round
 
-    rounds = RoundsDirectory(directory)
-    current = rounds.current()
-    if current is not None:
-        with rounds.hold(current.round) as held:
-            verify_round(held)
-    rounds.close()
+    with closing(RoundsDirectory(directory)) as rounds:
+        check_tables(private, rounds)
+        current = rounds.current()
+        if verify and current is not None:
+            with rounds.hold(current.round) as held:
+                verify_round(held)

@@ -30,7 +30,7 @@ def new_key(file: Path) -> None:
     """
     from keyhole.serving.service.access import new_key as make_key
 
-    _write_new(file, make_key() + "\n")
+    _write_new(file, f"{make_key()}\n".encode("ascii"))
 
 
 @token.command("gateway-key")
@@ -50,13 +50,36 @@ def gateway_key(file: Path, number: int) -> None:
     """
     from keyhole.private.oblivious.key_config import GatewayKey, encode_gateway_key
 
-    _write_new(file, encode_gateway_key(GatewayKey.fresh(number)))
+    _write_new(file, encode_gateway_key(GatewayKey.fresh(number)).encode("ascii"))
 
 
-def _write_new(file: Path, text: str) -> None:
-    """Writes a secret to a file that was not there and that others cannot read."""
+@token.command("gateway-config")
+@click.argument(
+    "key_file",
+    metavar="KEYFILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+def gateway_config(key_file: Path, file: Path | None) -> None:
+    """Write what devices may know of the gateway's keys in KEYFILE, for their --gateway-config.
+
+    It goes to FILE, which must not exist, or to standard output. Nothing in it is secret; give the
+    same to all devices.
+    """
+    from keyhole.private.oblivious.key_config import encode_configs
+    from keyhole.serving.relay.gateway_keys import load_gateway_keys
+
+    listed = encode_configs([key.config for key in load_gateway_keys(key_file)])
+    if file is None:
+        click.get_binary_stream("stdout").write(listed)
+    else:
+        _write_new(file, listed, mode=0o644)
+
+
+def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
+    """Writes to a file that was not there; others cannot read it, unless `mode` says so."""
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except OSError as error:
         raise InputError(
             f"cannot make {file.name}",
@@ -64,8 +87,8 @@ def _write_new(file: Path, text: str) -> None:
             allowed="a file that does not exist yet",
             fix="choose another name; a key that is in use is never replaced",
         ) from error
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(text)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(content)
 
 
 @token.command()

@@ -293,6 +293,20 @@ def test_a_client_that_missed_a_step_is_out(step):
         parties.receive(step, 3, everyone.said[step, 3])
 
 
+@pytest.mark.parametrize("step", ["shares", "input", "unmasking"])
+def test_whoever_asks_without_being_there_does_not_end_a_step(step):
+    parties = Parties(settings_of(4))
+    order = [one for one in STEPS if one != "confirmation"]
+    before = order[order.index(step) - 1]
+    parties.until(before).do(before, [0, 1, 2])
+    with pytest.raises(StaleError):
+        parties.list_for(step, 3)
+    parties.do(before, [3])
+    for later in order[order.index(step) :]:
+        parties.do(later)
+    check_end(parties)
+
+
 def test_nothing_that_is_printed_shows_a_secret():
     parties = Parties(SIGNED).until("unmasking")
     shown = [parties.server, *parties.clients.values(), *parties.identities, parties.secrets(0)]

@@ -131,7 +131,7 @@ class SecAggServer:
             ThresholdError: too few clients are there.
             StaleError: the client is not among them.
         """
-        self._close("keys", self._keys, self._keys, "shares")
+        self._close("keys", "shares", self._keys, self._keys, place)
         near = self._near(place, self._keys)
         slots = {member: self._keys[member].encode() for member in near}
         return seal_slots("key list", self.settings, place, slots)
@@ -156,7 +156,7 @@ class SecAggServer:
             ThresholdError: too few clients are left.
             StaleError: the client is not among them.
         """
-        self._close("shares", self._shares, self._shares, "inputs")
+        self._close("shares", "inputs", self._shares, self._shares, place)
         self._shared = self._shared or frozenset(self._shares)
         # Of the client's own there is none to seal; its bit says that the others have arrived.
         near, empty = self._near(place, self._shared), bytes(SEALED_BYTES)
@@ -188,7 +188,7 @@ class SecAggServer:
             StaleError: the client's vector is not in the sum.
         """
         following: Step = "confirmations" if self.settings.signed else "unmasking"
-        self._close("inputs", self._survivors, self._shared, following)
+        self._close("inputs", following, self._survivors, self._shared, place)
         self._shares = {}
         near = self._near(place, self._survivors)
         lost = self.settings.group_set(place) & self._shared - self._survivors
@@ -216,7 +216,7 @@ class SecAggServer:
             ThresholdError: too few clients are left.
             StaleError: the client is not among them.
         """
-        self._close("confirmations", self._confirmations, self._shared, "unmasking")
+        self._close("confirmations", "unmasking", self._confirmations, self._shared, place)
         self._near(place, self._confirmations)
         return seal_slots("confirmation list", self.settings, place, self._confirmations)
 
@@ -243,7 +243,7 @@ class SecAggServer:
                 place is named.
             ReplayError: the sum has been taken, or the round given up.
         """
-        self._close("unmasking", self._unmasking, self._shared, "over")
+        self._close("unmasking", "over", self._unmasking, self._shared)
         total, keys, unmasking = self._total, self._keys, self._unmasking
         self._drop()
         assert total is not None, "there were survivors"
@@ -273,13 +273,21 @@ class SecAggServer:
         return frozenset(filter(members.__contains__, self.settings.group(place)))
 
     def _close(
-        self, step: Step, there: Collection[int], needing: Collection[int], following: Step
+        self,
+        step: Step,
+        following: Step,
+        there: Collection[int],
+        needing: Collection[int],
+        place: int | None = None,
     ) -> None:
-        """Ends a step: those who are there must be enough for everyone who needs their shares."""
+        """Ends a step: those who are there must be enough for everyone who needs their shares.
+        Whoever asks without being there does not end it."""
         if self._step == following and following != "over":
             return
         if self._step != step:
             raise out_of_turn(_STEPS, step, self._step)
+        if place is not None and place not in there:
+            raise not_invited(place)
         least, needed = self.settings.least_survivors, self.settings.shares_needed
         if len(there) < least:
             self._drop()

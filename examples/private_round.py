@@ -1,0 +1,83 @@
+"""One round in which the select is private and the sum is secure, and what each party saw of it.
+
+    python examples/private_round.py
+
+Two servers hold the same model. Each client retrieves the rows of its words without saying which,
+trains, and shares its update so that the servers together learn the sum and neither learns more.
+"""
+
+import numpy as np
+
+from keyhole.private.pir import two_server
+from keyhole.private.pir.database import Database
+from keyhole.private.pir.terms import name_of_round
+from keyhole.private.prg import Prg
+from keyhole.private.secure_sum.fixed_point import FixedPoint
+from keyhole.private.secure_sum.sparse_client import share_rows
+from keyhole.private.secure_sum.sparse_server import SparseServer, combine
+from keyhole.private.secure_sum.sparse_terms import SparseTerms
+
+WORDS, WIDTH, MOST_KEYS = 2_000, 16, 100
+CLIENTS = {"ann": range(60), "ben": range(40, 140), "cem": range(1_900, 1_990)}
+MODEL = np.random.default_rng(0).normal(size=(WORDS, WIDTH)).astype(np.float32)
+
+
+def train(rows):
+    """Stands for local training; the update is start minus end."""
+    return 0.1 * rows
+
+
+def retrieve(asker, servers, keys, views):
+    """The rows of some words, from servers that do not learn which."""
+    question = asker.ask(keys)
+    messages = question.messages()
+    for view, message in zip(views, messages, strict=True):
+        view.append(message)
+    replies = [s.answer_many([m])[0] for s, m in zip(servers, messages, strict=True)]
+    found = question.open(replies)
+    return found.records.view(np.float32), found.is_found
+
+
+def main():
+    database = Database.of(name_of_round("1-example"), MODEL.view(np.uint8).reshape(WORDS, -1))
+    terms = two_server.terms_of(database, MOST_KEYS)
+    asker = two_server.TwoServerAsker(terms)
+    servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
+    fixed = FixedPoint(clip=4.0, cohort=len(CLIENTS))
+    sums = SparseTerms(bytes(16), WORDS, WIDTH, MOST_KEYS, bits=32, least_clients=2)
+    adders = [SparseServer(sums, party) for party in (0, 1)]
+
+    expected, views = np.zeros_like(MODEL), ([], [])
+    for place, (name, words) in enumerate(CLIENTS.items()):
+        keys = np.array(words)
+        rows, is_found = retrieve(asker, servers, keys, views)
+        keys, rows = keys[is_found], rows[is_found]  # one client in thousands misses a key
+        update = train(rows)
+        shares = share_rows(sums, keys, fixed.encode(update, Prg.fresh()))
+        for adder, own, view in zip(adders, shares.to, views, strict=True):
+            adder.add(place, shares.public, own)
+            view += [shares.public, own]
+        expected[keys] += update
+        print(f"{name}: {len(keys)} words, retrieved, trained, shared")
+
+    lists = [adder.accepted for adder in adders]
+    adders[0].agree(lists[1])
+    adders[1].agree(lists[0])
+    one, other = (adder.share() for adder in adders)
+    total = fixed.decode(combine(one, other))
+
+    for number, (view, share) in enumerate(zip(views, (one, other), strict=True)):
+        lengths = sorted({len(message) for message in view})
+        touched = np.count_nonzero(share.any(axis=1))
+        print(
+            f"server {number} saw {len(view)} messages of {lengths} bytes, the same for everyone,"
+        )
+        print(f"  and holds a share of the sum in which {touched} of {WORDS} rows are not zero")
+    right = np.abs(total - expected).max() <= len(CLIENTS) * fixed.rounding
+    print(
+        f"both shares together: {np.count_nonzero(total.any(axis=1))} rows of the sum, right: {right}"
+    )
+
+
+if __name__ == "__main__":
+    main()
