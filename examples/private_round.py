@@ -74,9 +74,8 @@ def main():
         )
         print(f"  and holds a share of the sum in which {touched} of {WORDS} rows are not zero")
     right = np.abs(total - expected).max() <= len(CLIENTS) * fixed.rounding
-    print(
-        f"both shares together: {np.count_nonzero(total.any(axis=1))} rows of the sum, right: {right}"
-    )
+    known = np.count_nonzero(total.any(axis=1))
+    print(f"both shares together: {known} rows of the sum, right: {right}")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole as kh
+from keyhole.delivery.catalogue import delivery_named
 from keyhole.delivery.leakage import KEYS_OF_SOMEBODY, WHO_TAKES_PART
-from keyhole.delivery.named import delivery_named
 from keyhole.delivery.names import PRIVATE_DELIVERIES
 from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.plan.lengths import traffic_of

@@ -47,7 +47,7 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
 @click.option(
     "--way",
     type=click.Choice(DELIVERIES),
-    help="Check this way: one that sends more than the whole model is refused.",
+    help="Check this way: a private one that sends more than the whole model is refused.",
 )
 @click.option("--force", is_flag=True, help="With --way: do not refuse it.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine first, for a few seconds.")
@@ -86,7 +86,7 @@ def plan(
     )
     machine = _machine(calibrate)
     prices = price_all(need, machine)
-    chosen = {asked: best(prices, asked) for asked in ([trust] if trust else TRUSTS)}
+    chosen = {asked: best(prices, need, asked) for asked in ([trust] if trust else TRUSTS)}
     show = _show_json if as_json else _show
     show(need, machine, prices, chosen)
     if way is not None and not force:
@@ -122,57 +122,85 @@ def _show(
 ) -> None:
     """Prints everything for people."""
     console = Console()
-    console.print(_cost_table(need, prices))
-    console.print(_trust_table(prices))
+    for table in (_cost_table(need, prices), _server_table(prices), _trust_table(prices)):
+        console.print(table)
     if beyond := set(DELIVERIES) - {price.way for price in prices}:
         click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
     for trust, price in chosen.items():
+        click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}{_write_provided(need, price)}")
+
+
+def _write_provided(need: Need, price: Price) -> str:
+    """What a choice comes with, in a few words."""
+    if price.basis == "hardware":
         # No attester of real hardware comes with keyhole, only one that simulates it.
-        needs = ", with hardware and an attester of your own" if price.basis == "hardware" else ""
-        click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}{needs}")
+        return ", with hardware and an attester of your own"
+    if any(party.keys and not party.whose for party in price.seen_by.values()):
+        return f", hidden among {_write_clients(need)}"
+    return ""
 
 
 def _cost_table(need: Need, prices: Sequence[Price]) -> Table:
     """What each way costs; narrow enough for a terminal of 80 columns."""
-    table = Table(title=_title(need), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("way", no_wrap=True)
-    for name in ("down", "up", "of all", "server CPU", "client CPU", "memory", "slices made"):
-        table.add_column(name, justify="right")
+    table = _numbers(_title(need), "down", "up", "of all", "server CPU", "client CPU")
     whole = prices[0].bytes_total
     for price in prices:
-        table.add_row(*_cells(price, whole))
+        table.add_row(
+            price.way,
+            write_bytes(price.bytes_down),
+            write_bytes(price.bytes_up) if price.bytes_up else "-",
+            _write_share(price.bytes_total / whole),
+            _write_split(price.seconds_by),
+            write_seconds(price.client_seconds),
+        )
+    return table
+
+
+def _server_table(prices: Sequence[Price]) -> Table:
+    """What a server makes and holds."""
+    title = "At a server, once a round before anybody asks"
+    table = _numbers(title, "building CPU", "slices made", "memory", "can be cached")
+    for price in prices:
+        table.add_row(
+            price.way,
+            _write_split(price.building_by),
+            write_count(price.slices_generated) if price.building_by else "-",
+            write_bytes(price.server_memory),
+            "yes" if price.is_cacheable else "no",
+        )
+    return table
+
+
+def _numbers(title: str, *names: str) -> Table:
+    """A table of ways and columns of numbers."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("way", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right")
     return table
 
 
 def _trust_table(prices: Sequence[Price]) -> Table:
     """Who learns what."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("way", "can be cached", "who learns what", "which assumes"):
+    for name in ("way", "who learns what", "which assumes"):
         table.add_column(name, no_wrap=name == "way")
     for price in prices:
         learned = "\n".join(f"{party}: {learned}" for party, learned in price.seen_by.items())
-        table.add_row(price.way, "yes" if price.is_cacheable else "no", learned, price.assumption)
+        table.add_row(price.way, learned, price.assumption)
     return table
 
 
 def _title(need: Need) -> str:
     return (
-        f"{write_count(need.cohort)} clients, each {write_count(need.keys_per_client)} of "
+        f"{_write_clients(need)}, each {write_count(need.keys_per_client)} of "
         f"{write_count(need.num_keys)} slices of {write_bytes(need.slice_bytes)}"
     )
 
 
-def _cells(price: Price, whole: int) -> list[str]:
-    return [
-        price.way,
-        write_bytes(price.bytes_down),
-        write_bytes(price.bytes_up) if price.bytes_up else "-",
-        _write_share(price.bytes_total / whole),
-        _write_split(price),
-        write_seconds(price.client_seconds),
-        write_bytes(price.server_memory),
-        write_count(price.slices_generated) if price.slices_generated else "-",
-    ]
+def _write_clients(need: Need) -> str:
+    """The cohort, in words."""
+    return f"{write_count(need.cohort)} client{'s' if need.cohort > 1 else ''}"
 
 
 def _write_share(share: float) -> str:
@@ -181,9 +209,11 @@ def _write_share(share: float) -> str:
     return f"{percent:.2g}%" if percent < 10 else f"{percent:,.0f}%"
 
 
-def _write_split(price: Price) -> str:
+def _write_split(seconds_by: Mapping[str, float]) -> str:
     """Seconds of each party: `2 x 2.8 s`, or `5 s + 4 s` where they differ."""
-    parts = [write_seconds(seconds) for seconds in price.seconds_by.values()]
+    parts = [write_seconds(seconds) for seconds in seconds_by.values()]
+    if not parts:
+        return "-"
     return f"{len(parts)} x {parts[0]}" if len(parts) > len(set(parts)) else " + ".join(parts)
 
 
@@ -194,6 +224,7 @@ def _as_json(price: Price) -> dict[str, Any]:
         "bytes_total": price.bytes_total,
         "server_seconds": price.server_seconds,
         "seconds_by": dict(price.seconds_by),
+        "building_by": dict(price.building_by),
         "seen_by": {
             party: {**asdict(learned), "in_words": str(learned)}
             for party, learned in price.seen_by.items()

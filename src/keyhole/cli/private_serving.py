@@ -96,12 +96,13 @@ def check_tables(options: Mapping[str, Any], rounds: RoundSource) -> None:
     Raises:
         InputError: the current round has no such table.
     """
-    current = rounds.current()
+    named = [name for name, _ in map(_pair, options["pir_keys"]) if name]
+    current = rounds.current() if named else None
     if current is None:
         return
     with rounds.hold(current.round) as held:
         there = [table.name for table in held.manifest.tables if table.factors]
-    for name in [name for name, _ in map(_pair, options["pir_keys"]) if name]:
+    for name in named:
         if name not in there:
             raise InputError(
                 "--pir-keys names a table that the current round does not have",

@@ -138,7 +138,12 @@ def serve(
     if on_demand:
         if workers > 1:
             raise click.UsageError("--on-demand computes each slice once, in one process")
-        make = _on_demand_maker(directory, access, limits, data, coding, memory_mb << 20, extra)
+
+        def checked(rounds: RoundSource) -> ExtraRoutes:
+            check_tables(private, rounds)  # in the worker: the round is there no sooner
+            return extra(rounds)
+
+        make = _on_demand_maker(directory, access, limits, data, coding, memory_mb << 20, checked)
     else:
         _check(directory, verify, private)
         make = _app_maker(directory, access, limits, Pace(spread, again), extra)

@@ -71,7 +71,7 @@ def gateway_config(key_file: Path, file: Path | None) -> None:
 
     listed = encode_configs([key.config for key in load_gateway_keys(key_file)])
     if file is None:
-        click.get_binary_stream("stdout").write(listed)
+        click.echo(listed, nl=False)
     else:
         _write_new(file, listed, mode=0o644)
 

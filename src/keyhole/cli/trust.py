@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.table import Table
 
+from keyhole.delivery.parties import PARTIES
 from keyhole.training.record import RoundRecord, read_records
 
 __all__ = ["last_record", "trust_table"]
@@ -22,8 +24,14 @@ def trust_table(record: RoundRecord) -> Table:
     table = Table(title="who learned what", title_justify="left")
     for column in ("party", "of the keys, when slices were delivered", "when updates were added"):
         table.add_column(column)
-    for party in {**record.seen_by, **record.seen_in_sum}:
+    for party in _in_order({**record.seen_by, **record.seen_in_sum}):
         table.add_row(
             party, record.seen_by.get(party, "nothing"), record.seen_in_sum.get(party, "nothing")
         )
     return table
+
+
+def _in_order(parties: Iterable[str]) -> list[str]:
+    """Those that a client meets first come first, as `PARTIES` has them; records sort by letter."""
+    known = list(dict.fromkeys(party for way in PARTIES.values() for party in way.seen_by))
+    return sorted(parties, key=lambda party: known.index(party) if party in known else len(known))

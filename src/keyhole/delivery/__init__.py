@@ -1,8 +1,8 @@
 """How slices travel from the server to the clients of a round, in process, and what it costs."""
 
+from keyhole.delivery.catalogue import delivery_named
 from keyhole.delivery.cost import Cost, Delivered
 from keyhole.delivery.leakage import Learned
-from keyhole.delivery.named import delivery_named
 from keyhole.delivery.names import DELIVERIES
 from keyhole.delivery.plan.need import Need
 from keyhole.delivery.plan.planner import best, break_even

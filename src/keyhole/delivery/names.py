@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["DELIVERIES", "PRIVATE_DELIVERIES", "DeliveryName"]
+from keyhole.private.pir.terms import Scheme
+
+__all__ = ["DELIVERIES", "PIR_SCHEMES", "PRIVATE_DELIVERIES", "DeliveryName"]
 
 DeliveryName: TypeAlias = Literal[
     "broadcast",
@@ -23,3 +27,8 @@ DELIVERIES: tuple[DeliveryName, ...] = get_args(DeliveryName)
 
 PRIVATE_DELIVERIES: tuple[DeliveryName, ...] = DELIVERIES[3:]
 """Those that keep something from somebody, and ask for slices all the same."""
+
+PIR_SCHEMES: Mapping[DeliveryName, Scheme] = MappingProxyType(
+    {"pir": "two-server", "pir-chor": "chor", "pir-one-server": "one-server"}
+)
+"""Way -> its scheme of private information retrieval; the other ways have none."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from keyhole.delivery.leakage import Learned
-from keyhole.delivery.names import DeliveryName
+from keyhole.delivery.names import PIR_SCHEMES
 from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.private_way import PrivateTable, Tally
 from keyhole.private.pir import chor, one_server, two_server
@@ -18,12 +18,7 @@ from keyhole.types import ClientId, KeyArray
 
 __all__ = ["Pir"]
 
-_WAYS: Mapping[Scheme, DeliveryName] = {
-    "two-server": "pir",
-    "chor": "pir-chor",
-    "one-server": "pir-one-server",
-}
-_SCHEMES: Mapping[Scheme, ModuleType] = {
+_MODULES: Mapping[Scheme, ModuleType] = {
     "two-server": two_server,
     "chor": chor,
     "one-server": one_server,
@@ -44,7 +39,8 @@ class Pir:
     @property
     def seen_by(self) -> Mapping[str, Learned]:
         """Each server learns who takes part; how many keys are asked for is a public maximum."""
-        return PARTIES[_WAYS[self.scheme]].seen_by
+        (way,) = (way for way, scheme in PIR_SCHEMES.items() if scheme == self.scheme)
+        return PARTIES[way].seen_by
 
     def retrieve(
         self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: Tally
@@ -83,6 +79,6 @@ class Pir:
 
 def _groups(clients: Sequence[ClientId], terms: Terms) -> Iterator[Sequence[ClientId]]:
     """Clients whose messages fit into memory together; one at the least."""
-    scheme = _SCHEMES[terms.scheme]
+    scheme = _MODULES[terms.scheme]
     size = max(1, _MOST_HELD // (2 * (scheme.query_bytes(terms) + scheme.reply_bytes(terms))))
     return (clients[start : start + size] for start in range(0, len(clients), size))

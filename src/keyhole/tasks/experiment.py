@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.data.federated import Dataset
+from keyhole.delivery.catalogue import delivery_named
 from keyhole.delivery.cost import Delivery
-from keyhole.delivery.named import delivery_named
 from keyhole.delivery.names import PRIVATE_DELIVERIES
 from keyhole.delivery.plan.worth import check_model_worth
 from keyhole.errors import InputError

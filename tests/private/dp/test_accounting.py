@@ -166,13 +166,13 @@ def test_a_small_fixed_cohort_is_within_its_bound_exactly():
     # With the client (+1) cohorts {a, b}, {a, x}, {b, x}; without it {a, b}; a = b = -1.
     with_it, without = density([-2, 0, 0]), density([-2])
     mechanism = Mechanism("fixed", 3, 2, z, "add-or-remove")
-    for delta in (0.1, 0.01):
-        epsilon = epsilon_of(mechanism, 1, delta)
-        for p, q in ((with_it, without), (without, with_it)):
-            assert np.maximum(p - exp(epsilon) * q, 0).sum() * step <= delta * (1 + 1e-6)
+    delta = 0.01
+    epsilon = epsilon_of(mechanism, 1, delta)
+    for p, q in ((with_it, without), (without, with_it)):
+        assert np.maximum(p - exp(epsilon) * q, 0).sum() * step <= delta * (1 + 1e-6)
     # Accounted as Poisson, without halving, the promise is broken.
-    unhalved = epsilon_of(Mechanism("poisson", 3, 2, z, "add-or-remove"), 1, 0.1)
-    assert np.maximum(with_it - exp(unhalved) * without, 0).sum() * step > 0.1
+    unhalved = epsilon_of(Mechanism("poisson", 3, 2, z, "add-or-remove"), 1, delta)
+    assert np.maximum(with_it - exp(unhalved) * without, 0).sum() * step > 5 * delta
 
 
 # Mechanisms
@@ -351,7 +351,7 @@ def test_a_guarantee_that_says_nothing_is_refused(delta, budget):
 @pytest.mark.parametrize(
     ("sampling", "neighbours", "method"),
     [
-        ("poisson", "add-or-remove", "rdp"),
+        pytest.param("poisson", "add-or-remove", "rdp", marks=pytest.mark.slow),
         ("separated", "add-or-remove", None),
         ("separated", "replace-one", None),
         pytest.param("poisson", "add-or-remove", None, marks=pytest.mark.slow),

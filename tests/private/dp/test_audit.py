@@ -61,27 +61,27 @@ def promise(noise):
     return epsilon_of(Mechanism("separated", 1000, 4, noise, "add-or-remove", "", 4), 1, DELTA)
 
 
-def found(mechanism, runs=1000):
+def found(mechanism, runs=600):
     return audit(mechanism, OTHERS, CANARY, DELTA, Prg(b"audit           "), runs)
 
 
 @cache
 def found_with_noise(make):
     """One audit for two questions."""
-    return found(make(0.8))
+    return found(make(0.5))
 
 
 @pytest.mark.parametrize("make", [noisy_sum, in_ring, correlated])
 def test_an_honest_mechanism_stays_below_its_epsilon_and_is_not_far_from_it(make):
     result = found_with_noise(make)
-    assert 1.0 < result.epsilon < promise(0.8)
-    assert result.runs == 500
+    assert 2.0 < result.epsilon < promise(0.5)
+    assert result.runs == 300
 
 
 @pytest.mark.parametrize("make", [noisy_sum, in_ring, correlated])
 def test_a_mechanism_with_a_quarter_of_its_noise_is_caught(make):
-    """It promises what 3.2 would keep."""
-    assert found_with_noise(make).epsilon > promise(3.2)
+    """It promises what 2.0 would keep."""
+    assert found_with_noise(make).epsilon > promise(2.0)
 
 
 def test_a_sum_that_forgets_to_clip_is_caught():
@@ -96,22 +96,19 @@ def test_a_sum_that_forgets_to_clip_is_caught():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_honest", [True, False])
 def test_poisson_rounds_are_audited_as_a_whole(is_honest):
-    """20 rounds, each client in a round with probability 0.3. The dishonest one takes everyone."""
-    mechanism = Mechanism("poisson", 10, 3, 0.7, "add-or-remove")
+    """10 rounds, each client in a round with probability 0.1. The dishonest one takes everyone, and
+    breaks the promise that sampling made possible."""
+    epsilon = epsilon_of(Mechanism("poisson", 10, 1, 1.5, "add-or-remove"), 10, DELTA)
 
     def rounds(updates, prg):
-        total = np.zeros(SIZE)
-        for _ in range(20):
-            drawn = prg.words(len(updates)) < np.uint64(0.3 * 2**64)
-            chosen = [clip(u, 1.0) for u, is_in in zip(updates, drawn, strict=True) if is_in]
-            cohort = [clip(u, 1.0) for u in updates] if not is_honest else chosen
-            total += add_noise(np.sum([np.zeros(SIZE), *cohort], axis=0), 0.7, prg)
+        total, clipped = np.zeros(SIZE), [clip(u, 1.0) for u in updates]
+        for _ in range(10):
+            drawn = prg.words(len(updates)) < np.uint64(2**64 // 10)
+            is_in = drawn if is_honest else np.ones(len(updates))
+            total += add_noise(np.array(is_in, float) @ clipped, 1.5, prg)
         return total
 
-    epsilon = epsilon_of(mechanism, 20, 1e-5)
-    result = found(rounds, runs=4000)
-    assert result.epsilon < epsilon if is_honest else result.epsilon > 0.8 * epsilon
-    assert result.epsilon > 0.5
+    assert (found(rounds, runs=1500).epsilon < epsilon) == is_honest
 
 
 def test_keys_that_nobody_asked_for_protect_those_that_one_client_did():
@@ -129,8 +126,8 @@ def test_keys_that_nobody_asked_for_protect_those_that_one_client_did():
         return run
 
     canary, prg = np.ones(16), Prg(b"keys            ")
-    assert audit(mechanism(quiet), [], canary, DELTA, prg, 1000).epsilon > promise(1.6)
-    assert audit(mechanism(noisy), [], canary, DELTA, prg, 1000).epsilon < promise(1.6)
+    assert audit(mechanism(quiet), [], canary, DELTA, prg, 500).epsilon > promise(1.6)
+    assert audit(mechanism(noisy), [], canary, DELTA, prg, 500).epsilon < promise(1.6)
 
 
 def test_no_difference_gives_no_epsilon():

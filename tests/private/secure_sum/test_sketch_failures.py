@@ -18,11 +18,16 @@ def failures(hashes, distinct, cells, trials, keys=None):
         seed = trial.to_bytes(16, "little")
         shape = SketchShape(10**6, 1, distinct, seed, 32, hashes, cells / distinct, spare=0)
         assert shape.cells == cells
-        try:
-            decode(shape, encode(shape, keys, ones), 1)
-        except SketchError:
-            failed += 1
+        failed += is_lost(shape, keys, ones)
     return failed
+
+
+def is_lost(shape, keys, rows):
+    try:
+        decode(shape, encode(shape, keys, rows), 1)
+    except SketchError:
+        return True
+    return False
 
 
 def assert_rate(failed, trials, rate):
@@ -87,7 +92,7 @@ LONG_CURVE = [
 
 @pytest.mark.parametrize(("hashes", "distinct", "cells", "rate"), CURVE)
 def test_failures_are_as_frequent_as_in_random_hypergraphs(hashes, distinct, cells, rate):
-    assert_rate(failures(hashes, distinct, cells, 150), 150, rate)
+    assert_rate(failures(hashes, distinct, cells, 100), 100, rate)
 
 
 @pytest.mark.slow
@@ -98,8 +103,19 @@ def test_failures_follow_the_curve_of_random_hypergraphs(hashes, distinct, cells
 
 def test_three_hashes_have_an_error_floor():
     # Two of 20 keys on the same three of 3 x 30 cells: 190 pairs, once in 30^3 each. Far above the
-    # threshold nothing else fails: four keys in two pairs everywhere, once in 5,000.
-    assert_rate(failures(3, 20, 90, 1000), 1000, 190 / 30**3)
+    # threshold nothing else fails but two pairs in each other's cells, once in 5,000.
+    keys, ones, twins, failed = np.arange(20), np.ones((20, 1), np.uint32), 0, 0
+    for trial in range(4000):
+        shape = SketchShape(1000, 1, 20, trial.to_bytes(16, "little"), 32, 3, 4.5, spare=0)
+        if len(np.unique(shape.cells_of(keys), axis=0)) < 20:
+            twins += 1
+            with pytest.raises(SketchError, match="does not peel"):
+                decode(shape, encode(shape, keys, ones), 1)
+        elif trial < 300:
+            failed += is_lost(shape, keys, ones)
+    expected = 4000 * 190 / 30**3
+    assert abs(twins - expected) < 4 * np.sqrt(expected)
+    assert failed <= 1
 
 
 @pytest.mark.slow
@@ -144,7 +160,7 @@ def test_keys_chosen_before_the_seed_decode_and_those_chosen_after_it_do_not():
     assert failures(4, 200, new.cells, 100, chosen) <= 1
 
 
-@pytest.mark.parametrize("step", [1, 2, 256, 4096])
+@pytest.mark.parametrize("step", [1, 4096])
 def test_keys_at_equal_distances_crowd_no_more_than_others(step):
     assert_rate(failures(4, 100, 140, 100, np.arange(100) * step), 100, 0.180)
 

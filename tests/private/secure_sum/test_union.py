@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError, KeySpaceError, MalformedError, ShapeError
+from keyhole.private.secure_sum.secagg_run import run_secagg
+from keyhole.private.secure_sum.secagg_settings import SecAggSettings
 from keyhole.private.secure_sum.sketch import SketchShape, decode, encode
 from keyhole.private.secure_sum.union import (
     UnionTerms,
@@ -75,6 +77,37 @@ def test_a_sketch_does_not_have_this_leak():
         sketches = {client: encode(shape, *both) for client, both in inputs.items()}
         totals.append(without(2)(sketches))
     np.testing.assert_array_equal(*totals)
+
+
+def masked_sum(lost=()):
+    """The real thing: clients that are lost have shared their secrets and send no vector."""
+
+    def add(vectors):
+        settings = SecAggSettings(bytes(16), len(vectors), len(vectors[0]), 32)
+        return run_secagg(settings, vectors, dict.fromkeys(lost, "after_shares")).total
+
+    return add
+
+
+SHARED = [[1, 2], [2, 3], [3, 4], [4, 5, 6], [1, 6, 9]]
+
+
+def test_the_leak_is_there_under_a_secure_sum_too():
+    terms = terms_of()
+    found = sum_over_union(terms, inputs_of(terms, SHARED), masked_sum(), masked_sum([4]))
+    assert found.keys[~found.rows.any(axis=1)].tolist() == [9]
+
+
+def test_sketches_under_a_secure_sum_decode_to_the_sum_of_the_survivors():
+    terms, shape = terms_of(), SketchShape(100, 2, 20, bytes(16), 32, spare=5000)
+    inputs = inputs_of(terms, SHARED)
+    total = masked_sum([4])({client: encode(shape, *both) for client, both in inputs.items()})
+    stayed = {client: both for client, both in inputs.items() if client != 4}
+    expected = sum_over_union(terms, stayed, without(), without())
+    found = decode(shape, total, 4)
+    assert found.keys.tolist() == expected.keys.tolist() == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_array_equal(found.counts, expected.counts)
+    np.testing.assert_array_equal(found.rows, expected.rows)
 
 
 def test_a_least_count_takes_rare_keys_out_of_the_union_and_tells_the_client():

@@ -1,11 +1,12 @@
 """Calibration: the speeds of this machine, measured with the code that deliveries run.
 
-Each piece is timed by the CPU time of this process, the best of three. It takes some seconds and
-three quarters of a gigabyte. On a machine that does other work, memory comes out slower.
+Each piece is timed by the CPU time of this process, the median of five. It takes some seconds and
+a gigabyte. On a machine that does other work, memory comes out slower.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -21,8 +22,10 @@ from keyhole.private.oblivious.key_config import GatewayKey
 from keyhole.private.oblivious.relay import Relay
 from keyhole.private.oblivious.slice_requests import TableShape, slice_handler
 from keyhole.private.pir.batch import Batch
-from keyhole.private.pir.database import Database, tags_of
+from keyhole.private.pir.cuckoo import Placement
+from keyhole.private.pir.database import Database
 from keyhole.private.pir.lwe_shape import DIMENSION, LweShape
+from keyhole.private.pir.messages import seal_reply
 from keyhole.private.pir.one_server import OneServer, OneServerAsker, hint_of
 from keyhole.private.pir.two_server import TwoServer, TwoServerAsker, terms_of
 from keyhole.private.pir.xor_scan import scan_buckets, scan_rows
@@ -34,8 +37,10 @@ __all__ = ["calibrate"]
 
 _ROUND = bytes(16)
 _SLICE_BYTES = 2_000
-_TURNS = 3
+_TURNS = 5
 _MANY = Machine().pass_queries
+_REPLIES = 16  # that a server holds together
+_FEW, _FEW_ASKED = 4_000, 33  # the smallest of tables with buckets
 
 
 def calibrate(num_keys: int = 100_000) -> Machine:
@@ -49,11 +54,14 @@ def calibrate(num_keys: int = 100_000) -> Machine:
     records = np.empty((num_keys, _SLICE_BYTES), np.uint8)
     prg.fill(records)
     database = Database.of(_ROUND, records)
+    few = Database.of(_ROUND, np.ascontiguousarray(records[: max(_FEW, num_keys // 25), :8]))
     keys = prg.permutation(num_keys)[: num_keys // 100]
     found = {
         **_plain(records, prg),
+        **_table(records),
         **_scans(database, keys, prg),
         **_two_server_client(database, keys),
+        **_two_server_replies(few, database, keys),
         **_lattice(Database.of(_ROUND, records[: num_keys // 25]), keys),
         **_relay(records, keys[:256]),
     }
@@ -61,18 +69,25 @@ def calibrate(num_keys: int = 100_000) -> Machine:
 
 
 def _plain(records: NDArray[np.uint8], prg: Prg) -> dict[str, float]:
-    """Copying, hashing, enciphering."""
+    """Copying and enciphering."""
     keys = prg.below(len(records), len(records) // 2)
     out = np.empty((len(keys), _SLICE_BYTES), np.uint8)
-    some, names = records[: len(records) // 10], np.arange(len(records) // 10)
-    short = np.ascontiguousarray(some[:, :8])
-    tag = _seconds(lambda: tags_of(_ROUND, names, short))
-    tagged = _seconds(lambda: tags_of(_ROUND, names, some))
     return {
         "gather": out.nbytes / _seconds(lambda: gather_rows(records, keys, out)),
-        "hash": some.nbytes / max(tagged - tag, tagged / 10),
-        "tag_seconds": tag / len(some),
         "aes": out.nbytes / _seconds(lambda: prg.fill(out)),
+    }
+
+
+def _table(records: NDArray[np.uint8]) -> dict[str, float]:
+    """What servers of private retrieval do before anybody asks, on a part of the table."""
+    some = records[: len(records) // 4]
+    short = np.ascontiguousarray(some[:, :8])
+    tag = _seconds(lambda: Database.of(_ROUND, short))
+    tagged = _seconds(lambda: Database.of(_ROUND, some))
+    return {
+        "tagging": some.nbytes / max(tagged - tag, tagged / 10),
+        "tag_seconds": tag / len(some),
+        "place_seconds": _seconds(lambda: Placement(len(some), 1_299).members()) / len(some),
     }
 
 
@@ -103,6 +118,7 @@ def _two_server_client(database: Database, keys: KeyArray) -> dict[str, float]:
     """What a client of two servers does."""
     terms = terms_of(database, len(keys))
     asker, queries = TwoServerAsker(terms), Batch.of(terms).num_queries
+    asker_of_one = TwoServerAsker(terms_of(database, 1))
     servers = [TwoServer(database, terms, place) for place in (0, 1)]
     questions = [asker.ask(keys) for _ in range(_TURNS + 1)]
     sent = [question.messages() for question in questions]
@@ -113,9 +129,28 @@ def _two_server_client(database: Database, keys: KeyArray) -> dict[str, float]:
         question, *both = waiting.pop()
         question.open(both)
 
+    one = _seconds(lambda: asker_of_one.ask(keys[:1]))
+    many = _seconds(lambda: asker.ask(keys))
     return {
-        "share_seconds": _seconds(lambda: asker.ask(keys)) / queries,
+        "ask_seconds": one,
+        "share_seconds": max(many - one, many / 10) / queries,
         "opening": 2 * len(replies[0][0]) / _seconds(open_next),
+    }
+
+
+def _two_server_replies(few: Database, database: Database, keys: KeyArray) -> dict[str, float]:
+    """What a server does for each message, on a table that it scans in no time; and for a reply."""
+    terms = terms_of(few, _FEW_ASKED)
+    server, asker = TwoServer(few, terms, 0), TwoServerAsker(terms)
+    waiting = [asker.ask(np.arange(_FEW_ASKED)).messages()[0] for _ in range(_TURNS + 1)]
+    terms = terms_of(database, len(keys))
+    query = TwoServerAsker(terms).ask(keys).messages()[0]
+    rows = database.rows.view(np.uint8)[: Batch.of(terms).num_queries, : terms.row_bytes]
+    replies = range(_REPLIES)
+    sealing = _seconds(lambda: [seal_reply(query, terms, 0, rows.tobytes()) for _ in replies])
+    return {
+        "read_seconds": _seconds(lambda: server.answer_many([waiting.pop()])),
+        "reply": _REPLIES * rows.nbytes / sealing,
     }
 
 
@@ -174,11 +209,11 @@ def _random(shape: tuple[int, ...], prg: Prg) -> NDArray[np.uint8]:
 
 
 def _seconds(call: Callable[[], object], turns: int = _TURNS) -> float:
-    """The least CPU time of some turns, after one in which code is compiled and memory mapped."""
+    """The median CPU time of some turns, after one in which code is compiled and memory mapped."""
     call()
-    best = float("inf")
+    spent = []
     for _ in range(turns):
         start = time.process_time()
         call()
-        best = min(best, time.process_time() - start)
-    return max(best, 1e-9)
+        spent.append(time.process_time() - start)
+    return max(statistics.median(spent), 1e-9)

@@ -1,9 +1,6 @@
 """Machine: how fast one core does what deliveries are made of.
 
-The numbers below are those of `calibration.calibrate` on a 2-core machine of ours (AMD EPYC,
-November 2026), rounded; where it cannot measure one, the line says where it comes from. They hold
-for processes that keep the memory they freed, as the `keyhole` command does: fresh memory costs
-page faults, which can double the time of a server.
+DATEHERE
 """
 
 from __future__ import annotations
@@ -19,8 +16,9 @@ class Machine:
 
     Args:
         gather: copying slices of random keys.
-        hash: SHA-256, of tags and of the checks of frames.
-        tag_seconds: for the tag of a slice, beside hashing it.
+        tagging: of slices, copied into a table for private retrieval and hashed.
+        tag_seconds: for the tag of a slice, beside that.
+        place_seconds: for finding all buckets of a key, when a table is made.
         aes: AES-128 in counter mode.
         scan: the XOR of the rows of a table that one query selects. It skips half of the rows, so
             this may be above what memory gives.
@@ -29,6 +27,9 @@ class Machine:
             they count as three.
         scan_buckets_many: the same for `pass_queries` clients in one pass.
         expand: points a second, to which a server expands the shares of queries.
+        read_seconds: for reading what a client sends to one of two servers, whatever its keys.
+        reply: of rows, copied into a reply and summed up for its check.
+        ask_seconds: for a client's question to two servers, whatever its keys.
         share_seconds: for placing a key and sharing its query, at a client.
         opening: of replies of two servers, that a client adds up and whose tags it checks.
         lwe_answer: of the table, multiplied with one query.
@@ -45,15 +46,19 @@ class Machine:
     """
 
     gather: float = 6e9
-    hash: float = 2e9
+    tagging: float = 0.4e9
     tag_seconds: float = 1.7e-6
+    place_seconds: float = 0.25e-6
     aes: float = 6.5e9
     scan: float = 22e9
     scan_many: float = 170e9
     scan_buckets: float = 18e9
     scan_buckets_many: float = 110e9
     expand: float = 1e9
-    share_seconds: float = 2.8e-6
+    read_seconds: float = 0.5e-3
+    reply: float = 1.4e9
+    ask_seconds: float = 1.8e-3
+    share_seconds: float = 0.6e-6
     opening: float = 0.5e9
     lwe_answer: float = 14e9
     lwe_answer_many: float = 20e9

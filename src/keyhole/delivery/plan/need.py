@@ -38,13 +38,20 @@ class Need:
     broadcast_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _check("num_keys", self.num_keys, 1, _MOST)
-        _check("keys_per_client", self.keys_per_client, 1, self.num_keys)
-        _check("slice_bytes", self.slice_bytes, 1, _MOST)
-        _check("cohort", self.cohort, 1, _MOST)
-        _check("broadcast_bytes", self.broadcast_bytes, 0, _MOST)
+        _check("num_keys", self.num_keys, 1, _MOST, "count the slices there are")
+        _check(
+            "keys_per_client",
+            self.keys_per_client,
+            1,
+            self.num_keys,
+            "take no more than num_keys",
+        )
+        _check("slice_bytes", self.slice_bytes, 1, _MOST, "count the bytes of one slice")
+        _check("cohort", self.cohort, 1, _MOST, "count the clients of a round")
+        _check("broadcast_bytes", self.broadcast_bytes, 0, _MOST, "use 0 for none")
         if self.distinct is not None:
-            _check("distinct", self.distinct, self.keys_per_client, self._most_distinct)
+            fix = "check it against num_keys, keys_per_client and cohort"
+            _check("distinct", self.distinct, self.keys_per_client, self._most_distinct, fix)
 
     @property
     def distinct_keys(self) -> int:
@@ -66,11 +73,11 @@ class Need:
         return min(self.num_keys, self.cohort * self.keys_per_client)
 
 
-def _check(name: str, value: int, least: int, most: int) -> None:
+def _check(name: str, value: int, least: int, most: int, fix: str) -> None:
     if not least <= value <= most:
         raise InputError(
             f"{name} is out of range",
             got=f"{value:,}",
             allowed=f"{least:,}..{most:,}",
-            fix="check it against num_keys, keys_per_client and cohort",
+            fix=fix,
         )

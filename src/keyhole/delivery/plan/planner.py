@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from keyhole.delivery.names import DELIVERIES, DeliveryName
+from keyhole.delivery.names import DELIVERIES, PRIVATE_DELIVERIES, DeliveryName
 from keyhole.delivery.parties import Basis
 from keyhole.delivery.plan.lengths import traffic_of
 from keyhole.delivery.plan.machine import Machine
@@ -47,8 +47,10 @@ _BASES: Mapping[Trust, frozenset[Basis]] = MappingProxyType(
 )
 
 
-def satisfies(price: Price, trust: Trust) -> bool:
+def satisfies(price: Price, trust: Trust, need: Need) -> bool:
     """Whether a way keeps what is asked for, by what its parties learn and what that rests on.
+
+    Somebody's keys are unlinked among many clients only: the keys of a cohort of one are its own.
 
     Raises:
         InputError: no such requirement.
@@ -66,24 +68,31 @@ def satisfies(price: Price, trust: Trust) -> bool:
     if trust == "open":
         return True
     if trust == "unlinked":
-        return not any(party.keys and party.whose for party in learned)
+        is_crowd = need.cohort > 1
+        return not any(party.keys and (party.whose or not is_crowd) for party in learned)
     return not any(party.keys for party in learned)
 
 
-def best(prices: Iterable[Price], trust: Trust = "open") -> Price:
+def best(prices: Iterable[Price], need: Need, trust: Trust = "open") -> Price:
     """Returns the way with the fewest bytes that satisfies a requirement; of several the one that
     servers compute least for.
 
     Broadcast satisfies every requirement, so a private way that is dearer is never the best.
 
+    Args:
+        prices: of ways, all for this need.
+        need: the public numbers.
+        trust: the requirement.
+
     Raises:
         InputError: none of the prices satisfies it, or no such requirement.
 
     >>> need = Need(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
-    >>> [best(price_all(need), trust).way for trust in ("unlinked", "hidden", "hidden-one-server")]
+    >>> prices = price_all(need)
+    >>> [best(prices, need, trust).way for trust in ("unlinked", "hidden", "hidden-one-server")]
     ['relay', 'pir', 'broadcast']
     """
-    suitable = [price for price in prices if satisfies(price, trust)]
+    suitable = [price for price in prices if satisfies(price, trust, need)]
     if not suitable:
         raise InputError(
             f"no way satisfies {trust!r}",
@@ -95,7 +104,7 @@ def best(prices: Iterable[Price], trust: Trust = "open") -> Price:
 
 
 def check_worth(price: Price, broadcast: Price) -> None:
-    """Refuses a way that sends more than the whole model.
+    """Refuses a private way that sends more than the whole model.
 
     Args:
         price: of the way.
@@ -108,12 +117,14 @@ def check_worth(price: Price, broadcast: Price) -> None:
 
 
 def refuse_dearer(way: DeliveryName, sent: int, whole: int) -> None:
-    """Refuses a way with which a client sends and receives more than the bytes of all slices.
+    """Refuses a private way with which a client sends and receives more than all slices are.
+
+    A way that is not private may be chosen for other reasons: less work of clients, say.
 
     Raises:
         CostlyError: it does.
     """
-    if sent > whole:
+    if way in PRIVATE_DELIVERIES and sent > whole:
         raise CostlyError(
             f"{way} sends more than the whole model",
             got=f"{sent:,} bytes a client",

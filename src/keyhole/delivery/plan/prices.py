@@ -28,7 +28,9 @@ class Price:
         way: its name.
         bytes_down: that a client receives, from all servers together.
         bytes_up: that a client sends, to all servers together.
-        seconds_by: party -> CPU seconds of one core for the whole cohort.
+        seconds_by: party -> CPU seconds of one core for answering the whole cohort.
+        building_by: party -> CPU seconds of one core for what it makes before anybody asks, once a
+            round; parties that make nothing are not in it.
         client_seconds: CPU seconds of one client.
         server_memory: bytes that one server holds.
         slices_generated: at the server side.
@@ -42,6 +44,7 @@ class Price:
     bytes_down: int
     bytes_up: int
     seconds_by: Mapping[str, float] = field(hash=False)
+    building_by: Mapping[str, float] = field(hash=False)
     client_seconds: float
     server_memory: int
     slices_generated: int
@@ -57,8 +60,8 @@ class Price:
 
     @property
     def server_seconds(self) -> float:
-        """CPU seconds of all parties but the clients, together."""
-        return sum(self.seconds_by.values())
+        """CPU seconds of all parties but the clients, together: building and answering."""
+        return sum(self.seconds_by.values()) + sum(self.building_by.values())
 
 
 def price_all(need: Need, machine: Machine | None = None) -> tuple[Price, ...]:
@@ -95,6 +98,7 @@ def price_of(way: DeliveryName, need: Need, machine: Machine | None = None) -> P
         bytes_down=traffic.down,
         bytes_up=traffic.up,
         seconds_by=work.seconds_by,
+        building_by=work.building_by,
         client_seconds=work.client_seconds,
         server_memory=work.server_memory,
         slices_generated=work.slices_generated,

@@ -15,12 +15,11 @@ from keyhole.delivery.plan.lengths import terms_for
 from keyhole.delivery.plan.machine import Machine
 from keyhole.delivery.plan.need import Need
 from keyhole.private.pir.batch import Batch
+from keyhole.private.pir.database import rows_bytes
 from keyhole.private.pir.lwe_shape import DIMENSION, WORD_BYTES, LweShape
 from keyhole.private.pir.terms import TAG_BYTES
 
 __all__ = ["Work", "work_of"]
-
-_PLACE_BYTES = 4  # of a key in a bucket, at a server
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,9 @@ class Work:
     """What a way asks of machines in a round.
 
     Args:
-        seconds_by: party -> CPU seconds of one core for the whole cohort.
+        seconds_by: party -> CPU seconds of one core for answering the whole cohort.
+        building_by: party -> CPU seconds of one core for what it makes before anybody asks, once a
+            round; parties that make nothing are not in it.
         client_seconds: of one client.
         server_memory: bytes that one server holds.
         slices_generated: at the server side.
@@ -36,6 +37,7 @@ class Work:
     """
 
     seconds_by: Mapping[str, float] = field(hash=False)
+    building_by: Mapping[str, float] = field(hash=False)
     client_seconds: float
     server_memory: int
     slices_generated: int
@@ -48,21 +50,21 @@ def work_of(way: DeliveryName, need: Need, machine: Machine) -> Work:
 
 
 def _broadcast(need: Need, machine: Machine) -> Work:
-    return Work({"server": 0.0}, 0.0, need.table_bytes, 0, is_cacheable=True)
+    return Work({"server": 0.0}, {}, 0.0, need.table_bytes, 0, is_cacheable=True)
 
 
 def _on_demand(need: Need, machine: Machine) -> Work:
     made = need.distinct_keys * need.slice_bytes
     copied = made + need.cohort * need.asked_bytes
     return Work(
-        {"server": copied / machine.gather}, 0.0, need.table_bytes + made, need.distinct_keys
+        {"server": copied / machine.gather}, {}, 0.0, need.table_bytes + made, need.distinct_keys
     )
 
 
 def _pregenerated(need: Need, machine: Machine) -> Work:
-    copied = need.table_bytes + need.cohort * need.asked_bytes
     return Work(
-        {"slice server": copied / machine.gather},
+        {"slice server": need.cohort * need.asked_bytes / machine.gather},
+        {"slice server": _making(need, machine)},
         0.0,
         need.table_bytes,
         need.num_keys,
@@ -75,8 +77,9 @@ def _relay(need: Need, machine: Machine) -> Work:
     return Work(
         {
             "relay": requests * machine.forward_seconds,
-            "gateway": need.table_bytes / machine.gather + requests * machine.open_seconds,
+            "gateway": requests * machine.open_seconds,
         },
+        {"gateway": _making(need, machine)},
         need.keys_per_client * machine.seal_seconds,
         need.table_bytes,
         need.num_keys,
@@ -85,61 +88,71 @@ def _relay(need: Need, machine: Machine) -> Work:
 
 def _two_server(need: Need, machine: Machine) -> Work:
     batch = Batch.of(terms_for("two-server", need))
-    table, places = _tagged_bytes(need), batch.shape.num_buckets * batch.bucket.num_points
-    hashes = 0 if batch.placement is None else batch.placement.num_hashes
+    table, building = rows_bytes(need.num_keys, need.slice_bytes), _tagging(need, machine)
+    hashes = members = 0
+    if batch.placement is not None:
+        hashes, members = batch.placement.num_hashes, batch.placement.members_bytes
+        building += need.num_keys * machine.place_seconds
     seconds = machine.scan_seconds(table, need.cohort * batch.shape.stash)
     seconds += machine.bucket_seconds(hashes * table, need.cohort)
-    seconds += need.cohort * (places + batch.shape.stash * need.num_keys) / machine.expand
-    seconds += _tagging(need, machine) + _replying(need, machine, batch.num_queries)
-    client = batch.num_queries * machine.share_seconds + _opening(need, machine, batch.num_queries)
-    each = {"first server": seconds, "second server": seconds}
-    return Work(each, client, table + _PLACE_BYTES * places, need.num_keys)
+    seconds += need.cohort * (hashes + batch.shape.stash) * need.num_keys / machine.expand
+    seconds += need.cohort * machine.read_seconds + _replying(need, machine, batch.num_queries)
+    client = machine.ask_seconds + batch.num_queries * machine.share_seconds
+    client += _opening(need, machine, batch.num_queries)
+    return Work(_both(seconds), _both(building), client, table + members, need.num_keys)
 
 
 def _chor(need: Need, machine: Machine) -> Work:
-    m, table = need.keys_per_client, _tagged_bytes(need)
-    seconds = machine.scan_seconds(table, need.cohort * m)
-    seconds += _tagging(need, machine) + _replying(need, machine, m)
+    m, table = need.keys_per_client, rows_bytes(need.num_keys, need.slice_bytes)
+    seconds = machine.scan_seconds(table, need.cohort * m) + _replying(need, machine, m)
     client = m * need.num_keys / 8 / machine.aes + _opening(need, machine, m)
-    return Work({"first server": seconds, "second server": seconds}, client, table, need.num_keys)
+    building = _tagging(need, machine)
+    return Work(_both(seconds), _both(building), client, table, need.num_keys)
 
 
 def _one_server(need: Need, machine: Machine) -> Work:
     shape = LweShape.of(terms_for("one-server", need))
-    m, table = need.keys_per_client, _tagged_bytes(need)
-    seconds = _tagging(need, machine) + table / machine.lwe_hint
-    seconds += machine.lwe_seconds(table, need.cohort * m)
+    m, table = need.keys_per_client, rows_bytes(need.num_keys, need.slice_bytes)
+    building = _tagging(need, machine) + table / machine.lwe_hint
+    seconds = machine.lwe_seconds(table, need.cohort * m)
     seconds += _replying(need, machine, m * shape.slices_per_column * WORD_BYTES)
     # Masks of queries, and of the rows that are opened.
     client = m * DIMENSION * (shape.columns + shape.row_bytes) / machine.lwe_products
-    return Work({"server": seconds}, client, table + shape.hint_bytes, need.num_keys)
+    return Work(
+        {"server": seconds}, {"server": building}, client, table + shape.hint_bytes, need.num_keys
+    )
 
 
 def _enclave(need: Need, machine: Machine) -> Work:
     scanned = need.cohort * need.keys_per_client * need.table_bytes
     return Work(
-        {"enclave host": need.table_bytes / machine.gather + scanned / machine.enclave_scan},
+        {"enclave host": scanned / machine.enclave_scan},
+        {"enclave host": _making(need, machine)},
         machine.quote_seconds + machine.seal_seconds + need.asked_bytes / machine.aes,
         need.table_bytes,
         need.num_keys,
     )
 
 
-def _tagged_bytes(need: Need) -> int:
-    """A table of slices with tags, in whole words."""
-    return need.num_keys * (-(-(need.slice_bytes + TAG_BYTES) // 8) * 8)
+def _both(seconds: float) -> Mapping[str, float]:
+    """Two servers do the same."""
+    return {"first server": seconds, "second server": seconds}
+
+
+def _making(need: Need, machine: Machine) -> float:
+    """All slices."""
+    return need.table_bytes / machine.gather
 
 
 def _tagging(need: Need, machine: Machine) -> float:
-    """Making all slices, and a tag for each."""
-    tags = need.num_keys * machine.tag_seconds + need.table_bytes / machine.hash
-    return tags + need.table_bytes / machine.gather
+    """All slices, and a table of them with a tag for each."""
+    tags = need.num_keys * machine.tag_seconds + need.table_bytes / machine.tagging
+    return _making(need, machine) + tags
 
 
 def _replying(need: Need, machine: Machine, rows: int) -> float:
     """Putting so many rows into the reply of each client, and the check of its frame."""
-    sent = need.cohort * rows * (need.slice_bytes + TAG_BYTES)
-    return sent / machine.gather + sent / machine.hash
+    return need.cohort * rows * (need.slice_bytes + TAG_BYTES) / machine.reply
 
 
 def _opening(need: Need, machine: Machine, rows: int) -> float:

@@ -27,6 +27,7 @@ __all__ = ["MOST_IN_BUCKETS", "BatchShape", "Placement", "batch_shape", "place"]
 _FEW_KEYS = 32  # in one pass, as many whole queries take a server no longer than buckets do
 _FEW_READS = 1 << 17  # rows: a server adds up as many in some milliseconds
 _MANY_KEYS = 100  # from here on hardly a key is left over
+_MEMBER = np.dtype(np.int32)  # a key in a bucket, at a server
 
 MOST_IN_BUCKETS = 2**31 - 1
 """Keys of a table with buckets: members are 32 bits."""
@@ -125,6 +126,11 @@ class Placement:
         """Positions of a bucket, the same for all; the last ones of some are empty."""
         return -(-self.num_keys // int(self._counts.min()))
 
+    @property
+    def members_bytes(self) -> int:
+        """Of `members`, known before it is made."""
+        return self.num_buckets * self.bucket_size * _MEMBER.itemsize
+
     def places_of(self, keys: KeyArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What `buckets_of` and `positions_of` return, in one go."""
         positions, rest = np.divmod(self._permutations.ranks(keys), self._counts)
@@ -154,7 +160,7 @@ class Placement:
     @cached_property
     def _members(self) -> NDArray[np.int32]:
         keys = np.arange(self.num_keys, dtype=np.int64)
-        members = np.full((self.num_buckets, self.bucket_size), -1, np.int32)
+        members = np.full((self.num_buckets, self.bucket_size), -1, _MEMBER)
         members[self.places_of(keys)] = keys[:, None]
         members.setflags(write=False)
         return members

@@ -13,7 +13,7 @@ from keyhole.errors import ShapeError
 from keyhole.private.pir.terms import TAG_BYTES
 from keyhole.types import KeyArray
 
-__all__ = ["Database", "tags_of"]
+__all__ = ["Database", "rows_bytes", "tags_of"]
 
 _ROUND_BYTES = 16
 _WORD = 8  # bytes
@@ -21,6 +21,11 @@ _LINE = 64  # bytes: rows of the same cache lines on every run
 _PURPOSE = b"keyhole-slice"
 _HASH_BYTES = 32
 _PIECE = 128  # slices that are hashed together: what they take stays in the cache
+
+
+def rows_bytes(num_keys: int, record_bytes: int) -> int:
+    """Of the rows of a database, known before it is made."""
+    return num_keys * _words(record_bytes) * _WORD
 
 
 def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -111,8 +116,7 @@ class Database:
         if not records.size:
             raise _misfit(f"{records.shape}")
         num_keys, record_bytes = records.shape
-        words = -(-(record_bytes + TAG_BYTES) // _WORD)
-        rows = _aligned(num_keys, words)
+        rows = _aligned(num_keys, _words(record_bytes))
         cells = rows.view(np.uint8)
         cells[:, :record_bytes] = records
         hashes = _hashes_of(round, np.arange(num_keys), records)
@@ -123,6 +127,11 @@ class Database:
         digest.update(hashes.data)
         rows.setflags(write=False)
         return Database(round, record_bytes, rows, digest.digest())
+
+
+def _words(record_bytes: int) -> int:
+    """Of one row: a slice and its tag."""
+    return -(-(record_bytes + TAG_BYTES) // _WORD)
 
 
 def _aligned(num_keys: int, words: int) -> NDArray[np.uint64]:

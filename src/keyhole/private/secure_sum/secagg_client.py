@@ -7,10 +7,11 @@ neighbours have left over can be. Nobody gives out both kinds of one client: tha
 vector.
 
 Hidden from an honest-but-curious server and up to t - 1 clients that collude with it: everything
-but the sum over the survivors, of whom there are t or more. (On a sparse graph: as far as no client
-has t of them as neighbours and the others stay connected, see `graph.py`.) A vector that arrives
-when the survivors are settled stays hidden. It rests on X25519, HKDF-SHA256, SHA-256 (of the
-commitment to a seed) and AES-128.
+but the sum over the survivors, of whom there are t or more. A vector that arrives when the
+survivors are settled stays hidden. It rests on X25519, HKDF-SHA256, SHA-256 (of the commitment to a
+seed) and AES-128. On a sparse graph it holds as far as no client has t colluding neighbours and the
+others stay connected (see `graph.py`); a client then counts the survivors of its group, and only
+the server counts all of them.
 
 Not covered without `signed`: a server that cheats. It can invent all other clients and open the
 vector of the one that is left. It can show different lists of survivors to different clients and

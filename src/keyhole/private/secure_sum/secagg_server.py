@@ -294,7 +294,8 @@ class SecAggServer:
             raise too_few(len(there), least)
         # On the complete graph that was all: everyone is near.
         groups = () if self.settings.is_complete else map(self.settings.group_set, needing)
-        near = min((len(group & set(there)) for group in groups), default=needed)
+        members = frozenset(there)
+        near = min((len(group & members) for group in groups), default=needed)
         if near < needed:
             self._drop()
             raise too_few(near, needed)

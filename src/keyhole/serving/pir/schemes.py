@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from keyhole.private.pir import chor, one_server, two_server
-from keyhole.private.pir.database import Database
+from keyhole.private.pir.batch import Batch
+from keyhole.private.pir.database import Database, rows_bytes
 from keyhole.private.pir.retrieval import Answerer, Asker
-from keyhole.private.pir.terms import TAG_BYTES, Scheme, Terms, name_of_round
+from keyhole.private.pir.terms import Scheme, Terms, name_of_round
 from keyhole.serving.pir.settings import Role
 
 __all__ = [
@@ -23,9 +24,6 @@ __all__ = [
 
 SERVER_HEADER = "keyhole-server"
 """The header of terms that says which server gave them."""
-
-_WORD = 8  # bytes; rows are whole words
-_PLACES = 3  # buckets that list a key
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,11 @@ def name_table(round_id: str, place: int) -> bytes:
 
 def table_bytes(scheme: Scheme, num_keys: int, record_bytes: int, most_keys: int) -> int:
     """What a server keeps in memory for a table: its rows, and its hint or its list of buckets."""
-    rows = num_keys * -(-(record_bytes + TAG_BYTES) // _WORD) * _WORD
-    if scheme == "two-server":
-        return rows + num_keys * _PLACES * _WORD
+    rows = rows_bytes(num_keys, record_bytes)
     terms = Terms(scheme, bytes(16), num_keys, record_bytes, most_keys, bytes(32))
+    if scheme == "two-server":
+        placement = Batch.of(terms).placement
+        return rows + (placement.members_bytes if placement else 0)
     return rows + lengths_of(terms).hint
 
 

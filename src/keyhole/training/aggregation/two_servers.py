@@ -14,6 +14,7 @@ from keyhole.private.dp.gaussian import add_ring_noise
 from keyhole.private.secure_sum.fixed_point import FixedPoint, RingArray
 from keyhole.private.secure_sum.masks import add_mask
 from keyhole.private.secure_sum.sparse_client import dense_shares, share_rows
+from keyhole.private.secure_sum.sparse_messages import upload_bytes
 from keyhole.private.secure_sum.sparse_server import SparseServer, combine
 from keyhole.private.secure_sum.sparse_terms import SparseTerms
 from keyhole.training.aggregation.contract import Adding, Contribution, Summed
@@ -64,11 +65,13 @@ class TwoServers:
         most = most_keys_of(adding.layout, adding.keys_per_client)
         for place, (part, m) in enumerate(zip(adding.layout.parts, most, strict=True)):
             own = [rows[one.client][place] for one in sent]
-            if 0 < m < part.space.num_keys:
-                total, lost = self._sparse(adding, part, place, m, sent, own, up)
+            terms = self._terms(adding, part, place, m)
+            # Where nearly every key is sent, or rows are short, all rows take fewer bytes.
+            if upload_bytes(terms) < part.space.num_keys * terms.row * terms.dtype.itemsize:
+                total, lost = self._sparse(terms, sent, own, up)
                 unplaced += lost
             else:
-                total = self._dense(adding, part, sent, own, up)
+                total = self._dense(terms, sent, own, up)
             chosen = total[:, -1].astype(np.int64) if adding.needs_counts else None
             self._add_noise(total, fixed, adding, place)
             decoded = fixed.decode(total[:, : part.slice_size])
@@ -83,26 +86,25 @@ class TwoServers:
             prg = derived(b"noise", adding.place, place, server)
             add_ring_noise(total, self.noise * fixed.scale, prg, out=total)
 
+    def _terms(self, adding: Adding, part: Part, place: int, most_keys: int) -> SparseTerms:
+        return SparseTerms(
+            round=derived(b"sparse sum", adding.place, place).bytes(16),
+            num_keys=part.space.num_keys,
+            width=part.slice_size,
+            most_keys=max(1, most_keys),
+            bits=self.rounding.bits,
+            least_clients=self.least_clients,
+            with_counts=adding.needs_counts,
+        )
+
     def _sparse(
         self,
-        adding: Adding,
-        part: Part,
-        place: int,
-        most_keys: int,
+        terms: SparseTerms,
         sent: Sequence[Contribution],
         rows: Sequence[RingRows],
         up: dict[int, int],
     ) -> tuple[RingArray, int]:
         """The sum over a part of which clients touch some keys, and how many found no place."""
-        terms = SparseTerms(
-            round=derived(b"sparse sum", adding.place, place).bytes(16),
-            num_keys=part.space.num_keys,
-            width=part.slice_size,
-            most_keys=most_keys,
-            bits=self.rounding.bits,
-            least_clients=self.least_clients,
-            with_counts=adding.needs_counts,
-        )
         servers, lost = [SparseServer(terms, party) for party in (0, 1)], 0
         for number, (one, (keys, own)) in enumerate(zip(sent, rows, strict=True)):
             shares = share_rows(terms, keys, own)
@@ -117,19 +119,17 @@ class TwoServers:
 
     def _dense(
         self,
-        adding: Adding,
-        part: Part,
+        terms: SparseTerms,
         sent: Sequence[Contribution],
         rows: Sequence[RingRows],
         up: dict[int, int],
     ) -> RingArray:
-        """The sum over a part of which every client has every row."""
-        width = part.slice_size + (adding.needs_counts)
-        totals = [np.zeros((part.space.num_keys, width), rows[0][1].dtype) for _ in range(2)]
+        """The sum over a part of which every client sends every row."""
+        totals = [np.zeros((terms.num_keys, terms.row), terms.dtype) for _ in range(2)]
         for one, (keys, own) in zip(sent, rows, strict=True):
             whole = np.zeros_like(totals[0])
-            whole[keys, : part.slice_size] = own
-            whole[keys, part.slice_size :] = 1
+            whole[keys, : terms.width] = own
+            whole[keys, terms.width :] = 1
             seed, rest = dense_shares(whole)
             add_mask(totals[0], seed, 1)
             totals[1] += rest

@@ -1,4 +1,4 @@
-"""Ways of delivery by their names."""
+"""The catalogue: every way of delivery, by its name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping
 
 from keyhole.delivery.cost import Delivery
 from keyhole.delivery.enclave import Enclave
-from keyhole.delivery.names import DELIVERIES
+from keyhole.delivery.names import DELIVERIES, PIR_SCHEMES
 from keyhole.delivery.pir import Pir
 from keyhole.delivery.private_way import PrivateWay
 from keyhole.delivery.relay import BlindRelay
 from keyhole.delivery.ways import broadcast, on_demand, pregenerated
 from keyhole.errors import InputError
-from keyhole.private.pir.terms import Scheme
 
 __all__ = ["delivery_named"]
 
@@ -20,11 +19,6 @@ _CLEAR: Mapping[str, Delivery] = {
     "broadcast": broadcast,
     "on-demand": on_demand,
     "pregenerated": pregenerated,
-}
-_SCHEMES: Mapping[str, Scheme] = {
-    "pir": "two-server",
-    "pir-chor": "chor",
-    "pir-one-server": "one-server",
 }
 
 
@@ -34,7 +28,7 @@ def delivery_named(
     """Returns a way of delivery.
 
     Args:
-        name: of `keyhole.delivery.plan.need.WAYS`.
+        name: one of `DELIVERIES`.
         keys_per_client: key space -> the most keys that a client may ask for; private ways pad
             every request to it.
         allow_simulation: lets `enclave` run without the hardware that would protect it.
@@ -45,8 +39,9 @@ def delivery_named(
     """
     if name in _CLEAR:
         return _CLEAR[name]
-    if name in _SCHEMES:
-        return PrivateWay(Pir(_SCHEMES[name]), keys_per_client)
+    for way, scheme in PIR_SCHEMES.items():
+        if name == way:
+            return PrivateWay(Pir(scheme), keys_per_client)
     if name == "relay":
         return PrivateWay(BlindRelay(), keys_per_client)
     if name == "enclave":
