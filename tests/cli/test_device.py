@@ -1,20 +1,28 @@
 """`keyhole device`: takes part as a client of a task, or fetches slices."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from keyhole.cli.device import device
+from keyhole.cli.deliveries import fetch_of
+from keyhole.cli.device import _line_of, _take_part, device
 from keyhole.cli.inputs import load_data
+from keyhole.cli.notices import Notices
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
-from keyhole.errors import AccessError, InputError, KeyholeError, StorageError
+from keyhole.errors import AccessError, InputError, KeyholeError, NotFoundError, StorageError
+from keyhole.serving.device.device import Device
+from keyhole.serving.device.participation import Taken
+from keyhole.serving.device.retrying import Clock
 from keyhole.serving.wire import encode_update
 from keyhole.tasks.arms import arm_of
 from keyhole.tasks.experiment import Experiment
 from keyhole.training.clients import Job
 from keyhole.training.visit import choose_keys
 from tests.helpers import LAYOUTS
+from tests.serving.scripted import answer, refusal, scripted
 from tests.serving.small_service import small_service
 
 SIZES = {"neurons": 16, "hidden": 8}
@@ -120,6 +128,65 @@ def test_a_file_without_a_token_is_refused(service, tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(InputError, match="no token"):
         run(service.url, "--task", "so_tag", "--token-file", path)
+
+
+def test_a_service_that_fails_is_told_once_before_it_is_asked_again(tmp_path):
+    with scripted(answer(503), answer(503), refusal(404, "NotFoundError")) as script:
+        args = ["--table", "row", "--slices", "1", "--out", str(tmp_path / "x.npz")]
+        done = CliRunner().invoke(device, [f"http://127.0.0.1:{script.port}", *args])
+    assert isinstance(done.exception, NotFoundError)
+    assert done.stderr == "service: status 503, trying again\n"
+
+
+@pytest.mark.parametrize(
+    ("way", "names"),
+    [
+        ({"delivery": "pir", "second": "http://127.0.0.1:9"}, ["second server"]),
+        ({"delivery": "relay", "relay": "http://127.0.0.1:9"}, ["relay"]),
+        ({"delivery": "clear"}, []),
+    ],
+)
+def test_whoever_else_is_asked_has_a_name_in_what_is_told(way, names):
+    keys = ("second", "relay", "second_token_file", "gateway_config")
+    connected = []
+
+    def connect(name, url, token_file):
+        connected.append(name)
+        return Device(url, token=token_file)
+
+    fetch_of({**dict.fromkeys(keys), **way}, connect)
+    assert connected == names
+
+
+def test_a_device_says_once_that_it_waits_and_why_it_missed_a_round(capsys):
+    wait = answer(200, b'{"wait": 4.26}')
+    late = refusal(410, "TooLateError", "the round is over")
+    options = {"task": "so_tag", "data": None, "client": 0, "rounds": None}
+    with (
+        scripted(wait, wait, late, late, wait, refusal(401, "AccessError")) as script,
+        Device(f"http://127.0.0.1:{script.port}", clock=Clock(sleep=lambda _: None)) as made,
+        pytest.raises(AccessError),
+    ):
+        _take_part(made, Device.fetch, options, Notices())
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "no round for this device, asking again in 4.3 s"
+    assert second.startswith("missed a round: the round is over: got 1")
+
+
+def test_what_is_told_is_news_again_after_a_round(capsys):
+    notices = Notices()
+    for _ in range(2):
+        for seconds in range(3):
+            notices.tell(f"in {seconds} s", kind="wait")
+        notices.forget()
+    assert capsys.readouterr().err == "in 0 s\n" * 2
+
+
+def test_keys_without_a_place_are_told_with_the_round():
+    taken = Taken("0-0123456789abcdef", 0, 8, 2, 1, 1, 0)
+    assert "8 keys" in _line_of(taken)
+    assert _line_of(taken).endswith("2 keys found no place in a query")
+    assert "no place" not in _line_of(replace(taken, missing=0))
 
 
 def test_a_round_without_a_plan_cannot_be_taken_part_in_as_a_client(service, token_file):

@@ -32,9 +32,11 @@ def test_every_way_has_its_line_and_every_requirement_its_best(plan):
     lines = out.splitlines()
     assert "50 clients, each 1,000 of 10,000 slices of 2.0 kB" in lines[0]
     for way in DELIVERIES:
-        assert sum(line.split()[:1] == [way] for line in lines) == 2  # what it costs, who learns
+        assert (
+            sum(line.split()[:1] == [way] for line in lines) == 3
+        )  # what it costs, what a server makes, who learns
     said = [line.removeprefix("best for ") for line in lines if line.startswith("best for ")]
-    assert {line.split(" (")[0]: line.rpartition(": ")[2] for line in said} == {
+    assert {line.split(" (")[0]: line.rpartition(": ")[2].split(",")[0] for line in said} == {
         "open": "on-demand",
         "unlinked": "relay",
         "hidden": "pir",
@@ -45,12 +47,16 @@ def test_every_way_has_its_line_and_every_requirement_its_best(plan):
 
 def test_numbers_are_readable(plan):
     _, out, _ = plan(*PAPER, *COHORT)
-    cells = {line.split()[0]: line for line in out.splitlines()[:14] if line.strip()}
-    assert "20 MB" in cells["broadcast"]
-    assert "100%" in cells["broadcast"]
-    assert "2.0 MB" in cells["on-demand"]
-    assert "10,000" in cells["pregenerated"]
-    assert "263%" in cells["pir-one-server"]
+    sent, made = ({}, {})
+    for line in filter(str.strip, out.splitlines()[:28]):
+        cells = made if line.split()[0] in sent else sent
+        cells[line.split()[0]] = line
+    assert "20 MB" in sent["broadcast"]
+    assert "100%" in sent["broadcast"]
+    assert "2.0 MB" in sent["on-demand"]
+    assert "263%" in sent["pir-one-server"]
+    assert "10,000" in made["pregenerated"]
+    assert "2 x " in made["pir"]  # building, at both servers
 
 
 def test_json_holds_exact_numbers_and_who_learns_what(plan):
@@ -67,6 +73,7 @@ def test_json_holds_exact_numbers_and_who_learns_what(plan):
     assert prices["relay"]["seen_by"]["gateway"]["in_words"] == "keys, not whose they are"
     assert found["best"].keys() == TRUSTS.keys()
     assert found["machine"]["pass_queries"] == 32
+    assert prices["pir"]["building_by"] == price_of("pir", need).building_by
 
 
 def test_one_requirement_names_one_way(plan):
@@ -82,6 +89,20 @@ def test_a_way_dearer_than_broadcast_is_refused_unless_forced(plan):
     assert said.count("\n") == 1
     assert plan(*PAPER, *COHORT, "--way", "pir-one-server", "--force")[0] == 0
     assert plan(*PAPER, *COHORT, "--way", "pir")[0] == 0
+
+
+def test_a_way_that_is_not_private_is_never_refused(plan):
+    tiny = ("--num-keys", "100", "--keys-per-client", "99", "--slice-bytes", "1", *COHORT)
+    assert plan(*tiny, "--way", "on-demand")[0] == 0
+    assert plan(*tiny, "--way", "pir")[0] == 2
+
+
+def test_the_crowd_is_named_and_one_client_is_none(plan):
+    _, out, _ = plan(*PAPER, *COHORT, "--trust", "unlinked")
+    assert out.splitlines()[-1].endswith(": relay, in a crowd of 50 clients")
+    _, out, _ = plan(*PAPER, "--cohort", "1", "--trust", "unlinked")
+    assert out.splitlines()[-1].endswith(": pir")
+    assert out.startswith("1 client, each")
 
 
 def test_a_way_beyond_its_limits_is_named_and_refused(plan):

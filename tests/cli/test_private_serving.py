@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from keyhole.cli.device import device
 from keyhole.cli.inputs import load_data
-from keyhole.cli.private_serving import extra_routes
+from keyhole.cli.private_serving import check_tables, extra_routes
 from keyhole.cli.serve import serve
 from keyhole.cli.token import token
 from keyhole.errors import InputError
@@ -93,16 +93,24 @@ def test_a_service_with_a_gateway_key_is_a_gateway_beside(tmp_path):
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.get("/v1/gateway/keys")
 
-    assert asyncio.run(keys()).headers["content-type"] == "application/ohttp-keys"
+    answer = asyncio.run(keys())
+    assert answer.headers["content-type"] == "application/ohttp-keys"
+    # What devices are given by hand is what the gateway tells those that ask.
+    assert CliRunner().invoke(token, ["gateway-config", str(key)]).stdout_bytes == answer.content
     key.chmod(0o644)
     with pytest.raises(InputError, match="by others"):
         extra_routes(options, workers=1)
 
 
-def test_a_missing_file_of_gateway_keys_is_told():
-    relay = ("--delivery", "relay", "--relay", "http://127.0.0.1:9", "--gateway-config", "none")
+@pytest.mark.parametrize("content", [None, b"", b"not keys"])
+def test_a_file_without_gateway_keys_is_named_before_anything_is_asked(tmp_path, content):
+    file = tmp_path / "gateway.config"
+    if content is not None:
+        file.write_bytes(content)
+    relay = ("--delivery", "relay", "--relay", "http://127.0.0.1:9", "--gateway-config", str(file))
     done = CliRunner().invoke(device, ["http://127.0.0.1:9", *TASK, *relay])
     assert isinstance(done.exception, InputError)
+    assert str(file) in str(done.exception)
 
 
 @contextmanager
@@ -151,18 +159,44 @@ def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "told"),
     [
-        ("--pir", "2"),
-        ("--pir", "0", "--workers", "2"),
-        ("--pir", "0", "--pir-keys", "x"),
-        ("--pir", "0", "--pir-keys", "row=0"),
-        ("--pir-keys", "3"),
+        (("--pir", "2"), "--pir"),
+        (("--pir", "0", "--workers", "2"), "leave out --workers"),
+        (("--gateway-key", "KEY", "--workers", "2"), "leave out --workers"),
+        (("--pir", "0", "--pir-keys", "x"), "1 or more"),
+        (("--pir", "0", "--pir-keys", "row=0"), "1 or more"),
+        (("--pir-keys", "3"), "--pir-keys needs --pir"),
+        (("--pir-memory-mb", "64"), "--pir-memory-mb needs --pir"),
     ],
 )
-def test_options_of_a_server_that_do_not_fit_are_refused(tmp_path, options):
-    done = CliRunner().invoke(serve, [str(tmp_path), "--port", "0", *options])
+def test_options_of_a_server_that_do_not_fit_are_refused(tmp_path, options, told):
+    key = tmp_path / "key"
+    CliRunner().invoke(token, ["gateway-key", str(key)])
+    given = [str(key) if option == "KEY" else option for option in options]
+    done = CliRunner().invoke(serve, [str(tmp_path), "--port", "0", *given])
     assert done.exit_code == 2, done.output
+    assert told in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("name", ["nosuch", "broadcast"])
+def test_numbers_of_keys_for_a_table_that_is_not_there_are_refused(tmp_path, name):
+    with Publisher(tmp_path) as publisher:
+        state = random_state(LAYOUTS["rows"])
+        publisher.publish_state(state, number=0, settings={}, durable=False)
+        given = ["--port", "0", "--pir", "0", "--pir-keys", f"{name}=4", "--pir-keys", "row=4"]
+        done = CliRunner().invoke(serve, [str(tmp_path), *given])
+    assert isinstance(done.exception, InputError)
+    assert f"got {name!r}, allowed is 'row'" in str(done.exception)
+
+
+def test_numbers_of_keys_wait_for_the_first_round():
+    rounds = MemoryRounds()
+    check_tables({"pir_keys": ("nosuch=4", "3")}, rounds)
+    rounds.open()
+    check_tables({"pir_keys": ("word=4", "3")}, rounds)
+    with pytest.raises(InputError, match="allowed is 'word'"):
+        check_tables({"pir_keys": ("nosuch=4",)}, rounds)
 
 
 @pytest.mark.parametrize(

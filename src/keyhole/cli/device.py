@@ -151,7 +151,7 @@ def _take_part(made: Device, fetch: Fetch, options: Mapping[str, Any], notices: 
         click.echo(_line_of(taken))
 
     def wait(seconds: float) -> None:
-        notices.tell(f"no round for this device, asking again in {seconds:.0f} s", kind="wait")
+        notices.tell(f"no round for this device, asking again in {seconds:.1f} s", kind="wait")
 
     taken = keep_taking_part(
         made,

@@ -136,7 +136,7 @@ def _write_provided(need: Need, price: Price) -> str:
         # No attester of real hardware comes with keyhole, only one that simulates it.
         return ", with hardware and an attester of your own"
     if any(party.keys and not party.whose for party in price.seen_by.values()):
-        return f", hidden among {_write_clients(need)}"
+        return f", in a crowd of {_write_clients(need)}"
     return ""
 
 
@@ -158,13 +158,13 @@ def _cost_table(need: Need, prices: Sequence[Price]) -> Table:
 
 def _server_table(prices: Sequence[Price]) -> Table:
     """What a server makes and holds."""
-    title = "At a server, once a round before anybody asks"
+    title = "At a server; building is done once a round, before anybody asks"
     table = _numbers(title, "building CPU", "slices made", "memory", "can be cached")
     for price in prices:
         table.add_row(
             price.way,
             _write_split(price.building_by),
-            write_count(price.slices_generated) if price.building_by else "-",
+            write_count(price.slices_generated) if price.slices_generated else "-",
             write_bytes(price.server_memory),
             "yes" if price.is_cacheable else "no",
         )

@@ -186,12 +186,20 @@ def test_a_sparse_graph_gives_the_same_sum(lost):
     assert check_sparse(settings, lost)
 
 
-def test_a_sparse_graph_with_a_group_that_is_lost_releases_nothing():
-    """Most clients stay, but of one group too few."""
+@pytest.mark.parametrize("step", ["shares", "input", "unmasking"])
+def test_a_sparse_graph_with_a_group_that_is_lost_releases_nothing(step):
+    """Most clients stay, but of one group too few: no client is even asked."""
     settings = settings_of(18, degree=4, threshold=4)
+    order = ("keys", "shares", "input", "unmasking")
+    before = order[order.index(step) - 1]
     gone = [place for place in settings.group(5) if place != 5][:2]
+    left = [place for place in range(18) if place not in gone]
+    parties = Parties(settings).until(before)
+    parties.do(before, left)
     with pytest.raises(ThresholdError):
-        run_secagg(settings, vectors_of(settings), dict.fromkeys(gone, "after_shares"))
+        parties.list_for(step, left[0])
+    with pytest.raises(ReplayError):
+        parties.server.sum()
 
 
 def test_the_graph_changes_with_the_round():

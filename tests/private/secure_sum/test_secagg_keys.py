@@ -1,6 +1,10 @@
 """Keys, shares and secrets that are false: refused, with the place of the client they are of."""
 
+import struct
+
 import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole.errors import (
     MalformedError,
@@ -8,6 +12,7 @@ from keyhole.errors import (
     ReplayError,
     ViolationError,
 )
+from keyhole.private.secure_sum.masks import pair_seed
 from keyhole.private.secure_sum.secagg_keys import Keys, commitment_of
 from keyhole.private.secure_sum.secagg_messages import (
     open_slots,
@@ -16,6 +21,7 @@ from keyhole.private.secure_sum.secagg_messages import (
 )
 from keyhole.private.secure_sum.secagg_secrets import Secrets
 from tests.private.secure_sum.secagg_parties import (
+    ROUND,
     Parties,
     forgot_everything,
     seeded,
@@ -136,6 +142,34 @@ def test_shares_of_another_round_do_not_open():
         ours.secrets(1).open(0, ours.secrets(0).keys(), old)
     new = ours.secrets(0).seal(1, keys, pair)
     assert ours.secrets(1).open(0, ours.secrets(0).keys(), new) == pair
+
+
+def test_sealed_shares_are_bound_to_the_round_the_sender_and_the_receiver():
+    """AES-128-GCM by hand: whatever else stands in the associated data, they do not open."""
+    parties = Parties(settings_of(3))
+    secrets, pair = parties.secrets(2), b"\7" * 132
+    sealed = secrets.seal(1, parties.secrets(1).keys(), pair)
+    key = pair_seed(secrets.cipher, parties.secrets(1).cipher.public, ROUND, 1, 2, use=b"shares")
+    nonce = struct.pack("<I8x", 2)
+    bound = ROUND + struct.pack("<II", 2, 1)
+    assert AESGCM(key).decrypt(nonce, sealed, bound) == pair
+    swapped, other = ROUND + struct.pack("<II", 1, 2), bytes(16) + bound[16:]
+    for wrong in (b"", bound[:-1], swapped, other):
+        with pytest.raises(InvalidTag):
+            AESGCM(key).decrypt(nonce, sealed, wrong)
+
+
+def test_shares_of_a_client_that_was_not_on_the_list_of_keys_are_a_violation():
+    """And so is a list without the client's own bit: its shares would have been lost."""
+    for change in (lambda good: good | {3: bytes(148)}, lambda good: {1: good[1], 2: good[2]}):
+        parties = Parties(settings_of(4, threshold=2))
+        parties.do("keys", [0, 1, 2])
+        parties.do("shares", [0, 1, 2])
+        good = open_slots(parties.list_for("input", 0), "share list", parties.settings, 0)
+        listed = seal_slots("share list", parties.settings, 0, change(good))
+        with pytest.raises(ViolationError):
+            parties.clients[0].mask(listed, vector_of(parties.settings, 0))
+        assert forgot_everything(parties.clients[0])
 
 
 def with_false_share(parties, giver, owner):

@@ -49,8 +49,8 @@ def core(hashes, load):
     return (1 - np.exp(-x)) ** hashes
 
 
-def test_thresholds_are_the_published_ones():
-    # Goodrich and Mitzenmacher (2011), table 1: 1.222, 1.295, 1.425 for 3, 4, 5.
+def test_the_formula_gives_the_known_thresholds():
+    # Those that Goodrich and Mitzenmacher (2011) build on, for 3, 4 and 5 hashes.
     assert [round(threshold(hashes), 3) for hashes in (3, 4, 5)] == [1.222, 1.295, 1.425]
 
 

@@ -49,6 +49,16 @@ def test_what_may_pass_is_tried_again(bad):
         assert [body for _, _, body in script.asked] == [b"update"] * 2
 
 
+def test_why_something_is_tried_again_is_told_before_the_wait():
+    told = []
+    retry = Retry(attempts=3, seed=1, tell=told.append)
+    with scripted(None, answer(503), answer(502)) as script, client_of(script, retry=retry) as each:
+        with pytest.raises(ServiceError, match="status 502, the last of 3"):
+            get(each)
+        assert told == ["a connection that was closed", "status 503"]
+        assert len(each.waits) == 2
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "error"),
     [

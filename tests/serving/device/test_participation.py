@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from keyhole import tree
-from keyhole.errors import TooLateError
+from keyhole.errors import StaleError, TooLateError
 from keyhole.serving.device.device import Assignment, Device, RoundNow
 from keyhole.serving.device.participation import (
     Participant,
@@ -104,6 +104,49 @@ def test_run_takes_part_in_every_round_and_skips_those_it_misses(service):
     assert count == 3
     assert ["is over" in str(error) for error in missed] == [True]
     assert seen == [trained[0], *trained[2:]]
+
+
+class Lagging:
+    """A fetch from servers that do not hold the same round, so often before each that works."""
+
+    def __init__(self, misses):
+        self.misses, self.left = misses, misses
+
+    def __call__(self, device, round, keys):
+        if self.left:
+            self.left -= 1
+            raise StaleError("servers differ", got=self.left, allowed="one round", fix="wait")
+        self.left = self.misses
+        return device.fetch(round, keys)
+
+
+def test_servers_that_lag_are_waited_for_and_those_that_always_differ_end_it(service):
+    service.publish()
+    waits, missed = [], []
+    with service.device(clock=Clock(sleep=waits.append)) as device:
+        habit = replace(HABIT, fetch=Lagging(7))
+        again = {"on_round": lambda _: service.publish(), "on_miss": missed.append}
+        assert keep_taking_part(device, habit, rounds=2, **again) == 2
+        assert waits == [1, 2, 4, 8, 16, 32, 60] * 2
+        assert [error.got for error in missed] == list("6543210" * 2)
+        with pytest.raises(StaleError, match="got 91"):  # the eighth of ninety-nine
+            keep_taking_part(device, replace(HABIT, fetch=Lagging(99)), on_miss=missed.append)
+    assert len(missed) == 14 + 7
+
+
+def test_a_device_without_a_round_tells_how_long_it_waits(service):
+    service.publish()
+    service.publisher.close_round()
+    waits, told = [], []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        service.publish()
+
+    with service.device(clock=Clock(sleep=sleep)) as device:
+        assert keep_taking_part(device, HABIT, rounds=1, on_wait=told.append) == 1
+    assert told == waits
+    assert len(told) == 1
 
 
 def test_a_stop_ends_waiting_at_once(service):

@@ -218,7 +218,7 @@ def test_a_device_trains_with_the_keys_that_are_left(both, fetch, monkeypatch):
     with both.device("dropper") as device:
         taken = take_part(device, Participant(lambda _: {"word": range(10)}, train, fetch))
     assert trained == [{"word": STASH}]
-    assert taken.keys == STASH
+    assert (taken.keys, taken.missing) == (STASH, 10 - STASH)
     assert list(both.service.stored(state.published.id)) == ["dropper"]
 
 

@@ -1,5 +1,6 @@
 """`keyhole relay` and the keys of a gateway: what an operator types, and what goes wrong."""
 
+import socket
 import stat
 
 import pytest
@@ -7,7 +8,11 @@ from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
 from keyhole.errors import InputError
-from keyhole.private.oblivious.key_config import GatewayKey, encode_gateway_key
+from keyhole.private.oblivious.key_config import (
+    GatewayKey,
+    encode_configs,
+    encode_gateway_key,
+)
 from keyhole.serving.relay.gateway_keys import load_gateway_keys
 
 
@@ -80,3 +85,34 @@ def test_a_file_without_a_token_is_refused(tmp_path):
     file.write_text("two words")
     done = run("relay", "--port", 0, "--gateway", "http://127.0.0.1:9", "--token-file", file)
     assert isinstance(done.exception, InputError)
+    assert "no token" in str(done.exception)
+
+
+@pytest.mark.parametrize("wrong", ["url", "token"])
+def test_what_is_wrong_is_told_before_a_port_is_taken(tmp_path, wrong):
+    (tmp_path / "token").write_text("two words")
+    token = ("--token-file", tmp_path / "token") if wrong == "token" else ()
+    url = "ftp://x" if wrong == "url" else "http://127.0.0.1:9"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("relay", "--port", taken.getsockname()[1], "--gateway", url, *token)
+    told = {"url": "not the URL of a service", "token": "no token"}
+    assert told[wrong] in str(done.exception)
+
+
+def test_devices_are_given_a_file_of_what_the_gateway_says_of_its_keys(tmp_path):
+    key_file, file = tmp_path / "gateway.key", tmp_path / "gateway.config"
+    assert run("token", "gateway-key", key_file, "--number", 7).exit_code == 0
+    key_file.write_text(encode_gateway_key(GatewayKey.fresh(8)) + key_file.read_text())
+    assert run("token", "gateway-config", key_file, file).exit_code == 0
+    told = encode_configs([key.config for key in load_gateway_keys(key_file)])
+    assert file.read_bytes() == told
+    assert stat.S_IMODE(file.stat().st_mode) & 0o444
+    assert run("token", "gateway-config", key_file).stdout_bytes == told
+
+
+def test_a_file_that_is_there_is_not_replaced_least_of_all_the_key(tmp_path):
+    key_file = tmp_path / "gateway.key"
+    assert run("token", "gateway-key", key_file).exit_code == 0
+    before = key_file.read_bytes()
+    assert isinstance(run("token", "gateway-config", key_file, key_file).exception, InputError)
+    assert key_file.read_bytes() == before

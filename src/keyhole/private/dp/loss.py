@@ -119,7 +119,7 @@ class Mechanism:
         is_whole = self.sampling == "poisson" or (
             self.sampling == "separated" and self.neighbours == "add-or-remove"
         )
-        return self.noise_multiplier if is_whole else self.noise_multiplier
+        return self.noise_multiplier if is_whole else self.noise_multiplier / 2
 
 
 def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:

@@ -27,9 +27,9 @@ class SketchShape:
 
     There is one sub-table for each hash, so that the cells of a key are distinct. Where they lie,
     and the check of a key, come from AES under the public seed. Keys that were chosen before the
-    seed was known crowd no more than random ones do, whoever chose them; so each round draws its
-    seed afresh, after the clients have their keys. Keys chosen with the seed at hand can be made
-    to collide: that makes the sum fail to decode, and not decode to something else.
+    seed was known crowd no more than random ones do, whoever chose them, if AES is a pseudo-random
+    function; so each round draws its seed afresh, after the clients have their keys. Keys chosen
+    with the seed at hand can be made to collide, and then the sum does not decode.
 
     There are `expansion` cells for each distinct key and `spare` more. The threshold of 4 hashes is
     1.295 cells a key; below it most keys are lost at once. Above it what remains is two keys that
