@@ -110,9 +110,7 @@ def _gateway(options: dict[str, Any]) -> tuple[Client, str | None]:
     return client, None if file is None else read_token(file)
 
 
-def _app(
-    client: Client, token: str | None, options: dict[str, Any], metrics: Metrics
-) -> RelayApp:
+def _app(client: Client, token: str | None, options: dict[str, Any], metrics: Metrics) -> RelayApp:
     """Makes the relay, in its worker: its line has a thread, which no fork carries over."""
     from math import inf
 
