@@ -31,6 +31,7 @@ RESERVED = {
     "click": {"cli"},
     "cryptography": {"private"},
     "dcap_qvl": {"private"},
+    "dp_accounting": {"private"},
     "rich": {"cli"},
     "flwr": {"engines"},
     "ray": {"engines"},

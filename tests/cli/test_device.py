@@ -130,8 +130,8 @@ def test_a_file_without_a_token_is_refused(service, tmp_path, content):
         run(service.url, "--task", "so_tag", "--token-file", path)
 
 
-def test_a_service_that_fails_is_told_once_before_it_is_asked_again(tmp_path):
-    with scripted(answer(503), answer(503), refusal(404, "NotFoundError")) as script:
+def test_a_service_that_fails_is_told_before_it_is_asked_again(tmp_path):
+    with scripted(answer(503), refusal(404, "NotFoundError")) as script:
         args = ["--table", "row", "--slices", "1", "--out", str(tmp_path / "x.npz")]
         done = CliRunner().invoke(device, [f"http://127.0.0.1:{script.port}", *args])
     assert isinstance(done.exception, NotFoundError)

@@ -35,6 +35,8 @@ from tests.serving.service_process import service
 from tests.serving.small_service import random_state, small_service
 
 TASK = ("--task", "so_tag", "--rounds", "1")
+# Where nobody listens without TLS: what is not refused before is refused there, and ends as well.
+NOWHERE = ("--host", "0.0.0.0", "--port", "0")
 
 
 @pytest.mark.slow
@@ -174,9 +176,9 @@ def test_options_of_a_server_that_do_not_fit_are_refused(tmp_path, options, told
     key = tmp_path / "key"
     CliRunner().invoke(token, ["gateway-key", str(key)])
     given = [str(key) if option == "KEY" else option for option in options]
-    done = CliRunner().invoke(serve, [str(tmp_path), "--port", "0", *given])
+    done = CliRunner().invoke(serve, [str(tmp_path), *NOWHERE, *given])
     assert done.exit_code == 2, done.output
-    assert told in " ".join(done.output.replace("│", " ").split())
+    assert told in done.output
 
 
 @pytest.mark.parametrize("name", ["nosuch", "broadcast"])
@@ -184,8 +186,8 @@ def test_numbers_of_keys_for_a_table_that_is_not_there_are_refused(tmp_path, nam
     with Publisher(tmp_path) as publisher:
         state = random_state(LAYOUTS["rows"])
         publisher.publish_state(state, number=0, settings={}, durable=False)
-        given = ["--port", "0", "--pir", "0", "--pir-keys", f"{name}=4", "--pir-keys", "row=4"]
-        done = CliRunner().invoke(serve, [str(tmp_path), *given])
+        given = ["--pir", "0", "--pir-keys", f"{name}=4", "--pir-keys", "row=4"]
+        done = CliRunner().invoke(serve, [str(tmp_path), *NOWHERE, *given])
     assert isinstance(done.exception, InputError)
     assert f"got {name!r}, allowed is 'row'" in str(done.exception)
 

@@ -106,7 +106,7 @@ def test_thresholded_rows_are_few_and_noisy():
 )
 def test_the_account_is_that_of_the_sampler(sampling, relation):
     cohorts = Cohorts(1000, 50, sampling)
-    spent = Privacy(clip=1.0, noise=2.0, delta=1e-4).describe(cohorts, 3)
+    spent = Privacy(clip=1.0, noise=2.0, delta=1e-4).describe(cohorts, 2, 40)
     assert (spent["neighbours"], spent["sampling"], spent["unit"]) == (relation, sampling, "client")
     assert 0 < spent["epsilon"] < 10
 
@@ -172,3 +172,18 @@ def test_a_mean_over_choosers_cannot_be_private():
         PrivateSum(aggregation_named("plain"), Privacy(1.0, 1.0), COHORTS)(
             replace(adding(), over="choosers")
         )
+
+
+def test_more_arrivals_than_were_accounted_for_are_refused():
+    with pytest.raises(InputError, match="not the one accounted for"):
+        Privacy(clip=1.0, noise=1.0).describe(COHORTS, 0, COHORTS.asked + 1)
+
+
+@pytest.mark.parametrize("way", ["plain", "secure-dense", "secure-sparse"])
+def test_a_round_that_nobody_joined_releases_noise_as_any_other(way):
+    empty = replace(
+        adding(), contributions=[replace(c, fate="late") for c in adding().contributions]
+    )
+    privacy = Privacy(clip=1.0, noise=1.0)
+    made = PrivateSum(aggregation_named(way), privacy, Cohorts(1000, 6, "poisson"))(empty)
+    assert all(np.all(rows != 0) for rows in dense(made.rows))

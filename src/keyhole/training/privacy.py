@@ -25,11 +25,13 @@ from keyhole.private.dp.clipping import norm, norm_before_rounding
 from keyhole.private.dp.correlated import Strategy, add_correlated_noise
 from keyhole.private.dp.gaussian import add_noise, noise_room
 from keyhole.private.dp.loss import Mechanism
-from keyhole.server.updates import RowUpdate
+from keyhole.server.updates import RowUpdate, no_update
 from keyhole.training.aggregation.contract import Adding, Aggregation, Contribution, Summed
 from keyhole.training.aggregation.parts import rows_of
 from keyhole.training.aggregation.rounding import derived
+from keyhole.training.aggregation.secure import SecureSum
 from keyhole.training.aggregation.two_servers import TwoServers
+from keyhole.training.aggregation.union import UnionSum
 from keyhole.training.cohort import Cohorts
 from keyhole.types import KeyArray
 
@@ -74,25 +76,31 @@ class Privacy:
                 fix="take the median norm of an update as clip, and noise from `keyhole privacy`",
             )
 
-    def accountant(self, cohorts: Cohorts, rounds_made: int = 0) -> Accountant:
-        """The account of a run after some rounds; the relation follows from the sampler."""
+    def accountant(self, cohorts: Cohorts, arrived: Sequence[int] = ()) -> Accountant:
+        """The account of a run; the relation follows from the sampler.
+
+        Args:
+            cohorts: how they were drawn.
+            arrived: of each round that ran, how many updates were in its sum.
+        """
         accountant = Accountant(self._mechanism(cohorts), self.delta, self.budget)
-        for _ in range(rounds_made):
+        made_for = accountant.mechanism
+        for count in arrived:
             accountant.record(
-                accountant.mechanism.sampling,
-                cohort=accountant.mechanism.cohort,
-                arrived=0,
+                made_for.sampling,
+                cohort=cohorts.asked,
+                arrived=count,
                 noise_multiplier=self.noise,
             )
         return accountant
 
     def check(self, cohorts: Cohorts, t: int) -> None:
         """Raises BudgetError if round t would spend more than there is."""
-        self.accountant(cohorts, t).check()
+        self.accountant(cohorts, [0] * t).check()
 
-    def describe(self, cohorts: Cohorts, rounds: int) -> dict[str, Any]:
-        """What so many rounds have spent, for the record of the last of them."""
-        return asdict(self.accountant(cohorts, rounds).spent())
+    def describe(self, cohorts: Cohorts, t: int, arrived: int) -> dict[str, Any]:
+        """What the run has spent after round t, in whose sum so many updates are."""
+        return asdict(self.accountant(cohorts, [*[0] * t, arrived]).spent())
 
     def strategy(self, cohorts: Cohorts) -> Strategy:
         """Of correlated noise."""
@@ -145,7 +153,9 @@ class PrivateSum:
         inner = replace(
             adding, contributions=contributions, over="nothing", with_counts=is_thresholded
         )
-        summed = self._noisy_inner()(inner)
+        summed = self._ready_inner()(inner)
+        if summed.rows is None and not adding.sent:  # that nobody came must not show either
+            summed = replace(summed, rows=tuple(map(no_update, adding.layout.parts)), error=None)
         if summed.rows is None:
             return summed
         noisy = self._with_noise(adding, summed)
@@ -172,28 +182,30 @@ class PrivateSum:
 
     def _most(self, adding: Adding, one: Contribution) -> float:
         """C, less what rounding to a ring can add."""
-        rounding = getattr(self.inner, "rounding", None)
-        if rounding is None or self.privacy.clip == inf:
+        ready = self._ready_inner()
+        if not isinstance(ready, SecureSum | TwoServers | UnionSum) or self.privacy.clip == inf:
             return self.privacy.clip
         counts = {name: len(z) for name, z in one.keys.items()}
         entries = adding.layout.client_size(**counts)
-        step = rounding.fixed_point(adding).rounding
+        step = ready.rounding.fixed_point(adding).rounding
         return norm_before_rounding(self.privacy.clip, step, entries)
 
-    def _noisy_inner(self) -> Aggregation:
-        """Two servers add noise to their shares themselves; others have it added to the sum."""
-        if not isinstance(self.inner, TwoServers) or self.privacy.kind != "all-rows":
-            return self.inner
-        room = noise_room(self.privacy.noise, parties=2)
-        rounding = replace(self.inner.rounding, room=room)
-        noise = self.privacy.noise * self.privacy.clip if self.privacy.noise else 0.0
-        return replace(self.inner, rounding=rounding, noise=noise)
+    def _ready_inner(self) -> Aggregation:
+        """The aggregation with a ring that holds clipped updates; of two servers, also the noise
+        that they add to their shares themselves. Others have it added to the sum."""
+        inner, privacy = self.inner, self.privacy
+        if not isinstance(inner, SecureSum | TwoServers | UnionSum) or privacy.clip == inf:
+            return inner
+        rounding = replace(inner.rounding, clip=privacy.clip)
+        if not isinstance(inner, TwoServers) or privacy.kind != "all-rows":
+            return replace(inner, rounding=rounding)
+        rounding = replace(rounding, room=noise_room(privacy.noise, parties=2))
+        return replace(inner, rounding=rounding, noise=privacy.noise * privacy.clip)
 
     def _with_noise(self, adding: Adding, summed: Summed) -> Sequence[RowUpdate]:
         assert summed.rows is not None
-        if isinstance(self.inner, TwoServers) and self.privacy.kind == "all-rows":
-            return summed.rows
-        if not self.privacy.noise:
+        has_noise = isinstance(self.inner, TwoServers) and self.privacy.kind == "all-rows"
+        if not self.privacy.noise or (has_noise and adding.sent):
             return summed.rows
         counts = summed.counts or tuple(np.empty(0, np.int64) for _ in summed.rows)
         most = most_keys_of(adding.layout, adding.keys_per_client)

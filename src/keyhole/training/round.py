@@ -51,11 +51,11 @@ def run_round(
     added = [visit for visit in visits if visit.fate == "sent" and summed.rows is not None]
     record = RoundRecord(
         round=t,
-        step=state.steps + bool(added),
+        step=state.steps + (summed.rows is not None),
         staleness=[0] * len(added),
         **record_visits(_with_costs(visits, summed), [cost], summed.seen_by),
         not_opened=summed.error,
-        privacy={} if plan.privacy is None else plan.privacy.describe(cohorts, t + 1),
+        privacy={} if plan.privacy is None else plan.privacy.describe(cohorts, t, len(added)),
     )
     return summed.rows, record
 

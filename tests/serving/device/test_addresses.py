@@ -34,7 +34,7 @@ def test_what_is_no_url_of_a_service_is_refused(url):
 def test_plain_http_stays_on_this_machine_unless_told():
     for url in ("http://127.0.0.1:80", "http://localhost", "http://[::1]:8"):
         Client(url)
-    with pytest.raises(InputError, match="in the clear.*pass --insecure"):
+    with pytest.raises(InputError, match=r"in the clear.*pass --insecure"):
         Client("http://192.0.2.1")
     Client("http://192.0.2.1", insecure=True)
 

@@ -192,6 +192,10 @@ def test_a_disk_that_refuses_is_507(taking, tmp_path):
 
 
 def test_a_service_without_a_spool_takes_no_updates(service):
-    service.refused(send_update(service), 404, "NotFoundError")
+    answer = send_update(service)
+    service.refused(answer, 404, "NotFoundError")
+    assert "--token-key" not in answer.json()["error"]["fix"]  # it has one
     only_reads = Service(access=Access())
-    only_reads.refused(only_reads.ask("POST", "/v1/checkin"), 404, "NotFoundError")
+    answer = only_reads.ask("POST", "/v1/checkin")
+    only_reads.refused(answer, 404, "NotFoundError")
+    assert "--token-key" in answer.json()["error"]["fix"]
