@@ -170,13 +170,6 @@ def test_tokens_are_asked_for_as_for_slices():
     assert service.post(free.query([1]), **token(most_keys=4)).status_code == 200
 
 
-@pytest.mark.parametrize(("asked", "got"), [("one-server", "one-server"), ("x-y", "another")])
-def test_a_scheme_that_is_not_served_is_told_with_the_one_that_is(service, asked, got):
-    answer = service.ask("GET", f"/v1/rounds/{service.round.id}/tables/1/pir/{asked}")
-    facts = answer.json()["error"]
-    assert (facts["got"], facts["allowed"]) == (got, "two-server at this service")
-
-
 def test_a_round_that_does_not_say_how_many_keys_a_client_chooses_is_refused():
     answer = PirService(most_keys=None).ask("GET")
     facts = answer.json()["error"]

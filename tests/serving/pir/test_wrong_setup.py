@@ -13,6 +13,7 @@ from keyhole.serving.relay.relay import RelayApp
 from keyhole.serving.service.app import App
 from keyhole.serving.service.transport import serving
 from tests.helpers import LAYOUTS
+from tests.serving.pir.one_service import PirService
 from tests.serving.pir.pair import second_device
 from tests.serving.relay.relayed import line_to
 from tests.serving.small_service import small_service
@@ -63,3 +64,11 @@ def test_a_second_server_that_is_set_up_wrongly_ends_the_device_with_the_reason(
             keep_taking_part(device, habit, on_miss=missed.append)
     assert missed == []
     assert told in caught.value.got
+
+
+@pytest.mark.parametrize(("asked", "got"), [("one-server", "one-server"), ("x-y", "another")])
+def test_a_scheme_that_is_not_served_is_told_with_the_one_that_is(asked, got):
+    service = PirService()
+    answer = service.ask("GET", f"/v1/rounds/{service.round.id}/tables/1/pir/{asked}")
+    facts = answer.json()["error"]
+    assert (facts["got"], facts["allowed"]) == (got, "two-server at this service")
