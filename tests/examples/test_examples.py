@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.helpers import ROOT, load_example
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
+@cache
 def run(path):
     return subprocess.run(
         [sys.executable, path], capture_output=True, text=True, timeout=120, check=False

@@ -90,7 +90,7 @@ def test_broadcast_reaches_those_who_are_still_there():
     ("door", "users"),
     [
         ("contributions", {"primitives/aggregate.py", "server/submodels.py"}),
-        ("observe", {"delivery/ways.py", "training/visit.py"}),
+        ("observe", {"delivery/demand.py", "training/visit.py"}),
     ],
 )
 def test_only_those_named_here_use_a_door_out_of_a_client_placement(door, users):

@@ -187,9 +187,7 @@ def _check_flags(options: Mapping[str, Any]) -> None:
     """Refuses flags that contradict each other or would do nothing."""
     delivery = options["delivery"]
     if options["devices"] and (delivery or options["aggregation"] or options["dp_noise"]):
-        raise click.UsageError(
-            "--delivery, --aggregation and --dp-noise are for clients in process"
-        )
+        raise click.UsageError("--delivery, --aggregation and --dp-noise: devices choose their own")
     if options["force"] and delivery not in PRIVATE_DELIVERIES:
         raise click.UsageError("--force goes with a private --delivery")
     if options["allow_simulation"] and delivery != "enclave":

@@ -24,7 +24,7 @@ class Once(Generic[T]):
     """
 
     def __init__(self, value: T, what: str) -> None:
-        self._held: list[T] = [value]
+        self._left: list[T] = [value]
         self._what = what
 
     def __repr__(self) -> str:
@@ -37,7 +37,7 @@ class Once(Generic[T]):
             ReplayError: it has been taken.
         """
         try:
-            return self._held[0]
+            return self._left[0]
         except IndexError:
             raise self._taken() from None
 
@@ -48,7 +48,7 @@ class Once(Generic[T]):
             ReplayError: it has been taken before.
         """
         try:
-            return self._held.pop()  # one step: nobody comes in between
+            return self._left.pop()  # one step: nobody comes in between
         except IndexError:
             raise self._taken() from None
 

@@ -110,7 +110,7 @@ class SecAggClient:
         self._secrets: Secrets | None = Secrets.draw(settings, place, prg or Prg.fresh())
         self._step: Step = "advertise"
         self._peers: dict[int, Keys] = {}
-        self._held: dict[int, bytes] = {}  # whose shares: of the mask key, then of the seed
+        self._kept: dict[int, bytes] = {}  # whose shares: of the mask key, then of the seed
         self._asked: Asked | None = None
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ class SecAggClient:
         with self._moving_to("confirm" if self.settings.signed else "unmask"):
             self._receive(secrets, sealed)
             masked = np.array(vector, self.settings.dtype)
-            others = self._held.keys() - {self.place}
+            others = self._kept.keys() - {self.place}
             add_masks(masked, secrets.masks({place: self._peers[place] for place in others}))
             # Nothing of them is needed any more: what is left are shares of others, and its own.
             self._secrets = None
@@ -214,8 +214,8 @@ class SecAggClient:
             asked = self._accept_confirmed(request)
         else:
             asked = self._accept(request, "unmask")
-        slots = {place: pair[:SHARE_BYTES] for place, pair in self._held.items()}
-        slots |= {place: self._held[place][SHARE_BYTES:] for place in asked.survivors}
+        slots = {place: pair[:SHARE_BYTES] for place, pair in self._kept.items()}
+        slots |= {place: self._kept[place][SHARE_BYTES:] for place in asked.survivors}
         self._forget()
         return seal_slots("unmasking", self.settings, self.place, slots)
 
@@ -237,7 +237,7 @@ class SecAggClient:
 
     def _forget(self) -> None:
         self._secrets = None
-        self._peers, self._held = {}, {}
+        self._peers, self._kept = {}, {}
         self._step = "left"
 
     def _check_peers(self, peers: Mapping[int, Keys]) -> None:
@@ -256,7 +256,7 @@ class SecAggClient:
     def _split(self, secrets: Secrets) -> dict[int, bytes]:
         """Shares of both secrets for everyone, sealed; the client's own stay here."""
         pairs = secrets.split(sorted(self._peers))
-        self._held = {self.place: pairs.pop(self.place)}
+        self._kept = {self.place: pairs.pop(self.place)}
         return {
             place: secrets.seal(place, self._peers[place], pair) for place, pair in pairs.items()
         }
@@ -268,7 +268,7 @@ class SecAggClient:
             raise violation("shares of other clients than before", "of those on the list of keys")
         self._require(len(sealed))
         opened = {place: secrets.open(place, self._peers[place], sealed[place]) for place in others}
-        self._held |= opened
+        self._kept |= opened
 
     def _accept(self, data: bytes, step: Step) -> Asked:
         """Takes a list of survivors, once: a second one that turns a client round opens it."""
@@ -291,7 +291,7 @@ class SecAggClient:
             raise violation("both kinds of share of one client")
         if self.place in asked.lost:
             raise violation("the key of a client that has sent its input")
-        if asked.survivors | asked.lost != self._held.keys():
+        if asked.survivors | asked.lost != self._kept.keys():
             raise violation("shares of other clients than before", "of those who have shared")
         self._require(len(asked.survivors))
 

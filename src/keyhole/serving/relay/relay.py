@@ -92,9 +92,9 @@ class RelayApp:
         finally:
             guards.uploads.leave(weight)
         response = _response(200, ANSWERS_TYPE, encode_answers(answers)) if is_batch else None
-        return await self._held(response or _single(answers[0]))
+        return await self._weighed(response or _single(answers[0]))
 
-    async def _held(self, response: Response) -> Response:
+    async def _weighed(self, response: Response) -> Response:
         """An answer that counts as held until its client has taken it."""
         memory = self._guards.memory
         await memory.enter(response.length)

@@ -47,7 +47,7 @@ class SliceGroups:
 
     def __init__(self, rounds: RoundSource, guards: Guards, stack: ExitStack) -> None:
         self._rounds, self._guards, self._stack = rounds, guards, stack
-        self._held: dict[str, OpenRound | KeyholeError] = {}
+        self._kept: dict[str, OpenRound | KeyholeError] = {}
         self._groups: dict[tuple[str, int], _Group] = {}
         self._refused: dict[int, Reply] = {}
 
@@ -130,14 +130,14 @@ class SliceGroups:
         return found
 
     def _hold(self, round_id: str) -> OpenRound:
-        if round_id not in self._held:
+        if round_id not in self._kept:
             try:
                 held = self._stack.enter_context(self._rounds.hold(round_id))
             except KeyholeError as error:
-                self._held[round_id] = error
+                self._kept[round_id] = error
             else:
-                self._held[round_id] = held
-        found = self._held[round_id]
+                self._kept[round_id] = held
+        found = self._kept[round_id]
         if isinstance(found, KeyholeError):
             raise found
         return found
