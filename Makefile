@@ -25,8 +25,8 @@ demo: $(READY) ## Run the demo
 	@$(BIN)/python examples/hello_select.py
 	@$(BIN)/keyhole demo
 
-test: $(READY) ## Run the fast tests
-	@$(BIN)/python -m pytest
+test: $(READY) ## Run the fast tests, on two cores
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(READY) ## Run all tests, the slow ones too
 	@for program in nginx redis-server varnishd; do \

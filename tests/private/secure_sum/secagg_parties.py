@@ -126,7 +126,7 @@ class Parties:
 def forgot_everything(client):
     """Whether a client has left and holds no secret and no share."""
     held = vars(client)
-    return client.has_left and not (held["_secrets"] or held["_held"] or held["_peers"])
+    return client.has_left and not (held["_secrets"] or held["_kept"] or held["_peers"])
 
 
 def body_of(message):

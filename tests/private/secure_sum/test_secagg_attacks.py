@@ -102,7 +102,7 @@ def test_a_server_with_fewer_than_t_clients_cannot_rebuild_the_key_of_a_survivor
     parties = Parties(settings_of(5)).until("unmasking")
     needed = parties.settings.shares_needed
     colluding = range(1, 1 + needed - missing)
-    held = {place + 1: parties.clients[place]._held[0][:SHARE] for place in colluding}
+    held = {place + 1: parties.clients[place]._kept[0][:SHARE] for place in colluding}
     if missing:
         with pytest.raises(ThresholdError):
             combine(held, needed, 32)
