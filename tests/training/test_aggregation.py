@@ -1,12 +1,18 @@
 """Aggregations: the plain sum, up to the rounding that each states, whoever drops out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import keyhole as kh
 from keyhole import tree
 from keyhole.errors import InputError
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.training import Clients, Cohorts, Plan, start_run
 from keyhole.training.aggregation.contract import Adding, Contribution
 from keyhole.training.aggregation.named import AGGREGATIONS, aggregation_named
 from keyhole.training.aggregation.rounding import Rounding
@@ -109,3 +115,22 @@ def test_numbers_beyond_the_clip_are_clipped_and_not_wrapped():
 def test_an_unknown_aggregation_is_refused():
     with pytest.raises(InputError, match="no such way to add updates up"):
         aggregation_named("abacus")
+
+
+def test_keys_without_a_place_in_a_sum_are_in_the_record():
+    def loses_two(adding):
+        return replace(aggregation_named("plain")(adding), unplaced_keys=2)
+
+    space = kh.KeySpace("row", 9)
+    model = {"w": np.zeros((9, 2), np.float32)}
+    layout = kh.Layout.of(model, kh.Cut(space, {"w": 0}))
+    population = Clients(
+        3,
+        data=lambda client: client,
+        choose=lambda data, most, rng: space.keys([1, 2]),
+        train=lambda submodel, data, rng: submodel,
+    )
+    plan = Plan(Cohorts(3, 3), keys_per_client={"row": 2}, aggregate=loses_two)
+    run = start_run(ServerState.dense(layout, model, SGD(1.0)), population, plan)
+    (record,) = run.rounds(1)
+    assert record.unplaced_keys == 2

@@ -187,3 +187,12 @@ def test_a_round_that_nobody_joined_releases_noise_as_any_other(way):
     privacy = Privacy(clip=1.0, noise=1.0)
     made = PrivateSum(aggregation_named(way), privacy, Cohorts(1000, 6, "poisson"))(empty)
     assert all(np.all(rows != 0) for rows in dense(made.rows))
+
+
+def test_a_private_round_of_nobody_makes_a_step_and_counts_as_made():
+    lost = Cohorts(20, 4, "poisson", lost_before=1.0)
+    privacy = Privacy(clip=1.0, noise=1.0, delta=1e-3)
+    state = ServerState.dense(LAYOUT, MODEL, SGD(0.1))
+    run = start_run(state, clients(), plan(privacy=privacy, cohorts=lost))
+    (record,) = run.rounds(1)
+    assert (record.step, record.staleness, record.is_skipped) == (1, [], False)

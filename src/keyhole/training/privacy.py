@@ -73,7 +73,7 @@ class Privacy:
                 "privacy that cannot be",
                 got=f"clip {self.clip}, noise {self.noise}",
                 allowed="a clip above 0, finite where there is noise; noise of 0 or more",
-                fix="take the median norm of an update as clip, and noise from `keyhole privacy`",
+                fix="take the median norm of an update as clip, and noise from `noise_for`",
             )
 
     def accountant(self, cohorts: Cohorts, arrived: Sequence[int] = ()) -> Accountant:

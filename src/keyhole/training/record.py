@@ -44,8 +44,8 @@ class RoundRecord:
         distinct_keys: different keys that `clients` received slices of.
         client_sizes: numbers in the sub-model of each client, in the order of `clients`; 0 where
             none arrived.
-        unplaced_keys: keys that clients chose and trained without: a private way had no place for
-            them in a query, and to ask again would show.
+        unplaced_keys: keys that clients chose and trained without, and keys whose update was not
+            added: a private message had no place for them, and to send another would show.
         seen_by: party -> what it learned of the clients' keys while slices were delivered.
         seen_in_sum: party -> what it learned of updates and their keys while they were added up.
         privacy: epsilon and delta that the run has spent so far, for whom and by which account.
@@ -78,8 +78,9 @@ class RoundRecord:
 
     @property
     def is_skipped(self) -> bool:
-        """Whether nobody was left to add up."""
-        return not self.staleness
+        """Whether the round made no step: nobody was left, or the sum could not be opened. With
+        privacy, a sum of nobody is released too: that nobody came must not show."""
+        return not self.staleness and (not self.privacy or self.not_opened is not None)
 
 
 def encode_records(records: Iterable[RoundRecord]) -> bytes:

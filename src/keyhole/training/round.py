@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ def run_round(
         round=t,
         step=state.steps + (summed.rows is not None),
         staleness=[0] * len(added),
-        **record_visits(_with_costs(visits, summed), [cost], summed.seen_by),
+        **record_visits(_with_costs(visits, summed), [cost], summed),
         not_opened=summed.error,
         privacy={} if plan.privacy is None else plan.privacy.describe(cohorts, t, len(added)),
     )
@@ -112,9 +112,9 @@ def _count_distinct(visits: Sequence[Visit]) -> int:
 def record_visits(
     visits: Sequence[Visit],
     costs: Sequence[Cost],
-    seen_in_sum: Mapping[str, str] = PLAIN_SUM_SEEN_BY,
+    summed: Summed | None = None,
 ) -> dict[str, Any]:
-    """What visits and deliveries put into the record of a round."""
+    """What visits, deliveries and a sum (None for a plain one) put into the record of a round."""
 
     def those(fate: str) -> list[int]:
         return [visit.client for visit in visits if visit.fate == fate]
@@ -131,7 +131,8 @@ def record_visits(
         "select_calls": sum(cost.select_calls for cost in costs),
         "cache_hits": sum(cost.cache_hits for cost in costs),
         "distinct_keys": _count_distinct(visits),
-        "unplaced_keys": sum(visit.unplaced_keys for visit in visits),
+        "unplaced_keys": sum(visit.unplaced_keys for visit in visits)
+        + (0 if summed is None else summed.unplaced_keys),
         "seen_by": {p: str(learned) for p, learned in costs[-1].seen_by.items()} if costs else {},
-        "seen_in_sum": dict(seen_in_sum),
+        "seen_in_sum": dict(PLAIN_SUM_SEEN_BY if summed is None else summed.seen_by),
     }

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from keyhole import tree
 from keyhole.primitives.aggregate import divide
 from keyhole.primitives.layout import Layout
-from keyhole.primitives.parts import Part
 from keyhole.server.aggregation import Over
 from keyhole.server.rows import sum_rows
 from keyhole.server.updates import RowUpdate
 from keyhole.training.aggregation.contract import Contribution
 from keyhole.types import KeyArray
 
-__all__ = ["PartSum", "RowsOfClient", "dense_rows", "rows_of"]
+__all__ = ["PartSum", "RowsOfClient", "rows_of"]
 
 RowsOfClient = tuple[KeyArray, NDArray[np.float32]]
 """Different keys of one part, ascending, and what one client adds to the row of each."""
@@ -32,14 +31,6 @@ def rows_of(layout: Layout, one: Contribution) -> list[RowsOfClient]:
         rows = np.ascontiguousarray(part.to_rows(leaves), np.float32)
         found.append(sum_rows(part.keys_of(one.keys).array, rows))
     return found
-
-
-def dense_rows(part: Part, added: RowsOfClient) -> NDArray[np.float32]:
-    """The rows of a client in their places among zeros, (K, width)."""
-    keys, rows = added
-    whole = np.zeros((part.space.num_keys, rows.shape[1]), np.float32)
-    whole[keys] = rows
-    return whole
 
 
 @dataclass(frozen=True, repr=False)
