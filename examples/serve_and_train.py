@@ -26,6 +26,7 @@ from keyhole.serving import (
     PopulationClient,
     Publisher,
     Served,
+    SpoolInbox,
     UpdateSpool,
     device_name,
     keep_taking_part,
@@ -118,7 +119,7 @@ def train_over_the_service(directory):
             )
             stack.callback(device.wait)
             stack.callback(device.terminate)
-        kind = Served(publisher, UpdateSpool(rounds / "updates"), seconds=60)
+        kind = Served(publisher, SpoolInbox(UpdateSpool(rounds / "updates")), seconds=60)
         training = start_run(new_state(), population(), PLAN, kind=kind)
         for record in training.rounds(ROUNDS):
             print(

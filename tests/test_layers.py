@@ -11,7 +11,8 @@ from tests.helpers import ROOT
 LAYERS = [
     {"cli"},
     {"report"},
-    {"engines", "serving", "tasks"},
+    {"engines"},
+    {"serving", "tasks"},
     {"training"},
     {"delivery", "keys", "models", "data"},
     {"server"},

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.inbox import SpoolInbox
 from keyhole.serving.served import Served
 from keyhole.training.loop import resume_run, start_run
 from tests.training import toy
@@ -25,7 +26,7 @@ def die(*_):
 def main(directory, path, rounds, last, moment):
     spool = UpdateSpool(directory / "updates")
     with Publisher(directory) as publisher:
-        kind = Served(publisher, spool, poll=0.005)
+        kind = Served(publisher, SpoolInbox(spool), poll=0.005)
         begin = resume_run if path.exists() else start_run
         run = begin(toy.make_state(), toy.make_clients(), toy.make_plan(), path, kind)
         list(run.rounds(last))

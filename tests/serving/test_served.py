@@ -17,7 +17,8 @@ from keyhole.serving.device.participation import fetch_at_home, keep_taking_part
 from keyhole.serving.device.population import PopulationClient
 from keyhole.serving.device.retrying import Clock
 from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.served import Served, device_name
+from keyhole.serving.inbox import SpoolInbox, device_name
+from keyhole.serving.served import Served
 from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.loop import resume_run, start_run
 from tests.helpers import ROOT
@@ -50,7 +51,7 @@ def devices(service, clients=EVERYONE):
 
 
 def served(service, **options):
-    return Served(service.publisher, service.spool, poll=0.005, **options)
+    return Served(service.publisher, SpoolInbox(service.spool), poll=0.005, **options)
 
 
 def in_process(plan, optimizer):
@@ -110,7 +111,7 @@ def test_a_round_closes_with_the_first_that_answer(tmp_path):
     with small_service(tmp_path) as service, devices(service, asked[2:]):
         run = start_run(toy.make_state(), toy.make_clients(), plan, kind=served(service))
         (record,) = run.rounds(1)
-    assert record.lost_before == list(asked[:2])
+    assert (record.closed, record.late, record.lost_before) == ("goal", list(asked[:2]), [])
     assert len(record.staleness) == 5
 
 

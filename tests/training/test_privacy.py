@@ -13,8 +13,10 @@ from keyhole.server.state import ServerState
 from keyhole.training import Clients, Cohorts, Plan, start_run
 from keyhole.training.aggregation.contract import Adding, Contribution
 from keyhole.training.aggregation.named import AGGREGATIONS, aggregation_named
+from keyhole.training.aggregation.rounding import Rounding
 from keyhole.training.cohort import sample_cohort
-from keyhole.training.privacy import Privacy, PrivateSum
+from keyhole.training.privacy import Privacy
+from keyhole.training.private_sum import PrivateSum, most_asked
 
 pytest.importorskip("dp_accounting")
 
@@ -83,6 +85,61 @@ def test_one_client_moves_the_sum_by_no_more_than_the_clip(way):
     assert 0.4 < moved <= 0.5 * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("way", ["secure-dense", "secure-sketch", "secure-sparse"])
+def test_one_client_more_does_not_change_how_others_are_rounded(way):
+    """From 7 to 8 clients a ring of 16 bits would halve its scale: everybody else would be clipped
+    and rounded otherwise, and a sum of Poisson cohorts move by far more than the clip."""
+    rounding = Rounding(bits=16)
+    assert rounding.for_clients(7).scale == 2 * rounding.for_clients(8).scale
+    private = PrivateSum(
+        aggregation_named(way, rounding), Privacy(clip=0.5, noise=0.0), Cohorts(1000, 6, "poisson")
+    )
+    everyone = adding(scale=50.0, clients=8).contributions
+
+    def sums(*places):
+        drawn = [everyone[place] for place in places]
+        return dense(private(replace(adding(), contributions=drawn)).rows)
+
+    many = zip(sums(*range(8)), sums(*range(7)), strict=True)
+    few = zip(sums(0, 1, 7), sums(0, 1), strict=True)
+    for (a, b), (c, d) in zip(many, few, strict=True):  # what client 7 adds, among many or few
+        np.testing.assert_allclose(a - b, c - d, atol=1e-7)
+        assert np.abs(a - b).max() > 0.01
+
+
+@pytest.mark.parametrize("way", ["secure-dense", "secure-sparse"])
+def test_no_update_is_longer_than_the_clip_after_it_was_rounded(way):
+    """In a ring of 16 bits for 100 clients, where rounding adds to its length: each client beside
+    one that adds nothing."""
+    cohorts = Cohorts(1000, 100)
+    private = PrivateSum(aggregation_named(way, Rounding(bits=16)), Privacy(0.5, 0.0), cohorts)
+    nothing = replace(adding(scale=0.0).contributions[0], client=99)
+    for one in adding(scale=50.0).contributions:
+        alone = dense(private(replace(adding(), contributions=[one, nothing])).rows)
+        length = 100 * np.sqrt(sum(np.sum(part**2) for part in alone))
+        assert 0.45 < length <= 0.5 * (1 + 1e-6)
+
+
+def test_rows_that_are_kept_have_the_noise_of_their_share_of_the_budget():
+    """z sqrt(1 + 1 / 16) times the clip: the rest of the budget is that of counts."""
+    privacy = Privacy(clip=2.0, noise=3.0, kind="thresholded", threshold=-inf)
+    private = PrivateSum(aggregation_named("plain"), privacy, COHORTS)
+    quiet = replace(private, privacy=replace(privacy, noise=0.0))
+    pairs = zip(dense(private(adding()).rows), dense(quiet(adding()).rows), strict=True)
+    noise = max((a - b for a, b in pairs), key=np.size) * COHORTS.size
+    assert abs(noise.std() / (6.0 * np.sqrt(17 / 16)) - 1) < 0.08
+
+
+def test_the_most_that_are_asked_is_beyond_all_but_one_in_2_to_the_64():
+    """Of exact binomial tails."""
+    from scipy.stats import binom
+
+    for population, size in ((10**6, 50), (1000, 500), (30, 2)):
+        most = most_asked(Cohorts(population, size, "poisson"))
+        assert binom.sf(most - 1, population, size / population) <= 2.0**-64 or most == population
+        assert most_asked(Cohorts(population, size)) == size
+
+
 def test_sums_are_divided_by_the_planned_cohort_whoever_arrived():
     privacy = Privacy(clip=inf, noise=0.0)
     few = PrivateSum(aggregation_named("plain"), privacy, COHORTS)(adding(clients=2))
@@ -99,25 +156,6 @@ def test_thresholded_rows_are_few_and_noisy():
     # Counts are at most 6, and their noise has a deviation of 11.7: 60 is five of them.
     assert len(rows["row"].keys) < 5
     assert len(rows["everyone"].keys) == 1
-
-
-@pytest.mark.parametrize(
-    ("sampling", "relation"), [("fixed", "replace-one"), ("poisson", "add-or-remove")]
-)
-def test_the_account_is_that_of_the_sampler(sampling, relation):
-    cohorts = Cohorts(1000, 50, sampling)
-    spent = Privacy(clip=1.0, noise=2.0, delta=1e-4).describe(cohorts, 2, 40)
-    assert (spent["neighbours"], spent["sampling"], spent["unit"]) == (relation, sampling, "client")
-    assert 0 < spent["epsilon"] < 10
-
-
-def test_correlated_noise_needs_cohorts_that_take_turns():
-    privacy = Privacy(clip=1.0, noise=1.0, kind="correlated", rounds=8)
-    with pytest.raises(InputError, match="do not belong together"):
-        privacy.check(COHORTS, 0)
-    with pytest.raises(InputError, match="do not belong together"):
-        Privacy(clip=1.0, noise=1.0).check(Cohorts(1000, 6, "cyclic"), 0)
-    privacy.check(Cohorts(1000, 6, "cyclic"), 0)
 
 
 def test_cyclic_cohorts_rest_as_long_as_they_can():
@@ -153,6 +191,12 @@ def test_a_run_stops_before_the_round_that_would_spend_too_much():
     assert spent[-1] <= 2.0
 
 
+def test_updates_that_were_added_up_before_are_refused():
+    private = PrivateSum(aggregation_named("plain"), Privacy(1.0, 1.0), COHORTS)
+    with pytest.raises(InputError, match="before they were clipped"):
+        private(replace(adding(), blocks=()))
+
+
 @pytest.mark.parametrize("kind", ["all-rows", "correlated"])
 def test_the_same_seed_gives_the_same_noise(kind):
     sampling = "cyclic" if kind == "correlated" else "fixed"
@@ -174,12 +218,7 @@ def test_a_mean_over_choosers_cannot_be_private():
         )
 
 
-def test_more_arrivals_than_were_accounted_for_are_refused():
-    with pytest.raises(InputError, match="not the one accounted for"):
-        Privacy(clip=1.0, noise=1.0).describe(COHORTS, 0, COHORTS.asked + 1)
-
-
-@pytest.mark.parametrize("way", ["plain", "secure-dense", "secure-sparse"])
+@pytest.mark.parametrize("way", ["plain", "dense"])
 def test_a_round_that_nobody_joined_releases_noise_as_any_other(way):
     empty = replace(
         adding(), contributions=[replace(c, fate="late") for c in adding().contributions]
@@ -187,6 +226,18 @@ def test_a_round_that_nobody_joined_releases_noise_as_any_other(way):
     privacy = Privacy(clip=1.0, noise=1.0)
     made = PrivateSum(aggregation_named(way), privacy, Cohorts(1000, 6, "poisson"))(empty)
     assert all(np.all(rows != 0) for rows in dense(made.rows))
+
+
+@pytest.mark.parametrize("way", [name for name in AGGREGATIONS if name.startswith("secure")])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_secure_sum_of_nobody_or_of_one_is_withheld_whoever_asks(way, count):
+    """Poisson cohorts can be so small. One client must not be told from none by it."""
+    few = replace(adding(), contributions=adding().contributions[:count])
+    inner = aggregation_named(way)
+    for aggregate in (inner, PrivateSum(inner, Privacy(1.0, 1.0), Cohorts(1000, 6, "poisson"))):
+        made = aggregate(few)
+        assert made.rows is None
+        assert "too few" in made.error
 
 
 def test_a_private_round_of_nobody_makes_a_step_and_counts_as_made():

@@ -16,6 +16,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from keyhole.cli.aggregators import check_aggregator_flags, sum_services, trainer_sum_options
+from keyhole.cli.engine import check_engine_flags, engine_options, opened_engine
 from keyhole.cli.inputs import (
     data_option,
     json_option,
@@ -26,7 +28,7 @@ from keyhole.cli.inputs import (
     synthetic_sizes,
     use_cores,
 )
-from keyhole.cli.secure_sums import privacy_of, secure_sum_options
+from keyhole.cli.secure_sums import check_sum_flags, privacy_of, secure_sum_options
 from keyhole.delivery.names import DELIVERIES, PRIVATE_DELIVERIES
 from keyhole.errors import InputError
 
@@ -115,6 +117,7 @@ SETTINGS = (
     help="With --delivery enclave: without hardware, that is WITHOUT PROTECTION from the host.",
 )
 @secure_sum_options
+@engine_options
 @click.option(
     "--devices",
     type=click.Path(file_okay=False, path_type=Path),
@@ -127,6 +130,7 @@ SETTINGS = (
     type=click.FloatRange(0, min_open=True),
     help="With --devices: close a round after so many seconds with what has arrived.",
 )
+@trainer_sum_options
 @seed_option
 @out_option(
     "keyhole-runs", "Where runs are kept; the same command goes on with a run that was stopped."
@@ -140,15 +144,16 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     round), state/ (the model) and result.json (metrics on the test split, sizes, bytes).
     """
     from keyhole.cli.trials import run_trials  # these start JAX, which --help need not wait for
-    from keyhole.cli.trust import last_record, trust_table
+    from keyhole.cli.trust import last_record, privacy_line, trust_table
     from keyhole.tasks.experiment import Experiment
     from keyhole.tasks.named import task_named
 
     kind = task_named(task)
+    options = check_aggregator_flags(options)
     arm = read_arm(kind, options)
-    use_cores()
-    sizes = synthetic_sizes(data, [arm])
     _check_flags(options)
+    use_cores(options["workers"] if options["engine"] == "local" else None)
+    sizes = synthetic_sizes(data, [arm])
     experiment = Experiment(
         arm,
         load_data(data, kind.kind, options["seed"], **sizes),
@@ -161,8 +166,11 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
         (f"{arm.name}, trial {trial}", experiment, trial, out / arm.name / f"trial-{trial}")
         for trial in range(trials)
     ]
-    with _rounds(trials, options["devices"], options["round_seconds"]) as kind_of:
-        done = dict(run_trials(work, trials, keep_state=True, kind_of=kind_of))
+    with (
+        _rounds(trials, options, out / arm.name / "trial-0") as kind_of,
+        opened_engine(options, arm, data, sizes) as execute,
+    ):
+        done = dict(run_trials(work, trials, keep_state=True, kind_of=kind_of, execute=execute))
     if as_json:
         click.echo(json.dumps([_described(*each) for each in done.items()], indent=2))
         return
@@ -171,6 +179,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     last = last_record(next(iter(done)))
     if last is not None:
         screen.print(trust_table(last))
+        click.echo(privacy_line(last), nl=bool(last.privacy))
     click.echo(f"runs: {out / arm.name}")
 
 
@@ -179,26 +188,33 @@ def _described(directory: Path, result: Result) -> dict[str, Any]:
     from keyhole.cli.trust import last_record
 
     last = last_record(directory)
-    seen = {} if last is None else {"seen_by": last.seen_by, "seen_in_sum": last.seen_in_sum}
+    told = ("seen_by", "seen_in_sum", "privacy")
+    seen = {} if last is None else {name: getattr(last, name) for name in told}
     return {"directory": str(directory), **asdict(result), **seen}
 
 
 def _check_flags(options: Mapping[str, Any]) -> None:
     """Refuses flags that contradict each other or would do nothing."""
     delivery = options["delivery"]
-    if options["devices"] and (delivery or options["aggregation"] or options["dp_noise"]):
-        raise click.UsageError("--delivery, --aggregation and --dp-noise: devices choose their own")
+    if options["devices"] and delivery:
+        raise click.UsageError("--delivery: devices choose their own")
+    is_alone = options["devices"] and not options["aggregators"]
+    if is_alone and (options["aggregation"] or options["dp_noise"]):
+        raise click.UsageError("--aggregation and --dp-noise with --devices take --aggregators")
     if options["force"] and delivery not in PRIVATE_DELIVERIES:
         raise click.UsageError("--force goes with a private --delivery")
     if options["allow_simulation"] and delivery != "enclave":
         raise click.UsageError("--allow-simulation goes with --delivery enclave")
+    check_sum_flags(options)
+    check_engine_flags(options)
 
 
 @contextmanager
 def _rounds(
-    trials: int, directory: Path | None, seconds: float | None
+    trials: int, options: Mapping[str, Any], run: Path
 ) -> Iterator[Callable[[threading.Event], Rounds | None]]:
     """What makes the rounds: this process, or the devices of a service."""
+    directory, seconds = options["devices"], options["round_seconds"]
     if directory is None:
         if seconds is not None:
             raise click.UsageError("--round-seconds goes with --devices")
@@ -208,11 +224,17 @@ def _rounds(
         raise click.UsageError("--devices trains one trial at a time")
     from keyhole.serving.files.publishing import Publisher
     from keyhole.serving.files.update_spool import UpdateSpool
+    from keyhole.serving.inbox import SpoolInbox
     from keyhole.serving.served import Served
 
     with Publisher(directory) as publisher:
-        spool = UpdateSpool(directory / "updates")
-        yield lambda stop: Served(publisher, spool, seconds=seconds or inf, stop=stop)
+
+        def make(stop: threading.Event) -> Rounds:
+            spool = SpoolInbox(UpdateSpool(directory / "updates"))
+            inbox = sum_services(options, run, stop) if options["aggregators"] else spool
+            return Served(publisher, inbox, seconds=seconds or inf, stop=stop)
+
+        yield make
 
 
 def read_arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
@@ -236,6 +258,8 @@ def read_arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
         delivery=options.get("delivery"),
         aggregation=options.get("aggregation") or "plain",
         value_clip=options.get("value_clip") or 16.0,
+        ring_bits=int(options.get("ring_bits") or 32),
+        is_signed=bool(options.get("signed")),
         sampling=options.get("sampling") or "fixed",
         privacy=privacy_of(options),
         seed=options["seed"],

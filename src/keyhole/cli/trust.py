@@ -1,4 +1,5 @@
-"""The trust table of a run: who learned what while slices were delivered and updates added up."""
+"""The trust table of a run: who learned what while slices were delivered and updates added up, and
+what its models tell."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from keyhole.delivery.parties import PARTIES
 from keyhole.training.record import RoundRecord, read_records
 
-__all__ = ["last_record", "trust_table"]
+__all__ = ["last_record", "privacy_line", "trust_table"]
 
 
 def last_record(directory: Path) -> RoundRecord | None:
@@ -29,6 +30,18 @@ def trust_table(record: RoundRecord) -> Table:
             party, record.seen_by.get(party, "nothing"), record.seen_in_sum.get(party, "nothing")
         )
     return table
+
+
+def privacy_line(record: RoundRecord) -> str:
+    """What a run has spent, for whom; nothing where it promised nothing."""
+    spent = record.privacy
+    if not spent:
+        return ""
+    epsilon = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
+    return (
+        f"privacy spent: epsilon {epsilon} at delta {spent['delta']:g} after {spent['rounds']} "
+        f"rounds, for one {spent['unit']} ({spent['neighbours']}, {spent['sampling']} cohorts)"
+    )
 
 
 def _in_order(parties: Iterable[str]) -> list[str]:

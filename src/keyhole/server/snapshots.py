@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
 from keyhole.errors import InputError, StorageError
 from keyhole.primitives.layout import Layout
-from keyhole.primitives.parts import Part
 from keyhole.server.files import (
     checksum,
     layout_digest,
@@ -35,7 +35,7 @@ from keyhole.server.state import ServerState
 from keyhole.server.tables import DenseTable, LazyTable, Table
 from keyhole.types import Array
 
-__all__ = ["Snapshot", "load_snapshot", "save_snapshot"]
+__all__ = ["Gathered", "Snapshot", "dump_table", "load_snapshot", "load_table", "save_snapshot"]
 
 _VERSION = 1
 _MAGIC = b"khsnap\n\0"
@@ -51,6 +51,15 @@ class Snapshot:
     metadata: bytes = b""
 
 
+@runtime_checkable
+class Gathered(Protocol):
+    """A table whose rows lie elsewhere, and which can bring them here."""
+
+    def gather(self) -> DenseTable | LazyTable:
+        """All of it in this process."""
+        ...
+
+
 def save_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Writes a snapshot; it appears under its name whole or not at all.
 
@@ -59,12 +68,15 @@ def save_snapshot(path: Path, snapshot: Snapshot) -> None:
     """
     state = snapshot.state
     arrays = {"metadata": np.frombuffer(snapshot.metadata, np.uint8)}
+    tables = []
     for place, table in enumerate(state.tables):
-        arrays |= {f"{place}/{name}": array for name, array in _arrays(table).items()}
+        described, own = dump_table(table)
+        tables.append(described)
+        arrays |= {f"{place}/{name}": array for name, array in own.items()}
     description = {
         "step": state.steps,
         "optimizer": describe_optimizer(state.optimizer),
-        "tables": [_describe(table) for table in state.tables],
+        "tables": tables,
         "arrays": [_describe_array(name, array) for name, array in arrays.items()],
     }
     text = json.dumps(description).encode()
@@ -107,39 +119,38 @@ def _rebuild(
     for place, (part, d) in enumerate(zip(layout.parts, description["tables"], strict=True)):
         prefix = f"{place}/"
         own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-        tables.append(_table(part, d, own, optimizer))
+        tables.append(load_table(part.space.num_keys, d, own, optimizer))
     return ServerState(layout, tuple(tables), optimizer, description["step"], threads)
 
 
-def _arrays(table: Table) -> dict[str, Array]:
-    """What a table stores: every row, or those that exist and their keys."""
+def dump_table(table: Table) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What a table stores: its kind, and every row or those that exist and their keys."""
+    if isinstance(table, Gathered):
+        table = table.gather()
     if isinstance(table, LazyTable):
+        described = {"seed": table.initial.seed, "columns": table.initial.columns}
         rows = {name: array[: len(table)] for name, array in table.slab.named().items()}
-        return {"keys": table.index.keys, **rows}
+        return {"kind": "lazy", **described}, {"keys": table.index.keys, **rows}
     assert isinstance(table, DenseTable)
-    return dict(table.slab.named())
+    return {"kind": "dense"}, dict(table.slab.named())
 
 
-def _describe(table: Table) -> dict[str, Any]:
-    if isinstance(table, LazyTable):
-        return {"kind": "lazy", "seed": table.initial.seed, "columns": table.initial.columns}
-    return {"kind": "dense"}
-
-
-def _table(part: Part, d: dict[str, Any], arrays: dict[str, Array], optimizer: Optimizer) -> Table:
-    """A table with the stored arrays in place of its own."""
-    if d["kind"] == "dense":
+def load_table(
+    num_keys: int, described: Mapping[str, Any], arrays: Mapping[str, Array], optimizer: Optimizer
+) -> DenseTable | LazyTable:
+    """A table with what `dump_table` returned in place of its own; it takes `values` over."""
+    if described["kind"] == "dense":
         dense = DenseTable(arrays["values"], optimizer)
         _fill(dense.slab.named(), arrays)
         return dense
-    columns = tuple((int(n), int(kind), float(scale)) for n, kind, scale in d["columns"])
-    lazy = LazyTable(part.space.num_keys, RowInitial(d["seed"], columns), optimizer)
+    columns = tuple((int(n), int(kind), float(scale)) for n, kind, scale in described["columns"])
+    lazy = LazyTable(num_keys, RowInitial(described["seed"], columns), optimizer)
     lazy.reserve(arrays["keys"])
     _fill(lazy.slab.named(), arrays)
     return lazy
 
 
-def _fill(own: dict[str, Array], stored: dict[str, Array]) -> None:
+def _fill(own: Mapping[str, Array], stored: Mapping[str, Array]) -> None:
     for name, array in own.items():
         array[: len(stored[name])] = stored[name]
 

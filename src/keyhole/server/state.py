@@ -201,7 +201,7 @@ class ServerState:
         Raises:
             ShapeError: lazy tables would have more than 2^28 numbers; select from them instead.
         """
-        lazy = [table for table in self.tables if isinstance(table, LazyTable)]
+        lazy = [table for table in self.tables if not isinstance(table, DenseTable)]
         numbers = sum(table.num_keys * table.width for table in lazy)
         if numbers > _MOST_NUMBERS:
             raise ShapeError(

@@ -14,6 +14,7 @@ from keyhole.serving.device.slice_cache import SliceCache
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.reading import RoundsDirectory
 from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.inbox import SpoolInbox, device_name
 from keyhole.serving.on_demand.rounds import OnDemandRounds
 from keyhole.serving.pir.pir_fetch import OneServerFetch, PirFetch
 from keyhole.serving.pir.routes import pir_routes
@@ -21,7 +22,7 @@ from keyhole.serving.pir.settings import PirSettings
 from keyhole.serving.relay.gateway_routes import gateway_routes
 from keyhole.serving.relay.relay import RelayApp
 from keyhole.serving.relay.relayed_fetch import RelayedFetch
-from keyhole.serving.served import Served, device_name
+from keyhole.serving.served import Served
 from keyhole.serving.service.access import Access, Keyring, new_key
 from keyhole.serving.service.app import App
 from keyhole.serving.service.limits import Limits
@@ -47,6 +48,7 @@ __all__ = [
     "RoundsDirectory",
     "Served",
     "SliceCache",
+    "SpoolInbox",
     "UpdateSpool",
     "admit",
     "device_name",

@@ -1,25 +1,19 @@
-"""The coordinator: which device takes part in a round, and when the round closes.
+"""The coordinator: which device that checks in takes part, and when it begins to fetch.
 
-A state machine without sockets and without a clock of its own: whoever calls passes the time, and
-state goes in and comes out.
-
-    open --(goal reached)--> closed
-      \\---(time is up)-----> closed
-
-Time is monotonic seconds of one process: what the clock on the wall does is of no consequence.
+Functions without sockets and clock; `keyhole.training.round_machine` decides when a round closes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from keyhole.errors import InputError
 from keyhole.serving.tables import Current
 
-__all__ = ["Admission", "Admit", "Gathering", "Pace", "Terms", "Wait", "admit", "gather", "opened"]
+__all__ = ["Admission", "Admit", "Pace", "Wait", "admit"]
 
 
 @dataclass(frozen=True)
@@ -97,71 +91,3 @@ def admit(
 
 def _takes_part(device: str, current: Current) -> bool:
     return current.cohort is None or device in current.cohort
-
-
-@dataclass(frozen=True)
-class Terms:
-    """When a round closes.
-
-    Args:
-        goal: updates that close it, 1 or more.
-        seconds: after which it closes with what has arrived.
-
-    Raises:
-        InputError: a number is out of range.
-    """
-
-    goal: int
-    seconds: float = inf
-
-    def __post_init__(self) -> None:
-        if self.goal < 1 or not self.seconds > 0:
-            raise InputError(
-                "a round could never close",
-                got=f"goal {self.goal}, {self.seconds} seconds",
-                allowed="a goal from 1, and seconds above 0",
-                fix="choose other terms",
-            )
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """What has arrived in a round.
-
-    Args:
-        since: when the round was opened.
-        arrived: devices, in the order in which their updates were seen.
-        closed: why it takes no more; None while it is open.
-    """
-
-    since: float
-    arrived: tuple[str, ...] = ()
-    closed: Literal["goal", "time"] | None = None
-
-
-def opened(now: float) -> Gathering:
-    """A round that opens now."""
-    return Gathering(now)
-
-
-def gather(state: Gathering, terms: Terms, here: Iterable[str], now: float) -> Gathering:
-    """Takes note of the updates that are here; closes the round once its terms are met.
-
-    Args:
-        state: of the round; a closed one stays as it is.
-        terms: of the round.
-        here: all devices whose update is here, in any order, those already known included.
-        now: monotonic seconds.
-
-    >>> state = gather(opened(0.0), Terms(goal=2, seconds=60), ["b"], now=1.0)
-    >>> gather(state, Terms(goal=2, seconds=60), ["a", "b"], now=2.0)
-    Gathering(since=0.0, arrived=('b', 'a'), closed='goal')
-    """
-    if state.closed is not None:
-        return state
-    known = set(state.arrived)
-    arrived = (*state.arrived, *sorted(set(here) - known))
-    if len(arrived) >= terms.goal:
-        return replace(state, arrived=arrived, closed="goal")
-    is_over = now - state.since >= terms.seconds
-    return replace(state, arrived=arrived, closed="time" if is_over else None)

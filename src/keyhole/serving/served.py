@@ -1,4 +1,4 @@
-"""Rounds over the service: published for devices, closed by the coordinator, added up as ever.
+"""Rounds over the service: published for devices, closed by the round machine, added up as ever.
 
 Everything that counts is in files: the published round, and each update before it is acknowledged.
 A server or a trainer that is killed goes on with the same round. Where all devices answer, the
@@ -9,40 +9,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from keyhole.delivery.demand import Demand
 from keyhole.delivery.records import PLAIN, Coding
-from keyhole.delivery.ways import pregenerated_cost
-from keyhole.errors import KeyholeError
 from keyhole.primitives.layout import Layout
-from keyhole.server.aggregation import sum_updates
 from keyhole.server.state import ServerState
-from keyhole.server.updates import RowUpdate, usable
-from keyhole.serving.coordinator import Terms, gather, opened
+from keyhole.server.updates import RowUpdate
 from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.wire import decode_update
+from keyhole.serving.inbox import Inbox, device_name
+from keyhole.serving.summons import CheckIns, Summons
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import sample_cohort
-from keyhole.training.fate import Fate
 from keyhole.training.plan import Plan
 from keyhole.training.record import RoundRecord
-from keyhole.training.round import record_visits
-from keyhole.training.visit import Executor, Visit, visit_of
+from keyhole.training.round import check_budget, record_round, terms_of
+from keyhole.training.round_machine import Answered, Elapsed, RoundMachine
+from keyhole.training.visit import Executor, Visited
 
-__all__ = ["Served", "device_name"]
-
-
-def device_name(client: int) -> str:
-    """What client number n of the population is called at the service.
-
-    >>> device_name(7)
-    'device-7'
-    """
-    return f"device-{client}"
+__all__ = ["Served"]
 
 
 @dataclass
@@ -51,17 +37,19 @@ class Served:
 
     Args:
         publisher: of the directory that the service serves.
-        spool: where the service puts updates.
+        inbox: where updates arrive.
+        summons: how devices learn of a round.
         seconds: after which a round closes with the updates that are there.
         coding: of slices.
-        poll: seconds between two looks at the spool.
+        poll: seconds between two looks at the inbox.
         stop: once set, waiting ends with KeyboardInterrupt; the round goes on when the run does.
         on_arrival: called with the number of updates that are there, and that are waited for.
         clock: monotonic seconds.
     """
 
     publisher: Publisher
-    spool: UpdateSpool
+    inbox: Inbox
+    summons: Summons = field(default_factory=CheckIns)
     seconds: float = inf
     coding: Coding = PLAIN
     poll: float = 0.05
@@ -84,25 +72,31 @@ class Served:
         Returns:
             As `run_round` does.
         """
+        check_budget(t, state, plan)
         asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
+        told = self.inbox.open(t, asked, state.layout, plan)
         published = self.publisher.publish_state(
             state,
             number=t,
             coding=self.coding,
             cohort=[device_name(client) for client in asked],
-            settings=_settings(t, plan),
+            settings={**_settings(t, plan), **told},
         )
-        self.spool.begin(published.id)
-        for older in self.spool.rounds():
-            if older != published.id:  # its sum is in the state by now
-                self.spool.remove(older)
-        seen = self._wait(published.id, min(plan.cohorts.size, len(asked)))
+        self.inbox.begin(published.id)
+        terms = terms_of(plan.cohorts, asked, self.seconds)
+        self.summons.call(published.id, t, asked, self.seconds)
+        machine = RoundMachine(terms, asked, self.clock())  # time to gather devices does not count
+        try:
+            self._watch(machine, published.id)
+        finally:
+            self.summons.over()
         self.publisher.close_round()
-        here = self.spool.close(published.id)
-        in_order = [*seen, *sorted(set(here) - set(seen))]
-        late = set(in_order[plan.cohorts.size :])
-        visits = self._visits(published.id, asked, set(here), late, state.layout)
-        return _summed(t, visits, state, plan, self.coding)
+        self._hear_last(machine, published.id)
+        gathered = self.inbox.add_up(published.id, machine.fates, self.coding)
+        assert machine.closed is not None
+        visited = Visited(gathered.visits, gathered.cost, machine.closed)
+        record = record_round(t, state, plan, visited, gathered.summed)
+        return gathered.summed.rows, record
 
     def dump(self) -> bytes:
         """Nothing to store between rounds: what is under way is in files."""
@@ -111,43 +105,39 @@ class Served:
     def load(self, data: bytes, layout: Layout) -> None:
         """Nothing to restore."""
 
-    def _wait(self, round_id: str, goal: int) -> tuple[str, ...]:
-        """Looks at the spool until the round closes; returns devices in the order they were seen.
+    def _watch(self, machine: RoundMachine, round_id: str) -> None:
+        """Tells the machine what arrives until it closes.
 
-        A round that was closed before the run was killed takes no more updates.
+        A round that was closed before the run was killed takes no more updates. What has arrived
+        between two looks has arrived by the earlier of them, as far as the machine is concerned:
+        an update that was acknowledged before the deadline is not late because nobody looked.
         """
-        terms, state = Terms(max(goal, 1), self.seconds), opened(self.clock())
-        while goal and not self.spool.is_closed(round_id):
-            state = gather(state, terms, self.spool.devices(round_id), self.clock())
-            self.on_arrival(len(state.arrived), goal)
-            if state.closed is not None:
-                break
-            if self.stop.wait(self.poll):
+        looked = self.clock()
+        while machine.closed is None:
+            now = self.clock()
+            is_over = now >= machine.deadline or self.inbox.is_closed(round_id)
+            here = self.inbox.close(round_id) if is_over else self.inbox.devices(round_id)
+            self._tell(machine, here, looked)
+            for event in self.summons.news(looked):
+                machine.handle(event)
+            if is_over:
+                machine.handle(Elapsed(inf))
+            self.on_arrival(len(machine.taken), machine.terms.goal)
+            if machine.closed is None and self.stop.wait(self.poll):
                 raise KeyboardInterrupt
-        return state.arrived
+            looked = now
 
-    def _visits(
-        self, round_id: str, asked: Sequence[int], here: set[str], late: set[str], layout: Layout
-    ) -> list[Visit]:
-        """What became of each device that was asked, in order."""
-        visits = []
-        for client in asked:
-            name = device_name(client)
-            if name not in here:
-                visits.append(Visit(client, "lost_before", {}, None, 0, 0, 0))
-                continue
-            fate: Fate = "late" if name in late else "sent"
-            body = self.spool.read(round_id, name)
-            try:
-                update, keys = decode_update(body, layout, most_keys=2**32)
-                update = usable(update)
-            except KeyholeError:  # the service had checked it: a file was changed since
-                visits.append(Visit(client, "refused", {}, None, 0, 0, 0))
-                continue
-            fate = "refused" if update is None else fate
-            cost = pregenerated_cost(layout, {client: keys}, self.coding)
-            visits.append(visit_of(client, fate, keys, update, layout, cost))
-        return visits
+    def _hear_last(self, machine: RoundMachine, round_id: str) -> None:
+        """Closes the inbox; what came after the machine had closed is late."""
+        self._tell(machine, self.inbox.close(round_id), inf)
+
+    def _tell(self, machine: RoundMachine, here: Iterable[str], now: float) -> None:
+        """Tells the machine of updates that it does not know of."""
+        known = set(machine.taken)
+        clients = {device_name(client): client for client in machine.asked}
+        for name in sorted(here):
+            if name in clients and clients[name] not in known:
+                machine.handle(Answered(clients[name], now))
 
 
 def _settings(t: int, plan: Plan) -> dict[str, object]:
@@ -159,22 +149,3 @@ def _settings(t: int, plan: Plan) -> dict[str, object]:
         "keys_per_client": dict(plan.keys_per_client),
         "shared_keys": plan.shared_keys,
     }
-
-
-def _summed(
-    t: int, visits: Sequence[Visit], state: ServerState, plan: Plan, coding: Coding
-) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
-    """The mean update and the record, as `run_round` makes them."""
-    sent = [visit for visit in visits if visit.fate == "sent"]
-    demand: Demand = {visit.client: visit.keys for visit in visits if visit.keys}
-    cost = pregenerated_cost(state.layout, demand, coding)
-    record = RoundRecord(
-        round=t,
-        step=state.steps + bool(sent),
-        staleness=[0] * len(sent),
-        **record_visits(visits, [cost]),
-    )
-    if not sent:
-        return None, record
-    updates, keys = [visit.update for visit in sent], [visit.keys for visit in sent]
-    return sum_updates(state.layout, updates, keys, plan.over), record

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from keyhole.delivery.names import DeliveryName
 from keyhole.errors import InputError
+from keyhole.private.secure_sum.fixed_point import RingBits
 from keyhole.server.aggregation import Over
 from keyhole.tasks.named import task_named
 from keyhole.tasks.task import Settings, TaskKind, check_sizes
@@ -15,7 +16,15 @@ from keyhole.training.aggregation.named import AggregationName
 
 __all__ = ["Arm", "arm_of"]
 
-_NEWER = ("delivery", "aggregation", "value_clip", "sampling", "privacy")
+_NEWER = (
+    "delivery",
+    "aggregation",
+    "value_clip",
+    "ring_bits",
+    "is_signed",
+    "sampling",
+    "privacy",
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,8 @@ class Arm:
             every key.
         aggregation: how updates are added up.
         value_clip: numbers of an update beyond it are clipped by secure sums.
+        ring_bits: of the ring in which secure sums add.
+        is_signed: whether clients of a secure sum with one server sign who is left.
         sampling: how cohorts are drawn.
         privacy: fields of `Privacy`; None promises nothing.
         is_tuning: whether validation clients are kept out of training.
@@ -53,6 +64,8 @@ class Arm:
     delivery: DeliveryName | None = None
     aggregation: AggregationName = "plain"
     value_clip: float = 16.0
+    ring_bits: RingBits = 32
+    is_signed: bool = False
     sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
     privacy: Mapping[str, Any] | None = None
     is_tuning: bool = False
@@ -70,9 +83,11 @@ class Arm:
             words.append(f"negatives{self.negatives:g}")
         words += [self.delivery] if self.delivery else []
         words += [self.aggregation] if self.aggregation != "plain" else []
+        words += ["ring16"] * (self.ring_bits == 16) + ["signed"] * self.is_signed
         words += [self.sampling] if self.sampling != "fixed" else []
         if self.privacy:
             words.append(f"noise{self.privacy['noise']:g}-clip{self.privacy['clip']:g}")
+            words += [k for k in [self.privacy.get("kind")] if k not in (None, "all-rows")]
         if self.is_tuning:
             words.append(f"client{self.settings.client_lr:g}-server{self.settings.server_lr:g}")
         return "-".join(words)

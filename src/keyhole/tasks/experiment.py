@@ -37,6 +37,7 @@ from keyhole.tasks.trial_directory import (
     read_result,
     write_result,
 )
+from keyhole.training.aggregation.contract import Aggregation
 from keyhole.training.aggregation.named import aggregation_named
 from keyhole.training.aggregation.rounding import Rounding
 from keyhole.training.clients import Clients
@@ -65,6 +66,9 @@ class Experiment:
         choices: key space -> a way to choose keys of your own, in place of the one that the arm
             names.
         allow_simulation: lets the delivery `enclave` run without hardware that protects it.
+        over_selection: how many times more clients are asked than a round waits for, as far as
+            there are so many.
+        least: with fewer updates when it closes, a round makes no step.
 
     Raises:
         InputError: the dataset does not fit the task, or a setting is out of range.
@@ -74,6 +78,8 @@ class Experiment:
     dataset: Dataset
     choices: Mapping[str, Choice] = field(default_factory=dict)
     allow_simulation: bool = False
+    over_selection: float = 1.0
+    least: int = 0
 
     @cached_property
     def task(self) -> Task:
@@ -132,15 +138,22 @@ class Experiment:
             trial=trial,
             over=self.arm.over,
             deliver=self._deliver,
-            aggregate=aggregation_named(self.arm.aggregation, Rounding(self.arm.value_clip)),
+            aggregate=self._aggregate,
             privacy=None if self.arm.privacy is None else Privacy(**self.arm.privacy),
             shared_keys=self.arm.shared_keys,
         )
 
     @property
+    def _aggregate(self) -> Aggregation:
+        arm = self.arm
+        rounding = Rounding(arm.value_clip, arm.ring_bits)
+        return aggregation_named(arm.aggregation, rounding, signed=arm.is_signed)
+
+    @property
     def _cohorts(self) -> Cohorts:
         size = min(self.arm.settings.cohort, self.task.clients)
-        return Cohorts(self.task.clients, size, self.arm.sampling)
+        over = min(self.over_selection, self.task.clients / size)
+        return Cohorts(self.task.clients, size, self.arm.sampling, over, least=self.least)
 
     @cached_property
     def _deliver(self) -> Delivery:
@@ -151,10 +164,7 @@ class Experiment:
 
     def check(self) -> None:
         """Raises InputError where the arm does not fit the dataset, before any work is done."""
-        plan = self.plan(0)
-        plan.check(self.task.model.layout)
-        if plan.privacy is not None:
-            plan.privacy.check(plan.cohorts, 0)
+        self.plan(0).check(self.task.model.layout)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
 
     def check_worth(self) -> None:

@@ -14,7 +14,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,13 +32,12 @@ from keyhole.training.plan import Plan
 from keyhole.training.randomness import Place, generator
 from keyhole.training.record import RoundRecord
 from keyhole.training.round import record_visits
+from keyhole.training.round_machine import Terms
+from keyhole.training.stream_machine import CountIn, Ended, LeaveOut, Step, StreamMachine
 from keyhole.training.visit import Executor, Visit, visit_clients
 from keyhole.types import Tree
 
 __all__ = ["Buffered"]
-
-
-_PATIENCE = 100  # clients per update waited for, before a round counts as one with nobody left
 
 
 @dataclass(order=True, frozen=True)
@@ -68,31 +67,30 @@ class Buffered:
         self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Lets time pass until a step is due; see `run_round` for the arguments."""
-        ended: list[Visit] = []
-        stale: list[_Flight] = []
-        added: list[_Flight] = []
-        costs: list[Cost] = []
         _check_sampling(plan)
-        while len(added) < self.buffering.goal:
-            if len(ended) >= _PATIENCE * self.buffering.goal:
-                return None, _record(t, state.steps, ended, stale, [], costs)
+        machine = StreamMachine(self.buffering, state.steps, len(self._flights))
+        passed = _Passed()
+        why = None
+        while why is None:
             # Clients that end at the same time all end before the next ones start.
             if not self._flights or self._flights[0].finish > self._now:
-                costs += self._fill(state, clients, plan, execute)
+                self._start(machine.fill().clients, state, clients, plan, execute, passed)
             flight = heapq.heappop(self._flights)
             self._now = flight.finish
-            ended.append(flight.visit)
-            if flight.visit.fate == "sent":
-                is_fresh = state.steps - flight.version <= self.buffering.most_staleness
-                (added if is_fresh else stale).append(flight)
-        ages = [state.steps - flight.version for flight in added]
+            has_sent = flight.visit.fate == "sent"
+            for command in machine.handle(Ended(flight.version, has_sent)):
+                if isinstance(command, Step):
+                    why = command.why
+                else:
+                    passed.end(flight, command)
+        if why != "goal":
+            return None, passed.record(t, state.steps, why)
         updates = [
-            _scale(f.visit.update, self.buffering.weight(age))
-            for f, age in zip(added, ages, strict=True)
+            _scale(flight.visit.update, self.buffering.weight(age)) for flight, age in passed.added
         ]
-        record = _record(t, state.steps + 1, ended, stale, ages, costs)
-        keys = [flight.visit.keys for flight in added]
-        return sum_updates(state.layout, updates, keys, plan.over), record
+        keys = [flight.visit.keys for flight, _ in passed.added]
+        rows = sum_updates(state.layout, updates, keys, plan.over)
+        return rows, passed.record(t, state.steps + 1, why)
 
     def dump(self) -> bytes:
         """What is under way, to be stored with a step."""
@@ -123,39 +121,61 @@ class Buffered:
             for i, (finish, order, version, visit) in enumerate(about["flights"])
         ]
 
-    def _fill(
-        self, state: ServerState, clients: Clients, plan: Plan, execute: Executor
-    ) -> list[Cost]:
-        """Starts clients from the stream of cohorts until enough are at work."""
-        costs = []
-        while (free := self.buffering.concurrency - len(self._flights)) > 0:
+    def _start(
+        self,
+        count: int,
+        state: ServerState,
+        clients: Clients,
+        plan: Plan,
+        execute: Executor,
+        passed: _Passed,
+    ) -> None:
+        """Starts so many clients from the stream of cohorts."""
+        until = self._drawn + count
+        while self._drawn < until:
             t, start = divmod(self._drawn, plan.cohorts.asked)
-            asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)[start : start + free]
-            visits, cost = visit_clients(t, asked, state, clients, plan, execute)
-            for visit in visits:
+            cohort = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
+            asked = cohort[start : start + until - self._drawn]
+            terms = Terms(goal=len(asked))
+            visited = visit_clients(t, asked, state, clients, plan, execute, terms)
+            for visit in visited.visits:
                 rng = generator(plan.seed, plan.trial, Place.DURATION, t, visit.client)
                 finish = self._now + self.buffering.draw_duration(rng)
                 heapq.heappush(self._flights, _Flight(finish, self._drawn, state.steps, visit))
                 self._drawn += 1
-            costs.append(cost)
-        return costs
+            passed.costs.append(visited.cost)
+            passed.incidents += visited.incidents
 
 
-def _record(
-    t: int,
-    step: int,
-    ended: list[Visit],
-    stale: list[_Flight],
-    ages: list[int],
-    costs: list[Cost],
-) -> RoundRecord:
-    return RoundRecord(
-        round=t,
-        step=step,
-        stale=[flight.visit.client for flight in stale],
-        staleness=ages,
-        **record_visits(ended, costs),
-    )
+@dataclass
+class _Passed:
+    """What has happened in the round under way."""
+
+    ended: list[Visit] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
+    added: list[tuple[_Flight, int]] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+    incidents: list[str] = field(default_factory=list)
+
+    def end(self, flight: _Flight, command: CountIn | LeaveOut) -> None:
+        """A client has ended, and its update counts or does not."""
+        self.ended.append(flight.visit)
+        if isinstance(command, CountIn):
+            self.added.append((flight, command.staleness))
+        elif command.is_stale:
+            self.stale.append(flight.visit.client)
+
+    def record(self, t: int, step: int, why: Literal["goal", "everyone"]) -> RoundRecord:
+        """The round on record; updates are on it if they made a step."""
+        return RoundRecord(
+            round=t,
+            step=step,
+            closed=why,
+            stale=self.stale,
+            staleness=[age for _, age in self.added] if why == "goal" else [],
+            incidents=self.incidents,
+            **record_visits(self.ended, self.costs),
+        )
 
 
 def _check_sampling(plan: Plan) -> None:

@@ -27,6 +27,7 @@ class Cohorts:
             one random order, so that every client rests as long as it can.
         over_selection: how many times more clients are asked than are waited for; the round closes
             with the first `size` that answer.
+        least: with fewer updates when it closes, a round makes no step; 0 takes what has come.
         lost_before: probability that a client drops out before its slices arrive.
         lost_after: probability that it drops out after, before its update is sent.
 
@@ -38,12 +39,14 @@ class Cohorts:
     size: int
     sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
     over_selection: float = 1.0
+    least: int = 0
     lost_before: float = 0.0
     lost_after: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("population", self.population, 1)
         check_count("size", self.size, 0)
+        check_count("least", self.least, 0)
         if not 1 <= self.over_selection < inf:
             raise InputError(
                 "over_selection asks fewer clients than the round waits for",
@@ -64,6 +67,13 @@ class Cohorts:
                 got=self.sampling,
                 allowed="fixed, poisson or cyclic",
                 fix="choose one of them",
+            )
+        if self.least > self.size:
+            raise InputError(
+                "a round can never have the least number of updates",
+                got=self.least,
+                allowed=f"0..{self.size}, as it closes with {self.size}",
+                fix="ask for fewer",
             )
         for name in ("lost_before", "lost_after"):
             if not 0 <= getattr(self, name) <= 1:

@@ -22,6 +22,7 @@ from keyhole.primitives.layout import Layout
 from keyhole.server.state import ServerState
 from keyhole.server.store import Store, create_store, recover
 from keyhole.server.updates import RowUpdate
+from keyhole.training.account import Attendance
 from keyhole.training.buffered import Buffered
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import check_count
@@ -130,12 +131,16 @@ class Run:
             stop: once set, the round under way is finished and stored, and is the last.
 
         Raises:
+            BudgetError: the next round would spend more privacy than there is; it did not start.
+            InputError: a round broke the plan's promise about a client; it was not applied.
             StorageError: a round could not be stored; it was not applied.
         """
         check_count("snapshot_every", snapshot_every, 1)
         self._complete_last(evaluation)
+        attendance = Attendance(self.plan.privacy, self.plan.cohorts, self.records)
         for t in range(self.next_round, until):
             updates, record = self.kind.next(t, self.state, self.clients, self.plan, execute)
+            attendance.admit(record)
             if updates is not None:
                 self._commit(updates, record)
             self.records.append(record)  # from here on the round has been made

@@ -12,11 +12,16 @@ from keyhole.errors import InputError
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import Layout
 from keyhole.server.aggregation import Over
+from keyhole.training.account import Account
 from keyhole.training.aggregation.contract import Aggregation
-from keyhole.training.aggregation.plain import plain
+from keyhole.training.aggregation.plain import dense_at_client, plain
+from keyhole.training.aggregation.secure import SecureSum
+from keyhole.training.aggregation.two_servers import TwoServers
+from keyhole.training.aggregation.union import UnionSum
 from keyhole.training.buffering import Buffering
 from keyhole.training.cohort import Cohorts, check_count
 from keyhole.training.privacy import Privacy
+from keyhole.training.private_sum import PrivateSum
 
 __all__ = ["Plan"]
 
@@ -64,15 +69,35 @@ class Plan:
             )
         for name in ("seed", "trial"):
             check_count(name, getattr(self, name), 0)
+        if self.buffering is not None and (self.privacy is not None or self.aggregate != plain):
+            raise InputError(
+                "asynchronous rounds are added up in the clear, without noise",
+                got="a secure sum or privacy",
+                allowed="neither",
+                fix="use synchronous rounds",
+            )
         for name, m in self.keys_per_client.items():
             check_count(f"keys_per_client of {name!r}", m, 0)
+
+    @property
+    def is_in_clear(self) -> bool:
+        """Whether updates are added up as they are, so that sums of some of them can be, too."""
+        return self.privacy is None and self.aggregate in (plain, dense_at_client)
 
     def describe(self) -> dict[str, str]:
         """The plan as text, to tell whether two plans are the same; functions go by their name."""
         return {field.name: _text(getattr(self, field.name)) for field in fields(self)}
 
+    def account(self, layout: Layout) -> Account | None:
+        """What rounds spend; None where nothing is promised."""
+        if self.privacy is None:
+            return None
+        keys = self.keys_per_client
+        return Account.of(self.privacy, self.cohorts, self.aggregate, layout, keys)
+
     def check(self, layout: Layout) -> None:
-        """Raises InputError unless the plan fits the model."""
+        """Raises InputError unless the plan fits the model, BudgetError if no round fits the
+        budget."""
         sizes = {space.name: space.num_keys for space in layout.spaces}
         if self.keys_per_client.keys() != sizes.keys():
             raise InputError(
@@ -89,6 +114,18 @@ class Plan:
                     allowed=f"0..{sizes[name]}",
                     fix="a client cannot select more keys than there are",
                 )
+        self._check_sums(layout)
+
+    def _check_sums(self, layout: Layout) -> None:
+        """Rings that are too small, and promises that cannot be kept, show before the first round
+        is made."""
+        if isinstance(self.aggregate, SecureSum | TwoServers | UnionSum):
+            self.aggregate.rounding.for_clients(self.cohorts.asked)
+        account = self.account(layout)
+        if self.privacy is not None and account is not None:
+            account.check(0)
+            private = PrivateSum(self.aggregate, self.privacy, self.cohorts)
+            private.check(layout, self.keys_per_client, self.over)
 
 
 def _text(value: Any) -> str:

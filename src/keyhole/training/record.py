@@ -13,6 +13,7 @@ from typing import Any
 
 from keyhole.errors import InputError
 from keyhole.server.files import replacing, write_all
+from keyhole.training.round_machine import Why
 
 __all__ = [
     "RoundRecord",
@@ -32,9 +33,10 @@ class RoundRecord:
         round: t, from 0.
         step: server steps made after this round; a skipped round makes none.
         clients: those whose part in the run ended in this round, in order.
+        closed: why no more were waited for: enough updates, nobody left, or no more time.
         lost_before: those lost before their slices arrived.
         lost_after: those lost after.
-        late: those that would have answered after the round had closed.
+        late: those that had not answered when the round had enough.
         refused: those whose update held NaN, infinity, or numbers too large to add up.
         stale: those whose update was too old to count.
         bytes_down: bytes that each client received, in the order of `clients`.
@@ -51,12 +53,15 @@ class RoundRecord:
         privacy: epsilon and delta that the run has spent so far, for whom and by which account.
         not_opened: why a secure sum could not be opened, and the round made no step.
         staleness: of each update that was added, in steps; all zero unless rounds are asynchronous.
+        incidents: what went wrong beside the clients, such as a worker that was lost and whose work
+            was done again.
         metrics: name -> value, where the round was evaluated.
     """
 
     round: int
     step: int
     clients: list[int]
+    closed: Why = "goal"
     lost_before: list[int] = field(default_factory=list)
     lost_after: list[int] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
@@ -74,6 +79,7 @@ class RoundRecord:
     privacy: Mapping[str, Any] = field(default_factory=dict)
     not_opened: str | None = None
     staleness: list[int] = field(default_factory=list)
+    incidents: list[str] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property

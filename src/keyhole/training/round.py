@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from keyhole.delivery.cost import Cost
 from keyhole.primitives.layout import Layout
-from keyhole.server.aggregation import PLAIN_SUM_SEEN_BY
+from keyhole.server.aggregation import PLAIN_SUM_SEEN_BY, BlockSum
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
-from keyhole.training.aggregation.contract import Adding, Contribution, Summed
+from keyhole.training.aggregation.contract import Adding, Contribution, Summed, withheld
 from keyhole.training.clients import Clients
-from keyhole.training.cohort import sample_cohort
+from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.plan import Plan
-from keyhole.training.privacy import PrivateSum
+from keyhole.training.private_sum import PrivateSum
 from keyhole.training.record import RoundRecord
-from keyhole.training.visit import Executor, Visit, in_process, visit_clients
+from keyhole.training.round_machine import Terms
+from keyhole.training.visit import Executor, Visit, Visited, in_process, visit_clients
 from keyhole.types import KeyArray
 
-__all__ = ["Synchronous", "record_visits", "run_round"]
+__all__ = [
+    "Synchronous",
+    "add_up",
+    "check_budget",
+    "record_round",
+    "record_visits",
+    "run_round",
+    "terms_of",
+]
 
 
 def run_round(
@@ -41,45 +51,75 @@ def run_round(
         The mean update, or None if nobody was left; and the record, whose `step` counts the step
         that the caller is about to make.
     """
-    cohorts = plan.cohorts
-    if plan.privacy is not None:
-        plan.privacy.check(cohorts, t)
-    asked = sample_cohort(cohorts, plan.seed, plan.trial, t)
-    most = cohorts.size if cohorts.over_selection > 1 else None
-    visits, cost = visit_clients(t, asked, state, clients, plan, execute, most)
-    summed = _add_up(t, visits, state.layout, plan)
-    added = [visit for visit in visits if visit.fate == "sent" and summed.rows is not None]
-    record = RoundRecord(
-        round=t,
-        step=state.steps + (summed.rows is not None),
-        staleness=[0] * len(added),
-        **record_visits(_with_costs(visits, summed), [cost], summed),
-        not_opened=summed.error,
-        privacy={} if plan.privacy is None else plan.privacy.describe(cohorts, t, len(added)),
+    check_budget(t, state, plan)
+    asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
+    visited = visit_clients(
+        t, asked, state, clients, plan, execute, terms_of(plan.cohorts, asked), plan.is_in_clear
     )
-    return summed.rows, record
+    summed = add_up(t, visited.visits, state.layout, plan, visited.blocks)
+    return summed.rows, record_round(t, state, plan, visited, summed)
 
 
-def _add_up(t: int, visits: Sequence[Visit], layout: Layout, plan: Plan) -> Summed:
-    """Hands what clients brought to the plan's aggregation."""
+def check_budget(t: int, state: ServerState, plan: Plan) -> None:
+    """Raises BudgetError where round t would spend more privacy than there is."""
+    account = plan.account(state.layout)
+    if account is not None:
+        account.check(t)
+
+
+def terms_of(cohorts: Cohorts, asked: Sequence[int], seconds: float = inf) -> Terms:
+    """When a round with these clients closes: all of them are waited for unless more were asked
+    than the round needs."""
+    goal = min(cohorts.size, len(asked)) if cohorts.over_selection > 1 else len(asked)
+    return Terms(goal, cohorts.least, seconds)
+
+
+def add_up(
+    t: int,
+    visits: Sequence[Visit],
+    layout: Layout,
+    plan: Plan,
+    blocks: tuple[BlockSum, ...] | None = None,
+) -> Summed:
+    """Hands what clients brought to the plan's aggregation; too few make no sum."""
+    sent = sum(visit.fate == "sent" for visit in visits)
+    if sent < plan.cohorts.least:
+        return withheld(sent, plan.cohorts.least, {})
     contributions = [Contribution(v.client, v.fate, v.keys, v.update) for v in visits]
     place = plan.seed, plan.trial, t
     aggregate = plan.aggregate
     if plan.privacy is not None:
         aggregate = PrivateSum(aggregate, plan.privacy, plan.cohorts)
-    return aggregate(Adding(layout, contributions, plan.over, plan.keys_per_client, place))
+    return aggregate(
+        Adding(layout, contributions, plan.over, plan.keys_per_client, place, blocks=blocks)
+    )
 
 
-def _with_costs(visits: Sequence[Visit], summed: Summed) -> list[Visit]:
-    """Visits with what the sum cost each client."""
-    return [
+def record_round(
+    t: int, state: ServerState, plan: Plan, visited: Visited, summed: Summed
+) -> RoundRecord:
+    """The record of a synchronous round whose sum is about to be applied, if there is one."""
+    visits = [
         replace(
             visit,
             bytes_down=visit.bytes_down + summed.bytes_down.get(visit.client, 0),
             update_bytes=summed.bytes_up.get(visit.client, 0),
         )
-        for visit in visits
+        for visit in visited.visits
     ]
+    has_step = summed.rows is not None
+    added = sum(visit.fate == "sent" for visit in visits) if has_step else 0
+    account, asked = plan.account(state.layout), tuple(visit.client for visit in visits)
+    return RoundRecord(
+        round=t,
+        step=state.steps + has_step,
+        staleness=[0] * added,
+        closed=visited.closed,
+        incidents=visited.incidents,
+        **record_visits(visits, [visited.cost], summed),
+        not_opened=summed.error,
+        privacy={} if account is None else account.describe(t, asked, added),
+    )
 
 
 class Synchronous:

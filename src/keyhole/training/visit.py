@@ -6,9 +6,10 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from keyhole.delivery.cost import Cost
 from keyhole.delivery.demand import key_bytes
@@ -17,6 +18,7 @@ from keyhole.keys.budget import assign_device, keys_within
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.primitives.placement import ClientValue, observe
+from keyhole.server.aggregation import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.server.state import ServerState
 from keyhole.server.updates import usable
 from keyhole.training.clients import Clients, Job
@@ -24,12 +26,50 @@ from keyhole.training.cohort import sample_dropouts
 from keyhole.training.fate import Fate
 from keyhole.training.plan import Plan
 from keyhole.training.randomness import Place, generator
+from keyhole.training.round_machine import (
+    Answered,
+    Dropped,
+    Reached,
+    Refused,
+    RoundMachine,
+    Terms,
+    Why,
+)
 from keyhole.types import ClientId, Tree
 
-__all__ = ["Executor", "Visit", "choose_keys", "in_process", "visit_clients", "visit_of"]
+__all__ = [
+    "Engine",
+    "Executor",
+    "Visit",
+    "Visited",
+    "add_block",
+    "add_up_jobs",
+    "choose_keys",
+    "in_process",
+    "visit_clients",
+    "visit_of",
+]
 
 Executor: TypeAlias = Callable[[Clients, Sequence[Job]], Iterable[Tree]]
 """Where jobs run: `(clients, jobs) -> updates` in the order of the jobs."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """An executor that can add up where clients train, and that tells what went wrong there."""
+
+    def __call__(self, clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
+        """Runs jobs; returns their updates in order."""
+        ...
+
+    def add_up(self, clients: Clients, jobs: Sequence[Job], layout: Layout) -> Iterable[BlockSum]:
+        """Runs jobs; returns what `pair_up` leaves of what `add_up_jobs` returns for each `BLOCK`
+        of them, in order."""
+        ...
+
+    def incidents(self) -> list[str]:
+        """What went wrong since this was last asked, though nothing is lost: a sentence each."""
+        ...
 
 
 def in_process(clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
@@ -65,6 +105,25 @@ class Visit:
     unplaced_keys: int = 0
 
 
+@dataclass(frozen=True)
+class Visited:
+    """What a cohort brought.
+
+    Args:
+        visits: of each client asked, in order.
+        cost: of the delivery.
+        closed: why no more were waited for.
+        blocks: the updates, added up where clients were trained; None where visits have them.
+        incidents: what went wrong beside the clients.
+    """
+
+    visits: list[Visit]
+    cost: Cost
+    closed: Why
+    blocks: tuple[BlockSum, ...] | None = None
+    incidents: list[str] = field(default_factory=list)
+
+
 def visit_clients(
     t: int,
     asked: Sequence[int],
@@ -72,63 +131,131 @@ def visit_clients(
     clients: Clients,
     plan: Plan,
     execute: Executor,
-    most: int | None = None,
-) -> tuple[list[Visit], Cost]:
-    """Lets clients choose keys, receive slices and train.
+    terms: Terms,
+    in_blocks: bool = False,
+) -> Visited:
+    """Lets clients choose keys, receive slices and train, until the round closes.
 
     Args:
         t: the round, from which all randomness of its clients derives; of asynchronous rounds, the
             place of their cohort in the stream of cohorts.
-        asked: the clients, in order.
+        asked: the clients, in order; they answer in this order.
         state: what the server holds; read only.
         clients: the population.
         plan: of the run.
         execute: where clients train; the result does not depend on it.
-        most: how many updates are waited for; clients that answer later are late.
-
-    Returns:
-        A visit for each client asked, in order, and what the delivery cost.
+        terms: when the round closes; clients that would answer later do not train.
+        in_blocks: whether updates are added up at once, and kept no longer.
     """
-    fates = _fates(t, asked, plan, most)
+    machine = RoundMachine(terms, asked)
+    _drop_out(machine, t, asked, plan)
     chosen = {c: choose_keys(c, t, state.layout, clients, plan) for c in asked}
+    lost = machine.fates
     reached: dict[ClientId, ClientKeys] = {
-        c: z for c, z in chosen.items() if fates[c] != "lost_before"
+        c: z for c, z in chosen.items() if lost.get(c) != "lost_before"
     }
     delivered = plan.deliver(state, ClientValue(asked, reached))
     submodels = observe(delivered.submodels)
     received = {c: observe(delivered.keys).get(c, z) for c, z in chosen.items()}
-    training = [client for client in asked if fates[client] == "sent"]
-    jobs = [Job.of(plan.seed, plan.trial, t, c, received[c], submodels[c]) for c in training]
-    updates = dict(zip(training, execute(clients, jobs), strict=True))
+    work = _Work(execute, clients, state.layout, in_blocks)
+    waiting = [c for c in asked if c not in lost]
+    while machine.closed is None:
+        wave, waiting = waiting[: machine.missing], waiting[machine.missing :]
+        jobs = [Job.of(plan.seed, plan.trial, t, c, received[c], submodels[c]) for c in wave]
+        for client, is_usable in zip(wave, work.do(jobs), strict=True):
+            machine.handle(Answered(client) if is_usable else Refused(client))
+    fates = machine.fates
     visits = []
     for client in asked:
-        keys, update = state.layout.keys_by_space(received[client]), updates.get(client)
-        fate: Fate = fates[client]
-        if fate == "sent" and (update := usable(update)) is None:
-            fate = "refused"
-        visit = visit_of(client, fate, keys, update, state.layout, delivered.cost)
+        keys, update = state.layout.keys_by_space(received[client]), work.updates.get(client)
+        visit = visit_of(client, fates[client], keys, update, state.layout, delivered.cost)
         wanted = state.layout.keys_by_space(chosen[client])
         visits.append(replace(visit, unplaced_keys=_count(wanted) - _count(keys)))
-    return visits, delivered.cost
+    blocks = tuple(work.blocks) if in_blocks else None
+    return Visited(visits, delivered.cost, machine.closed, blocks, work.incidents)
+
+
+def _drop_out(machine: RoundMachine, t: int, asked: Sequence[int], plan: Plan) -> None:
+    """Tells the machine who drops out, and where; each client's fate is its own."""
+    run = plan.seed, plan.trial
+    before = sample_dropouts(asked, plan.cohorts.lost_before, *run, Place.LOST_BEFORE, t)
+    left = [client for client in asked if client not in before]
+    after = sample_dropouts(left, plan.cohorts.lost_after, *run, Place.LOST_AFTER, t)
+    for client in before:
+        machine.handle(Dropped(client))
+    for client in after:
+        machine.handle(Reached(client))
+        machine.handle(Dropped(client))
+
+
+@dataclass
+class _Work:
+    """Training of one cohort: what was brought so far, as updates or as sums of blocks."""
+
+    execute: Executor
+    clients: Clients
+    layout: Layout
+    in_blocks: bool
+    updates: dict[int, Tree] = field(default_factory=dict)
+    blocks: list[BlockSum] = field(default_factory=list)
+    incidents: list[str] = field(default_factory=list)
+
+    def do(self, jobs: Sequence[Job]) -> list[bool]:
+        """Runs jobs; returns of each whether its update can be added up."""
+        done = self._add_up(jobs) if self.in_blocks else self._bring(jobs)
+        if isinstance(self.execute, Engine):
+            self.incidents += self.execute.incidents()
+        return done
+
+    def _bring(self, jobs: Sequence[Job]) -> list[bool]:
+        for job, update in zip(jobs, self.execute(self.clients, jobs), strict=True):
+            self.updates[job.client] = usable(update)
+        return [self.updates[job.client] is not None for job in jobs]
+
+    def _add_up(self, jobs: Sequence[Job]) -> list[bool]:
+        if isinstance(self.execute, Engine):
+            blocks = list(self.execute.add_up(self.clients, jobs, self.layout))
+        else:
+            blocks = pair_up(_in_blocks(jobs, self.execute(self.clients, jobs), self.layout))
+        self.blocks += blocks
+        refused, start = set(), 0
+        for block in blocks:
+            refused |= {start + place for place in block.refused}
+            start += BLOCK * block.span
+        return [place not in refused for place in range(len(jobs))]
+
+
+def add_up_jobs(clients: Clients, jobs: Sequence[Job], layout: Layout) -> BlockSum:
+    """Runs the jobs of one block and adds up what they bring: the work of an engine's worker.
+
+    Args:
+        clients: the population.
+        jobs: at most `BLOCK`.
+        layout: the model and its cuts.
+    """
+    return add_block(jobs, in_process(clients, jobs), layout)
+
+
+def _in_blocks(jobs: Sequence[Job], updates: Iterable[Tree], layout: Layout) -> Iterator[BlockSum]:
+    """Adds up block after block; no more updates are held than one has."""
+    coming = iter(updates)
+    for at in range(0, len(jobs), BLOCK):
+        block = jobs[at : at + BLOCK]
+        yield add_block(block, islice(coming, len(block)), layout)
+
+
+def add_block(jobs: Sequence[Job], updates: Iterable[Tree], layout: Layout) -> BlockSum:
+    """Adds up the updates of one block's jobs; those that cannot be added are left out."""
+    found = [usable(update) for update in updates]
+    sent = [at for at, update in enumerate(found) if update is not None]
+    keys = [layout.keys_by_space(jobs[at].keys) for at in sent]
+    summed = sum_block(layout, [found[at] for at in sent], keys)
+    refused = tuple(at for at, update in enumerate(found) if update is None)
+    return replace(summed, refused=refused)
 
 
 def _count(keys: Mapping[str, Keys]) -> int:
     return sum(len(z) for z in keys.values())
-
-
-def _fates(t: int, asked: Sequence[int], plan: Plan, most: int | None) -> dict[int, Fate]:
-    """Who drops out where, and who is too late; the rest will send."""
-    fates: dict[int, Fate] = dict.fromkeys(asked, "sent")
-    run = plan.seed, plan.trial
-    before = sample_dropouts(asked, plan.cohorts.lost_before, *run, Place.LOST_BEFORE, t)
-    fates |= dict.fromkeys(before, "lost_before")
-    left = [client for client in asked if fates[client] == "sent"]
-    after = sample_dropouts(left, plan.cohorts.lost_after, *run, Place.LOST_AFTER, t)
-    fates |= dict.fromkeys(after, "lost_after")
-    if most is not None:
-        left = [client for client in asked if fates[client] == "sent"]
-        fates |= dict.fromkeys(left[most:], "late")
-    return fates
 
 
 def choose_keys(client: int, t: int, layout: Layout, clients: Clients, plan: Plan) -> ClientKeys:

@@ -23,7 +23,7 @@ from keyhole.server.allocator import keep_freed_memory
 from keyhole.training.clients import Clients, Job
 from keyhole.types import Tree
 
-__all__ = ["Workers"]
+__all__ = ["MOST_ATTEMPTS", "Workers", "portable"]
 
 MOST_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
 
@@ -175,11 +175,11 @@ def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
             answer = True, job.run(clients)
         except Exception as error:  # noqa: BLE001
             # The parent raises it.
-            answer = False, _portable(error)
+            answer = False, portable(error)
         connection.send(answer)
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """The error if it survives the way to the parent, else its words."""
     try:
         pickle.loads(pickle.dumps(error))

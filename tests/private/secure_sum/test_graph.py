@@ -129,6 +129,16 @@ def test_a_degree_below_that_of_the_bounds_has_no_threshold():
         assert threshold_of(count, degree_of(count) + 2) >= threshold_of(count, degree_of(count))
 
 
+def test_a_graph_that_may_fall_apart_has_no_threshold_though_every_group_could_have_one():
+    """2 of 200 are corrupt, so 3 shares are safe, and hardly ever are fewer than 3 neighbours of 26
+    left by 60 that drop. But the bound on 13 in a row being gone is 200 * 2^-23."""
+    risk = Risk(corrupt=0.01, dropped=0.3)
+    assert tail(200, 2, 26, 3) == 0
+    assert 200 * tail(200, 60, 26, 26 - 3 + 1) < 2**-30
+    with pytest.raises(InputError, match="no threshold"):
+        threshold_of(200, 26, risk)
+
+
 @pytest.mark.parametrize(
     ("corrupt", "dropped", "count", "degree", "threshold"),
     [

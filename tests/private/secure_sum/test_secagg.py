@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError, MalformedError, ReplayError, ShapeError, ThresholdError
-from keyhole.private.secure_sum.secagg_messages import Asked, seal_asked
+from keyhole.private.secure_sum.secagg_messages import (
+    Asked,
+    open_slots,
+    seal_asked,
+    seal_slots,
+)
 from keyhole.private.secure_sum.secagg_run import run_secagg
 from keyhole.private.secure_sum.secagg_settings import SecAggSettings
 from tests.private.secure_sum.secagg_parties import (
     ROUND,
     Parties,
+    forgot_everything,
     plain_sum,
     seeded,
     settings_of,
@@ -159,6 +165,37 @@ def test_below_the_threshold_of_survivors_no_client_gives_a_share():
     assert parties.clients[0].has_left
 
 
+@pytest.mark.parametrize("step", ["shares", "input"])
+def test_below_the_threshold_a_client_sends_neither_shares_nor_a_vector(step):
+    """Whatever the server says: the lists name one client too few, then as many as must be."""
+    kind = {"shares": "key list", "input": "share list"}[step]
+    for named in (3, 2):
+        parties = Parties(settings_of(4)).until(step)
+        slots = open_slots(parties.list_for(step, 0), kind, parties.settings, 0)
+        some = {place: slot for place, slot in slots.items() if place < named}
+        listed = seal_slots(kind, parties.settings, 0, some)
+        if named == parties.settings.shares_needed:
+            parties.answer(step, 0, listed)
+            continue
+        with pytest.raises(ThresholdError):
+            parties.answer(step, 0, listed)
+        assert forgot_everything(parties.clients[0])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_every_pattern_of_late_vectors_gives_the_sum_of_the_others_or_nothing(signed):
+    settings = settings_of(4, signed=signed)
+    for is_late in product([False, True], repeat=4):
+        late = [place for place in range(4) if is_late[place]]
+        on_time = [place for place in range(4) if not is_late[place]]
+        if len(on_time) < settings.shares_needed:
+            with pytest.raises(ThresholdError):
+                run_secagg(settings, vectors_of(settings), late=late)
+        else:
+            total = run_secagg(settings, vectors_of(settings), late=late).total
+            np.testing.assert_array_equal(total, plain_sum(settings, on_time))
+
+
 # The sparse graph
 
 
@@ -200,6 +237,22 @@ def test_a_sparse_graph_with_a_group_that_is_lost_releases_nothing(step):
         parties.list_for(step, left[0])
     with pytest.raises(ReplayError):
         parties.server.sum()
+
+
+@pytest.mark.parametrize("stay", [12, 13])
+def test_a_sparse_graph_sums_no_fewer_than_the_complete_one_would(stay):
+    """Two of a group would do for its secrets, but a sum of 18 has floor(2 * 18 / 3) + 1 inputs."""
+    settings = settings_of(18, degree=4, threshold=2)
+    left = range(stay)
+    assert min(len(settings.group_set(place) & set(left)) for place in range(18)) >= 2
+    parties = Parties(settings).until("input")
+    parties.do("input", left)
+    if stay < 13:
+        with pytest.raises(ThresholdError):
+            parties.list_for("unmasking", 0)
+    else:
+        parties.do("unmasking", left)
+        np.testing.assert_array_equal(parties.server.sum(), plain_sum(settings, left))
 
 
 def test_the_graph_changes_with_the_round():
@@ -248,6 +301,8 @@ def test_a_place_or_a_stage_that_there_is_not_is_refused(lost):
         {"threshold": 5},
         {"degree": 1},
         {"degree": 4},
+        {"cohort": 2**16, "degree": 2**16 - 2},
+        {"cohort": 2**16, "degree": 258},
         {"signed": True, "degree": 2},
         {"signed": True, "threshold": 2},
     ],

@@ -12,13 +12,14 @@ from keyhole.errors import (
     ViolationError,
 )
 from keyhole.private.hpke import PrivateKey
+from keyhole.private.secure_sum import secagg_client
 from keyhole.private.secure_sum.masks import add_mask, add_masks
+from keyhole.private.secure_sum.rounds import Rounds
 from keyhole.private.secure_sum.secagg_client import SecAggClient
 from keyhole.private.secure_sum.secagg_messages import (
     Asked,
     seal_asked,
 )
-from keyhole.private.secure_sum.secagg_rounds import Rounds
 from keyhole.private.secure_sum.secagg_run import run_secagg
 from keyhole.private.secure_sum.secagg_secrets import Secrets
 from keyhole.private.secure_sum.secagg_server import SecAggServer
@@ -138,19 +139,24 @@ def test_a_request_for_both_kinds_of_one_client_wipes_the_state():
         parties.clients[0].unmask(parties.list_for("unmasking", 0))
 
 
+STAYS = Asked(frozenset(range(4)), frozenset())
+LEAVES = Asked(frozenset({0, 1, 3}), frozenset({2}))
+
+
 @pytest.mark.parametrize("signed", [False, True])
-def test_the_other_kind_in_a_second_request_is_a_violation(signed):
+@pytest.mark.parametrize(
+    ("first", "turned"), [(STAYS, LEAVES), (LEAVES, STAYS)], ids=["then the key", "then the seed"]
+)
+def test_the_other_kind_in_a_second_request_is_a_violation(signed, first, turned):
     parties = Parties(settings_of(4, signed=signed)).until("input")
     parties.do("input")
     client, settings = parties.clients[0], parties.settings
     ask = client.confirm if signed else client.unmask
-    first = seal_asked(settings, 0, Asked(frozenset(range(4)), frozenset()))
-    ask(first)
+    ask(seal_asked(settings, 0, first))
     with pytest.raises(ReplayError):
-        ask(first)
-    turned = seal_asked(settings, 0, Asked(frozenset({0, 1, 3}), frozenset({2})))
+        ask(seal_asked(settings, 0, first))
     with pytest.raises(ViolationError):
-        ask(turned)
+        ask(seal_asked(settings, 0, turned))
     assert forgot_everything(client)
 
 
@@ -176,6 +182,33 @@ def test_a_client_whose_round_is_over_holds_nothing():
 def test_a_client_forgets_its_own_secrets_as_soon_as_its_vector_is_masked():
     parties = Parties(settings_of(3)).until("unmasking")
     assert vars(parties.clients[0])["_secrets"] is None
+
+
+@pytest.mark.parametrize("broken", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize(("step", "inside"), [("shares", "is_signed"), ("input", "add_masks")])
+def test_a_step_that_breaks_off_makes_a_client_forget_everything(monkeypatch, step, inside, broken):
+    """Neither is an error of ours; a second try would seal other shares under the same nonces."""
+    parties = Parties(settings_of(3, signed=True)).until(step)
+    listed = parties.list_for(step, 0)
+
+    def breaks_off(*_):
+        raise broken
+
+    with monkeypatch.context() as patched:
+        patched.setattr(secagg_client, inside, breaks_off)
+        with pytest.raises(broken):
+            parties.answer(step, 0, listed)
+    assert forgot_everything(parties.clients[0])
+    with pytest.raises(ReplayError):
+        parties.answer(step, 0, listed)
+
+
+def test_sealed_shares_are_not_kept_when_the_survivors_are_settled():
+    """Nobody needs them any more: a server that is broken into later does not have them."""
+    parties = Parties(settings_of(3)).until("unmasking")
+    assert vars(parties.server)["_shares"]
+    parties.list_for("unmasking", 0)
+    assert not vars(parties.server)["_shares"]
 
 
 # Rounds

@@ -1,5 +1,7 @@
 """A server that cheats: what it can do without signatures, and what they put an end to."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from keyhole.errors import (
     MalformedError,
     MismatchError,
     ProtocolError,
+    StaleError,
     ThresholdError,
     ViolationError,
 )
@@ -159,6 +162,47 @@ def test_confirmations_of_clients_that_did_not_survive_are_a_violation():
         )
 
 
+def some_of(places):
+    """Every way to leave some of them out."""
+    return [some for count in range(len(places) + 1) for some in combinations(places, count)]
+
+
+def test_every_pattern_of_loss_before_and_after_the_confirmation_gives_the_sum_or_nothing():
+    """All vectors have arrived: the sum is that of everyone as soon as 3 of 4 sign and 3 of these
+    give their shares."""
+    settings, opened = settings_of(4, signed=True), 0
+    for signing in some_of(range(4)):
+        for giving in some_of(signing):
+            parties = Parties(settings).until("confirmation")
+            parties.do("confirmation", signing)
+            try:
+                parties.do("unmasking", giving)
+                total = parties.server.sum()
+            except (StaleError, ThresholdError):
+                assert len(giving) < 3
+                assert parties.server._total is None or not giving
+                continue
+            opened += 1
+            assert len(giving) >= 3
+            np.testing.assert_array_equal(total, plain_sum(settings, range(4)))
+    assert opened == 4 + 1 + 4  # three of three that sign; four, or three, of four
+
+
+def test_a_survivor_that_has_not_signed_is_neither_told_nor_heard():
+    settings = settings_of(4, signed=True)
+    everyone = Parties(settings).until("unmasking")
+    everyone.do("unmasking")
+    parties = Parties(settings).until("confirmation")
+    parties.do("confirmation", [0, 1, 2])
+    parties.list_for("unmasking", 0)
+    with pytest.raises(StaleError):
+        parties.list_for("unmasking", 3)
+    with pytest.raises(StaleError):
+        parties.receive("unmasking", 3, everyone.said["unmasking", 3])
+    parties.do("unmasking", [0, 1, 2])
+    np.testing.assert_array_equal(parties.server.sum(), plain_sum(settings, range(4)))
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_step_for_signatures_exists_only_where_they_are_asked_for(signed):
     parties = Parties(settings_of(3, signed=signed)).until("input")
@@ -175,6 +219,7 @@ def test_a_signed_sum_needs_identities():
             SecAggClient(settings, 0, identity=identity)
     with pytest.raises(InputError):
         SecAggServer(settings)
-    with pytest.raises(InputError):
-        Identity(b"short", (bytes(32),))
+    for secret, everyone in ((b"short", (bytes(32),)), (bytes(32), (bytes(32), bytes(32)))):
+        with pytest.raises(InputError):
+            Identity(secret, everyone)
     assert settings.round == ROUND

@@ -203,6 +203,27 @@ def test_a_key_that_comes_twice_is_refused(bits):
         decode(shape, total, 3)
 
 
+def test_a_key_whose_counts_go_round_the_ring_is_given_up():
+    """Taken out of one cell, it is alone in the next, for ever: 5,536 + 30,000 + 30,000 is the size
+    of the ring, and the counts are back where they were."""
+    shape = shape_of(16, most_clients=30_000, spare=40)
+    cells = shape.cells_of(np.array([900]))[0]
+    total = sum(
+        forged(shape, 900, count, cells=cells[[at]])
+        for at, count in enumerate([30_000, 60_000, 24_464, 54_464])
+    )
+    with pytest.raises(SketchError, match="a key that comes twice"):
+        decode(shape, total, 30_000)
+
+
+@pytest.mark.parametrize("bits", RINGS)
+def test_a_key_in_a_cell_that_is_not_its_own_is_not_taken_for_one(bits):
+    shape = shape_of(bits)
+    elsewhere = np.setdiff1d(np.arange(shape.cells), shape.cells_of(np.arange(901)))[:1]
+    with pytest.raises(SketchError, match=r"does not peel: got 1 of"):
+        decode(shape, honest(shape) + forged(shape, 900, cells=elsewhere), 2)
+
+
 @pytest.mark.parametrize("bits", RINGS)
 @pytest.mark.parametrize("missing", range(4))
 def test_a_key_that_lacks_a_cell_is_refused(bits, missing):

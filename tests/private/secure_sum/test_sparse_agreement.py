@@ -3,6 +3,7 @@
 import struct
 from dataclasses import replace
 from hashlib import sha256
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from keyhole.errors import (
 )
 from keyhole.private.pir.terms import name_of_round
 from keyhole.private.secure_sum import sparse_server
+from keyhole.private.secure_sum.rounds import Rounds
 from keyhole.private.secure_sum.sparse_messages import pack_own
 from keyhole.private.secure_sum.sparse_server import SparseServer, combine
 from tests.private.pir.mutations import bit_flips, extensions, truncations
@@ -105,6 +107,48 @@ def test_as_many_clients_as_must_be_are_enough():
     clients = clients_of(terms, 3)
     total = combine(*shares_of(servers_of(terms, clients)))
     np.testing.assert_array_equal(total, plain_sum(terms, clients))
+
+
+REACHES = {"none": (), "both": (0, 1), "server 0": (0,), "server 1": (1,)}
+
+
+def test_every_pattern_of_clients_that_reach_one_server_or_none_gives_the_sum_or_nothing():
+    terms = terms_of(6, 1, 1, least_clients=2)
+    clients, released = clients_of(terms, 4), 0
+    for pattern in product(REACHES.values(), repeat=4):
+        servers = SparseServer(terms, 0), SparseServer(terms, 1)
+        for place, reached in enumerate(pattern):
+            for party in reached:
+                servers[party].add(place, *clients[place].to(party))
+        there = [client for client, reached in zip(clients, pattern, strict=True) if reached]
+        if all(len(reached) != 1 for reached in pattern) and len(there) >= 2:
+            np.testing.assert_array_equal(combine(*shares_of(servers)), plain_sum(terms, there))
+            released += 1
+            continue
+        for server, other in (servers, servers[::-1]):
+            with pytest.raises((MismatchError, ThresholdError)):
+                server.agree(other.accepted)
+            assert releases_nothing(server)
+    assert released == 11  # all sets of 2 or more of 4
+
+
+@parties
+def test_a_round_is_added_up_once(party):
+    """Two sums of one round, with a client more or less, show what that client sent."""
+    terms, rounds = terms_of(), Rounds()
+    SparseServer(terms, party, rounds)
+    for known in (rounds, Rounds(rounds.names)):
+        with pytest.raises(ReplayError):
+            SparseServer(replace(terms, least_clients=2), party, known)
+    SparseServer(replace(terms, round=name_of_round("round-8")), party, rounds)
+
+
+def test_two_sums_of_one_round_would_show_what_one_client_sent():
+    """Why a server keeps its rounds: without them nothing stops it."""
+    terms = terms_of(least_clients=2)
+    clients = clients_of(terms, 3)
+    three, two = (combine(*shares_of(servers_of(terms, some))) for some in (clients, clients[:2]))
+    np.testing.assert_array_equal(three - two, plain_sum(terms, clients[2:]))
 
 
 @parties

@@ -11,7 +11,7 @@ from keyhole.private.secure_sum import sparse_batches, sparse_server
 from keyhole.private.secure_sum.masks import add_mask
 from keyhole.private.secure_sum.sparse_batches import ClientShare, add_clients
 from keyhole.private.secure_sum.sparse_client import dense_shares, share_rows
-from keyhole.private.secure_sum.sparse_messages import read_own, read_public
+from keyhole.private.secure_sum.sparse_messages import public_bytes, read_own, read_public
 from keyhole.private.secure_sum.sparse_server import SparseServer, combine
 from tests.private.secure_sum.sparse_sums import (
     client_of,
@@ -140,6 +140,17 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
             server.add(place, *client.to(party))
     for share, same in zip(shares_of(servers), expected, strict=True):
         np.testing.assert_array_equal(share, same)
+
+
+def test_messages_that_wait_are_added_before_they_take_too_much_memory(monkeypatch):
+    terms = terms_of()
+    clients = [client_of(terms, [at], at) for at in range(5)]
+    monkeypatch.setattr(sparse_server, "_MOST_BYTES", 2 * public_bytes(terms))
+    server, waiting = SparseServer(terms, 0), []
+    for place, client in enumerate(clients):
+        server.add(place, *client.to(0))
+        waiting.append(len(server._waiting))
+    assert waiting == [1, 0, 1, 0, 1]
 
 
 def test_the_order_in_which_clients_arrive_does_not_matter():

@@ -155,6 +155,9 @@ def test_more_marks_than_clients_are_refused():
 def test_keys_that_cannot_be_marked_are_refused(keys):
     with pytest.raises(KeySpaceError, match="keys that cannot be marked"):
         mark(terms_of(), np.array(keys))
+    union = union_of(terms_of(), mark(terms_of(), np.array([5])), 1)
+    with pytest.raises(KeySpaceError, match="keys that cannot be marked"):
+        lay_out(union, np.array(keys), np.ones((len(keys), 2), np.uint32))
 
 
 def test_vectors_of_another_shape_or_ring_are_refused():

@@ -6,8 +6,9 @@ import pytest
 
 from keyhole.serving.device.participation import take_part
 from keyhole.serving.device.population import PopulationClient
+from keyhole.serving.inbox import SpoolInbox, device_name
 from keyhole.serving.pir.pir_fetch import OneServerFetch
-from keyhole.serving.served import Served, device_name
+from keyhole.serving.served import Served
 from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.loop import start_run
 from tests.serving.pir.pair import ONE, TWO, pair
@@ -18,7 +19,7 @@ ROUNDS = 2
 
 def train_over(both, fetch, plan):
     """A run whose devices fetch so; each of a round takes part after the other."""
-    kind = Served(both.service.publisher, both.service.spool, poll=0.005)
+    kind = Served(both.service.publisher, SpoolInbox(both.service.spool), poll=0.005)
     run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
     training = threading.Thread(target=lambda: list(run.rounds(ROUNDS)))
     training.start()

@@ -9,7 +9,7 @@ is the square root of A: a lower triangular Toeplitz matrix with
 
 It may be cut to its first bands, or its inverse may; the latter needs the noise of only that many
 rounds. Nothing is gained by sampling, so that cohorts may come about in any way, as long as no
-client takes part twice within `separation` rounds: `Participation` sees to that.
+client takes part twice within `separation` rounds: `Participation` holds every round to that.
 
 Noise of earlier rounds is not stored: it is drawn again from seeds that follow from one secret.
 Whoever knows that secret can take all noise away.

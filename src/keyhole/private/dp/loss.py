@@ -23,7 +23,7 @@ divergence is jointly convex, so that averaging over the others makes it no larg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 from typing import Any, Literal, get_args
@@ -41,7 +41,8 @@ without replacement. separated: in any way, but no client twice within a number 
 
 Neighbours = Literal["add-or-remove", "replace-one"]
 """Which two populations may not be told apart: with and without one client, or with one client's
-data exchanged for any other data."""
+data exchanged for any other data. Where cohorts are scheduled ("separated"), a client that is not
+there keeps its turns, and adds nothing in them."""
 
 Method = Literal["pld", "rdp"]
 """Privacy loss distributions (tight, up to a second a query) or Renyi divergences (looser)."""
@@ -66,6 +67,9 @@ class Mechanism:
             the library has a proof for) and "pld" else.
         planned_rounds: of a separated run, for which its noise was scaled; 0 for the others, which
             may go on as long as there is budget.
+        failure: the probability, a round, of an event in which the round tells about the client
+            what noise does not cover (see `withholding.py`): taken off delta, round by round, of a
+            separated run for all planned rounds at once.
 
     Raises:
         InputError: numbers that cannot be, or a method without an answer.
@@ -78,6 +82,7 @@ class Mechanism:
     neighbours: Neighbours
     method: Method | Literal[""] = ""
     planned_rounds: int = 0
+    failure: float = 0.0
 
     def __post_init__(self) -> None:
         for name, kinds in (("sampling", Sampling), ("neighbours", Neighbours)):
@@ -90,6 +95,8 @@ class Mechanism:
                 allowed="1 to all clients, and noise of 0 or more, finite",
                 fix="check cohort, population and noise_multiplier",
             )
+        if not 0 <= self.failure <= 1:
+            raise _unknown("probability", self.failure, ("0 to 1",))
         if (self.sampling == "separated") != (self.planned_rounds >= 1):
             raise InputError(
                 "a separated run is planned as a whole, others are not",
@@ -148,7 +155,8 @@ def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
     is_beyond = mechanism.sampling == "separated" and rounds > mechanism.planned_rounds
     if mechanism.noise_multiplier == 0 or is_beyond:
         return inf
-    return _epsilon(mechanism, rounds, delta)
+    left = delta - (mechanism.planned_rounds or rounds) * mechanism.failure
+    return _epsilon(replace(mechanism, failure=0.0), rounds, left) if left > 0 else inf
 
 
 @lru_cache(maxsize=1 << 14)  # a pure function of numbers, asked again in every round

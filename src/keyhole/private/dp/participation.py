@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.errors import InputError, StorageError
+from keyhole.errors import InputError
 
 __all__ = ["Participation"]
 
@@ -15,7 +13,7 @@ _NEVER = -1
 
 
 class Participation:
-    """The last round of every client; the server that draws cohorts keeps it.
+    """The last round of every client; whoever makes the rounds keeps it.
 
     Args:
         population: clients, numbered from 0.
@@ -23,8 +21,8 @@ class Participation:
 
     >>> took_part = Participation(population=4, separation=2)
     >>> took_part.record(np.array([0, 3]), 0)
-    >>> took_part.eligible(1), took_part.eligible(2)
-    (array([1, 2]), array([0, 1, 2, 3]))
+    >>> took_part.record(np.array([1, 2]), 1)
+    >>> took_part.record(np.array([0, 3]), 2)
     """
 
     def __init__(self, population: int, separation: int) -> None:
@@ -41,21 +39,15 @@ class Participation:
     def __repr__(self) -> str:
         return f"Participation({len(self._last)} clients, separation={self.separation})"
 
-    def eligible(self, round_index: int) -> NDArray[np.int64]:
-        """The clients that may take part in a round, ascending: draw its cohort from them."""
-        return np.flatnonzero(self._may_come(round_index)).astype(np.int64)
-
     def record(self, clients: NDArray[np.int64], round_index: int) -> None:
-        """Notes a cohort, before any of its updates is used. Who drops out has taken part.
+        """Notes a cohort, before its sum is used. Who drops out has taken part.
 
         Raises:
             InputError: one of them is back too soon, or named twice, or unknown. Nothing is noted,
-                and the round must not run.
+                and the round must not be released.
         """
         is_known = bool(((clients >= 0) & (clients < len(self._last))).all())
-        too_soon = 0
-        if is_known:
-            too_soon = int(np.count_nonzero(~self._may_come(round_index)[clients]))
+        too_soon = int(np.count_nonzero(self._is_too_soon(clients, round_index))) if is_known else 0
         if not is_known or too_soon or len(np.unique(clients)) != len(clients):
             raise InputError(
                 "a cohort that correlated noise does not protect",
@@ -63,36 +55,11 @@ class Participation:
                 if too_soon
                 else "clients that are unknown or named twice",
                 allowed=f"clients whose last round is {self.separation} rounds ago or more",
-                fix="draw cohorts from eligible()",
+                fix="draw cohorts that take turns",
             )
         self._last[clients] = round_index
 
-    def _may_come(self, round_index: int) -> NDArray[np.bool_]:
-        may: NDArray[np.bool_] = round_index - self._last >= self.separation
-        may |= self._last == _NEVER
-        return may
-
-    def to_json(self) -> str:
-        """The state, from which `from_json` goes on."""
-        return json.dumps({"separation": self.separation, "last": self._last.tolist()})
-
-    @staticmethod
-    def from_json(text: str) -> Participation:
-        """Reads a state that `to_json` wrote.
-
-        Raises:
-            StorageError: it is damaged.
-        """
-        try:
-            state = json.loads(text)
-            last = np.array(state["last"], np.int64)
-            found = Participation(len(last), int(state["separation"]))
-            found._last[...] = last
-        except (ValueError, KeyError, TypeError, InputError) as error:
-            raise StorageError(
-                "the record of who took part cannot be read",
-                got=f"{len(text)} characters",
-                allowed="what to_json wrote",
-                fix="restore the file; without it nobody knows who may come back",
-            ) from error
-        return found
+    def _is_too_soon(self, clients: NDArray[np.int64], round_index: int) -> NDArray[np.bool_]:
+        last = self._last[clients]
+        too_soon: NDArray[np.bool_] = (last != _NEVER) & (round_index - last < self.separation)
+        return too_soon

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.errors import InputError, MalformedError, ShapeError
+from keyhole.errors import InputError, ShapeError
+from keyhole.private.facts import read_facts
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -75,14 +76,7 @@ class EnclaveTerms:
         Raises:
             MalformedError: they are not terms of this version.
         """
-        try:
-            magic, *rest = _FORM.unpack(data)
-            terms = EnclaveTerms(*rest)
-        except (struct.error, InputError) as error:
-            raise _not_terms(len(data)) from error
-        if magic != _MAGIC or terms.encode() != bytes(data):
-            raise _not_terms(len(data))
-        return terms
+        return read_facts(data, "terms of an enclave's table", _unpack)
 
 
 def terms_of(round: bytes, records: NDArray[np.uint8], most_keys: int) -> EnclaveTerms:
@@ -115,6 +109,11 @@ def start_digest(round: bytes, num_keys: int, record_bytes: int) -> _Hash:
     return sha256(b"keyhole-enclave-table" + round + struct.pack("<QQ", num_keys, record_bytes))
 
 
+def _unpack(data: bytes) -> EnclaveTerms:
+    _, *rest = _FORM.unpack(data)
+    return EnclaveTerms(*rest)
+
+
 def _bad(got: str) -> InputError:
     return InputError(
         "terms of an enclave's table that make no sense",
@@ -122,13 +121,4 @@ def _bad(got: str) -> InputError:
         allowed="names of 16 and 32 bytes; 1..2^40; a request for at most num_keys, with 2 GB of "
         "keys, 8 bytes each, or records",
         fix="check num_keys, record_bytes and most_keys",
-    )
-
-
-def _not_terms(length: int) -> MalformedError:
-    return MalformedError(
-        "these are not terms of an enclave's table",
-        got=f"{length} bytes",
-        allowed=f"{_FORM.size} bytes as docs/wire.md describes them",
-        fix="check that both sides are of one version",
     )

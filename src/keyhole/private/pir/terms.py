@@ -8,7 +8,8 @@ from functools import cached_property
 from hashlib import blake2b, sha256
 from typing import Literal, TypeAlias, get_args
 
-from keyhole.errors import InputError, MalformedError
+from keyhole.errors import InputError
+from keyhole.private.facts import read_facts
 
 __all__ = ["TAG_BYTES", "Scheme", "Terms", "name_of_round"]
 
@@ -91,14 +92,12 @@ class Terms:
         Raises:
             MalformedError: they are not terms of this version.
         """
-        try:
-            magic, scheme, *rest = _FORM.unpack(data)
-            terms = Terms(_SCHEMES[scheme], *rest)
-        except (struct.error, IndexError, InputError) as error:
-            raise _not_terms(len(data)) from error
-        if magic != _MAGIC or terms.encode() != bytes(data):
-            raise _not_terms(len(data))
-        return terms
+        return read_facts(data, "terms of private retrieval", _unpack)
+
+
+def _unpack(data: bytes) -> Terms:
+    _, scheme, *rest = _FORM.unpack(data)
+    return Terms(_SCHEMES[scheme], *rest)
 
 
 def _bad(got: str) -> InputError:
@@ -107,13 +106,4 @@ def _bad(got: str) -> InputError:
         got=got,
         allowed=f"schemes {', '.join(_SCHEMES)}; 1..2^40; no more keys a query than there are",
         fix="check num_keys, record_bytes and most_keys",
-    )
-
-
-def _not_terms(length: int) -> MalformedError:
-    return MalformedError(
-        "these are not terms of private retrieval",
-        got=f"{length} bytes",
-        allowed=f"{_FORM.size} bytes as docs/wire.md describes them",
-        fix="check that both sides are of one version",
     )

@@ -33,14 +33,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from keyhole.errors import (
-    InputError,
-    KeyholeError,
-    ShapeError,
-)
+from keyhole.errors import InputError, ShapeError
 from keyhole.private.prg import Prg
 from keyhole.private.secure_sum.fixed_point import RingArray
 from keyhole.private.secure_sum.masks import add_masks
+from keyhole.private.secure_sum.rounds import Rounds
 from keyhole.private.secure_sum.secagg_keys import (
     Identity,
     Keys,
@@ -63,7 +60,6 @@ from keyhole.private.secure_sum.secagg_refusals import (
     too_few,
     violation,
 )
-from keyhole.private.secure_sum.secagg_rounds import Rounds
 from keyhole.private.secure_sum.secagg_secrets import Secrets
 from keyhole.private.secure_sum.secagg_settings import SecAggSettings
 from keyhole.private.secure_sum.shamir import SHARE_BYTES
@@ -227,10 +223,11 @@ class SecAggClient:
 
     @contextmanager
     def _moving_to(self, following: Step) -> Iterator[None]:
-        """The client goes on to the next step, or leaves if something is wrong."""
+        """The client goes on to the next step, or leaves if anything is wrong: memory that runs
+        out, or a step that is broken off, as well."""
         try:
             yield
-        except KeyholeError:
+        except BaseException:
             self._forget()
             raise
         self._step = following

@@ -42,18 +42,20 @@ class Identity:
         everyone: public key of each place, 32 bytes each.
 
     Raises:
-        InputError: a key of another length.
+        InputError: a key of another length, or one that two places have.
     """
 
     secret: bytes
     everyone: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        if {len(key) for key in (self.secret, *self.everyone)} != {32}:
+        lengths = {len(key) for key in (self.secret, *self.everyone)}
+        # Whoever holds one key at two places would be counted twice among those who sign.
+        if lengths != {32} or len(set(self.everyone)) < len(self.everyone):
             raise InputError(
-                "keys of identities of another length",
-                got=f"{len(self.everyone)} public keys",
-                allowed="32 bytes each, of Ed25519",
+                "keys of identities of another length, or one of them twice",
+                got=f"{len(self.everyone)} public keys, {len(set(self.everyone))} distinct",
+                allowed="32 bytes each, of Ed25519, one a place",
                 fix="make them with Identity.all_of",
             )
 

@@ -19,6 +19,7 @@ from keyhole.errors import InputError, ReplayError
 from keyhole.private.hpke import PrivateKey
 from keyhole.private.secure_sum.fixed_point import RingArray
 from keyhole.private.secure_sum.masks import add_masks
+from keyhole.private.secure_sum.rounds import Rounds
 from keyhole.private.secure_sum.secagg_keys import (
     Keys,
     bad_keys,
@@ -44,7 +45,6 @@ from keyhole.private.secure_sum.secagg_refusals import (
     out_of_turn,
     too_few,
 )
-from keyhole.private.secure_sum.secagg_rounds import Rounds
 from keyhole.private.secure_sum.secagg_settings import SecAggSettings
 from keyhole.private.secure_sum.secagg_unmasking import masks_left
 

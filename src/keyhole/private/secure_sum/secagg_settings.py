@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from keyhole.errors import InputError, MalformedError
+from keyhole.errors import InputError
+from keyhole.private.facts import read_facts
 from keyhole.private.secure_sum.graph import degree_of, neighbours, threshold_of
 
 __all__ = ["SecAggSettings"]
@@ -19,6 +20,7 @@ _MAGIC = b"KHG1"
 _FORM = struct.Struct("<4sBBH16sIQII")
 _MOST_CLIENTS = 1 << 16
 _MOST_ENTRIES = 1 << 32
+_MOST_PAIRS = 1 << 24  # clients times neighbours of a sparse graph, which every party holds
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class SecAggSettings:
             raise _bad(f"{self.cohort} clients, {self.length} entries")
         if self.signed and self.degree not in (None, self.cohort - 1):
             raise _bad(f"signatures, and {self.degree} neighbours each")
+        if self.degree not in (None, self.cohort - 1) and self.cohort * self.degree > _MOST_PAIRS:
+            raise _bad(f"{self.cohort} clients, with {self.degree} neighbours each")
         smallest = min(len(group) for group in self._groups)
         # One share alone must not open a secret, and a sum of one is an input.
         if not 2 <= self.shares_needed <= smallest:
@@ -139,16 +143,14 @@ class SecAggSettings:
         Raises:
             MalformedError: they are not settings of this version.
         """
-        try:
-            _, bits, signed, _, name, cohort, length, threshold, degree = _FORM.unpack(data)
-            settings = SecAggSettings(
-                name, cohort, length, bits, threshold or None, degree or None, bool(signed)
-            )
-        except (struct.error, InputError) as error:
-            raise _not_settings(len(data)) from error
-        if settings.encode() != bytes(data):
-            raise _not_settings(len(data))
-        return settings
+        return read_facts(data, "settings of a secure sum", _unpack)
+
+
+def _unpack(data: bytes) -> SecAggSettings:
+    _, bits, signed, _, name, cohort, length, threshold, degree = _FORM.unpack(data)
+    return SecAggSettings(
+        name, cohort, length, bits, threshold or None, degree or None, signed == 1
+    )
 
 
 def _bad(got: str) -> InputError:
@@ -156,15 +158,7 @@ def _bad(got: str) -> InputError:
         "settings of a secure sum that make no sense",
         got=got,
         allowed=f"names of 16 bytes; 16 or 32 bits; 2..{_MOST_CLIENTS} clients; 1..2^32 entries; "
+        "all others as neighbours, or so few that there are 2^24 in all; "
         "thresholds from 2 to the size of a group, with signatures above half of everyone",
         fix="leave threshold and degree to their defaults",
-    )
-
-
-def _not_settings(length: int) -> MalformedError:
-    return MalformedError(
-        "these are not settings of a secure sum",
-        got=f"{length} bytes",
-        allowed=f"{_FORM.size} bytes as docs/wire.md describes them",
-        fix="check that both sides are of one version",
     )

@@ -8,6 +8,9 @@ Hidden: keys, their number up to `most_keys`, and rows, from each server, if bot
 AES under a fixed key is a circular correlation-robust hash. Not hidden: who takes part. Not
 prevented: a client that lies. It can share any rows at any number of keys, of any size, and so
 spoil a sum; neither server can see it.
+
+A client relies on its terms: whoever decides that a device takes part checks `least_clients`, and
+with `Rounds` that it has not taken part in the round before.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from keyhole.errors import (
     TooLateError,
 )
 from keyhole.private.secure_sum.fixed_point import RingArray
+from keyhole.private.secure_sum.rounds import Rounds
 from keyhole.private.secure_sum.sparse_batches import ClientShare, add_clients
 from keyhole.private.secure_sum.sparse_messages import (
     check_length,
@@ -57,16 +58,21 @@ class SparseServer:
     Args:
         terms: of the sum.
         party: 0 or 1: which of both this one is.
+        rounds: what this server has added up, so that no name of a round is used twice: two sums
+            of the same messages, with a client more or less, would show what that client sent.
 
     Raises:
         InputError: there is no such server.
+        ReplayError: this server has run the round before.
     """
 
-    def __init__(self, terms: SparseTerms, party: int) -> None:
+    def __init__(self, terms: SparseTerms, party: int, rounds: Rounds | None = None) -> None:
         if party not in (0, 1):
             raise InputError(
                 "there are two servers", got=party, allowed="0 or 1", fix="say which this one is"
             )
+        if rounds is not None:
+            rounds.claim(terms.round)
         self.terms = terms
         self._party = party
         self._digests: dict[int, bytes] = {}

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.errors import InputError, MalformedError
+from keyhole.errors import InputError
+from keyhole.private.facts import read_facts
 from keyhole.private.pir.cuckoo import Placement
 from keyhole.private.secure_sum.fixed_point import RingBits, ring_dtype
 
@@ -134,15 +135,12 @@ class SparseTerms:
         Raises:
             MalformedError: they are not terms of this version.
         """
-        try:
-            _, bits, counts, _, round_name, *numbers = _FORM.unpack(data)
-            num_keys, width, most_keys, least = numbers
-            terms = SparseTerms(round_name, num_keys, width, most_keys, bits, least, counts == 1)
-        except (struct.error, InputError) as error:
-            raise _not_terms(len(data)) from error
-        if terms.encode() != bytes(data):
-            raise _not_terms(len(data))
-        return terms
+        return read_facts(data, "terms of a sparse sum", _unpack)
+
+
+def _unpack(data: bytes) -> SparseTerms:
+    _, bits, counts, _, name, num_keys, width, most_keys, least = _FORM.unpack(data)
+    return SparseTerms(name, num_keys, width, most_keys, bits, least, counts == 1)
 
 
 def _bad(got: str) -> InputError:
@@ -151,13 +149,4 @@ def _bad(got: str) -> InputError:
         got=got,
         allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MOST}; no more keys a client than there are",
         fix="check num_keys, width, most_keys and least_clients",
-    )
-
-
-def _not_terms(length: int) -> MalformedError:
-    return MalformedError(
-        "these are not terms of a sparse sum",
-        got=f"{length} bytes",
-        allowed=f"{_FORM.size} bytes as docs/wire.md describes them",
-        fix="check that both sides are of one version",
     )

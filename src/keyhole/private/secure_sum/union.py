@@ -118,14 +118,8 @@ def mark(terms: UnionTerms, keys: KeyArray) -> Array:
     Raises:
         KeySpaceError: keys (m,) that are not distinct numbers of 0..num_keys - 1.
     """
-    keys = np.asarray(keys)
-    is_whole = keys.ndim == 1 and keys.dtype.kind in "iu"
-    if not is_whole or ((keys < 0) | (keys >= terms.num_keys)).any():
-        raise _bad_keys(f"{keys.dtype} {keys.shape}, some outside or no keys", terms)
     marks = np.zeros(terms.num_keys, terms.dtype)
-    marks[keys] = 1
-    if int(marks.sum(dtype=np.int64)) < len(keys):
-        raise _bad_keys(f"{len(keys)} keys with equal ones among them", terms)
+    marks[_checked(terms, keys)] = 1
     return marks
 
 
@@ -167,9 +161,11 @@ def lay_out(union: Union, keys: KeyArray, rows: Array) -> tuple[Array, NDArray[n
         are left out.
 
     Raises:
+        KeySpaceError: keys that are not distinct numbers of 0..num_keys - 1.
         ShapeError: rows of another shape or ring.
     """
     terms = union.terms
+    keys = _checked(terms, keys)
     if rows.shape != (len(keys), terms.width) or rows.dtype != terms.dtype:
         raise ShapeError(
             "rows that do not fit the union",
@@ -181,7 +177,7 @@ def lay_out(union: Union, keys: KeyArray, rows: Array) -> tuple[Array, NDArray[n
     places = np.searchsorted(union.keys, keys)
     is_kept = np.zeros(len(keys), np.bool_)
     inside = places < len(union.keys)
-    is_kept[inside] = union.keys[places[inside]] == np.asarray(keys)[inside]
+    is_kept[inside] = union.keys[places[inside]] == keys[inside]
     vector[places[is_kept]] = rows[is_kept]
     return vector.reshape(-1), is_kept
 
@@ -224,6 +220,17 @@ def sum_over_union(
     union = union_of(terms, counts, terms.most_clients)
     laid = {client: lay_out(union, keys, rows)[0] for client, (keys, rows) in inputs.items()}
     return read_off(union, sum_rows(laid))
+
+
+def _checked(terms: UnionTerms, keys: KeyArray) -> KeyArray:
+    """Keys that can be marked: of equal ones, all rows but one would be lost."""
+    keys = np.asarray(keys)
+    is_whole = keys.ndim == 1 and keys.dtype.kind in "iu"
+    if not is_whole or ((keys < 0) | (keys >= terms.num_keys)).any():
+        raise _bad_keys(f"{keys.dtype} {keys.shape}, some outside or no keys", terms)
+    if len(np.unique(keys)) < len(keys):
+        raise _bad_keys(f"{len(keys)} keys with equal ones among them", terms)
+    return keys
 
 
 def _check_vector(vector: Array, length: int, terms: UnionTerms) -> None:

@@ -13,10 +13,22 @@ from keyhole.serving.device.assembly import KnownRound, Submodel
 from keyhole.serving.device.device import Assignment, Device, DeviceKeys
 from keyhole.types import Tree
 
-__all__ = ["Fetch", "Participant", "Taken", "fetch_at_home", "keep_taking_part", "take_part"]
+__all__ = [
+    "Fetch",
+    "Participant",
+    "Send",
+    "Taken",
+    "fetch_at_home",
+    "keep_taking_part",
+    "take_part",
+    "take_part_in",
+]
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `PirFetch` and the like."""
+
+Send: TypeAlias = Callable[[Device, Assignment, Tree, DeviceKeys], int]
+"""How a device sends its update: `Device.send`, or shares of it to two aggregators."""
 
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
 _LONGEST_WAIT = 60.0  # seconds before it does when servers still do not hold the same round
@@ -32,11 +44,14 @@ class Participant:
         train: `(round, what was fetched) -> update`, start minus end.
         fetch: `(device, round, keys) -> sub-model`: how slices are fetched, and so who learns which
             keys. The sub-model says which keys it was selected with: a private way may miss some.
+        send: `(device, round, update, keys) -> bytes sent`: how the update travels, and so who
+            learns it.
     """
 
     choose: Callable[[KnownRound], DeviceKeys]
     train: Callable[[KnownRound, Submodel], Tree]
     fetch: Fetch = Device.fetch
+    send: Send = Device.send
 
 
 @dataclass(frozen=True)
@@ -67,8 +82,14 @@ def fetch_at_home(device: Device, round: Assignment, keys: DeviceKeys) -> Submod
     return device.fetch_all(round).select(keys)
 
 
-def take_part(device: Device, participant: Participant) -> Taken | Wait:
+def take_part(device: Device, participant: Participant, done: str | None = None) -> Taken | Wait:
     """One whole round: checks in, waits as told, fetches, trains, sends.
+
+    Args:
+        device: to take part with.
+        participant: what it does in a round.
+        done: a round in which it has sent its update. The service knows that by itself only where
+            updates go there.
 
     Returns:
         What it took, or how many seconds to wait before asking again.
@@ -82,14 +103,25 @@ def take_part(device: Device, participant: Participant) -> Taken | Wait:
     told = device.check_in()
     if isinstance(told, Wait):
         return told
+    if told.round == done:
+        return Wait(_AFTER_MISS)
     _pause(device, told.fetch_after)
+    return take_part_in(device, told, participant)
+
+
+def take_part_in(device: Device, told: Assignment, participant: Participant) -> Taken:
+    """The round that a device was told of, by the service or in another way.
+
+    Raises:
+        TooLateError, StaleError, ConflictError, ServiceError: as `take_part` does.
+    """
     _refuse_late(device, told)
     known = device.known(told)
     keys = participant.choose(known)
     fetched = participant.fetch(device, told, keys)
     update = participant.train(known, fetched)
     _refuse_late(device, told)
-    sent = device.send(told, update, fetched.keys)
+    sent = participant.send(device, told, update, fetched.keys)
     kept = sum(map(len, fetched.keys.values()))
     return Taken(
         round=told.round,
@@ -131,10 +163,10 @@ def keep_taking_part(
         RequestError: the service refuses, for a reason that a later round will not change.
         StaleError: the servers of a private fetch did not hold the same round, time and again.
     """
-    taken = stale = 0
+    taken, stale, done = 0, 0, None
     while taken < rounds and not device.stop.is_set():
         try:
-            outcome = take_part(device, participant)
+            outcome = take_part(device, participant, done)
         except (TooLateError, ConflictError) as error:
             on_miss(error)
             device.clock.sleep(_AFTER_MISS)
@@ -153,7 +185,7 @@ def keep_taking_part(
                 on_wait(outcome.seconds)
                 device.clock.sleep(outcome.seconds)
                 continue
-            taken, stale = taken + 1, 0
+            taken, stale, done = taken + 1, 0, outcome.round
             on_round(outcome)
     return taken
 

@@ -16,7 +16,7 @@ from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys
 from keyhole.serving.device.assembly import KnownRound, Submodel
 from keyhole.serving.device.device import Device
-from keyhole.serving.device.participation import Fetch, Participant
+from keyhole.serving.device.participation import Fetch, Participant, Send
 from keyhole.training.clients import Clients, Job
 from keyhole.training.cohort import Cohorts
 from keyhole.training.plan import Plan
@@ -73,9 +73,9 @@ class PopulationClient:
     _met: dict[bytes, Clients] = field(default_factory=dict, repr=False)
     _chosen: dict[str, ClientKeys] = field(default_factory=dict, repr=False)
 
-    def participant(self, fetch: Fetch = Device.fetch) -> Participant:
+    def participant(self, fetch: Fetch = Device.fetch, send: Send = Device.send) -> Participant:
         """What it does in a round."""
-        return Participant(self.choose, self.train, fetch)
+        return Participant(self.choose, self.train, fetch, send)
 
     def choose(self, known: KnownRound) -> ClientKeys:
         """The keys that the client chooses in process, too."""

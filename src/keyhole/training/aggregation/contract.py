@@ -9,14 +9,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from keyhole.errors import ThresholdError
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
-from keyhole.server.aggregation import Over
+from keyhole.server.aggregation import BlockSum, Over
 from keyhole.server.updates import RowUpdate
 from keyhole.training.fate import Fate
 from keyhole.types import Tree
 
-__all__ = ["Adding", "Aggregation", "Contribution", "Summed"]
+__all__ = ["Adding", "Aggregation", "Contribution", "Summed", "with_counts", "withheld"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +52,8 @@ class Adding:
         keys_per_client: key space -> the most keys of a client; public.
         place: (seed, trial, round), from which the randomness of a simulation derives.
         with_counts: whether to say how many clients chose each key.
+        blocks: updates that were added up where clients were trained, which contributions then
+            lack; for sums in the clear alone.
     """
 
     layout: Layout
@@ -59,6 +62,7 @@ class Adding:
     keys_per_client: Mapping[str, int]
     place: tuple[int, int, int]
     with_counts: bool = False
+    blocks: tuple[BlockSum, ...] | None = None
 
     @property
     def needs_counts(self) -> bool:
@@ -93,6 +97,24 @@ class Summed:
     unplaced_keys: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
+
+
+def with_counts(seen_by: Mapping[str, str], adding: Adding) -> dict[str, str]:
+    """What parties learn from a sum, and from the counts beside it where it has any."""
+    if not adding.needs_counts:
+        return dict(seen_by)
+    return {party: f"{seen}, and how many chose each key" for party, seen in seen_by.items()}
+
+
+def withheld(clients: int, least: int, seen_by: Mapping[str, str]) -> Summed:
+    """What comes of a sum with too few clients: nothing."""
+    few = ThresholdError(
+        "too few clients for a sum to be released",
+        got=clients,
+        allowed=f"{least} or more",
+        fix="ask more clients",
+    )
+    return Summed(None, {}, seen_by=seen_by, error=str(few))
 
 
 class Aggregation(Protocol):

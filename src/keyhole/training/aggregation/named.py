@@ -12,7 +12,7 @@ from keyhole.training.aggregation.secure import DenseForm, SecureSum, SketchForm
 from keyhole.training.aggregation.two_servers import TwoServers
 from keyhole.training.aggregation.union import UnionSum
 
-__all__ = ["AGGREGATIONS", "AggregationName", "aggregation_named"]
+__all__ = ["AGGREGATIONS", "SIGNED", "AggregationName", "aggregation_named"]
 
 AggregationName: TypeAlias = Literal[
     "plain", "dense", "secure-dense", "secure-sketch", "secure-sparse", "secure-union"
@@ -23,25 +23,31 @@ clients that drop between them."""
 
 AGGREGATIONS: tuple[AggregationName, ...] = get_args(AggregationName)
 
+SIGNED: tuple[AggregationName, ...] = ("secure-dense", "secure-sketch", "secure-union")
+"""Those in which clients can sign which of them are left."""
 
-def aggregation_named(name: str, rounding: Rounding | None = None) -> Aggregation:
+
+def aggregation_named(
+    name: str, rounding: Rounding | None = None, *, signed: bool = False
+) -> Aggregation:
     """Returns a way to add updates up.
 
     Args:
         name: of `AGGREGATIONS`.
         rounding: of secure sums.
+        signed: of secure sums with one server: clients sign which of them are left.
 
     Raises:
-        InputError: there is no such way.
+        InputError: there is no such way, or nothing in it to sign.
     """
     rounding = rounding or Rounding()
     ways: dict[str, Aggregation] = {
         "plain": plain,
         "dense": dense_at_client,
-        "secure-dense": SecureSum(DenseForm(), rounding),
-        "secure-sketch": SecureSum(SketchForm(), rounding),
+        "secure-dense": SecureSum(DenseForm(), rounding, signed),
+        "secure-sketch": SecureSum(SketchForm(), rounding, signed),
         "secure-sparse": TwoServers(rounding),
-        "secure-union": UnionSum(rounding),
+        "secure-union": UnionSum(rounding, signed),
     }
     if name not in ways:
         raise InputError(
@@ -49,5 +55,12 @@ def aggregation_named(name: str, rounding: Rounding | None = None) -> Aggregatio
             got=name,
             allowed=", ".join(AGGREGATIONS),
             fix="choose one of them",
+        )
+    if signed and name not in SIGNED:
+        raise InputError(
+            "a sum in which clients sign nothing",
+            got=f"signed with {name}",
+            allowed=", ".join(SIGNED),
+            fix="leave it out: only masked sums with one server have lists to sign",
         )
     return ways[name]

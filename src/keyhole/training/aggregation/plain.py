@@ -6,7 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.delivery.demand import key_bytes
-from keyhole.server.aggregation import PLAIN_SUM_SEEN_BY, sum_updates
+from keyhole.server.aggregation import (
+    PLAIN_SUM_SEEN_BY,
+    choosers,
+    merge_blocks,
+    sum_updates,
+)
 from keyhole.server.updates import RowUpdate
 from keyhole.training.aggregation.contract import Adding, Contribution, Summed
 
@@ -24,7 +29,7 @@ def plain(adding: Adding) -> Summed:
         counts = {name: len(z) for name, z in one.keys.items()}
         return key_bytes(one.keys.values()) + layout.client_bytes(**counts)
 
-    up = {c.client: size(c) for c in adding.contributions if c.fate in _ARRIVES}
+    up = {one.client: size(one) for one in _arrived(adding)}
     return Summed(plain_rows(adding), up, _counts(adding), seen_by=PLAIN_SUM_SEEN_BY)
 
 
@@ -35,19 +40,22 @@ def dense_at_client(adding: Adding) -> Summed:
     what it is.
     """
     whole = sum(4 * part.space.num_keys * part.slice_size for part in adding.layout.parts)
-    up = {c.client: whole for c in adding.contributions if c.fate in _ARRIVES}
+    up = {one.client: whole for one in _arrived(adding)}
     return Summed(plain_rows(adding), up, _counts(adding), seen_by=_DENSE_SEEN_BY)
+
+
+def _arrived(adding: Adding) -> list[Contribution]:
+    """Those who sent something, whether it counts or not: their keys are known."""
+    spaces = len(adding.layout.spaces)
+    return [c for c in adding.contributions if c.fate in _ARRIVES and len(c.keys) == spaces]
 
 
 def _counts(adding: Adding) -> tuple[NDArray[np.int64], ...] | None:
     """How many clients chose each key, in the order of `plain_rows`."""
     if not adding.with_counts or not adding.sent:
         return None
-    counts = []
-    for part in adding.layout.parts:
-        chosen = [np.unique(part.keys_of(one.keys).array) for one in adding.sent]
-        counts.append(np.unique(np.concatenate(chosen), return_counts=True)[1].astype(np.int64))
-    return tuple(counts)
+    keys = [one.keys for one in adding.sent]
+    return tuple(choosers(part, keys) for part in adding.layout.parts)
 
 
 def plain_rows(adding: Adding) -> tuple[RowUpdate, ...] | None:
@@ -55,4 +63,7 @@ def plain_rows(adding: Adding) -> tuple[RowUpdate, ...] | None:
     sent = adding.sent
     if not sent:
         return None
-    return sum_updates(adding.layout, [c.update for c in sent], [c.keys for c in sent], adding.over)
+    keys = [one.keys for one in sent]
+    if adding.blocks is not None:
+        return merge_blocks(adding.layout, adding.blocks, keys, adding.over)
+    return sum_updates(adding.layout, [one.update for one in sent], keys, adding.over)

@@ -29,15 +29,26 @@ class Rounding:
         clip: numbers beyond it are clipped; a sum is off by at most the cohort over the scale.
         bits: of the ring; 16 halves what is sent, and is coarse.
         room: for how many clients more, so that noise cannot make a sum overflow.
+        least: for how many clients at least. Where the size of a cohort must not show, one number
+            for all rounds: the step to which everybody rounds follows from it.
     """
 
     clip: float = 16.0
     bits: RingBits = 32
     room: int = 0
+    least: int = 1
 
     def fixed_point(self, adding: Adding) -> FixedPoint:
         """For all clients that were asked: more cannot be added."""
-        return FixedPoint(self.clip, max(1, len(adding.contributions)) + self.room, self.bits)
+        return self.for_clients(len(adding.contributions))
+
+    def for_clients(self, clients: int) -> FixedPoint:
+        """For so many clients.
+
+        Raises:
+            InputError: the ring is too small for them.
+        """
+        return FixedPoint(self.clip, max(self.least, clients) + self.room, self.bits)
 
     def rows(self, adding: Adding, one: Contribution) -> list[RingRows]:
         """What a client adds to each part, rounded up or down by its own coin.

@@ -15,10 +15,10 @@ from keyhole.private.secure_sum import union
 from keyhole.private.secure_sum.fixed_point import RingArray
 from keyhole.private.secure_sum.secagg_run import SecAggResult, run_secagg
 from keyhole.private.secure_sum.secagg_settings import SecAggSettings
-from keyhole.training.aggregation.contract import Adding, Summed
+from keyhole.training.aggregation.contract import Adding, Summed, withheld
 from keyhole.training.aggregation.parts import PartSum
 from keyhole.training.aggregation.rounding import RingRows, Rounding, derived
-from keyhole.training.aggregation.secure import stages_of
+from keyhole.training.aggregation.secure import LEAST_CLIENTS, stages_of
 
 __all__ = ["UnionSum"]
 
@@ -34,12 +34,16 @@ class UnionSum:
 
     Args:
         rounding: of updates.
+        signed: clients sign which of them are left, in both sums.
     """
 
     rounding: Rounding = field(default_factory=Rounding)
+    signed: bool = False
 
     def __call__(self, adding: Adding) -> Summed:
         """Adds up the updates of a round."""
+        if len(adding.contributions) < LEAST_CLIENTS:
+            return withheld(len(adding.contributions), LEAST_CLIENTS, _SEEN_BY)
         rows = {
             place: self.rounding.rows(adding, one)
             for place, one in enumerate(adding.contributions)
@@ -57,7 +61,9 @@ class UnionSum:
     def _run(self, adding: Adding, vectors: Mapping[int, RingArray], phase: int) -> SecAggResult:
         name = derived(b"union", adding.place, phase).bytes(16)
         sample = next(iter(vectors.values()), np.zeros(1, f"<u{self.rounding.bits // 8}"))
-        settings = SecAggSettings(name, len(adding.contributions), len(sample), self.rounding.bits)
+        settings = SecAggSettings(
+            name, len(adding.contributions), len(sample), self.rounding.bits, signed=self.signed
+        )
         lost, late = stages_of(adding)
         idle = {p: np.zeros_like(sample) for p, stage in lost.items() if stage != "before"}
         return run_secagg(settings, {**vectors, **idle}, lost, late=late)

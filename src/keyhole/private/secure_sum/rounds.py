@@ -1,4 +1,4 @@
-"""Which secure sums a party has taken part in."""
+"""Which sums a party has taken part in: the clients and servers of all kinds of secure sum."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ __all__ = ["Rounds"]
 class Rounds:
     """Remembers rounds by their names, so that none is run twice.
 
-    A client that adds the same input to two sums of one round shows what the sums differ by. A
-    device that restarts keeps what `names` returns, and starts from there. Safe for threads.
+    A client that adds the same input to two sums of one round shows what the sums differ by, and
+    so does a server that adds up one round twice, with a client more or less. Whoever restarts
+    keeps what `names` returns, and starts from there. Safe for threads.
 
     Args:
         names: of rounds that have been taken.
@@ -26,7 +27,8 @@ class Rounds:
     @property
     def names(self) -> frozenset[bytes]:
         """The rounds so far, 16 bytes each."""
-        return frozenset(self._names)
+        with self._lock:
+            return frozenset(self._names)
 
     def claim(self, name: bytes) -> None:
         """Takes a round.

@@ -1,0 +1,161 @@
+"""Inboxes: where the updates of a round arrive, and who adds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from keyhole.delivery.cost import Cost
+from keyhole.delivery.demand import Demand
+from keyhole.delivery.records import Coding
+from keyhole.delivery.ways import pregenerated_cost
+from keyhole.errors import InputError, KeyholeError
+from keyhole.primitives.layout import Layout
+from keyhole.server.updates import usable
+from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.serving.wire import decode_update
+from keyhole.training.aggregation.contract import Summed
+from keyhole.training.aggregation.plain import plain
+from keyhole.training.fate import Fate
+from keyhole.training.plan import Plan
+from keyhole.training.round import add_up
+from keyhole.training.visit import Visit, visit_of
+
+__all__ = ["Gathered", "Inbox", "SpoolInbox", "device_name"]
+
+
+def device_name(client: int) -> str:
+    """What client number n of the population is called at the service.
+
+    >>> device_name(7)
+    'device-7'
+    """
+    return f"device-{client}"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a round came to.
+
+    Args:
+        visits: of everyone asked, in order.
+        cost: of delivering slices to those who are known to have them.
+        summed: the updates of those who sent one.
+    """
+
+    visits: list[Visit]
+    cost: Cost
+    summed: Summed
+
+
+class Inbox(Protocol):
+    """Takes the updates of one round at a time.
+
+    A trainer that is killed calls `open` and `begin` again for the same round, with the same
+    arguments: what had arrived is still there.
+    """
+
+    def open(
+        self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
+    ) -> Mapping[str, object]:
+        """Gets ready for round t; returns what devices must know, for the settings of its manifest.
+
+        Raises:
+            InputError: the plan cannot be carried out this way.
+        """
+        ...
+
+    def begin(self, round_id: str) -> None:
+        """The round is published under this name; what belongs to earlier ones can go."""
+        ...
+
+    def devices(self, round_id: str) -> Iterable[str]:
+        """Whose update is here, whole."""
+        ...
+
+    def close(self, round_id: str) -> Iterable[str]:
+        """Takes no more updates; returns whose are here. Closing again changes nothing."""
+        ...
+
+    def is_closed(self, round_id: str) -> bool:
+        """Whether the round takes no more."""
+        ...
+
+    def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
+        """Adds up the updates of a closed round.
+
+        Args:
+            round_id: of the round.
+            fates: of everyone asked, in order; the updates that count are those "sent".
+            coding: of the slices that devices fetched.
+        """
+        ...
+
+
+class SpoolInbox:
+    """Updates in the clear, in files: durable before they are acknowledged.
+
+    Args:
+        spool: where the service puts them.
+    """
+
+    def __init__(self, spool: UpdateSpool) -> None:
+        self._spool = spool
+        self._round: tuple[int, Layout, Plan]
+
+    def open(
+        self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
+    ) -> Mapping[str, object]:
+        """Devices need to know nothing more."""
+        if plan.aggregate != plain:
+            raise InputError(
+                "updates of devices arrive in the clear",
+                got="a plan with another sum",
+                allowed="the plain sum",
+                fix="let devices send to two aggregators, or leave the plan's aggregate as it is",
+            )
+        self._round = t, layout, plan
+        return {}
+
+    def begin(self, round_id: str) -> None:
+        """Makes room for the round, and removes others: their sums are in the state by now."""
+        self._spool.begin(round_id)
+        for older in self._spool.rounds():
+            if older != round_id:
+                self._spool.remove(older)
+
+    def devices(self, round_id: str) -> Iterable[str]:
+        """Whose update is stored."""
+        return self._spool.devices(round_id)
+
+    def close(self, round_id: str) -> Iterable[str]:
+        """Closes the spool, for the service's processes too."""
+        return self._spool.close(round_id)
+
+    def is_closed(self, round_id: str) -> bool:
+        """Whether the spool takes no more of this round."""
+        return self._spool.is_closed(round_id)
+
+    def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
+        """Reads the updates and adds them up as a run in process does."""
+        t, layout, plan = self._round
+        visits = [self._visit(round_id, c, fate, coding) for c, fate in fates.items()]
+        demand: Demand = {visit.client: visit.keys for visit in visits if visit.keys}
+        cost = pregenerated_cost(layout, demand, coding)
+        return Gathered(visits, cost, add_up(t, visits, layout, plan))
+
+    def _visit(self, round_id: str, client: int, fate: Fate, coding: Coding) -> Visit:
+        nothing = Visit(client, fate, {}, None, 0, 0, 0)
+        if not self._spool.has(round_id, device_name(client)):
+            return nothing
+        body = self._spool.read(round_id, device_name(client))
+        _, layout, _ = self._round
+        try:
+            update, keys = decode_update(body, layout, most_keys=2**32)
+        except KeyholeError:  # the service had checked it: a file was changed since
+            return Visit(client, "refused", {}, None, 0, 0, 0)
+        update = usable(update)
+        fate = "refused" if update is None else fate
+        cost = pregenerated_cost(layout, {client: keys}, coding)
+        return visit_of(client, fate, keys, update, layout, cost)

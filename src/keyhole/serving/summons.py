@@ -1,0 +1,47 @@
+"""Summons: how devices learn of a round, besides asking the service for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from keyhole.training.round_machine import Event
+
+__all__ = ["CheckIns", "Summons"]
+
+
+class Summons(Protocol):
+    """Tells devices of a round, and hears what becomes of them."""
+
+    def call(self, round_id: str, t: int, asked: Sequence[int], seconds: float) -> None:
+        """Tells clients of a round that has been published.
+
+        Args:
+            round_id: of the round, as the service has it.
+            t: its number.
+            asked: clients by their number in the population.
+            seconds: after which it closes; infinity if it waits.
+        """
+        ...
+
+    def news(self, now: float) -> Sequence[Event]:
+        """What has become known of clients since this was last asked; updates show in the inbox."""
+        ...
+
+    def over(self) -> None:
+        """The round has closed: whatever is under way for it is in vain."""
+        ...
+
+
+class CheckIns:
+    """Devices ask by themselves, and the service tells them; see `keyhole.serving.coordinator`."""
+
+    def call(self, round_id: str, t: int, asked: Sequence[int], seconds: float) -> None:
+        """The published round says who takes part."""
+
+    def news(self, now: float) -> Sequence[Event]:
+        """A device that stays away says nothing."""
+        return ()
+
+    def over(self) -> None:
+        """The service refuses what comes later."""

@@ -1,0 +1,179 @@
+"""The options of `keyhole train` that say how updates are added up."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from keyhole.cli.train import train
+from keyhole.delivery.names import DELIVERIES
+from keyhole.errors import InputError
+from keyhole.server.store import recover
+from keyhole.tasks import arm_of
+from keyhole.training.aggregation.named import AGGREGATIONS
+from keyhole.training.record import read_records
+from tests.helpers import ROOT
+
+pytest.importorskip("dp_accounting")
+
+TASK = ("so_tag", "--size", "words=300", "--size", "tags=10", "--m", "20", "--cohort", "4")
+NOISE = ("--dp-noise", "1", "--dp-clip", "1", "--dp-delta", "1e-3")
+
+
+def invoke(*args, rounds=1, out="runs"):
+    """In this process: what is compiled is kept."""
+    line = [*TASK, "--rounds", rounds, "--out", out, *args]
+    return CliRunner().invoke(train, list(map(str, line)), catch_exceptions=False)
+
+
+def run(tmp_path, *args, rounds=1):
+    done = invoke(*args, "--json", rounds=rounds, out=tmp_path)
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)
+    return row, read_records(Path(row["directory"]) / "records.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--ring-bits", "16"], "--ring-bits goes with a secure --aggregation"),
+        (["--ring-bits", "24", "--aggregation", "secure-dense"], "'24' is not one of '16', '32'"),
+        (["--value-clip", "2", "--aggregation", "dense"], "--value-clip goes with a secure"),
+        (["--signed"], "--signed goes with --aggregation secure-dense, secure-sketch, secure-un"),
+        (["--signed", "--aggregation", "secure-sparse"], "--signed goes with"),
+        (["--value-clip", "2", "--aggregation", "secure-dense", *NOISE], "does nothing beside"),
+        (["--dp-noise", "1"], "takes --dp-noise and --dp-clip"),
+        (["--dp-threshold", "5", *NOISE], "--dp-threshold goes with --dp-kind thresholded"),
+        (["--dp-bands", "5", *NOISE], "--dp-bands goes with --dp-kind correlated"),
+        (["--signed", "--aggregation", "secure-dense", "--devices", "d"], "choose their own"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(args, said, tmp_path):
+    done = invoke(*args, out=tmp_path / "runs")
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([*NOISE, "--mean-over", "choosers"], "divisor"),
+        ([*NOISE, "--dp-kind", "thresholded"], "too small for thresholded rows"),
+        (
+            [*NOISE, "--dp-kind", "correlated", "--sampling", "cyclic", "--dp-bands", "2"],
+            "2 bands",
+        ),
+    ],
+)
+def test_what_no_round_can_keep_is_refused_before_the_first(args, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        invoke(*args, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_ring_of_16_bits_halves_what_is_sent_and_signatures_add_to_it(tmp_path):
+    sent, names = {}, set()
+    for args in ([], ["--ring-bits", "16"], ["--signed"]):
+        row, (record,) = run(tmp_path, "--aggregation", "secure-dense", *args)
+        sent[" ".join(args)] = min(record.bytes_up)
+        names.add(Path(row["directory"]).parent.name)
+        described = json.loads((Path(row["directory"]) / "run.json").read_text())
+        assert ("ring_bits" in described) == ("--ring-bits" in args)
+    assert sent["--ring-bits 16"] < 0.6 * sent[""]
+    assert sent["--signed"] >= sent[""] + 64
+    assert len(names) == 3, "runs of their own"
+
+
+def test_what_was_spent_is_shown_and_kept(tmp_path):
+    args = [*NOISE, "--sampling", "cyclic", "--dp-kind", "correlated", "--dp-bands", "2"]
+    row, records = run(tmp_path, *args, rounds=3)
+    assert [record.privacy["rounds"] for record in records] == [1, 2, 3]
+    assert row["privacy"] == records[-1].privacy
+    said = invoke(*args, rounds=3, out=tmp_path).output
+    epsilon = records[-1].privacy["epsilon"]
+    assert f"privacy spent: epsilon {epsilon:.4g} at delta 0.001 after 3 rounds" in said
+    assert "one client (add-or-remove, separated cohorts)" in said
+
+
+def test_arms_keep_apart_what_is_added_up_otherwise():
+    arms = [
+        arm_of("so_tag", aggregation="secure-dense", **more)
+        for more in (
+            {},
+            {"ring_bits": 16},
+            {"is_signed": True},
+            {"privacy": {"noise": 1.0, "clip": 1.0}},
+            {"privacy": {"noise": 1.0, "clip": 1.0, "kind": "thresholded"}},
+        )
+    ]
+    assert len({arm.name for arm in arms}) == len(arms)
+    assert "ring_bits" not in arms[0].describe()
+
+
+WITHOUT_NOISE = {
+    "none": [],
+    "all-rows": ["--dp-noise", "0", "--dp-clip", "inf"],
+    "thresholded": ["--dp-noise", "0", "--dp-clip", "inf", "--dp-kind", "thresholded"],
+    "correlated": ["--dp-noise", "0", "--dp-clip", "inf", "--dp-kind", "correlated"],
+}
+
+
+def model_of(tmp_path, delivery, way, kind):
+    sampling = ["--sampling", "cyclic"] if kind == "correlated" else []
+    args = ["--delivery", delivery, "--aggregation", way, *WITHOUT_NOISE[kind], *sampling]
+    args += ["--force"] * (delivery in DELIVERIES[3:])
+    args += ["--allow-simulation"] * (delivery == "enclave")
+    row, _ = run(tmp_path / f"{delivery}-{way}-{kind}", *args)
+    from keyhole.models.logistic import tag_regression
+
+    layout = tag_regression(300, 10).layout
+    found = recover(Path(row["directory"]) / "state", layout)
+    try:
+        return found.state.model()
+    finally:
+        found.store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_every_combination_runs_and_gives_the_plain_model(delivery, tmp_path):
+    """By the command itself: each delivery with each aggregation, and kinds of noise in turn. All
+    combinations of the three are in tests/training/test_every_way.py."""
+    plain = {
+        kind: model_of(tmp_path / "plain", "on-demand", "plain", kind)
+        for kind in ("none", "correlated")
+    }
+    for place, way in enumerate(AGGREGATIONS):
+        kind = list(WITHOUT_NOISE)[(place + DELIVERIES.index(delivery)) % len(WITHOUT_NOISE)]
+        model = model_of(tmp_path, delivery, way, kind)
+        for name, leaf in plain["correlated" if kind == "correlated" else "none"].items():
+            np.testing.assert_allclose(model[name], leaf, rtol=1e-5, atol=1e-5)
+
+
+def commands_of(page):
+    """What a page tells people to type, without the prompt's continuation lines."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("keyhole train")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["secure-sums.md", "trust.md"])
+def test_every_command_of_the_docs_runs(page, tmp_path):
+    """With fewer clients and rounds."""
+    commands = commands_of(ROOT / "docs" / page)
+    assert len(commands) == {"secure-sums.md": 5, "trust.md": 0}[page]
+    for place, (_, _, *args) in enumerate(commands):
+        short = ["--rounds", "5", "--cohort", "30", "--out", str(tmp_path / str(place)), "--json"]
+        done = CliRunner().invoke(train, [*args, *short], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        (row,) = json.loads(done.stdout)
+        records = read_records(Path(row["directory"]) / "records.jsonl")
+        assert [record.not_opened for record in records] == [None] * 5
+        if "--dp-noise" in args:
+            assert records[-1].privacy["epsilon"] > 0

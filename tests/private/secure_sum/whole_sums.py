@@ -1,0 +1,73 @@
+"""Whole updates and their two servers, for tests."""
+
+from hashlib import sha256
+
+import numpy as np
+
+from keyhole.private.prg import Prg
+from keyhole.private.secure_sum.whole_client import share_update
+from keyhole.private.secure_sum.whole_server import WholeServer
+from keyhole.private.secure_sum.whole_terms import PartTerms, WholeTerms
+
+COHORT = [f"client-{i}" for i in range(6)]
+# Sparse, dense and sparse again, whatever would take fewer bytes.
+PARTS = PartTerms(40, 3, 4, True), PartTerms(7, 2, 7, False), PartTerms(9, 1, 2, True)
+
+
+def terms_of(**changes):
+    given = {
+        "round": sha256(b"round").digest()[:16],
+        "parts": PARTS,
+        "most_clients": len(COHORT),
+        "least_clients": 2,
+        **changes,
+    }
+    return WholeTerms(**given)
+
+
+def rows_of(terms, seed):
+    rng, rows = np.random.default_rng(seed), []
+    for part in terms.parts:
+        keys = rng.choice(part.num_keys, rng.integers(0, part.most_keys + 1), replace=False)
+        shape = len(keys), part.width
+        most = np.iinfo(terms.dtype).max
+        rows.append((keys, rng.integers(0, most, shape, terms.dtype, endpoint=True)))
+    return rows
+
+
+def shares_of(terms, rows, seed=0):
+    return share_update(terms, rows, Prg(sha256(b"shares %d" % seed).digest()[:16]))
+
+
+def plain_sum(terms, clients):
+    """The sum in the ring, as it is defined, with counts where the terms have them."""
+    totals = [np.zeros(terms.shape(place), terms.dtype) for place in range(len(terms.parts))]
+    for rows in clients:
+        for total, part, (keys, values) in zip(totals, terms.parts, rows, strict=True):
+            np.add.at(total, (keys, slice(None, part.width)), values)
+            total[keys, part.width :] += np.array(1, terms.dtype)
+    return totals
+
+
+def servers_of(terms, sent, reach=lambda party, name: True):
+    """Both servers, which have accepted what reached them."""
+    servers = WholeServer(terms, 0, COHORT), WholeServer(terms, 1, COHORT)
+    for server in servers:
+        for name, shares in sent.items():
+            if reach(server.party, name):
+                server.accept(name, shares.to[server.party])
+    return servers
+
+
+def agree(servers, taken=None):
+    one, other = servers
+    lists = one.close(taken), other.close(taken)
+    agreed = one.reduce(lists[1]), other.reduce(lists[0])
+    one.agree(agreed[1])
+    other.agree(agreed[0])
+
+
+def add_all(servers, sent):
+    for server in servers:
+        for name in server.clients:
+            server.add(name, sent[name].public, sent[name].to[server.party])

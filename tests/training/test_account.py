@@ -1,0 +1,237 @@
+"""The account of a run: it is that of the sampler, and of what really ran."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.errors import BudgetError, InputError
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.training import Clients, Cohorts, Plan, start_run
+from keyhole.training.account import Account, Attendance
+from keyhole.training.aggregation.named import aggregation_named
+from keyhole.training.aggregation.rounding import Rounding
+from keyhole.training.buffering import Buffering
+from keyhole.training.loop import resume_run
+from keyhole.training.privacy import Privacy
+from keyhole.training.round import Synchronous, run_round
+
+pytest.importorskip("dp_accounting")
+
+ROW = kh.KeySpace("row", 40)
+MODEL = {"w": np.zeros((40, 3), np.float32), "b": np.zeros(2, np.float32)}
+LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
+CYCLIC = Cohorts(20, 4, "cyclic")
+CORRELATED = Privacy(clip=1.0, noise=2.0, delta=1e-3, kind="correlated", rounds=20)
+
+
+def clients(count=20):
+    return Clients(
+        count,
+        data=lambda client: client,
+        choose=lambda data, most, rng: ROW.keys(rng.choice(40, 8, replace=False)),
+        train=lambda model, data, rng: {k: v + 1 for k, v in model.items()},
+    )
+
+
+def state():
+    return ServerState.dense(LAYOUT, MODEL, SGD(0.1))
+
+
+def plan(privacy, cohorts=CYCLIC, **options):
+    return Plan(cohorts, keys_per_client={"row": 8}, seed=1, privacy=privacy, **options)
+
+
+def account(way, cohorts, **options):
+    privacy = Privacy(clip=1.0, noise=2.0, delta=1e-4, **options)
+    return Account.of(privacy, cohorts, aggregation_named(way), LAYOUT, {"row": 8})
+
+
+@pytest.mark.parametrize(
+    ("sampling", "relation"), [("fixed", "replace-one"), ("poisson", "add-or-remove")]
+)
+def test_the_account_is_that_of_the_sampler(sampling, relation):
+    made = account("plain", Cohorts(1000, 50, sampling))
+    spent = made.describe(2, range(50), 40)
+    assert (spent["neighbours"], spent["sampling"], spent["unit"]) == (relation, sampling, "client")
+    assert 0 < spent["epsilon"] < 10
+    assert spent["rounds"] == 3
+
+
+def test_correlated_noise_needs_cohorts_that_take_turns():
+    cyclic = Cohorts(1000, 6, "cyclic")
+    with pytest.raises(InputError, match="do not belong together"):
+        account("plain", Cohorts(1000, 6), kind="correlated", rounds=8)
+    with pytest.raises(InputError, match="do not belong together"):
+        account("plain", cyclic)
+    account("plain", cyclic, kind="correlated", rounds=8).check(0)
+
+
+def test_a_round_of_another_size_is_refused():
+    made = account("plain", Cohorts(1000, 50))
+    for asked, arrived in ((range(51), 50), (range(49), 49), ([1] * 50, 50), (range(50), 51)):
+        with pytest.raises(InputError, match="not the one accounted for"):
+            made.describe(0, asked, arrived)
+    assert account("plain", Cohorts(1000, 50, "poisson")).describe(0, range(61), 61)["epsilon"] > 0
+
+
+def test_no_noise_is_no_bound_and_can_be_written_as_json():
+    privacy = Privacy(clip=1.0, noise=0.0, delta=1e-4)
+    made = Account.of(privacy, Cohorts(1000, 50), aggregation_named("plain"), LAYOUT, {"row": 8})
+    assert made.describe(0, range(50), 50)["epsilon"] is None
+
+
+# What sums tell by not being opened
+
+
+def test_small_poisson_cohorts_pay_for_sums_that_are_withheld():
+    """Of 6 expected, 1 in 1000 cohorts is one short of two clients; of 60, none to speak of."""
+    assert account("plain", Cohorts(1000, 6, "poisson")).failure == 0
+    for way in ("secure-dense", "secure-sparse", "secure-union"):
+        assert account(way, Cohorts(1000, 6, "poisson")).failure == pytest.approx(
+            0.006 * 999 * 0.006 * 0.994**998
+        )
+        assert account(way, Cohorts(1000, 60, "poisson")).failure < 1e-25
+        assert account(way, Cohorts(1000, 6)).failure == 0
+    least = account("plain", Cohorts(1000, 6, "poisson", least=2))
+    assert least.failure == account("secure-dense", Cohorts(1000, 6, "poisson")).failure
+
+
+def test_sketches_pay_for_not_decoding():
+    """5 in 10,000 where keys are few, for a part that is cut and one that is not, twice: with the
+    client and without it, if it is in the cohort."""
+    assert account("secure-sketch", Cohorts(1000, 50)).failure == pytest.approx(2 * 0.05 * 1e-3)
+    turns = account("secure-sketch", Cohorts(1000, 50, "cyclic"), kind="correlated", rounds=40)
+    assert turns.failure == pytest.approx(2 * 2 / 40 * 1e-3)  # two parts in forty rounds
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "cyclic"])
+def test_over_selection_has_no_account_where_a_client_is_added_or_removed(sampling):
+    """Whoever comes in time keeps another one out: the sum moves by twice the clip."""
+    kind = {"kind": "correlated", "rounds": 8} if sampling == "cyclic" else {}
+    with pytest.raises(InputError, match="takes the place of another"):
+        account("plain", Cohorts(1000, 50, sampling, over_selection=1.2), **kind)
+    account("plain", Cohorts(1000, 50, over_selection=1.2))
+
+
+def test_poisson_cohorts_that_lose_clients_have_no_account_with_one_server():
+    lossy = Cohorts(1000, 50, "poisson", lost_after=0.1)
+    with pytest.raises(InputError, match="who dropped out"):
+        account("secure-dense", lossy)
+    assert account("secure-sparse", lossy).failure < 1e-15
+    account("secure-dense", replace(lossy, sampling="fixed"))
+
+
+# Before the first round
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"privacy": Privacy(1.0, 1.0), "over": "choosers"}, "divisor"),
+        ({"privacy": Privacy(1.0, 1.0, 1e-3, kind="thresholded")}, "too small for thresholded"),
+        ({"aggregate": aggregation_named("secure-dense", Rounding(bits=16))}, "too small for sums"),
+        ({"privacy": Privacy(1.0, 1.0, 1e-3), "buffering": Buffering(2, 4)}, "asynchronous"),
+        ({"aggregate": aggregation_named("secure-dense"), "buffering": Buffering(2, 4)}, "clear"),
+    ],
+)
+def test_what_no_round_could_add_up_is_refused_before_one_is_made(options, said):
+    cohorts = Cohorts(600, 600) if said == "too small for sums" else Cohorts(600, 4)
+    with pytest.raises(InputError, match=said):
+        start_run(state(), clients(600), plan(options.pop("privacy", None), cohorts, **options))
+
+
+def test_a_ring_too_coarse_for_the_clip_is_refused_before_the_first_round():
+    big = {"w": np.zeros((40, 3), np.float32), "b": np.zeros(9**5, np.float32)}
+    layout = kh.Layout.of(big, kh.Cut(ROW, {"w": 0}))
+    coarse = aggregation_named("secure-dense", Rounding(bits=16))
+    with pytest.raises(InputError, match="too coarse for differential privacy"):
+        plan(Privacy(1.0, 1.0, 1e-4), Cohorts(999, 200), aggregate=coarse).check(layout)
+
+
+def test_a_budget_without_a_single_round_starts_no_run():
+    with pytest.raises(BudgetError):
+        start_run(state(), clients(), plan(Privacy(1.0, 0.1, 1e-3, budget=1.0), Cohorts(20, 4)))
+
+
+# What really ran
+
+
+class Skips:
+    """Rounds of another schedule than the plan's: every second cohort is left out."""
+
+    def next(self, t, state, clients, plan, execute):
+        made, record = run_round(2 * t, state, clients, plan, execute)
+        return made, replace(record, round=t)
+
+    def dump(self):
+        return b""
+
+    def load(self, data, layout):
+        pass
+
+
+def test_a_client_that_is_back_too_soon_ends_the_run_before_its_round_is_applied():
+    """Four cohorts in turns, of which every second one comes: 0, 2, and 0 again two rounds later,
+    where it should have been four."""
+    run = start_run(state(), clients(16), plan(CORRELATED, Cohorts(16, 4, "cyclic")), kind=Skips())
+    rounds = run.rounds(5)
+    next(rounds), next(rounds)
+    before = run.state.model()["w"].tobytes()
+    with pytest.raises(InputError, match="4 of 4 clients back too soon"):
+        next(rounds)
+    assert run.state.model()["w"].tobytes() == before
+    assert (run.state.steps, len(run.records)) == (2, 2)
+
+
+def test_rounds_in_turns_are_let_in_and_a_resumed_run_remembers_them(tmp_path):
+    made = plan(CORRELATED)
+    run = start_run(state(), clients(), made, tmp_path / "run")
+    assert [record.privacy["rounds"] for record in run.rounds(3)] == [1, 2, 3]
+    run.close()
+    resumed = resume_run(state(), clients(), made, tmp_path / "run")
+    assert [record.privacy["rounds"] for record in resumed.rounds(7)] == [4, 5, 6, 7]
+    resumed.close()
+    whole = start_run(state(), clients(), made)
+    list(whole.rounds(7))
+    assert whole.state.model()["w"].tobytes() == resumed.state.model()["w"].tobytes()
+    assert whole.records == resumed.records
+    again = resume_run(state(), clients(), made, tmp_path / "run", kind=Skips())
+    with pytest.raises(InputError, match="back too soon"):
+        list(again.rounds(8))  # cohort 14 % 5 = 4, which had round 4, three ago
+    again.close()
+
+
+def test_without_the_records_of_all_rounds_nobody_knows_who_may_come():
+    run = start_run(state(), clients(), plan(CORRELATED))
+    records = list(run.rounds(3))
+    Attendance(CORRELATED, CYCLIC, records)
+    with pytest.raises(InputError, match="nobody knows"):
+        Attendance(CORRELATED, CYCLIC, records[1:])
+    Attendance(None, CYCLIC, records[1:])
+
+
+class Careless(Synchronous):
+    """Forgets the promise."""
+
+    def next(self, t, state, clients, plan, execute):
+        return run_round(t, state, clients, replace(plan, privacy=None), execute)
+
+
+def test_rounds_that_forget_the_promise_are_not_applied():
+    private = plan(Privacy(1.0, 1.0, 1e-3), Cohorts(20, 4))
+    run = start_run(state(), clients(), private, kind=Careless())
+    with pytest.raises(InputError, match="keep no promise"):
+        list(run.rounds(1))
+    assert run.state.steps == 0
+    assert run.records == []
+
+
+def test_every_record_says_what_was_spent():
+    run = start_run(state(), clients(), plan(Privacy(1.0, 3.0, 1e-3), Cohorts(20, 4, "poisson")))
+    spent = [record.privacy for record in run.rounds(3)]
+    assert [each["rounds"] for each in spent] == [1, 2, 3]
+    assert 0 < spent[0]["epsilon"] < spent[1]["epsilon"] < spent[2]["epsilon"]
+    assert {(s["unit"], s["neighbours"]) for s in spent} == {("client", "add-or-remove")}
