@@ -6,6 +6,7 @@ import pytest
 
 from keyhole.cli import main as cli
 from keyhole.delivery.names import DELIVERIES
+from keyhole.delivery.plan.capacity import Fleet, delivery_needs
 from keyhole.delivery.plan.planner import Need, price_of
 from keyhole.delivery.plan.trust import TRUSTS
 
@@ -136,3 +137,38 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(args, about, plan):
     assert (code, out, said.count("\n")) == (2, "", 1)
     assert said.startswith("keyhole: ")
     assert about in said
+
+
+ROUND = (*PAPER, "--cohort", "1e6", "--round-seconds", "600")
+
+
+def test_servers_are_counted_for_each_party_of_deliveries_and_sums(plan):
+    code, out, _ = plan(*ROUND, "--cores", "8", "--gbit", "10", "--memory-gb", "64")
+    assert code == 0
+    assert "servers of 8 cores, 10 Gbit/s and 64 GB, 70% in use" in out
+    lines = [line.split() for line in out.splitlines()]
+    for way in DELIVERIES:
+        assert any(line[:1] == [way] for line in lines)
+    for party in ("coordinator", "trainer", "gateway"):
+        assert any(party in line for line in lines)
+    assert "beyond the limits of its messages: secure-dense, secure-sketch" in out
+
+
+def test_servers_in_json_are_those_of_the_planner(plan):
+    code, out, _ = plan(*ROUND, "--busy", "0.5", "--json")
+    found = json.loads(out)
+    need = Need(10_000, 1_000, 2_000, 10**6)
+    fleet = Fleet(600, busy=0.5)
+    assert code == 0
+    assert found["fleet"] == vars(fleet)
+    told = [one for one in found["needs"] if one["way"] == "pir"]
+    expected = delivery_needs(price_of("pir", need), need, fleet)
+    assert [(one["party"], one["servers"], one["cores"]) for one in told] == [
+        (one.party, one.servers, one.cores) for one in expected
+    ]
+
+
+def test_what_describes_servers_goes_with_a_time(plan):
+    code, out, said = plan(*PAPER, *COHORT, "--cores", "8")
+    assert (code, out) == (2, "")
+    assert "--cores goes with --round-seconds" in said

@@ -63,3 +63,9 @@ def test_a_private_round_shows_servers_lengths_and_the_sum_alone():
 def test_every_private_fetch_brings_the_same_slices():
     out = run(ROOT / "examples" / "private_fetch.py").stdout
     assert out.count("the slices that were asked for: True") == 3
+
+
+def test_a_cohort_on_ray_loses_a_worker_and_no_byte():
+    out = run(ROOT / "examples" / "ray_cohort.py").stdout
+    assert "worker lost: 64 clients trained again" in out
+    assert "the bytes of one process: True" in out

@@ -16,6 +16,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from keyhole.cli.aggregators import device_sum_options, send_of
 from keyhole.cli.deliveries import delivery_options, fetch_of
 from keyhole.cli.inputs import data_option, load_data, synthetic_sizes, use_cores
 from keyhole.cli.notices import Notices
@@ -24,7 +25,7 @@ from keyhole.cli.train import SETTINGS, read_arm, train
 
 if TYPE_CHECKING:
     from keyhole.serving.device.device import Device
-    from keyhole.serving.device.participation import Fetch, Taken
+    from keyhole.serving.device.participation import Fetch, Send, Taken
     from keyhole.serving.device.population import RunSettings
     from keyhole.training.clients import Clients
 
@@ -64,6 +65,7 @@ def _arm_options(command: click.Command) -> click.Command:
 )
 @click.option("--rounds", type=click.IntRange(1), help="Take part so often; else until stopped.")
 @delivery_options
+@device_sum_options
 @click.option("--task", help="Train as a client of this task, as `keyhole train` does.")
 @click.option("--client", type=click.IntRange(0), default=0, help="Number of that client.")
 @data_option
@@ -101,7 +103,8 @@ def device(url: str, **options: Any) -> None:
         if options["table"] is not None:
             _fetch(made, options)
             return
-        _take_part(made, fetch_of(options, connect), options, notices)
+        fetch, send = fetch_of(options, connect), send_of(options, connect)
+        _take_part(made, fetch, options, notices, send)
 
 
 def _tell(notices: Notices, name: str, reason: str) -> None:
@@ -140,7 +143,13 @@ def _device(
     )
 
 
-def _take_part(made: Device, fetch: Fetch, options: Mapping[str, Any], notices: Notices) -> None:
+def _take_part(
+    made: Device,
+    fetch: Fetch,
+    options: Mapping[str, Any],
+    notices: Notices,
+    send: Send | None = None,
+) -> None:
     from keyhole.serving.device.participation import keep_taking_part
     from keyhole.serving.device.population import PopulationClient
 
@@ -155,7 +164,7 @@ def _take_part(made: Device, fetch: Fetch, options: Mapping[str, Any], notices: 
 
     taken = keep_taking_part(
         made,
-        population.participant(fetch),
+        population.participant(fetch, send or type(made).send),
         rounds=options["rounds"] or inf,
         on_round=show,
         on_miss=lambda error: notices.tell(f"missed a round: {error}"),

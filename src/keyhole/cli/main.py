@@ -8,9 +8,11 @@ from typing import NoReturn
 
 import click
 
+from keyhole.cli.aggregator import aggregator
 from keyhole.cli.data import data
 from keyhole.cli.demo import demo
 from keyhole.cli.device import device
+from keyhole.cli.flower import flower
 from keyhole.cli.mirror import mirror
 from keyhole.cli.plan import plan
 from keyhole.cli.publish import publish
@@ -46,6 +48,8 @@ keyhole.add_command(device)
 keyhole.add_command(token)
 keyhole.add_command(mirror)
 keyhole.add_command(relay)
+keyhole.add_command(aggregator)
+keyhole.add_command(flower)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from keyhole.cli.fleet import fleet_as_json, fleet_of, fleet_options, show_fleet
 from keyhole.cli.inputs import json_option
 from keyhole.cli.numbers import parse_whole, write_bytes, write_count, write_seconds
 from keyhole.delivery.names import DELIVERIES, DeliveryName
@@ -51,6 +52,7 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
 )
 @click.option("--force", is_flag=True, help="With --way: do not refuse it.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine first, for a few seconds.")
+@fleet_options
 @json_option
 def plan(
     num_keys: int,
@@ -64,12 +66,16 @@ def plan(
     force: bool,
     calibrate: bool,
     as_json: bool,
+    **servers: Any,
 ) -> None:
     """Price every way of delivering slices, and name the best.
 
     From public numbers alone: bytes of a client are exact, seconds are estimates for one core. The
     best way for a requirement sends the fewest bytes; a private way that sends more than the whole
     model never is, since broadcast hides everything for less.
+
+    With --round-seconds it says how many servers the round takes, of deliveries and of sums, and
+    which of their resources runs out first; docs/sizing.md works from that.
     """
     # Lengths come from the private protocols, which take a while to import: not for --help.
     from keyhole.delivery.plan.planner import best, check_worth, price_all, price_of
@@ -84,11 +90,16 @@ def plan(
         distinct,
         broadcast_bytes=broadcast_bytes or 0,
     )
-    machine = _machine(calibrate)
+    fleet, machine = fleet_of(servers), _machine(calibrate)
     prices = price_all(need, machine)
     chosen = {asked: best(prices, need, asked) for asked in ([trust] if trust else TRUSTS)}
-    show = _show_json if as_json else _show
-    show(need, machine, prices, chosen)
+    if as_json:
+        counted = {} if fleet is None else fleet_as_json(need, fleet, prices)
+        click.echo(json.dumps(_as_json(need, machine, prices, chosen) | counted, indent=2))
+    elif fleet is not None:
+        show_fleet(need, fleet, prices)
+    else:
+        _show(need, prices, chosen)
     if way is not None and not force:
         check_worth(price_of(way, need, machine), price_of("broadcast", need, machine))
 
@@ -104,22 +115,19 @@ def _machine(calibrate: bool) -> Machine:
     return measure()
 
 
-def _show_json(
+def _as_json(
     need: Need, machine: Machine, prices: Sequence[Price], chosen: Mapping[Trust, Price]
-) -> None:
-    """Prints everything for programs."""
-    found = {
+) -> dict[str, Any]:
+    """Everything for programs."""
+    return {
         "need": asdict(need),
         "machine": asdict(machine),
-        "prices": [_as_json(price) for price in prices],
+        "prices": [_price_as_json(price) for price in prices],
         "best": {trust: price.way for trust, price in chosen.items()},
     }
-    click.echo(json.dumps(found, indent=2))
 
 
-def _show(
-    need: Need, machine: Machine, prices: Sequence[Price], chosen: Mapping[Trust, Price]
-) -> None:
+def _show(need: Need, prices: Sequence[Price], chosen: Mapping[Trust, Price]) -> None:
     """Prints everything for people."""
     console = Console()
     for table in (_cost_table(need, prices), _server_table(prices), _trust_table(prices)):
@@ -217,7 +225,7 @@ def _write_split(seconds_by: Mapping[str, float]) -> str:
     return f"{len(parts)} x {parts[0]}" if len(parts) > len(set(parts)) else " + ".join(parts)
 
 
-def _as_json(price: Price) -> dict[str, Any]:
+def _price_as_json(price: Price) -> dict[str, Any]:
     """A price as plain values."""
     return {
         **vars(price),

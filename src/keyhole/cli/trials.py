@@ -16,6 +16,7 @@ from keyhole.tasks.trial_directory import Result
 from keyhole.training.devices import on_devices
 from keyhole.training.loop import Rounds, stop_on_signals
 from keyhole.training.record import RoundRecord
+from keyhole.training.visit import Executor
 
 __all__ = ["run_trials"]
 
@@ -25,6 +26,7 @@ def run_trials(
     total: int,
     keep_state: bool,
     kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
+    execute: Executor = on_devices,
 ) -> Iterator[tuple[Path, Result]]:
     """Runs trials one after the other and yields their results.
 
@@ -36,6 +38,7 @@ def run_trials(
         total: how many there are.
         keep_state: whether models stay on disk.
         kind_of: what makes the rounds, given the event that stops them; None makes them in process.
+        execute: where clients train.
     """
     with progress_bars() as bars, stop_on_signals() as stop:
         whole = bars.add_task("trials", total=total, note="")
@@ -53,7 +56,7 @@ def run_trials(
             result = experiment.run(
                 trial,
                 directory,
-                execute=on_devices,
+                execute=execute,
                 stop=stop,
                 on_round=show,
                 keep_state=keep_state,

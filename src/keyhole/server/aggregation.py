@@ -24,7 +24,7 @@ from keyhole.primitives.aggregate import divide
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.parts import Part
-from keyhole.server.rows import sum_rows
+from keyhole.server.rows import scatter_add_rows, sum_rows
 from keyhole.server.updates import RowUpdate, no_update
 from keyhole.types import Array, Tree
 
@@ -187,12 +187,15 @@ def _add_pair(left: BlockSum, right: BlockSum) -> BlockSum:
 
 
 def _merge_part(same: Sequence[RowUpdate]) -> RowUpdate:
-    """One part of several blocks, added up in their order."""
+    """One part of several blocks, added up in their order; nothing but the sum is allocated."""
     if len(same) == 1:
         return same[0]
-    distinct, sums = sum_rows(
-        np.concatenate([part.keys for part in same]), np.concatenate([part.rows for part in same])
-    )
+    distinct = np.unique(np.concatenate([part.keys for part in same]))
+    dtype = np.result_type(*(part.rows.dtype for part in same))
+    sums = np.zeros((len(distinct), same[0].rows.shape[1]), dtype)
+    for part in same:
+        places = np.searchsorted(distinct, part.keys)
+        scatter_add_rows(sums, places, np.ascontiguousarray(part.rows, dtype))
     if not np.all(np.isfinite(sums)):
         raise _not_finite(f"a sum beyond {sums.dtype}")
     return RowUpdate(distinct, sums)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from keyhole.delivery.cost import Cost
@@ -12,6 +12,7 @@ from keyhole.delivery.records import Coding
 from keyhole.delivery.ways import pregenerated_cost
 from keyhole.errors import InputError, KeyholeError
 from keyhole.primitives.layout import Layout
+from keyhole.server.aggregation import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.server.updates import usable
 from keyhole.serving.files.update_spool import UpdateSpool
 from keyhole.serving.wire import decode_update
@@ -138,12 +139,19 @@ class SpoolInbox:
         return self._spool.is_closed(round_id)
 
     def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
-        """Reads the updates and adds them up as a run in process does."""
+        """Reads the updates and adds them up as a run in process does: in the clear a block at a
+        time, so that no more of them are held."""
         t, layout, plan = self._round
-        visits = [self._visit(round_id, c, fate, coding) for c, fate in fates.items()]
+        coming = (self._visit(round_id, c, fate, coding) for c, fate in fates.items())
+        visits: list[Visit] = []
+        blocks = None
+        if plan.is_in_clear:
+            blocks = tuple(pair_up(_sum_in_blocks(coming, layout, visits)))
+        else:
+            visits.extend(coming)
         demand: Demand = {visit.client: visit.keys for visit in visits if visit.keys}
         cost = pregenerated_cost(layout, demand, coding)
-        return Gathered(visits, cost, add_up(t, visits, layout, plan))
+        return Gathered(visits, cost, add_up(t, visits, layout, plan, blocks))
 
     def _visit(self, round_id: str, client: int, fate: Fate, coding: Coding) -> Visit:
         nothing = Visit(client, fate, {}, None, 0, 0, 0)
@@ -159,3 +167,18 @@ class SpoolInbox:
         fate = "refused" if update is None else fate
         cost = pregenerated_cost(layout, {client: keys}, coding)
         return visit_of(client, fate, keys, update, layout, cost)
+
+
+def _sum_in_blocks(
+    coming: Iterable[Visit], layout: Layout, visits: list[Visit]
+) -> Iterator[BlockSum]:
+    """Adds up what was sent, block by block; puts the visits aside without their updates."""
+    held: list[Visit] = []
+    for visit in coming:
+        visits.append(replace(visit, update=None))
+        if visit.fate == "sent":
+            held.append(visit)
+        if len(held) == BLOCK:
+            yield sum_block(layout, [one.update for one in held], [one.keys for one in held])
+            held = []
+    yield sum_block(layout, [one.update for one in held], [one.keys for one in held])

@@ -91,7 +91,6 @@ class Served:
         finally:
             self.summons.over()
         self.publisher.close_round()
-        self._hear_last(machine, published.id)
         gathered = self.inbox.add_up(published.id, machine.fates, self.coding)
         assert machine.closed is not None
         visited = Visited(gathered.visits, gathered.cost, machine.closed)
@@ -106,18 +105,19 @@ class Served:
         """Nothing to restore."""
 
     def _watch(self, machine: RoundMachine, round_id: str) -> None:
-        """Tells the machine what arrives until it closes.
+        """Tells the machine what arrives until it closes, and what came too late.
 
         A round that was closed before the run was killed takes no more updates. What has arrived
         between two looks has arrived by the earlier of them, as far as the machine is concerned:
         an update that was acknowledged before the deadline is not late because nobody looked.
         """
+        arrivals = _Arrivals(machine)
         looked = self.clock()
         while machine.closed is None:
             now = self.clock()
             is_over = now >= machine.deadline or self.inbox.is_closed(round_id)
             here = self.inbox.close(round_id) if is_over else self.inbox.devices(round_id)
-            self._tell(machine, here, looked)
+            arrivals.tell(here, looked)
             for event in self.summons.news(looked):
                 machine.handle(event)
             if is_over:
@@ -126,18 +126,23 @@ class Served:
             if machine.closed is None and self.stop.wait(self.poll):
                 raise KeyboardInterrupt
             looked = now
+        arrivals.tell(self.inbox.close(round_id), inf)
 
-    def _hear_last(self, machine: RoundMachine, round_id: str) -> None:
-        """Closes the inbox; what came after the machine had closed is late."""
-        self._tell(machine, self.inbox.close(round_id), inf)
 
-    def _tell(self, machine: RoundMachine, here: Iterable[str], now: float) -> None:
-        """Tells the machine of updates that it does not know of."""
-        known = set(machine.taken)
-        clients = {device_name(client): client for client in machine.asked}
-        for name in sorted(here):
-            if name in clients and clients[name] not in known:
-                machine.handle(Answered(clients[name], now))
+class _Arrivals:
+    """Tells a machine of each update once, under the number of its client."""
+
+    def __init__(self, machine: RoundMachine) -> None:
+        self._machine = machine
+        self._clients = {device_name(client): client for client in machine.asked}
+        self._told: set[str] = set()
+
+    def tell(self, here: Iterable[str], now: float) -> None:
+        """These devices' updates are here; whoever was not asked is passed over."""
+        news = (set(here) - self._told) & self._clients.keys()
+        self._told |= news
+        for name in sorted(news):
+            self._machine.handle(Answered(self._clients[name], now))
 
 
 def _settings(t: int, plan: Plan) -> dict[str, object]:

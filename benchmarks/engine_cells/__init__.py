@@ -1,0 +1,1 @@
+"""The parts of `engines.py`, one for each thing that is measured."""

@@ -1,0 +1,1 @@
+"""Apps for a deployment of Flower: one that replies at once, and one that makes our rounds."""

@@ -1,0 +1,50 @@
+"""What devices train: a few rows of a table, towards targets of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import keyhole as kh
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.training.clients import Clients
+from keyhole.training.cohort import Cohorts
+from keyhole.training.plan import Plan
+from keyhole.types import Array, Tree
+
+POPULATION = 100
+ROW = kh.KeySpace("row", 10_000)
+WIDTH = 64
+KEYS = 100  # of each client
+STEPS = 20
+
+
+def make_state() -> ServerState:
+    value = {"table": np.zeros((ROW.num_keys, WIDTH), np.float32)}
+    return ServerState.dense(kh.Layout.of(value, kh.Cut(ROW, {"table": 0})), value, SGD(1.0))
+
+
+def make_plan(size: int) -> Plan:
+    return Plan(Cohorts(POPULATION, size), {"row": KEYS})
+
+
+def make_clients(_settings: object = None) -> Clients:
+    return Clients(POPULATION, _data, _choose, _train)
+
+
+def _data(client: int) -> Array:
+    target: Array = np.random.default_rng(client).standard_normal((KEYS, WIDTH), np.float32)
+    return target
+
+
+def _choose(_: Array, most: dict[str, int], rng: np.random.Generator) -> kh.Keys:
+    return ROW.keys(np.sort(rng.choice(ROW.num_keys, most["row"], replace=False)))
+
+
+def _train(submodel: Tree, target: Array, _: np.random.Generator) -> Tree:
+    """Gradient descent on the squared distance."""
+    start = submodel["table"]
+    end = start.copy()
+    for _step in range(STEPS):
+        end -= np.float32(0.1) * (end - target)
+    return {"table": start - end}

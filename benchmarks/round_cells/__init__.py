@@ -1,0 +1,1 @@
+"""The parts of `internet_scale.py`: what a request costs, and a round in simulated time."""

@@ -1,0 +1,143 @@
+"""`keyhole aggregator`: one of the two parties of a secure sum, as a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from keyhole.serving.service.metrics import Metrics
+    from keyhole.serving.sums.aggregator import AggregatorApp
+
+__all__ = ["aggregator"]
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--party", required=True, type=click.IntRange(0, 1), help="Which of both this is.")
+@click.option("--peer", required=True, metavar="URL", help="The other aggregator.")
+@click.option("--peer-key", required=True, type=_FILE, help="Keys that both aggregators have.")
+@click.option("--peer-ca", type=_FILE, help="Authorities to trust there, instead of the system's.")
+@click.option("--peer-cert", type=_FILE, help="Certificate to show there, where it asks for one.")
+@click.option("--peer-cert-key", type=_FILE, help="Its private key.")
+@click.option(
+    "--token-key",
+    required=True,
+    type=_FILE,
+    help="Keys that sign tokens of devices. With those of the slice service, devices show the "
+    "token of the round; with keys of its own, devices need a token of this aggregator.",
+)
+@click.option("--trainer-key", required=True, type=_FILE, help="Keys that sign tokens of trainers.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--port",
+    default=8110,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen at; 0 takes any that is free.",
+)
+@click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM; without it plain HTTP.")
+@click.option("--tls-key", type=_FILE, help="Its key, PEM; if it is not in the same file.")
+@click.option("--client-ca", type=_FILE, help="Demand client certificates signed by this, PEM.")
+@click.option("--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways.")
+@click.option(
+    "--least-clients",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Take part in no sum that may be released with fewer.",
+)
+@click.option(
+    "--max-sums",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    help="Sums that may be here at one time.",
+)
+@click.option(
+    "--max-table-mb",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Size of one sum; adding up takes as much memory.",
+)
+@click.option(
+    "--max-body-mb",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, 4096),
+    help="Size of one device's share.",
+)
+def aggregator(directory: Path, **options: Any) -> None:
+    """Add up shares of updates as one of two aggregators until interrupted.
+
+    What devices send is kept in DIRECTORY until it has been added up; an aggregator that is killed
+    goes on where it was. Neither aggregator learns a key or a number of an update, as long as
+    different people run the two. The aggregators and the trainer of a sum are named to each other,
+    and to devices, by their operators.
+    """
+    from keyhole.serving.service.transport import Listen, run
+
+    listen = Listen(
+        options["host"],
+        options["port"],
+        options["tls_cert"],
+        options["tls_key"],
+        options["client_ca"],
+        insecure=options["insecure"],
+    )
+    make = _app_maker(directory, options)
+
+    def tell(url: str) -> None:
+        click.echo(f"aggregating as party {options['party']} at {url}", err=True)
+
+    run(make, listen, on_listen=tell)
+
+
+def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], AggregatorApp]:
+    """What makes the service in its worker; files of keys are read before a port is taken."""
+    from keyhole.serving.device.addresses import Certificate
+    from keyhole.serving.device.client import Client
+    from keyhole.serving.device.retrying import Retry
+    from keyhole.serving.service.access import Keyring
+    from keyhole.serving.service.limits import Limits
+    from keyhole.serving.sums.aggregator import AggregatorApp
+    from keyhole.serving.sums.peer_line import PeerLine
+    from keyhole.serving.sums.routes import Keyrings
+    from keyhole.serving.sums.settings import AggregatorSettings
+    from keyhole.serving.sums.sum_files import SumFiles
+
+    if (options["peer_cert"] is None) != (options["peer_cert_key"] is None):
+        raise click.UsageError("--peer-cert and --peer-cert-key belong together")
+    shown = options["peer_cert"] and Certificate(options["peer_cert"], options["peer_cert_key"])
+    names = "token_key", "trainer_key", "peer_key"
+    keyrings = Keyrings(*(Keyring.load(options[name]) for name in names))
+    body, party = options["max_body_mb"] << 20, options["party"]
+    settings = AggregatorSettings(
+        party,
+        least_clients=options["least_clients"],
+        most_sums=options["max_sums"],
+        most_table=options["max_table_mb"] << 20,
+        most_upload=body,
+    )
+    client = Client(
+        options["peer"],
+        ca=options["peer_ca"],
+        certificate=shown,
+        retry=Retry(attempts=1),
+        insecure=options["insecure"],
+    )
+
+    def make(metrics: Metrics) -> AggregatorApp:
+        line = PeerLine(client, keyrings.peer, party)
+        limits = Limits(most_body=body)
+        files = SumFiles(directory)
+        return AggregatorApp(files, settings, keyrings, line, limits=limits, metrics=metrics)
+
+    return make

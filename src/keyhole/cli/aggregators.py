@@ -1,0 +1,194 @@
+"""How `keyhole train` and `keyhole device` name the two aggregators of a secure sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from keyhole.cli.token import read_token
+
+if TYPE_CHECKING:
+    import threading
+
+    from keyhole.serving.device.device import Device
+    from keyhole.serving.device.participation import Send
+    from keyhole.serving.sums.sum_services import SumServices
+
+__all__ = [
+    "check_aggregator_flags",
+    "device_sum_options",
+    "send_of",
+    "sum_services",
+    "trainer_sum_options",
+]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_SALT = "aggregators.salt"
+_SECURE_SPARSE = "secure-sparse"
+
+
+def _pair(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """Two values with a comma between them; none if there are none."""
+    found = tuple(text.split(",")) if text else ()
+    if found and (len(found) != 2 or not all(found)):
+        raise click.BadParameter("two with a comma between them, the first party's first")
+    return found
+
+
+_NAMED = (
+    click.option(
+        "--aggregators",
+        callback=_pair,
+        metavar="URL,URL",
+        help="Updates go as shares to these two aggregators, party 0 first: neither learns one.",
+    ),
+    click.option(
+        "--aggregator-tokens",
+        callback=_pair,
+        metavar="FILE,FILE",
+        help="Tokens to show there, from their operators.",
+    ),
+)
+_TRAINER = (
+    *_NAMED,
+    click.option(
+        "--aggregator-ca",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="PEM file of the authorities to trust there, instead of the system's.",
+    ),
+    click.option(
+        "--least-clients",
+        type=click.IntRange(2),
+        help="With --aggregators: a sum of fewer is not released.  [default: 2]",
+    ),
+    click.option(
+        "--aggregators-insecure",
+        is_flag=True,
+        help="Speak plain http to aggregators beyond this machine.",
+    ),
+)
+_DEVICE = (
+    *_NAMED,
+    click.option(
+        "--least-clients",
+        type=click.IntRange(1),
+        help="With --aggregators: take part in no sum that may be released with fewer.  "
+        "[default: 2]",
+    ),
+    click.option(
+        "--least-noise",
+        type=click.FloatRange(0),
+        help="With --aggregators: take part in no sum to which each of them adds less noise, in "
+        "units of the norm to which updates are shortened.  [default: 0]",
+    ),
+)
+
+
+def trainer_sum_options(command: _Command) -> _Command:
+    """Adds the options of a trainer."""
+    return _with(_TRAINER, command)
+
+
+def device_sum_options(command: _Command) -> _Command:
+    """Adds the options of a device."""
+    return _with(_DEVICE, command)
+
+
+def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `keyhole train`, with the sum that aggregators make.
+
+    Raises:
+        click.UsageError: options that contradict each other or would do nothing.
+    """
+    if not options["aggregators"]:
+        for name in ("aggregator_tokens", "aggregator_ca", "least_clients"):
+            if options[name]:
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with --aggregators")
+        return dict(options)
+    if not options["devices"] or not options["aggregator_tokens"]:
+        raise click.UsageError("--aggregators goes with --devices and --aggregator-tokens")
+    if options["aggregation"] not in (None, _SECURE_SPARSE):
+        raise click.UsageError(f"two aggregators make the sum that is called {_SECURE_SPARSE}")
+    return {**options, "aggregation": _SECURE_SPARSE}
+
+
+def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Event) -> SumServices:
+    """The aggregators of a run.
+
+    Args:
+        options: of `keyhole train`.
+        directory: of the run, which keeps the salt of its sums.
+        stop: ends waiting.
+    """
+    from keyhole.serving.device.client import Client
+    from keyhole.serving.sums.sum_client import SumClient
+    from keyhole.serving.sums.sum_services import SumServices
+
+    first, second = (
+        SumClient(
+            Client(
+                url,
+                ca=options["aggregator_ca"],
+                stop=stop,
+                insecure=options["aggregators_insecure"],
+            ),
+            read_token(Path(file)),
+            party,
+        )
+        for party, (url, file) in enumerate(
+            zip(options["aggregators"], options["aggregator_tokens"], strict=True)
+        )
+    )
+    least = options["least_clients"] or 0
+    return SumServices(first, second, salt=_salt(directory), least_clients=least, stop=stop)
+
+
+def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None], Device]) -> Send:
+    """How a device sends its update.
+
+    Args:
+        options: of `keyhole device`.
+        connect: makes a device of another service, from what that is, its URL, and the file of the
+            token; and closes it in the end.
+    """
+    from keyhole.serving.device.device import Device
+
+    if not options["aggregators"]:
+        for name in ("aggregator_tokens", "least_clients", "least_noise"):
+            if options[name]:
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with --aggregators")
+        return Device.send
+    from keyhole.serving.sums.sum_send import SumPolicy, SumSend
+
+    given = options["aggregator_tokens"] or (None, None)
+    files = [None if file is None else Path(file) for file in given]
+    first, second = (
+        connect(f"aggregator {party}", url, file)
+        for party, (url, file) in enumerate(zip(options["aggregators"], files, strict=True))
+    )
+    least = options["least_clients"] or 2
+    return SumSend(first, second, SumPolicy(least, least_noise=options["least_noise"] or 0.0))
+
+
+def _with(options: tuple[Callable[[_Command], _Command], ...], command: _Command) -> _Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _salt(directory: Path) -> bytes:
+    """What tells the sums of a run from those of all others; made when the run starts."""
+    import secrets
+
+    from keyhole.server.files import make_directory, replacing, write_all
+    from keyhole.serving.sums.sum_services import SALT_BYTES
+
+    path = directory / _SALT
+    if not path.exists():
+        make_directory(directory)
+        with replacing(path) as descriptor:
+            write_all(descriptor, [secrets.token_bytes(SALT_BYTES)])
+    return path.read_bytes()

@@ -1,0 +1,228 @@
+"""`keyhole flower`: tasks on real devices, with Flower as the control plane."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keyhole.cli.inputs import load_data, synthetic_sizes
+from keyhole.cli.train import read_arm, train
+
+if TYPE_CHECKING:
+    from keyhole.tasks.arms import Arm
+
+__all__ = ["flower"]
+
+# Options of `keyhole train` that say what is trained; how slices travel is up to the run config.
+_ARM = (
+    "choices",
+    "counts",
+    "data",
+    "rounds",
+    "cohort",
+    "algorithm",
+    "client_lr",
+    "server_lr",
+    "batch_size",
+    "max_examples",
+    "min_examples",
+    "evaluate_every",
+    "sizes",
+    "mean_over",
+    "negatives",
+    "seed",
+)
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+_ROUNDS = (
+    click.option(
+        "--round-seconds",
+        type=click.FloatRange(1, 86_400),
+        default=300.0,
+        show_default=True,
+        help="Close a round after so many seconds with what has arrived.",
+    ),
+    click.option(
+        "--over-selection",
+        type=click.FloatRange(1, 10),
+        default=1.3,
+        show_default=True,
+        help="Call so many times more clients than a round waits for.",
+    ),
+    click.option(
+        "--least-updates",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="With fewer, a round makes no step.",
+    ),
+    click.option(
+        "--node-seconds",
+        type=click.FloatRange(1, 86_400),
+        default=120.0,
+        show_default=True,
+        help="Wait so long for SuperNodes.",
+    ),
+)
+
+
+def _options(command: click.Command) -> click.Command:
+    """Adds the options of a task and of its rounds."""
+    command.params.extend(param for param in train.params if param.name in _ARM)
+    for option in _ROUNDS:
+        option(command)
+    return command
+
+
+@click.group()
+def flower() -> None:
+    """Train a task on devices that Flower calls; needs the extra 'flower'.
+
+    Control messages go through Flower's SuperLink and SuperNodes; slices and updates go through
+    the slice service of `keyhole serve`.
+    """
+
+
+@_options
+@flower.command()
+@click.argument("task")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    help="SuperNodes, each of which stands in for any client. One takes some 150 MB, and as much "
+    "again and more while it trains.",
+)
+@click.option(
+    "--out",
+    type=_DIRECTORY,
+    default=Path("keyhole-flower"),
+    show_default=True,
+    help="Where the run is kept; the same command goes on with a run that was stopped.",
+)
+def local(task: str, nodes: int, out: Path, **options: Any) -> None:
+    """Train TASK with a whole Flower deployment on this machine.
+
+    Starts a slice service, a SuperLink and SuperNodes, runs the task, and ends them all. Their
+    logs stay in OUT/ARM/flower/logs. Nothing that is started here leaves this machine.
+    """
+    arm = _checked_arm(task, options)
+    from keyhole.engines.flower.local import LocalRun
+
+    run = out / arm.name / "trial-0"
+    made = LocalRun(out / arm.name / "flower", run, nodes, _config(arm, options), _note)
+    rounds = arm.settings.rounds
+    with _ended_by_signals(), _rounds_shown(arm.name, run, rounds) as is_done:
+        made(is_done)
+    click.echo(f"run: {run}")
+
+
+@_options
+@flower.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--task", required=True, help="What to train, as `keyhole train` takes it.")
+@click.option("--service", required=True, metavar="URL", help="The slice service, for devices.")
+@click.option("--run", required=True, type=_DIRECTORY, help="Where the server keeps the run.")
+@click.option(
+    "--rounds-directory",
+    required=True,
+    type=_DIRECTORY,
+    help="Where the server publishes rounds: what `keyhole serve` serves.",
+)
+@click.option(
+    "--token-key",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Signing keys of the slice service, on the server.",
+)
+@click.option("--least-nodes", type=click.IntRange(1), default=1, show_default=True)
+def app(directory: Path, task: str, **options: Any) -> None:
+    """Write a Flower project to DIRECTORY, for `flwr run DIRECTORY` with a SuperLink of one's own.
+
+    Paths are those of the machine that the SuperLink runs on.
+    """
+    from keyhole.engines.flower.project import write_project
+
+    arm = _arm(task, options)
+    key = options["token_key"]
+    told = {
+        "run": str(options["run"].absolute()),
+        "rounds-directory": str(options["rounds_directory"].absolute()),
+        "service": options["service"],
+        "token-key": "" if key is None else str(key.absolute()),
+        "least-nodes": options["least_nodes"],
+    }
+    write_project(directory, {**_config(arm, options), **told})
+    click.echo(f"flwr run {directory}")
+
+
+def _arm(task: str, options: Mapping[str, Any]) -> Arm:
+    from keyhole.tasks.named import task_named
+
+    return read_arm(task_named(task), options)
+
+
+def _checked_arm(task: str, options: Mapping[str, Any]) -> Arm:
+    """The arm, once it is known to fit its data: children would take a minute to say so."""
+    from keyhole.tasks.experiment import Experiment
+    from keyhole.tasks.named import task_named
+
+    arm, data = _arm(task, options), options["data"]
+    sizes = synthetic_sizes(data, [arm])
+    dataset = load_data(data, task_named(task).kind, options["seed"], **sizes)
+    over, least = options["over_selection"], options["least_updates"]
+    Experiment(arm, dataset, over_selection=over, least=least).check()
+    return arm
+
+
+def _config(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The run config: the arm, and how its rounds are made."""
+    from keyhole.engines.flower.tasks import arm_config
+
+    names = ("round_seconds", "over_selection", "least_updates", "node_seconds")
+    rounds = {name.replace("_", "-"): options[name] for name in names}
+    data = options["data"]
+    is_path = Path(data).exists()
+    return {**arm_config(arm), "data": str(Path(data).absolute()) if is_path else data, **rounds}
+
+
+@contextmanager
+def _rounds_shown(name: str, run: Path, rounds: int) -> Iterator[Callable[[], bool]]:
+    """Bars that move with the records of a run; tells whether the run is done."""
+    from keyhole.cli.progress import progress_bars
+
+    records, result = run / "records.jsonl", run / "result.json"
+    with progress_bars() as bars:
+        bar = bars.add_task(name, total=rounds, note="")
+
+        def is_done() -> bool:
+            made = records.read_bytes().count(b"\n") if records.exists() else 0
+            bars.update(bar, completed=made)
+            return made >= rounds and result.exists()
+
+        yield is_done
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: with all that it has started."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise click.Abort from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _note(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,1 @@
+"""Where cohorts run beyond this process: Ray and Flower."""

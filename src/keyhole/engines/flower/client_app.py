@@ -1,0 +1,161 @@
+"""The ClientApp: a node takes part in a round for the clients that it stands for.
+
+The message says which round and where; slices come from the slice service and updates go there. The
+reply holds counts. What goes wrong in a client's own code is written to the log of the node: what
+the server is told names no key and no data.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from keyhole.engines.flower.messages import Call, Here, Report, read, write
+from keyhole.engines.flower.node_config import NodeConfig
+from keyhole.engines.flower.ways import participant_for
+from keyhole.errors import (
+    DamageError,
+    KeyholeError,
+    MalformedError,
+    RequestError,
+    ServiceError,
+    StorageError,
+    TooLateError,
+)
+from keyhole.serving.device.device import Assignment, Device
+from keyhole.serving.device.participation import Participant, Taken, take_part_in
+
+__all__ = ["ParticipantOf", "join", "make_client_app"]
+
+ParticipantOf: TypeAlias = Callable[[int, Context], Participant]
+"""`(client, context of the node) -> what that client does in a round`."""
+
+# Errors whose messages may be seen at a server: they carry counts, never a key.
+_TOLD = (RequestError, ServiceError, DamageError, StorageError)
+_FAILED = 1000  # our code of a Flower error; those of Flower are below
+_LOG = logging.getLogger("flwr.keyhole")
+
+
+def make_client_app(participant_of: ParticipantOf) -> ClientApp:
+    """Returns a ClientApp that takes part in rounds of federated select.
+
+    Args:
+        participant_of: what a client does in a round; called anew for every round, since Flower
+            starts a process for every message.
+    """
+    app = ClientApp()
+    join(app, participant_of)
+    return app
+
+
+def join(app: ClientApp, participant_of: ParticipantOf) -> None:
+    """Lets a ClientApp of one's own take part, beside what else it does.
+
+    Args:
+        app: gets two functions more, for messages of the types `train.keyhole` and `query.keyhole`.
+        participant_of: as for `make_client_app`.
+    """
+
+    @app.query("keyhole")
+    def query(message: Message, context: Context) -> Message:
+        return _answered(message, lambda: Here(NodeConfig.of(context.node_config).stands_for))
+
+    @app.train("keyhole")
+    def train(message: Message, context: Context) -> Message:
+        return _answered(
+            message, lambda: _take_part(read(message.content, Call), context, participant_of)
+        )
+
+
+def _answered(message: Message, work: Callable[[], Report | Here]) -> Message:
+    """The reply: what the work returns, or one sentence on why there is nothing."""
+    try:
+        content = write(work())
+    except KeyholeError as error:  # of the message or the configuration: no client has begun
+        _LOG.error("%s", error)
+        return Message(Error(_FAILED, f"{type(error).__name__}: {error}"), reply_to=message)
+    return Message(content, reply_to=message)
+
+
+def _take_part(call: Call, context: Context, participant_of: ParticipantOf) -> Report:
+    """Takes part for one client after the other, until the round is over."""
+    node = NodeConfig.of(context.node_config)
+    node.check(call)
+    if call.tokens and len(call.tokens) != len(call.clients):
+        raise MalformedError(
+            "a call names another number of tokens than clients",
+            got=f"{len(call.tokens)} tokens",
+            allowed=f"{len(call.clients)}, or none",
+            fix="run one version of keyhole on the server and on all nodes",
+        )
+    stop = threading.Event()
+    timer = threading.Timer(min(call.seconds, threading.TIMEOUT_MAX), stop.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        tokens = call.tokens or (None,) * len(call.clients)
+        lots = [
+            _one(call, token, node, stop, partial(participant_of, client, context))
+            for client, token in zip(call.clients, tokens, strict=True)
+        ]
+    finally:
+        timer.cancel()
+    return _report(call, lots)
+
+
+@dataclass(frozen=True)
+class _Lot:
+    """What became of one client."""
+
+    outcome: str
+    reason: str
+    taken: Taken | None
+    seconds: float
+
+
+def _one(
+    call: Call,
+    token: str | None,
+    node: NodeConfig,
+    stop: threading.Event,
+    make: Callable[[], Participant],
+) -> _Lot:
+    began, reason, outcome, taken = time.monotonic(), "", "failed", None
+    told = Assignment(call.round, call.number, token)
+    try:
+        with ExitStack() as stack:
+            connect = node.connector(stack, stop)
+            device: Device = connect(call.service, None)
+            participant = participant_for(call, make(), connect, node)
+            taken, outcome = take_part_in(device, told, participant), "sent"
+    except TooLateError:
+        outcome = "late"
+    except _TOLD as error:
+        outcome, reason = "late" if stop.is_set() else "failed", str(error)
+        _LOG.warning("%s", error)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it may name keys or data
+        reason = f"the client's own code failed with {type(error).__name__}: see the node's log"
+        _LOG.error("a client failed", exc_info=True)
+    return _Lot(outcome, reason, taken, time.monotonic() - began)
+
+
+def _report(call: Call, lots: list[_Lot]) -> Report:
+    takens = [lot.taken for lot in lots]
+    return Report(
+        clients=call.clients,
+        outcomes=tuple(lot.outcome for lot in lots),
+        reasons=tuple(lot.reason for lot in lots),
+        keys=tuple(0 if t is None else t.keys for t in takens),
+        bytes_down=tuple(0 if t is None else t.bytes_down for t in takens),
+        bytes_up=tuple(0 if t is None else t.bytes_up for t in takens),
+        seconds=tuple(lot.seconds for lot in lots),
+    )

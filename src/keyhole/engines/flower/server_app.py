@@ -1,0 +1,91 @@
+"""The ServerApp: rounds of a run, whose devices are called by Flower and served by the service.
+
+A run is kept in its directory. A ServerApp that is killed and started again with the same run
+config goes on with the same round: the updates that had arrived are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from keyhole.engines.flower.inboxes import inbox_of
+from keyhole.engines.flower.messages import Report
+from keyhole.engines.flower.nodes import Nodes
+from keyhole.engines.flower.run_config import RoundsConfig
+from keyhole.engines.flower.summons import Addresses, FlowerSummons
+from keyhole.serving.files.publishing import Publisher
+from keyhole.serving.served import Served
+from keyhole.serving.service.access import Keyring
+
+__all__ = ["Train", "make_server_app", "rounds_on"]
+
+Train: TypeAlias = Callable[[Served, RoundsConfig, Context], None]
+"""`(rounds, their config, context of the app) -> None`: trains to the end.
+
+`rounds` is the `kind` of `start_run`, `resume_run` or `Experiment.run`: whatever trains with them
+has its rounds made by the devices of Flower.
+"""
+
+_LOG = logging.getLogger("flwr.keyhole")
+
+
+def make_server_app(train: Train) -> ServerApp:
+    """Returns a ServerApp that trains by rounds of federated select.
+
+    Args:
+        train: what it does with the rounds.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = RoundsConfig.of(context.run_config)
+        with Publisher(config.rounds) as publisher:
+            train(rounds_on(grid, config, publisher), config, context)
+
+    return app
+
+
+def rounds_on(grid: Grid, config: RoundsConfig, publisher: Publisher) -> Served:
+    """Rounds whose devices are called through a grid, for a ServerApp of one's own.
+
+    Args:
+        grid: of the ServerApp.
+        config: of the rounds.
+        publisher: of `config.rounds`, which the slice service serves.
+
+    Raises:
+        InputError: the file of signing keys cannot be used.
+    """
+    keyring = None if config.token_key is None else Keyring.load(config.token_key)
+    summons = FlowerSummons(
+        grid,
+        Nodes(grid, config.least_nodes, config.node_seconds),
+        Addresses(config.service, config.delivery, config.second, config.aggregators),
+        keyring,
+        on_report=_tell,
+    )
+    return Served(
+        publisher,
+        inbox_of(config),
+        summons,
+        seconds=config.round_seconds,
+    )
+
+
+def _tell(round_id: str, report: Report) -> None:
+    """Counts of a node's round, to the log of the run."""
+    _LOG.info(
+        "round %s: a node sent %d of %d updates, %d bytes down, %d up, %.2f s",
+        round_id,
+        report.outcomes.count("sent"),
+        len(report.clients),
+        sum(report.bytes_down),
+        sum(report.bytes_up),
+        sum(report.seconds),
+    )

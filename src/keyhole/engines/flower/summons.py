@@ -1,0 +1,192 @@
+"""Summons: devices are told of a round by Flower messages, and what they reply becomes events.
+
+Nothing waits for replies: a round closes by the updates that are in, or by its deadline. A reply
+that comes later than the round is read when there is time, and only says that its node lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from flwr.app import DEFAULT_TTL, Message
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from keyhole.engines.flower.messages import TRAIN, Call, Report, read, write
+from keyhole.engines.flower.nodes import Nodes
+from keyhole.errors import MalformedError
+from keyhole.serving.inbox import device_name
+from keyhole.serving.service.access import Keyring
+from keyhole.training.round_machine import Dropped, Event, Reached, Refused
+
+__all__ = ["Addresses", "FlowerSummons"]
+
+_LOG = logging.getLogger("flwr.keyhole")
+# A message whose time is up says no more than the deadline, which follows at once.
+_EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where devices of a run fetch and send.
+
+    Args:
+        service: URL of the slice service.
+        delivery: how slices are fetched: "clear", or "pir" from two servers.
+        second: URL of the second slice server, with "pir".
+        aggregators: URLs of the two aggregators; empty where updates go to the service.
+    """
+
+    service: str
+    delivery: str = "clear"
+    second: str = ""
+    aggregators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message under way: to whom, about whom, of which round, and until when it is good."""
+
+    node: int
+    clients: tuple[int, ...]
+    round: str
+    until: float
+
+
+@dataclass
+class FlowerSummons:
+    """Calls devices to rounds through a SuperLink.
+
+    Args:
+        grid: of the run.
+        nodes: who stands for whom.
+        addresses: where devices fetch and send.
+        keyring: signs the tokens of a round; None where the service asks for none.
+        every: seconds between two looks at replies; a look is a request to the SuperLink.
+        clock: monotonic seconds, the clock of the rounds.
+        wall: unix seconds, for tokens.
+        on_report: called with each report, and its round.
+    """
+
+    grid: Grid
+    nodes: Nodes
+    addresses: Addresses
+    keyring: Keyring | None = None
+    every: float = 1.0
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    on_report: Callable[[str, Report], None] = lambda round_id, report: None
+    _sent: dict[str, _Sent] = field(default_factory=dict, repr=False)  # message -> what it was
+    _round: str | None = None
+    _pending: list[Event] = field(default_factory=list, repr=False)
+    _next_look: float = 0.0
+
+    def call(self, round_id: str, t: int, asked: Sequence[int], seconds: float) -> None:
+        """Sends one message to each node that stands for clients of the round.
+
+        Args:
+            round_id: of the round, which is published.
+            t: its number.
+            asked: the clients.
+            seconds: until it closes at the latest; messages are good for as long.
+
+        Raises:
+            CohortError: too few nodes, for as long as they are waited for.
+        """
+        self._forget_silent()
+        self._round, self._pending = round_id, []
+        shares = self.nodes.for_round(asked)
+        ttl = min(seconds, float(DEFAULT_TTL)) if isfinite(seconds) else float(DEFAULT_TTL)
+        for node, clients in shares.items():
+            content = write(self._call_of(round_id, t, clients, ttl))
+            message = Message(content, node, TRAIN, ttl=ttl, group_id=str(t))
+            sent = _Sent(node, tuple(clients), round_id, self.clock() + ttl)
+            self._sent.update(dict.fromkeys(self.grid.push_messages([message]), sent))
+        there = {client for clients in shares.values() for client in clients}
+        away = [client for client in asked if client not in there]
+        self._pending += [Dropped(client, self.clock()) for client in away]
+        _LOG.info("round %d: %d clients called at %d nodes", t, len(there), len(shares))
+        if away:
+            _LOG.warning("round %d: no node stands for %d clients", t, len(away))
+
+    def news(self, now: float) -> Sequence[Event]:
+        """What became of devices since last asked; looks at replies every so often."""
+        if self._sent and now >= self._next_look:
+            self._next_look = now + self.every
+            self._look(now)
+        events, self._pending = self._pending, []
+        return events
+
+    def over(self) -> None:
+        """The round has closed. Replies still on their way are read in the next one."""
+        self._round, self._pending = None, []
+
+    def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> Call:
+        ring, where, now = self.keyring, self.addresses, self.wall()
+        tokens = (
+            ()
+            if ring is None
+            else tuple(
+                ring.issue("round", device_name(c), now=now, seconds=seconds, round_id=round_id)
+                for c in clients
+            )
+        )
+        return Call(
+            round=round_id,
+            number=t,
+            seconds=seconds,
+            service=where.service,
+            clients=tuple(clients),
+            tokens=tokens,
+            delivery=where.delivery,
+            second=where.second,
+            aggregators=where.aggregators,
+        )
+
+    def _look(self, now: float) -> None:
+        for reply in self.grid.pull_messages(list(self._sent)):
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if sent is not None:
+                events = self._hear(sent, reply, now)
+                self._pending += events if sent.round == self._round else []
+
+    def _hear(self, sent: _Sent, reply: Message, now: float) -> list[Event]:
+        """What a reply says of the clients that its message named."""
+        if reply.has_error():
+            _LOG.warning("a node failed for %d clients: %s", len(sent.clients), reply.error.reason)
+            self.nodes.silent.add(sent.node)
+            is_expired = reply.error.code in _EXPIRED
+            return [] if is_expired else [Dropped(client, now) for client in sent.clients]
+        self.nodes.silent.discard(sent.node)
+        try:
+            report = read(reply.content, Report)
+        except MalformedError as error:
+            _LOG.warning("a reply cannot be read: %s", error)
+            return [Refused(client, now) for client in sent.clients]
+        self.on_report(sent.round, report)
+        said = zip(report.outcomes, report.reasons, strict=True)
+        told = dict(zip(report.clients, said, strict=True))
+        return [e for c in sent.clients for e in _events(c, *told.get(c, ("failed", "")), now)]
+
+    def _forget_silent(self) -> None:
+        """Nodes whose time was up without a word are asked again only where no other is there."""
+        now = self.clock()
+        if self._sent:
+            self._look(now)
+        for message, sent in list(self._sent.items()):
+            if now >= sent.until - 1.0:  # a round that closes by time closes just before
+                del self._sent[message]
+                self.nodes.silent.add(sent.node)
+                _LOG.warning("a node did not answer in time for %d clients", len(sent.clients))
+
+
+def _events(client: int, outcome: str, reason: str, now: float) -> list[Event]:
+    """An update that was sent is seen where it arrives; here only what else happened."""
+    if outcome == "failed":
+        _LOG.warning("a client cannot take part: %s", reason)
+        return [Refused(client, now)]
+    return [Reached(client, now) if outcome == "sent" else Dropped(client, now)]

@@ -1,0 +1,165 @@
+"""The crew: workers all over a cluster, and others in their place when they are lost.
+
+Nothing waits forever: a worker that is silent for longer than `patience` is ended and counts as
+lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from keyhole.engines.ray.session import living_nodes
+from keyhole.engines.ray.worker import RayWorker
+from keyhole.errors import WorkerError
+from keyhole.training.clients import Clients
+from keyhole.training.workers import MOST_ATTEMPTS
+
+__all__ = ["Crew", "Member"]
+
+
+@dataclass(eq=False)
+class Member:
+    """One worker: its actor, where it runs once it has said so, and what it has to do."""
+
+    actor: Any
+    node: str = ""
+    pid: int = 0
+    tasks: list[int] = field(default_factory=list)
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has built its population."""
+        return bool(self.node)
+
+
+class Crew:
+    """Workers of a cluster.
+
+    Args:
+        ray: the library, connected.
+        factory: makes the population, in each worker.
+        count: how many workers; None for one on each CPU.
+        patience: seconds that a worker may take for a task, or to start.
+
+    Raises:
+        WorkerError: the cluster has no CPU, or no room for the workers.
+        Exception: whatever the factory has raised.
+    """
+
+    def __init__(
+        self, ray: Any, factory: Callable[[], Clients], count: int | None, patience: float
+    ) -> None:
+        self._ray = ray
+        self.patience = patience
+        self._actor_class = ray.remote(RayWorker)
+        self._factory = ray.put(factory)
+        self._members: list[Member] = []
+        self._starting: dict[Any, tuple[Member, Any]] = {}
+        self._failed_starts = 0
+        self.incidents: list[str] = []
+        cpus = sum(living_nodes(ray).values())
+        if cpus < 1:
+            raise WorkerError(
+                "the Ray cluster has no CPU",
+                got=f"{cpus:g} CPUs",
+                allowed="1 or more",
+                fix="start its nodes with --num-cpus, or add one",
+            )
+        self._count = count or int(cpus)
+        for _ in range(self._count):
+            self._start(1 if self._count <= cpus else 0)
+        self._await_start()
+
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each worker that is ready."""
+        return [member.node for member in self._members if member.is_ready]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers of the workers, each on its node."""
+        return [member.pid for member in self._members if member.is_ready]
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for member in self._members:
+            self._ray.kill(member.actor)
+        self._members.clear()
+
+    def _start(self, cpus: int) -> None:
+        """Starts a worker wherever there is room; it takes no task until it is ready."""
+        options = {"num_cpus": cpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        member = Member(self._actor_class.options(**options).remote())
+        prepare = member.actor.prepare.options(num_returns=2)
+        wrong, found = prepare.remote(self._factory)
+        self._members.append(member)
+        self._starting[wrong] = member, found
+
+    def _await_start(self) -> None:
+        references = list(self._starting)
+        ready, late = self._ray.wait(references, num_returns=len(references), timeout=self.patience)
+        if late:
+            self.close()
+            raise WorkerError(
+                "the Ray cluster has no room for the workers",
+                got=f"{len(ready)} of {len(references)} started in {self.patience:g} s",
+                allowed="a free CPU for each",
+                fix="ask for fewer workers, or wait until others have ended",
+            )
+        for reference in ready:
+            self.welcome(reference)
+
+    @property
+    def starting(self) -> list[Any]:
+        """References to how the start of workers went that are not ready yet."""
+        return list(self._starting)
+
+    def welcome(self, reference: Any) -> None:
+        """Takes a worker in whose start has come to an end, or starts another in its place."""
+        member, found = self._starting.pop(reference)
+        try:
+            error = self._ray.get(reference)
+            member.node, member.pid = self._ray.get(found) if error is None else ("", 0)
+        except self._ray.exceptions.RayError as lost:
+            self._members.remove(member)
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_ATTEMPTS:
+                raise WorkerError(
+                    "workers die before they are ready",
+                    got=f"{self._failed_starts} times: {str(lost).splitlines()[0]}",
+                    allowed="a population that every worker can build",
+                    fix="run without Ray to see why; keyhole and the data must be on every node",
+                ) from lost
+            self._start(0)
+            return
+        if error is not None:
+            self.close()
+            raise error
+        self._failed_starts = 0
+
+    def ready(self) -> list[Member]:
+        """The workers that take tasks."""
+        return [member for member in self._members if member.is_ready]
+
+    def replace(self, member: Member) -> bool:
+        """Starts another worker for one that is lost; returns whether its node is lost as well.
+
+        It claims no CPU: after a node is lost the others may be full, and to wait for room would
+        stop the round.
+        """
+        self._members.remove(member)
+        self._ray.kill(member.actor)
+        self._start(0)
+        return member.node not in living_nodes(self._ray)
+
+    def end_silent(self, now: float) -> None:
+        """Ends workers that have said nothing for too long; Ray then reports them as dead."""
+        for member in self._members:
+            is_due = bool(member.tasks) or not member.is_ready
+            if is_due and now - member.since > self.patience:
+                self._ray.kill(member.actor)
+                member.since = now

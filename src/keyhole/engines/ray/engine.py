@@ -1,0 +1,170 @@
+"""RayEngine: a cohort on Ray, on one machine or on a cluster, with the bytes of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from keyhole import tree
+from keyhole.engines.ray.call import Call, Do
+from keyhole.engines.ray.crew import Crew
+from keyhole.engines.ray.graph import Step, steps_of_sums, steps_of_updates
+from keyhole.engines.ray.parcels import common_leaves, dense_leaves, pack, unpack
+from keyhole.engines.ray.session import connected
+from keyhole.errors import InputError
+from keyhole.primitives.layout import Layout
+from keyhole.server.aggregation import BlockSum, pair_up
+from keyhole.training.clients import Clients, Job
+from keyhole.training.visit import add_block, add_up_jobs
+from keyhole.types import Array, Tree
+
+__all__ = ["RayEngine"]
+
+
+class RayEngine:
+    """Workers on Ray that train clients: an engine for rounds, and a context that ends them.
+
+    Slices go to the workers through Ray's object store, a block of clients at a time, and what all
+    clients receive goes once; workers read both in place, so a client's `train` gets arrays that
+    cannot be written to. Where sums are asked for, updates stay with the workers, runs of blocks
+    are added up on their node, and about two sums of each node come back. No more than two blocks a
+    worker are on their way at any time.
+
+    A worker or a node that is lost is replaced and its clients are trained again, with the same
+    result. The process that makes the rounds, and the node it runs on, must live: a run that loses
+    them goes on from its directory.
+
+    Args:
+        factory: makes the population, in each worker; importable by name on every node.
+        workers: how many processes; None for one on each CPU of the cluster.
+        address: of a cluster, such as 10.0.0.1:6379 or "auto"; None starts Ray on this machine,
+            unless the process is connected to one.
+        patience: seconds after which a worker that has not ended a block counts as lost.
+
+    Raises:
+        InputError: Ray is not installed, or a number is out of range.
+        WorkerError: the cluster does not answer, has no CPU, or has no room.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Clients],
+        workers: int | None = None,
+        *,
+        address: str | None = None,
+        patience: float = 600.0,
+    ) -> None:
+        _check_above("number of workers", workers, 1)
+        _check_above("patience", patience, 1)
+        with ExitStack() as stack:
+            self._ray = stack.enter_context(connected(address, workers))
+            self._crew = Crew(self._ray, factory, workers, patience)
+            stack.callback(self._crew.close)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> RayEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers, and Ray where this engine has started it."""
+        self._stack.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers of the workers, each on its node."""
+        return self._crew.pids
+
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each worker."""
+        return self._crew.nodes
+
+    def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
+        """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
+
+        Args:
+            clients: not used: each worker has its own.
+            jobs: of one round.
+
+        Raises:
+            WorkerError: three workers in a row died of one block of jobs.
+            Exception: whatever the first client that failed has raised.
+        """
+        found = self._run(steps_of_updates(len(jobs), self._crew.nodes), jobs)
+        # Copies let go of the object store, and can be written to as updates made here can.
+        return [tree.map_leaves(np.array, update) for piece in found for update in piece]
+
+    def add_up(self, clients: Clients, jobs: Sequence[Job], layout: Layout) -> list[BlockSum]:
+        """Runs jobs and adds up their updates where they were made; implements `Engine.add_up`."""
+        found = self._run(steps_of_sums(len(jobs), self._crew.nodes), jobs, layout)
+        return pair_up(summed for piece in found for summed in piece)
+
+    def incidents(self) -> list[str]:
+        """What went wrong since this was last asked, though nothing is lost: a sentence each."""
+        told, self._crew.incidents = self._crew.incidents, []
+        return told
+
+    def _run(self, steps: list[Step], jobs: Sequence[Job], layout: Layout | None = None) -> Any:
+        """The results of steps that no other step needs, in order."""
+        put = self._ray.put
+        common = common_leaves(jobs)
+        shared, shape = put(common), put(layout)
+        results: dict[int, Any] = {}
+
+        def submit(index: int, do: Do, needs: list[Any]) -> tuple[Any, Any]:
+            step = steps[index]
+            own = [jobs[place] for place in step.jobs]
+            if step.kind == "merge":
+                return do(_merge, *needs)
+            if step.kind == "add":
+                return do(_add, [replace(job, submodel=None) for job in own], shape, *needs)
+            parcel = put(pack(own, common))
+            if step.kind == "train":
+                return do(_train, parcel, shared)
+            return do(_train_and_add, parcel, shared, shape)
+
+        tasks = [step.task for step in steps]
+        Call(self._ray, self._crew, tasks, submit, results.__setitem__).run()
+        return [results[index] for index in sorted(results)]
+
+
+def _train(clients: Clients, jobs: Sequence[Job], common: dict[str, Array]) -> list[Tree]:
+    """In a worker: updates."""
+    return [dense_leaves(job.run(clients)) for job in unpack(jobs, common)]
+
+
+def _train_and_add(
+    clients: Clients, jobs: Sequence[Job], common: dict[str, Array], layout: Layout
+) -> list[BlockSum]:
+    """In a worker: the sum of a block."""
+    return [add_up_jobs(clients, unpack(jobs, common), layout)]
+
+
+def _add(_: Clients, jobs: Sequence[Job], layout: Layout, *pieces: list[Tree]) -> list[BlockSum]:
+    """In a worker: the sum of a block that several workers have trained."""
+    return [add_block(jobs, [update for piece in pieces for update in piece], layout)]
+
+
+def _merge(_: Clients, *sums: list[BlockSum]) -> list[BlockSum]:
+    """In a worker: the sums of neighbouring blocks in one, or few where they are not 2^r."""
+    return pair_up(summed for piece in sums for summed in piece)
+
+
+def _check_above(name: str, value: float | None, least: float) -> None:
+    if value is not None and not value >= least:
+        raise InputError(
+            f"{name} is out of range", got=value, allowed=f"{least:g} or more", fix="pass more"
+        )

@@ -1,0 +1,90 @@
+"""Parcels: jobs as the object store takes them, without a copy of what clients have in common.
+
+Slices that all clients of a round receive (what is not cut, or a whole model) are stored once.
+Everything else of a block of clients is one object; workers on the same machine read both in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from keyhole import tree
+from keyhole.training.clients import Job
+from keyhole.types import Array, Tree
+
+__all__ = ["common_leaves", "dense_leaves", "pack", "unpack"]
+
+_PEEK = 64  # bytes that tell most arrays apart before all of them are compared
+
+
+@dataclass(frozen=True)
+class _Common:
+    """Stands in for a leaf that everybody received."""
+
+    path: str
+
+
+def common_leaves(jobs: Sequence[Job]) -> dict[str, Array]:
+    """Returns path -> leaf of what all jobs have in their sub-models, byte for byte.
+
+    Comparing reads memory; storing would write it, too.
+    """
+    if len(jobs) < 2:
+        return {}
+    first, *others = (tree.flatten(job.submodel) for job in jobs)
+    return {
+        path: _dense(leaf)
+        for path, leaf in first.items()
+        if all(path in other and _is_same(leaf, other[path]) for other in others)
+    }
+
+
+def pack(jobs: Sequence[Job], common: Mapping[str, Array]) -> list[Job]:
+    """Returns the jobs without the leaves that `common` holds, and the others in one piece each."""
+    known = {path: _Common(path) for path in common}
+
+    def strip(submodel: Tree) -> Tree:
+        leaves = tree.flatten(submodel)
+        own = {path: known.get(path) or _dense(leaf) for path, leaf in leaves.items()}
+        return tree.unflatten(submodel, own)
+
+    return [replace(job, submodel=strip(job.submodel)) for job in jobs]
+
+
+def unpack(jobs: Sequence[Job], common: Mapping[str, Array]) -> list[Job]:
+    """Returns the jobs as they were, with leaves that cannot be written to."""
+    if not common:
+        return list(jobs)
+
+    def fill(leaf: Any) -> Any:
+        return common[leaf.path] if isinstance(leaf, _Common) else leaf
+
+    return [replace(job, submodel=tree.map_leaves(fill, job.submodel)) for job in jobs]
+
+
+def dense_leaves(update: Tree) -> Tree:
+    """Returns a tree whose leaves are arrays without gaps."""
+    return tree.map_leaves(_dense, update)
+
+
+def _dense(leaf: Any) -> Array:
+    """A leaf without gaps, which the store takes as it is; axes keep their order in memory, so that
+    products of it are computed, and rounded, as they would be of the leaf."""
+    array = np.asarray(leaf)
+    is_dense = array.flags.c_contiguous or array.flags.f_contiguous
+    return array if is_dense else array.copy(order="K")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two leaves have the same bytes; NaN equals itself, and zero not its negative."""
+    if one is other:
+        return True
+    a, b = np.asarray(one), np.asarray(other)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    x, y = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
+    return np.array_equal(x[:_PEEK], y[:_PEEK]) and np.array_equal(x, y)

@@ -1,0 +1,1 @@
+"""Secure sums over the network: two aggregators, the devices that send shares, and the trainer."""

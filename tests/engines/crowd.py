@@ -1,0 +1,97 @@
+"""A population large enough for several blocks; some of its clients send what cannot be added."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from keyhole.errors import InputError
+from keyhole.training.clients import Clients
+from keyhole.training.cohort import Cohorts
+from keyhole.training.visit import Job
+from tests.training import toy
+
+COUNT = 260
+# Two workers share the blocks of 150 clients (64, 64 and 22) in pieces of at most 38.
+ONE_PIECE = [f"worker lost: {count} clients trained again" for count in (38, 26, 22)]
+EXAMPLES = toy.oracle.make_clients(COUNT, toy.FEATURE.num_keys, seed=7)
+
+
+def get_examples(client):
+    return EXAMPLES[client]
+
+
+def train(submodel, examples, rng):
+    """The toy's client; about one in forty diverges."""
+    update = toy.train(submodel, examples, rng)
+    return {"x": update["x"] * np.float32(np.nan)} if rng.random() < 0.025 else update
+
+
+def make_clients(train=train):
+    return Clients(COUNT, get_examples, toy.choose, train, toy.localize)
+
+
+def make_plan(**changes):
+    cohorts = changes.pop("cohorts", None) or {}
+    return toy.make_plan(cohorts=Cohorts(COUNT, **{"size": 150, **cohorts}), **changes)
+
+
+def make_jobs(count=COUNT):
+    state = toy.make_state()
+    chosen = [toy.choose(EXAMPLES[c], {"feature": 60}, None) for c in range(count)]
+    return [Job.of(0, 0, 0, c, z, state.select(z)) for c, z in enumerate(chosen)]
+
+
+def once(mark, act):
+    """Does something in the first client that gets there; a file remembers that it did."""
+
+    def train_once(submodel, examples, rng):
+        try:
+            Path(mark).touch(exist_ok=False)
+        except FileExistsError:
+            return train(submodel, examples, rng)
+        act()
+        return train(submodel, examples, rng)
+
+    return train_once
+
+
+def kill_me():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_suicidal_clients(mark):
+    return make_clients(once(mark, kill_me))
+
+
+def make_sleepy_clients(mark):
+    """One client does not come back; the mark tells that it has begun."""
+    return make_clients(once(mark, lambda: time.sleep(1000)))
+
+
+def make_slow_clients(mark):
+    """The mark tells that the first has begun."""
+
+    def train_slowly(submodel, examples, rng):
+        Path(mark).touch()
+        time.sleep(0.04)
+        return train(submodel, examples, rng)
+
+    return make_clients(train_slowly)
+
+
+def make_deadly_clients():
+    return make_clients(lambda submodel, examples, rng: kill_me())
+
+
+def make_failing_clients():
+    def fail(submodel, examples, rng):
+        raise InputError("it broke", got=1, allowed="0", fix="mend it")
+
+    return make_clients(fail)
+
+
+def make_nobody():
+    raise InputError("there are no clients", got=0, allowed="some", fix="find them")

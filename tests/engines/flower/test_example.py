@@ -1,0 +1,119 @@
+"""The example project: its README's commands run as they stand there, and both clients agree."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keyhole.engines.flower.processes import QUIET, Children
+from keyhole.errors import InputError
+from keyhole.training.loop import start_run
+from keyhole.training.record import read_records
+from keyhole.training.torch_update import TorchUpdate
+from tests.helpers import ROOT
+
+EXAMPLE = ROOT / "examples" / "flower"
+BLOCK = re.compile(r"```bash( terminal)?\n(.*?)```", re.DOTALL)
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    import flower_example.model as model
+
+    yield model
+    for name in [name for name in sys.modules if name.startswith("flower_example")]:
+        del sys.modules[name]
+
+
+def test_the_readme_names_every_switch_that_keeps_flower_quiet():
+    text = (EXAMPLE / "README.md").read_text()
+    assert all(f"{name}={value}" in text for name, value in QUIET.items())
+
+
+def test_the_model_of_the_example_learns(example):
+    from flower_example.server import CLIENTS, LAYOUT, RATINGS, SGD, Cohorts, Plan, ServerState
+
+    state = ServerState.dense(LAYOUT, example.make_model(), SGD(1.0))
+    plan = Plan(Cohorts(CLIENTS, CLIENTS), keys_per_client={"item": RATINGS})
+    before = example.loss(example.make_model())
+    run = start_run(state, example.make_clients(), plan)
+    list(run.rounds(3))
+    assert example.loss(run.state.model()) < before / 2
+
+
+@needs_torch
+def test_the_module_makes_the_update_that_numpy_makes(example):
+    from flower_example.module import train_torch
+
+    data = example.ratings_of(1)
+    keys = example.choose(data, {"item": 40}, None)
+    model = example.make_model()
+    slices = {**model, "items": {"weight": model["items"]["weight"][keys.array]}}
+    local = example.localize(data, keys)
+    ours = example.train_numpy(slices, local, None)
+    theirs = train_torch(slices, local, np.random.default_rng(0))
+    for a, b in zip(ours.values(), theirs.values(), strict=True):
+        for name in a:
+            np.testing.assert_allclose(a[name], b[name], atol=1e-5)
+            assert b[name].dtype == np.float32
+
+
+@needs_torch
+def test_a_module_of_another_shape_is_refused(example):
+    from flower_example import module
+
+    wrong = TorchUpdate(lambda slices: module.Ratings(3, 8), module.train)
+    with pytest.raises(InputError, match="does not fit"):
+        wrong(example.make_model(), None, np.random.default_rng(0))
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
+def test_without_torch_one_is_told_what_to_install():
+    with pytest.raises(InputError, match=r"keyhole\[torch\]"):
+        TorchUpdate(lambda slices: None, lambda module, data, generator: None)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_train(tmp_path):
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLE, project)
+    blocks = BLOCK.findall((project / "README.md").read_text())
+    begin, once, *terminals, last = blocks
+    assert [begin[0], once[0], last[0]] == [""] * 3
+    assert all(kind for kind, _ in terminals)
+    bin_ = str(Path(sys.executable).parent)
+    env = {**os.environ, "PATH": os.pathsep.join([bin_, os.environ["PATH"]])}
+    prelude = f"set -e; cd {project}\n{begin[1]}"
+    with Children(tmp_path / "logs", env) as children:
+        subprocess.run(["bash", "-c", prelude + once[1]], check=True, env=env, timeout=60)
+        for number, (_, commands) in enumerate(terminals):
+            shell = ["/bin/bash", "-c", f"{prelude}exec {commands}"]
+            children.start(f"terminal-{number}", shell)
+        children.wait_for("terminal-1", lambda: "running on" in _log(children, 1).lower())
+        done = subprocess.run(
+            ["bash", "-c", prelude + last[1]],
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=300,
+            check=False,
+        )
+        told = done.stdout + done.stderr + "".join(_log(children, n) for n in range(4))
+    assert done.returncode == 0, told
+    losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", done.stdout)]
+    assert len(losses) == 3, told
+    assert losses == sorted(losses, reverse=True)
+    records = read_records(project / "run" / "records.jsonl")
+    assert [(r.closed, len(r.staleness)) for r in records] == [("goal", 2)] * 3
+
+
+def _log(children, number):
+    return children.log_of(f"terminal-{number}").read_text(errors="replace")

@@ -1,0 +1,175 @@
+"""Flower gives the bytes of a run in process where all devices answer, and records as there."""
+
+import pytest
+
+from keyhole.delivery import pregenerated
+from keyhole.engines.flower import Addresses, FlowerSummons, Nodes, make_client_app
+from keyhole.errors import CohortError
+from keyhole.serving.device.population import PopulationClient
+from keyhole.serving.inbox import SpoolInbox
+from keyhole.serving.served import Served
+from keyhole.training.cohort import Cohorts
+from keyhole.training.loop import start_run
+from tests.engines.flower.in_process_grid import InProcessGrid
+from tests.serving.small_service import small_service
+from tests.training import toy
+
+ROUNDS = 3
+
+
+def app(participant_of=None):
+    made = participant_of or (
+        lambda client, context: PopulationClient(client, lambda _: toy.make_clients()).participant()
+    )
+    return make_client_app(made)
+
+
+def grid_of(*clients, participant_of=None):
+    """A node for each entry: a client's number, or None for a node that stands in for all."""
+    configs = [{} if client is None else {"client": client} for client in clients]
+    return InProcessGrid({10 + i: (app(participant_of), c, {}) for i, c in enumerate(configs)})
+
+
+def rounds_of(grid, service, seconds=30.0, least=1, node_seconds=10.0, keyring="service", **rest):
+    ring = service.keyring if keyring == "service" else keyring
+    summons = FlowerSummons(
+        grid,
+        Nodes(grid, least, node_seconds, poll=0.01),
+        Addresses(service.url),
+        ring,
+        every=0.01,
+        **rest,
+    )
+    inbox = SpoolInbox(service.spool)
+    return Served(service.publisher, inbox, summons, seconds=seconds, poll=0.005)
+
+
+def run_on(grid, service, plan, rounds=ROUNDS, **options):
+    kind = rounds_of(grid, service, **options)
+    run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
+    records = list(run.rounds(rounds))
+    grid.close()
+    return run, records
+
+
+def in_process(plan, rounds=ROUNDS):
+    run = start_run(toy.make_state(), toy.make_clients(), plan)
+    return run, list(run.rounds(rounds))
+
+
+@pytest.mark.parametrize("nodes", [[None], [None] * 3, [*range(20)], [3, 7, None]], ids=len)
+def test_state_and_records_are_those_of_a_run_in_process(tmp_path, nodes):
+    plan, grid = toy.make_plan(deliver=pregenerated), grid_of(*nodes)
+    with small_service(tmp_path) as service:
+        run, records = run_on(grid, service, plan)
+    expected, expected_records = in_process(plan)
+    assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
+    assert records == expected_records
+
+
+def test_messages_stay_small_whatever_the_model(tmp_path):
+    """A round id, a URL, a client's number and a token each: no slices, no update."""
+    plan, grid = toy.make_plan(), grid_of(*[None] * 5)
+    with small_service(tmp_path) as service:
+        run_on(grid, service, plan)
+    assert len(grid.sizes) == 2 * (5 + 5 * ROUNDS)
+    assert max(grid.sizes) < 1500
+
+
+def test_messages_live_as_long_as_their_round(tmp_path):
+    plan, grid = toy.make_plan(), grid_of(None)
+    with small_service(tmp_path) as service:
+        run_on(grid, service, plan, rounds=1, seconds=17.0)
+    assert [(kind, ttl) for _, kind, ttl in grid.pushed] == [
+        ("query.keyhole", 10.0),
+        ("train.keyhole", 17.0),
+    ]
+
+
+def test_a_node_is_asked_once_whom_it_stands_for(tmp_path):
+    plan, grid = toy.make_plan(), grid_of(None, None)
+    with small_service(tmp_path) as service:
+        run_on(grid, service, plan)
+    assert [kind for _, kind, _ in grid.pushed].count("query.keyhole") == 2
+
+
+def test_a_round_closes_with_the_first_that_answer(tmp_path):
+    """Over-selection: seven are called at a node each, one of which never answers."""
+    plan = toy.make_plan(cohorts=Cohorts(len(toy.EXAMPLES), 5, over_selection=1.3))
+    grid = grid_of(*[None] * 7)
+    with small_service(tmp_path) as service:
+        kind = rounds_of(grid, service)
+        kind.summons.nodes.for_round([0])
+        grid.silent = {12}
+        run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
+        (record,) = run.rounds(1)
+        grid.close()
+    assert record.closed == "goal"
+    assert len(record.clients) == 7
+    assert len(record.staleness) == 5
+    assert record.lost_before == record.lost_after == []
+
+
+def test_a_silent_node_costs_its_clients_and_no_more_than_the_deadline(tmp_path):
+    plan, grid = toy.make_plan(), grid_of(*[None] * 5)
+    with small_service(tmp_path) as service:
+        kind = rounds_of(grid, service, seconds=1.0)
+        kind.summons.nodes.for_round([0])
+        grid.silent = {12}
+        run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
+        first, second = run.rounds(2)
+        grid.close()
+    assert (first.closed, len(first.lost_before), len(first.staleness)) == ("time", 1, 4)
+    # From then on others stand in for it.
+    assert (second.closed, len(second.staleness)) == ("goal", 5)
+    assert [node for node, _, _ in grid.pushed].count(12) == 2
+
+
+def test_a_client_whose_code_fails_is_told_apart_without_its_words(tmp_path):
+    def participant_of(client, context):
+        if client % 2:
+            raise ValueError(f"secret of client {client}")
+        return PopulationClient(client, lambda _: toy.make_clients()).participant()
+
+    plan, grid, reports = toy.make_plan(), grid_of(None, participant_of=participant_of), []
+    with small_service(tmp_path) as service:
+        kept = {"on_report": lambda round_id, report: reports.append(report)}
+        _, (record,) = run_on(grid, service, plan, rounds=1, **kept)
+    odd = [client for client in record.clients if client % 2]
+    assert record.refused == odd
+    assert odd
+    (report,) = reports
+    assert {reason for reason in report.reasons if reason} == {
+        "the client's own code failed with ValueError: see the node's log"
+    }
+
+
+def test_nodes_for_other_clients_end_the_run_and_say_so(tmp_path):
+    plan = toy.make_plan()
+    asked = in_process(plan, 1)[1][0].clients
+    grid = grid_of(*[c for c in range(20) if c not in asked][:3])
+    with (
+        small_service(tmp_path) as service,
+        pytest.raises(CohortError, match=r"no node stands for a client.* got 3 nodes"),
+    ):
+        run_on(grid, service, plan, node_seconds=0.5)
+
+
+def test_too_few_nodes_end_the_run_after_a_bounded_wait(tmp_path):
+    plan, grid = toy.make_plan(), grid_of(None)
+    grid.nodes[11] = grid.nodes[10]
+    grid.silent = {11}
+    with (
+        small_service(tmp_path) as service,
+        pytest.raises(CohortError, match=r"after 0.5 seconds: got 1 nodes .* allowed is 3 or more"),
+    ):
+        run_on(grid, service, plan, least=3, node_seconds=0.5)
+
+
+def test_a_service_without_a_good_token_takes_no_update(tmp_path):
+    plan, grid = toy.make_plan(), grid_of(None)
+    with small_service(tmp_path) as service:
+        _, (record,) = run_on(grid, service, plan, rounds=1, keyring=None)
+    assert record.is_skipped
+    assert sorted(record.refused) == sorted(record.clients)
+    assert record.closed == "everyone"

@@ -1,0 +1,30 @@
+"""Clusters of several Ray nodes on this machine, for tests."""
+
+import os
+import warnings
+from contextlib import contextmanager
+
+from keyhole.engines.ray.session import find_ray
+
+
+@contextmanager
+def cluster_of(nodes):
+    """A cluster of so many nodes with a CPU each; the first is the one that a driver joins."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    ray = find_ray()
+    from ray.cluster_utils import Cluster
+
+    if ray.is_initialized():  # the session's own: its tests are over, or start it again
+        ray.shutdown()
+    cluster = Cluster()
+    try:
+        with warnings.catch_warnings():  # as the engine does where it starts Ray
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            for _ in range(nodes):
+                cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=1 << 28)
+            cluster.wait_for_nodes()
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

@@ -1,0 +1,178 @@
+"""Cohorts on Ray: the bytes of one process, whoever dies; no error without a way out."""
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+
+import pytest
+
+from keyhole.engines.ray.engine import RayEngine
+from keyhole.errors import InputError, WorkerError
+from keyhole.server.aggregation import pair_up
+from keyhole.training.loop import start_run
+from keyhole.training.visit import Engine, add_up_jobs
+from tests.engines import crowd
+from tests.engines.crowd import ONE_PIECE
+from tests.training import toy
+
+JOBS = crowd.make_jobs()
+
+
+def train(execute=None, rounds=2, on_round=lambda record: None):
+    """A short run; returns its model and its records."""
+    made = start_run(toy.make_state(), crowd.make_clients(), crowd.make_plan())
+    settings = {"execute": execute} if execute else {}
+    records = []
+    for record in made.rounds(rounds, **settings):
+        records.append(record)
+        on_round(record)
+    return toy.model_bytes(made.state), records
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What a single process makes of the same run."""
+    return train()
+
+
+@pytest.fixture(scope="module")
+def engine(own_ray):
+    with RayEngine(crowd.make_clients, 2) as engine:
+        yield engine
+
+
+def in_time(do, seconds):
+    started = time.monotonic()
+    done = do()
+    assert time.monotonic() - started < seconds
+    return done
+
+
+def test_a_ray_of_ones_own_is_not_to_be_reached_from_other_machines(own_ray):
+    (node,) = own_ray.nodes()
+    assert node["NodeManagerAddress"] == "127.0.0.1"
+
+
+def test_it_is_an_engine(engine):
+    assert isinstance(engine, Engine)
+
+
+def test_updates_are_those_of_one_process_and_can_be_written_to(engine):
+    clients = crowd.make_clients()
+    for job, update in zip(JOBS, engine(clients, JOBS), strict=True):
+        assert update["x"].tobytes() == job.run(clients)["x"].tobytes()
+        assert update["x"].flags.writeable
+
+
+@pytest.mark.parametrize("count", [1, 30, 64, 65, 130, 260])
+def test_sums_are_those_of_one_process(engine, count):
+    clients, jobs = crowd.make_clients(), JOBS[:count]
+    blocks = (add_up_jobs(clients, jobs[at : at + 64], toy.LAYOUT) for at in range(0, count, 64))
+    for one, other in zip(pair_up(blocks), engine.add_up(clients, jobs, toy.LAYOUT), strict=True):
+        assert (one.clients, one.refused, one.span) == (other.clients, other.refused, other.span)
+        for mine, theirs in zip(one.parts, other.parts, strict=True):
+            assert mine.keys.tobytes() == theirs.keys.tobytes()
+            assert mine.rows.tobytes() == theirs.rows.tobytes()
+
+
+def test_no_jobs_are_no_updates(engine):
+    assert engine(crowd.make_clients(), []) == []
+    assert engine.add_up(crowd.make_clients(), [], toy.LAYOUT) == []
+
+
+def test_killed_workers_are_replaced_and_the_record_says_so(engine, alone):
+    def kill(record):
+        if record.round == 0:
+            for pid in engine.pids:
+                os.kill(pid, signal.SIGKILL)
+
+    model, records = in_time(lambda: train(engine, on_round=kill), 120)
+    assert model == alone[0]
+    assert records[0] == alone[1][0]
+    assert sorted({i.split(":")[0] for i in records[1].incidents}) == ["worker lost"]
+    assert len(engine.pids) == 2
+
+
+def test_an_error_of_a_client_arrives_as_it_was(own_ray):
+    with RayEngine(crowd.make_failing_clients, 2) as engine:
+        for _ in range(2):
+            with pytest.raises(InputError, match="it broke"):
+                train(engine)
+        assert len(engine.pids) == 2
+
+
+@pytest.mark.slow
+def test_work_that_kills_every_worker_is_named_by_count(own_ray):
+    with (
+        RayEngine(crowd.make_deadly_clients, 1) as engine,
+        pytest.raises(WorkerError, match="15 clients, 3 times"),
+    ):
+        in_time(lambda: engine.add_up(crowd.make_clients(), JOBS[:30], toy.LAYOUT), 120)
+
+
+def test_a_population_that_cannot_be_built_says_why(own_ray):
+    with pytest.raises(InputError, match="there are no clients"):
+        RayEngine(crowd.make_nobody, 2)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_in_a_job_loses_nothing(own_ray, alone, tmp_path):
+    mark = tmp_path / "killed"
+    with RayEngine(partial(crowd.make_suicidal_clients, mark), 2) as engine:
+        model, records = in_time(lambda: train(engine), 120)
+    assert mark.exists()
+    assert model == alone[0]
+    assert records[0].incidents[0] in ONE_PIECE
+    assert len(records[0].incidents) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_silent_counts_as_lost(own_ray, alone, tmp_path):
+    with RayEngine(partial(crowd.make_sleepy_clients, tmp_path / "m"), 2, patience=15) as engine:
+        model, records = in_time(lambda: train(engine), 120)
+    assert model == alone[0]
+    assert records[0].incidents[0] in ONE_PIECE
+    assert len(records[0].incidents) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"workers": 0}, "number of workers is out of range"),
+        ({"patience": 0}, "patience is out of range"),
+        ({"address": "203.0.113.1:6379"}, "connected to another Ray"),
+    ],
+)
+def test_wrong_settings_are_refused_before_a_worker_starts(own_ray, settings, said):
+    with pytest.raises(InputError, match=said):
+        RayEngine(crowd.make_clients, **settings)
+
+
+def test_a_cluster_without_a_cpu_is_refused(own_ray, monkeypatch):
+    monkeypatch.setattr("keyhole.engines.ray.crew.living_nodes", lambda ray: {"a": 0.0})
+    with pytest.raises(WorkerError, match="the Ray cluster has no CPU: got 0 CPUs"):
+        RayEngine(crowd.make_clients)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "said"),
+    [
+        ("127.0.0.1:1", WorkerError, "Ray does not answer: got 127.0.0.1:1"),
+        ("ray://127.0.0.1:10001", InputError, "not the address of a Ray cluster"),
+        ("localhost", InputError, "not the address of a Ray cluster"),
+        ("127.0.0.1:many", InputError, "not the address of a Ray cluster"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_named_at_once(address, kind, said, monkeypatch):
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(kind, match=said):
+        in_time(lambda: RayEngine(crowd.make_clients, address=address), 15)
+
+
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"pip install 'keyhole\[ray\]'"):
+        RayEngine(crowd.make_clients)

@@ -1,0 +1,126 @@
+"""Sharded tables: the bytes of one process for any number of shards, at the cost of the rows."""
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.engines.ray.shards import ShardedTable, Shards
+from keyhole.errors import InputError, KeySpaceError, WorkerError
+from keyhole.server.initial import Normal
+from keyhole.server.optimizers import SGD, Adam
+from keyhole.server.state import ServerState
+from keyhole.server.updates import RowUpdate
+from keyhole.training.loop import resume_run, start_run
+from tests.training import toy
+
+WORD = kh.KeySpace("word", 1000)
+MODEL = {
+    "table": np.random.default_rng(1).normal(size=(1000, 3)).astype(np.float32),
+    "bias": np.arange(2, dtype=np.float32),
+}
+LAYOUT = kh.Layout.of(MODEL, kh.Cut(WORD, {"table": 0}))
+
+
+@pytest.fixture(scope="module")
+def three(own_ray):
+    with Shards(3) as shards:
+        yield shards
+
+
+def dense(optimizer):
+    return ServerState.dense(LAYOUT, MODEL, optimizer)
+
+
+def lazy(optimizer):
+    return ServerState.lazy(LAYOUT, optimizer, {"table": Normal(0.5)}, seed=9)
+
+
+def step(state, seed):
+    """A step on random rows, some of which no shard but the first has."""
+    rng = np.random.default_rng(seed)
+    updates = []
+    for part in state.layout.parts:
+        most = min(40, part.space.num_keys)
+        keys = np.sort(rng.choice(part.space.num_keys, most, replace=False)).astype(np.int64)
+        if seed % 2:
+            keys = keys[: len(keys) // 8 + 1]
+        rows = rng.normal(size=(len(keys), part.slice_size)).astype(np.float32)
+        updates.append(RowUpdate(keys, rows))
+    state.step(updates)
+
+
+@pytest.mark.parametrize("make", [dense, lazy])
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=lambda o: type(o).__name__)
+def test_a_sharded_state_has_the_bytes_of_one_in_one_process(three, make, optimizer):
+    here, there = make(optimizer), three.hold(make(optimizer))
+    assert sum(isinstance(table, ShardedTable) for table in there.tables) == 1, "the cut part"
+    for seed in range(4):
+        step(here, seed)
+        step(there, seed)
+    keys = WORD.keys([999, 0, 333, 334, 5, 5, 666, 667, 12])  # out of order, repeated, at the edges
+    for state in (here, there):
+        assert state.steps == 4
+    for path in ("table", "bias"):
+        assert here.select(keys)[path].tobytes() == there.select(keys)[path].tobytes()
+        assert here.model()[path].tobytes() == there.model()[path].tobytes()
+    for mine, theirs in zip(here.changed_since(2), there.changed_since(2), strict=True):
+        assert (mine is None) == (theirs is None)
+        assert mine is None or mine.tobytes() == theirs.tobytes()
+    assert there.nbytes > 0
+
+
+def test_a_billion_keys_cost_what_is_touched(three):
+    huge = kh.KeySpace("word", 10**9)
+    like = {"w": np.broadcast_to(np.float32(0), (10**9, 2))}
+    layout = kh.Layout.of(like, kh.Cut(huge, {"w": 0}))
+    state = three.hold(ServerState.lazy(layout, SGD(0.5)))
+    state.step([RowUpdate(np.array([7, 10**9 - 1]), np.ones((2, 2), np.float32))])
+    assert state.select(huge.keys([10**9 - 1, 3]))["w"].tolist() == [[-0.5, -0.5], [0, 0]]
+    assert state.nbytes < 1 << 20
+
+
+def test_keys_outside_the_table_are_refused_by_count(three):
+    state = three.hold(dense(SGD(0.1)))
+    place = next(i for i, t in enumerate(state.tables) if isinstance(t, ShardedTable))
+    with pytest.raises(KeySpaceError, match="2 such keys of 3"):
+        state.rows(place, np.array([1, 1000, -1]))
+
+
+def test_a_run_on_shards_is_stored_and_goes_on(three, tmp_path):
+    alone = start_run(toy.make_state(Adam(0.1)), toy.make_clients(), toy.make_plan())
+    list(alone.rounds(4))
+    state = three.hold(toy.make_state(Adam(0.1)))
+    made = start_run(state, toy.make_clients(), toy.make_plan(), tmp_path)
+    list(made.rounds(2))
+    made.close()
+    again = resume_run(toy.make_state(), toy.make_clients(), toy.make_plan(), tmp_path)
+    again.state = three.hold(again.state)
+    list(again.rounds(4, snapshot_every=1))
+    again.close()
+    assert toy.model_bytes(again.state) == toy.model_bytes(alone.state)
+
+
+@pytest.mark.slow
+def test_a_lost_shard_is_an_error_and_the_run_goes_on_from_its_directory(own_ray, tmp_path):
+    alone = start_run(toy.make_state(), toy.make_clients(), toy.make_plan())
+    list(alone.rounds(3))
+    with Shards(2) as shards:
+        state = shards.hold(toy.make_state())
+        made = start_run(state, toy.make_clients(), toy.make_plan(), tmp_path)
+        rounds = made.rounds(3)
+        next(rounds)
+        own_ray.kill(shards._actors[1])
+        with pytest.raises(WorkerError, match="one of 2 shards is gone"):
+            list(rounds)
+        made.close()
+        with Shards(2) as others:
+            again = resume_run(toy.make_state(), toy.make_clients(), toy.make_plan(), tmp_path)
+            again.state = others.hold(again.state)
+            list(again.rounds(3))
+            again.close()
+            assert toy.model_bytes(again.state) == toy.model_bytes(alone.state)
+
+
+def test_no_shards_at_all_are_refused():
+    with pytest.raises(InputError, match="1 or more"):
+        Shards(0)
