@@ -18,7 +18,7 @@ LAYERS = [
     {"server"},
     {"private"},
     {"primitives"},
-    {"tree", "types", "errors"},
+    {"tree", "types", "lazy", "errors"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 COMMON = len(LAYERS) - 1

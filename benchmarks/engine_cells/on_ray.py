@@ -85,7 +85,7 @@ def measure_on_ray(crowd: Crowd, rounds: int) -> Cell:
     run = crowd.round()
     with RayEngine(crowd, WORKERS) as engine:
         contestants = {"alone": lambda: run(in_process), "on_ray": lambda: run(engine)}
-        spent = spent_by(contestants, rounds)
+        spent = spent_by(contestants, rounds, alone="alone")
         told = engine.incidents()
     if told:
         raise SystemExit(f"workers were lost: {told}")

@@ -79,7 +79,8 @@ def measure_simulations(crowd: Crowd, rounds: int, is_full: bool) -> Cell:
     keep_freed_memory()
     run = crowd.round()
     with RayEngine(crowd, WORKERS) as engine:
-        spent = spent_by({"alone": lambda: run(in_process), "ours": lambda: run(engine)}, rounds)
+        contestants = {"alone": lambda: run(in_process), "ours": lambda: run(engine)}
+        spent = spent_by(contestants, rounds, alone="alone")
     versions = {name: importlib.metadata.version(name) for name in ("ray",)}
     if importlib.util.find_spec("flwr") is None:
         return Cell(crowd, **spent, flower=None, versions=versions, is_full=is_full)

@@ -1,15 +1,20 @@
 """How slices travel from the server to the clients of a round, in process, and what it costs."""
 
-from keyhole.delivery.catalogue import delivery_named
-from keyhole.delivery.cost import Cost, Delivered
-from keyhole.delivery.leakage import Learned
-from keyhole.delivery.names import DELIVERIES
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.planner import best, break_even
-from keyhole.delivery.plan.prices import Price, price_all
-from keyhole.delivery.private_way import PrivateWay
-from keyhole.delivery.records import Coding
-from keyhole.delivery.ways import Coded, broadcast, on_demand, pregenerated
+from typing import TYPE_CHECKING
+
+from keyhole.lazy import names_on_demand
+
+if TYPE_CHECKING:
+    from keyhole.delivery.catalogue import delivery_named
+    from keyhole.delivery.cost import Cost, Delivered
+    from keyhole.delivery.leakage import Learned
+    from keyhole.delivery.names import DELIVERIES
+    from keyhole.delivery.plan.need import Need
+    from keyhole.delivery.plan.planner import best, break_even
+    from keyhole.delivery.plan.prices import Price, price_all
+    from keyhole.delivery.private_way import PrivateWay
+    from keyhole.delivery.records import Coding
+    from keyhole.delivery.ways import Coded, broadcast, on_demand, pregenerated
 
 __all__ = [
     "DELIVERIES",
@@ -29,3 +34,5 @@ __all__ = [
     "pregenerated",
     "price_all",
 ]
+
+__getattr__ = names_on_demand(__name__, __file__)

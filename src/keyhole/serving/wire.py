@@ -21,7 +21,6 @@ from keyhole.delivery.records import RecordArray
 from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeError
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
-from keyhole.server.row_kernels import all_within
 from keyhole.types import Array, KeyArray, Tree
 
 __all__ = [
@@ -296,6 +295,8 @@ def _array(body: bytes | bytearray, at: int, count: int, dtype: np.dtype[Any]) -
 
 
 def _check_range(keys: KeyArray, num_keys: int) -> None:
+    from keyhole.server.row_kernels import all_within  # compiled: devices only encode
+
     if not all_within(keys, num_keys - 1):
         # As unsigned numbers, negative keys lie above every key space.
         outside = int(np.sum(keys.view(np.uint64) >= num_keys))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from keyhole.primitives.layout import ClientKeys
+from keyhole.errors import InputError
+from keyhole.keys.budget import DeviceClass, assign_device, keys_within
+from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.training.client_update import ClientUpdateFn
 from keyhole.training.randomness import Place, generator
 from keyhole.types import Tree
 
-__all__ = ["Clients", "Job"]
+__all__ = ["Choosing", "Clients", "Job", "check_keys_per_client", "choose_keys"]
 
 
 def _as_they_are(data: Any, _: ClientKeys) -> Any:
@@ -58,3 +60,79 @@ class Job:
     def of(seed: int, trial: int, t: int, client: int, keys: ClientKeys, submodel: Tree) -> Job:
         """The job of a client in round t; its randomness is the client's in that round."""
         return Job(client, (seed, trial, Place.CLIENT, t, client), keys, submodel)
+
+
+class Choosing(Protocol):
+    """What decides a client's keys besides itself: of a `Plan`, what devices are told of it."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything random."""
+        ...
+
+    @property
+    def trial(self) -> int:
+        """Which repetition."""
+        ...
+
+    @property
+    def keys_per_client(self) -> Mapping[str, int]:
+        """Key space -> most keys of a client."""
+        ...
+
+    @property
+    def devices(self) -> Sequence[DeviceClass]:
+        """Kinds of device; none bounds nothing."""
+        ...
+
+    @property
+    def shared_keys(self) -> bool:
+        """Whether all clients of a round draw the same random numbers."""
+        ...
+
+
+def choose_keys(
+    client: int, t: int, layout: Layout, clients: Clients, choosing: Choosing
+) -> ClientKeys:
+    """What a client chooses in round t, within its budget.
+
+    Raises:
+        InputError: it chose more keys than it may hold.
+    """
+    most = dict(choosing.keys_per_client)
+    run = choosing.seed, choosing.trial
+    if choosing.devices:
+        device = assign_device(choosing.devices, generator(*run, Place.DEVICE, client))
+        fits = keys_within(layout, device.model_bytes)
+        most = {name: min(m, fits[name]) for name, m in most.items()}
+    place = (Place.ROUND_KEYS, t) if choosing.shared_keys else (Place.KEYS, t, client)
+    keys = clients.choose(clients.data(client), most, generator(*run, *place))
+    for name, z in layout.keys_by_space(keys).items():
+        if len(z) > most[name]:
+            raise InputError(
+                f"a client chose more keys of {name!r} than it may hold",
+                got=len(z),
+                allowed=f"{most[name]} or fewer",
+                fix="let choose return at most the number it is given",
+            )
+    return keys
+
+
+def check_keys_per_client(layout: Layout, keys_per_client: Mapping[str, int]) -> None:
+    """Raises InputError unless there is a number for each key space, within what it has."""
+    sizes = {space.name: space.num_keys for space in layout.spaces}
+    if keys_per_client.keys() != sizes.keys():
+        raise InputError(
+            "keys_per_client does not match the cuts",
+            got=", ".join(sorted(keys_per_client)) or "none",
+            allowed=", ".join(sorted(sizes)) or "none",
+            fix="give one number for each key space",
+        )
+    for name, m in keys_per_client.items():
+        if m > sizes[name]:
+            raise InputError(
+                f"keys_per_client of {name!r} is out of range",
+                got=m,
+                allowed=f"0..{sizes[name]}",
+                fix="a client cannot select more keys than there are",
+            )

@@ -19,6 +19,7 @@ from keyhole.training.aggregation.secure import SecureSum
 from keyhole.training.aggregation.two_servers import TwoServers
 from keyhole.training.aggregation.union import UnionSum
 from keyhole.training.buffering import Buffering
+from keyhole.training.clients import check_keys_per_client
 from keyhole.training.cohort import Cohorts, check_count
 from keyhole.training.privacy import Privacy
 from keyhole.training.private_sum import PrivateSum
@@ -98,22 +99,7 @@ class Plan:
     def check(self, layout: Layout) -> None:
         """Raises InputError unless the plan fits the model, BudgetError if no round fits the
         budget."""
-        sizes = {space.name: space.num_keys for space in layout.spaces}
-        if self.keys_per_client.keys() != sizes.keys():
-            raise InputError(
-                "keys_per_client does not match the cuts",
-                got=", ".join(sorted(self.keys_per_client)) or "none",
-                allowed=", ".join(sorted(sizes)) or "none",
-                fix="give one number for each key space",
-            )
-        for name, m in self.keys_per_client.items():
-            if m > sizes[name]:
-                raise InputError(
-                    f"keys_per_client of {name!r} is out of range",
-                    got=m,
-                    allowed=f"0..{sizes[name]}",
-                    fix="a client cannot select more keys than there are",
-                )
+        check_keys_per_client(layout, self.keys_per_client)
         self._check_sums(layout)
 
     def _check_sums(self, layout: Layout) -> None:

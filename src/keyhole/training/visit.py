@@ -13,19 +13,17 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from keyhole.delivery.cost import Cost
 from keyhole.delivery.demand import key_bytes
-from keyhole.errors import InputError
-from keyhole.keys.budget import assign_device, keys_within
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.primitives.placement import ClientValue, observe
 from keyhole.server.aggregation import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.server.state import ServerState
 from keyhole.server.updates import usable
-from keyhole.training.clients import Clients, Job
+from keyhole.training.clients import Clients, Job, choose_keys
 from keyhole.training.cohort import sample_dropouts
 from keyhole.training.fate import Fate
 from keyhole.training.plan import Plan
-from keyhole.training.randomness import Place, generator
+from keyhole.training.randomness import Place
 from keyhole.training.round_machine import (
     Answered,
     Dropped,
@@ -44,7 +42,6 @@ __all__ = [
     "Visited",
     "add_block",
     "add_up_jobs",
-    "choose_keys",
     "in_process",
     "visit_clients",
     "visit_of",
@@ -256,27 +253,6 @@ def add_block(jobs: Sequence[Job], updates: Iterable[Tree], layout: Layout) -> B
 
 def _count(keys: Mapping[str, Keys]) -> int:
     return sum(len(z) for z in keys.values())
-
-
-def choose_keys(client: int, t: int, layout: Layout, clients: Clients, plan: Plan) -> ClientKeys:
-    """What a client chooses in round t, within its budget."""
-    most = dict(plan.keys_per_client)
-    if plan.devices:
-        rng = generator(plan.seed, plan.trial, Place.DEVICE, client)
-        fits = keys_within(layout, assign_device(plan.devices, rng).model_bytes)
-        most = {name: min(m, fits[name]) for name, m in most.items()}
-    place = (Place.ROUND_KEYS, t) if plan.shared_keys else (Place.KEYS, t, client)
-    rng = generator(plan.seed, plan.trial, *place)
-    keys = clients.choose(clients.data(client), most, rng)
-    for name, z in layout.keys_by_space(keys).items():
-        if len(z) > most[name]:
-            raise InputError(
-                f"a client chose more keys of {name!r} than it may hold",
-                got=len(z),
-                allowed=f"{most[name]} or fewer",
-                fix="let choose return at most the number it is given",
-            )
-    return keys
 
 
 def visit_of(

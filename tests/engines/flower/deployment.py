@@ -78,7 +78,8 @@ class Deployment:
         }
 
     def superlink(self):
-        self.children.start("superlink", _superlink(self.link))
+        state = ["--database", str(self.directory / "superlink.db")]  # nodes stay known
+        self.children.start("superlink", [*_superlink(self.link), *state])
         self.children.wait_for("superlink", lambda: _listens(self.link))
 
     def supernode(self, name, **node_config):

@@ -7,6 +7,7 @@ config goes on with the same round: the updates that had arrived are there.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ from keyhole.engines.flower.messages import Report
 from keyhole.engines.flower.nodes import Nodes
 from keyhole.engines.flower.run_config import RoundsConfig
 from keyhole.engines.flower.summons import Addresses, FlowerSummons
+from keyhole.errors import StorageError
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.served import Served
 from keyhole.serving.service.access import Keyring
@@ -32,6 +34,7 @@ has its rounds made by the devices of Flower.
 """
 
 _LOG = logging.getLogger("flwr.keyhole")
+_HANDOVER = 60.0  # seconds: a ServerApp whose SuperLink was killed takes some to notice
 
 
 def make_server_app(train: Train) -> ServerApp:
@@ -45,7 +48,7 @@ def make_server_app(train: Train) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = RoundsConfig.of(context.run_config)
-        with Publisher(config.rounds) as publisher:
+        with _publisher(config) as publisher:
             train(rounds_on(grid, config, publisher), config, context)
 
     return app
@@ -76,6 +79,22 @@ def rounds_on(grid: Grid, config: RoundsConfig, publisher: Publisher) -> Served:
         summons,
         seconds=config.round_seconds,
     )
+
+
+def _publisher(config: RoundsConfig) -> Publisher:
+    """The publisher of the rounds; a ServerApp that is being replaced may hold it for a while.
+
+    Raises:
+        StorageError: another process has it all the time, or the directory cannot be used.
+    """
+    until = time.monotonic() + _HANDOVER
+    while True:
+        try:
+            return Publisher(config.rounds)
+        except StorageError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.5)
 
 
 def _tell(round_id: str, report: Report) -> None:

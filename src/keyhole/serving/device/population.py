@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from keyhole.errors import InputError
+from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys
 from keyhole.serving.device.assembly import KnownRound, Submodel
 from keyhole.serving.device.device import Device
 from keyhole.serving.device.participation import Fetch, Participant, Send
-from keyhole.training.clients import Clients, Job
-from keyhole.training.cohort import Cohorts
-from keyhole.training.plan import Plan
-from keyhole.training.visit import choose_keys
+from keyhole.training.clients import Clients, Job, check_keys_per_client, choose_keys
 from keyhole.types import Tree
 
 __all__ = ["PopulationClient", "RunSettings"]
@@ -40,6 +38,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     trial: int
     keys_per_client: dict[str, int]
     shared_keys: bool = False
+
+    @property
+    def devices(self) -> tuple[DeviceClass, ...]:
+        """A device is of one kind, and its operator knows which."""
+        return ()
 
     @staticmethod
     def of(known: KnownRound) -> RunSettings:
@@ -81,15 +84,8 @@ class PopulationClient:
         """The keys that the client chooses in process, too."""
         settings = RunSettings.of(known)
         clients = self._clients(settings)
-        plan = Plan(
-            cohorts=Cohorts(clients.count, 1),
-            keys_per_client=settings.keys_per_client,
-            seed=settings.seed,
-            trial=settings.trial,
-            shared_keys=settings.shared_keys,
-        )
-        plan.check(known.layout)
-        keys = choose_keys(self.client, known.manifest.number, known.layout, clients, plan)
+        check_keys_per_client(known.layout, settings.keys_per_client)
+        keys = choose_keys(self.client, known.manifest.number, known.layout, clients, settings)
         self._chosen = {known.id: keys}
         return keys
 

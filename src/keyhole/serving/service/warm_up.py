@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.server.record_sums import sum_records
+from keyhole.server.record_sums import compiled, sum_records
 from keyhole.serving.files.mapped_tables import MappedTable
 from keyhole.serving.manifest import SegmentInfo, TableInfo
 from keyhole.serving.on_demand.slab import Slab
@@ -26,4 +26,5 @@ def warm_up() -> None:
     for whole in (None, (records, sums)):
         MappedTable(info, *parts, whole).gather(keys)
     Slab(2**62, 4, most_bytes=10**5).claim(keys)  # too many keys for slots of their own
+    compiled()
     sum_records(np.zeros((4, 4), np.uint8))

@@ -1,0 +1,315 @@
+"""docs/wire.md on sums of whole updates: layouts, lengths, routes and limits are the code's."""
+
+import asyncio
+import re
+import struct
+from base64 import b64encode
+from contextlib import closing
+from hashlib import sha256
+from math import inf, log, sqrt
+from typing import get_args
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from keyhole.errors import InputError
+from keyhole.private.prg import Prg
+from keyhole.private.secure_sum import whole_messages
+from keyhole.private.secure_sum.sparse_messages import OWN_BYTES
+from keyhole.private.secure_sum.whole_messages import pack_agreed, pack_list, pack_share
+from keyhole.private.secure_sum.whole_server import WholeServer
+from keyhole.private.secure_sum.whole_terms import WholeTerms, part_terms
+from keyhole.serving.device.client import Client
+from keyhole.serving.service.access import Keyring
+from keyhole.serving.sums.aggregator import AggregatorApp
+from keyhole.serving.sums.messages import (
+    Closing,
+    Failure,
+    Opening,
+    Summaries,
+    SumPhase,
+    SumStatus,
+    peer_name,
+)
+from keyhole.serving.sums.peer_line import PeerLine
+from keyhole.serving.sums.routes import Keyrings, SumRoutes
+from keyhole.serving.sums.settings import AggregatorSettings, upload_bytes_of
+from keyhole.serving.sums.sum_files import SumFiles
+from keyhole.serving.sums.sum_send import sum_settings
+from tests.helpers import ROOT
+from tests.private.secure_sum.whole_sums import PARTS, add_all, agree, shares_of, terms_of
+
+PAGE = (ROOT / "docs" / "wire.md").read_text()
+WHOLE = PAGE.partition("**Two servers, whole updates.**")[2].partition("**One server.**")[0]
+AGGREGATORS = PAGE.partition("\n## Aggregators\n")[2].partition("\n## ")[0]
+ROUND, NOW = "3-0123456789abcdef", 1_800_000_000.0
+COHORT = [f"client-{i}" for i in range(6)]
+OCTETS = {"content-type": "application/octet-stream"}
+
+
+# Bytes
+
+
+def terms_by_the_page(terms):
+    said = "KHM1", terms.bits, terms.with_counts, len(terms.parts)
+    head = said[0].encode() + struct.pack("<BBH", *said[1:]) + terms.round
+    head += struct.pack("<QQQ", terms.most_clients, terms.least_clients, terms.room)
+    head += struct.pack("<ddd", terms.clip, terms.norm, terms.noise)
+    parts = [struct.pack("<QQQQ", p.num_keys, p.width, p.most_keys, p.is_sparse) for p in PARTS]
+    return head + b"".join(parts)
+
+
+def head_by_the_page(terms, kind, server):
+    name = terms.round + sha256(terms_by_the_page(terms)).digest()
+    return b"KHX1" + bytes([kind, server, 0, 0]) + name
+
+
+def sealed(message):
+    return message + sha256(message).digest()[:16]
+
+
+@pytest.mark.parametrize("changes", [{}, {"bits": 16, "with_counts": True, "clip": 1.0}])
+def test_terms_are_laid_out_as_the_page_says(changes):
+    terms = terms_of(**changes)
+    assert terms.encode() == terms_by_the_page(terms)
+    first, more = map(int, re.search(r"terms, (\d+) and (\d+) more for each part", WHOLE).groups())
+    assert len(terms.encode()) == first + more * len(terms.parts)
+    assert sum_settings(terms) == {"sum_terms": b64encode(terms.encode()).decode()}
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_the_scale_is_that_of_the_page(bits):
+    terms = terms_of(bits=bits, clip=3.0, room=2)
+    most, scale = 2 ** (bits - 1) / (terms.most_clients + 2), terms.fixed_point.scale
+    assert scale == 2.0 ** round(np.log2(scale))
+    assert 3.0 * scale + 1 < most <= 3.0 * (2 * scale) + 1
+
+
+def test_the_room_for_noise_is_that_of_the_page():
+    least = 2 * sqrt(128 * log(2))
+    assert "2 sqrt(128 ln 2)" in WHOLE
+    terms_of(clip=1.0, room=19, noise=19 / least)
+    with pytest.raises(InputError):
+        terms_of(clip=1.0, room=19, noise=19.01 / least)
+
+
+def test_messages_of_a_client_are_laid_out_as_the_page_says():
+    terms = terms_of(bits=16, with_counts=True, clip=1.0)
+    ones = np.ones((2, 3), np.uint16), np.ones((1, 2), np.uint16), np.ones((1, 1), np.uint16)
+    rows = list(zip(map(np.array, ([30, 2], [4], [8])), ones, strict=True))
+    made = shares_of(terms, rows)
+    assert made.public[:56] == head_by_the_page(terms, 1, 0)
+    inner = made.public[72:]  # nonce, then what each sparse part has of its own
+    for place in (0, 2):
+        name = sha256(b"keyhole part" + terms.round + struct.pack("<Q", place)).digest()[:16]
+        assert inner[:24] == b"KHW1\1\0\0\0" + name
+        inner = inner[whole_messages._public_lengths(terms)[place] :]
+    assert inner == b""
+    seed, dense = made.to[0][88 + 120 : 88 + 136], made.to[1][88 + 120 : -136]
+    for party, middle in enumerate((seed, dense)):
+        own = made.to[party]
+        assert own[:56] == head_by_the_page(terms, 2, party)
+        assert own[56:88] == sha256(made.public).digest()
+        assert own == sealed(own[:208] + middle + own[-136:-16])
+    whole = np.zeros((7, 3), "<u2")
+    whole[4] = 1  # the row of key 4 and its count
+    mask = np.frombuffer(Prg(seed).bytes(42), "<u2").reshape(7, 3)
+    assert dense == (whole - mask).tobytes()
+    assert len(made.to[0]) == 104 + 2 * OWN_BYTES + 16
+    assert len(made.to[1]) == 104 + 2 * OWN_BYTES + 42
+
+
+def test_messages_of_servers_are_laid_out_as_the_page_says():
+    terms = terms_of()
+    rows = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in PARTS]
+    sent = {name: shares_of(terms, rows, seed) for seed, name in enumerate(COHORT[3:5])}
+    servers = WholeServer(terms, 0, COHORT), WholeServer(terms, 1, COHORT)
+    for server in servers:
+        for name, shares in sent.items():
+            server.accept(name, shares.to[server.party])
+    cohort = sha256(b"".join(f"{name}\0".encode() for name in COHORT)).digest()
+    digests = [sha256(shares.public).digest() for shares in sent.values()]
+    listed = struct.pack("<QQ", 3, 4) + b"".join(digests)
+    count, digest = struct.pack("<Q", 2), sha256(listed).digest()
+    by_place = dict(zip((3, 4), digests, strict=True))
+    expected = sealed(head_by_the_page(terms, 3, 1) + cohort + count + listed)
+    assert pack_list(terms, 1, cohort, by_place) == expected
+    agree(servers)
+    expected_agreed = sealed(head_by_the_page(terms, 4, 1) + cohort + count + digest)
+    assert pack_agreed(terms, 1, servers[1]._agreed()) == expected_agreed
+    add_all(servers, sent)
+    share = servers[1].share()
+    table = b"".join(part.astype("<u4").tobytes() for part in share.parts)
+    given = b"".join(pack_share(terms, share))
+    assert given == sealed(head_by_the_page(terms, 5, 1) + count + digest + table)
+    assert (len(expected), len(expected_agreed)) == (112 + 40 * 2, 144)
+    assert len(given) == 112 + len(table)
+
+
+def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
+    rows = re.findall(r"^\| (\d) \| (\w+),? .*\| ([^|]+) \|$", WHOLE, re.M)
+    assert {name: int(kind) for kind, name, _ in rows} == whole_messages._KINDS
+    lengths = {name: length for _, name, length in rows}
+    head, check = whole_messages._HEAD.size, whole_messages._CHECK_BYTES
+    assert f"a head of {head} bytes" in WHOLE
+    assert lengths == {
+        "public": f"{head + 16} and those",
+        "own": f"{head + 32 + check} and those",
+        "list": f"{head + 32 + 8 + check} + {8 + 32} n",
+        "agreed": str(head + whole_messages._AGREED.size + check),
+        "share": f"{head + whole_messages._SHARE.size + check} and the rows",
+    }
+    assert f"(`KHW1`, {OWN_BYTES})" in WHOLE
+
+
+# Routes
+
+
+class Service:
+    """One aggregator in this process; the other one is nowhere."""
+
+    def __init__(self, directory, party):
+        rings = [Keyring((bytes([n]) * 32,)) for n in (1, 2, 3)]
+        self.rings = dict(zip(("device", "trainer", "peer"), rings, strict=True))
+        peer = PeerLine(Client("http://127.0.0.1:9"), rings[2], party)
+        files, settings = SumFiles(directory), AggregatorSettings(party)
+        self.app = AggregatorApp(files, settings, Keyrings(*rings), peer, clock=lambda: NOW)
+
+    def close(self):
+        self.app.close()
+
+    def ask(self, method, path, caller, name, body=b"", headers=OCTETS):
+        token = self.rings[caller].issue("device", name, now=NOW, seconds=60)
+        headers = {**headers, "authorization": f"Bearer {token}"}
+
+        async def run():
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.request(method, path, content=body, headers=headers)
+
+        return asyncio.run(run())
+
+    def trainer(self, method, path="", body=None, name="trainer"):
+        content = b"" if body is None else msgspec.json.encode(body)
+        return self.ask(method, f"/v1/sums/{ROUND}{path}", "trainer", name, content)
+
+    def send(self, device, body, **more):
+        return self.ask("POST", f"/v1/sums/{ROUND}/shares", "device", device, body, **more)
+
+
+@pytest.fixture(params=[0, 1])
+def service(tmp_path, request):
+    with closing(Service(tmp_path, request.param)) as made:
+        made.party = request.param
+        yield made
+
+
+def opening(party, terms=None, cohort=COHORT):
+    return {"party": party, "terms": (terms or terms_of()).encode(), "cohort": cohort}
+
+
+def said(answer):
+    return answer.status_code, answer.json()
+
+
+def test_opening_is_answered_as_the_page_says(service):
+    party = service.party
+    few, most = terms_of(least_clients=1), AggregatorSettings(party).most_sums
+    assert service.trainer("POST", body=opening(1 - party)).status_code == 409
+    assert service.trainer("POST", body=opening(party, few)).status_code == 400
+    assert service.trainer("POST", body=opening(party, cohort=["a"] * 2)).status_code == 413
+    assert service.trainer("GET").status_code == 404
+    assert said(service.trainer("POST", body=opening(party))) == (201, {"sum": "opened"})
+    assert said(service.trainer("POST", body=opening(party))) == (200, {"sum": "known"})
+    assert service.trainer("POST", body=opening(party, cohort=COHORT[1:])).status_code == 409
+    assert service.trainer("GET", name="another").status_code == 404
+    listed = service.ask("GET", "/v1/sums", "trainer", "trainer")
+    assert said(listed) == (200, {"rounds": [ROUND]})
+    for number in range(1, most + 1):
+        terms = WholeTerms(bytes([number]) * 16, PARTS, 6, 2)
+        path, body = f"/v1/sums/1{number}-{ROUND[2:]}", opening(party, terms)
+        last = service.ask("POST", path, "trainer", "trainer", msgspec.json.encode(body))
+    assert (number, last.status_code) == (most, 503)
+    assert f"if {most} other sums are here" in AGGREGATORS
+    assert said(service.trainer("POST", "/forget")) == (200, {"sum": "forgotten"})
+    assert service.trainer("POST", body=opening(party)).status_code == 410
+
+
+def test_a_share_is_answered_as_the_page_says(service):
+    terms, party = terms_of(), service.party
+    rows = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in PARTS]
+    made = [shares_of(terms, rows, seed) for seed in range(2)]
+    body, other = (one.to[party] + (one.public if party == 0 else b"") for one in made)
+    assert len(body) == upload_bytes_of(terms, party)
+    assert service.send(COHORT[0], body).status_code == 404
+    service.trainer("POST", body=opening(party))
+    assert service.send("somebody", body).status_code == 403
+    assert service.send(COHORT[0], body + b"0").status_code == 413
+    assert service.send(COHORT[0], body, headers={}).status_code == 415
+    assert service.send(COHORT[0], body[:-1]).status_code == 400
+    assert service.send(COHORT[0], bytes(len(body))).status_code == 400
+    assert said(service.send(COHORT[0], body)) == (201, {"share": "stored"})
+    assert said(service.send(COHORT[0], body)) == (200, {"share": "known"})
+    assert service.send(COHORT[0], other).status_code == 409
+    stopped = {"phase": "stopped", "devices": COHORT[:1], "waiting": "", "failure": None}
+    assert said(service.trainer("POST", "/stop")) == (200, stopped)
+    assert service.send(COHORT[1], other).status_code == 410
+    assert service.send(COHORT[0], body).status_code == 200
+
+
+def test_closing_and_what_is_not_so_far_are_answered_as_the_page_says(service):
+    service.trainer("POST", body=opening(service.party))
+    for path in ("/list", "/agreed", f"/publics/{COHORT[0]}"):
+        asked = f"/v1/sums/{ROUND}{path}"
+        answer = service.ask("GET", asked, "peer", peer_name(1 - service.party))
+        assert answer.status_code == 503
+        assert service.ask("GET", asked, "peer", peer_name(service.party)).status_code == 403
+        assert service.ask("GET", asked, "trainer", "trainer").status_code == 401
+    assert service.trainer("GET", "/share").status_code == 503
+    assert service.trainer("POST", "/close", {"taken": ["somebody"]}).status_code == 403
+    closing_sum = service.trainer("POST", "/close", {"taken": COHORT})
+    assert closing_sum.json()["phase"] == "closing"
+    assert closing_sum.headers["cache-control"] == "no-store"
+
+
+def test_every_route_phase_and_name_of_an_aggregator_is_on_the_page():
+    routes = SumRoutes.routes(_Unbound())
+    for route in routes:
+        shown = re.escape(route.pattern.replace("{round}", "{id}"))
+        (method,) = route.methods
+        found = re.search(rf"^{method} +{shown} +(trainer|device|peer) ", AGGREGATORS, re.M)
+        assert found, route.pattern
+    assert len(re.findall(r"^(?:GET|POST) +/v1/sums", AGGREGATORS, re.M)) == len(routes)
+    for phase in get_args(SumPhase):
+        assert f"`{phase}`" in AGGREGATORS
+    for message in (Opening, Closing, Failure, SumStatus, Summaries):
+        for name in message.__struct_fields__:
+            assert re.search(rf"[`\"]{name}[`\"]", AGGREGATORS), name
+    assert all(f"`{peer_name(party)}`" in AGGREGATORS for party in (0, 1))
+
+
+class _Unbound:
+    """Stands for the routes: their patterns are asked for, not their handlers."""
+
+    def __getattr__(self, name):
+        return None
+
+
+def test_the_limits_on_the_page_are_the_defaults():
+    limits = AggregatorSettings(0)
+    assert f"(`--least-clients`, {limits.least_clients})" in AGGREGATORS
+    assert f"{limits.most_table >> 20:,} MB of a share of the sum" in AGGREGATORS
+    assert re.search(rf"{limits.most_upload >> 20} MB of a\s+device's body", AGGREGATORS)
+    assert f"{limits.most_cohort:,} devices" in AGGREGATORS
+    assert terms_of().norm == inf
+
+
+def test_what_secure_sums_says_of_bytes_follows_from_the_terms():
+    part = part_terms(100_000, 500, 1000, 32, False)
+    terms = WholeTerms(bytes(16), (part,), most_clients=50, least_clients=2)
+    sent = sum(upload_bytes_of(terms, party) for party in (0, 1))
+    clear = 1000 * 500 * 4 + 1000 * 8
+    shown = f"{sent / 1e6:.2f} MB to both, {sent / clear:.2f} x clear"
+    assert shown in (ROOT / "docs" / "secure-sums.md").read_text()
