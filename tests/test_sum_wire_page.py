@@ -150,7 +150,7 @@ def test_messages_of_servers_are_laid_out_as_the_page_says():
 
 def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
     rows = re.findall(r"^\| (\d) \| (\w+),? .*\| ([^|]+) \|$", WHOLE, re.M)
-    assert {name: int(kind) for kind, name, _ in rows} == whole_messages._KINDS
+    assert {name: int(kind) for kind, name, _ in rows} == whole_messages._FRAMING.kinds
     lengths = {name: length for _, name, length in rows}
     head, check = whole_messages._HEAD.size, whole_messages._CHECK_BYTES
     assert f"a head of {head} bytes" in WHOLE

@@ -10,8 +10,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,14 +94,16 @@ def measure_simulations(crowd: Crowd, rounds: int, is_full: bool) -> Cell:
 
 def _by_flower(crowd: Crowd, rounds: int) -> Spent:
     numbers = crowd.clients, crowd.keys_per_client, int(crowd.is_idle), rounds
-    done = subprocess.run(
-        [sys.executable, "-m", "engine_cells.flower_process", *map(str, numbers)],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="engines-") as home:  # Flower leaves a file there
+        done = subprocess.run(
+            [sys.executable, "-m", "engine_cells.flower_process", *map(str, numbers)],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "FLWR_HOME": home},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
     said = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not said:
         raise SystemExit(f"Flower's simulation failed:\n{done.stderr[-2000:]}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keyhole.cli.listening import listen_of, listen_options
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,18 +36,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "token of the round; with keys of its own, devices need a token of this aggregator.",
 )
 @click.option("--trainer-key", required=True, type=_FILE, help="Keys that sign tokens of trainers.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option(
-    "--port",
-    default=8110,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen at; 0 takes any that is free.",
-)
-@click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM; without it plain HTTP.")
-@click.option("--tls-key", type=_FILE, help="Its key, PEM; if it is not in the same file.")
-@click.option("--client-ca", type=_FILE, help="Demand client certificates signed by this, PEM.")
-@click.option("--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways.")
+@listen_options(8110)
 @click.option(
     "--least-clients",
     default=2,
@@ -82,22 +73,14 @@ def aggregator(directory: Path, **options: Any) -> None:
     different people run the two. The aggregators and the trainer of a sum are named to each other,
     and to devices, by their operators.
     """
-    from keyhole.serving.service.transport import Listen, run
+    from keyhole.serving.service.transport import run
 
-    listen = Listen(
-        options["host"],
-        options["port"],
-        options["tls_cert"],
-        options["tls_key"],
-        options["client_ca"],
-        insecure=options["insecure"],
-    )
     make = _app_maker(directory, options)
 
     def tell(url: str) -> None:
         click.echo(f"aggregating as party {options['party']} at {url}", err=True)
 
-    run(make, listen, on_listen=tell)
+    run(make, listen_of(options), on_listen=tell)
 
 
 def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], AggregatorApp]:

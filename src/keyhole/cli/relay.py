@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keyhole.cli.listening import listen_of, listen_options
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -25,18 +26,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--gateway-ca", type=_FILE, help="Authorities to trust there, instead of the system's."
 )
 @click.option("--token-file", type=_FILE, help="The relay's own token, where reading takes one.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option(
-    "--port",
-    default=8101,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen at; 0 takes any that is free.",
-)
-@click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM; without it plain HTTP.")
-@click.option("--tls-key", type=_FILE, help="Its key, PEM.")
-@click.option("--client-ca", type=_FILE, help="Demand client certificates signed by this, PEM.")
-@click.option("--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways.")
+@listen_options(8101)
 @click.option(
     "--mix-ms",
     default=200,
@@ -69,18 +59,9 @@ def relay(**options: Any) -> None:
     The relay sees who asks and how many requests, and cannot read them; the service sees what is
     asked and not who asks. That holds as long as different people run the two.
     """
-    from keyhole.serving.service.transport import Listen, run
+    from keyhole.serving.service.transport import run
 
     client, token = _gateway(options)  # before a port is taken, and a process made
-
-    listen = Listen(
-        options["host"],
-        options["port"],
-        options["tls_cert"],
-        options["tls_key"],
-        options["client_ca"],
-        insecure=options["insecure"],
-    )
 
     def make(metrics: Metrics) -> RelayApp:
         return _app(client, token, options, metrics)
@@ -88,7 +69,7 @@ def relay(**options: Any) -> None:
     def tell(url: str) -> None:
         click.echo(f"relaying to {options['gateway']} at {url}", err=True)
 
-    run(make, listen, on_listen=tell)
+    run(make, listen_of(options), on_listen=tell)
 
 
 def _gateway(options: dict[str, Any]) -> tuple[Client, str | None]:

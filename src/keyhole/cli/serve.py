@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.inputs import data_option
+from keyhole.cli.listening import listen_of, listen_options
 from keyhole.cli.private_serving import check_tables, extra_routes, private_options
 from keyhole.cli.runs import coding_option
 
@@ -31,14 +32,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option(
-    "--port",
-    default=8100,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen at; 0 takes any that is free.",
-)
+@listen_options(8100)
 @click.option(
     "--workers",
     default=1,
@@ -46,9 +40,6 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.IntRange(1, 256),
     help="Processes that answer; each counts the rates of devices for itself.",
 )
-@click.option("--tls-cert", type=_FILE, help="Certificate chain, PEM.")
-@click.option("--tls-key", type=_FILE, help="Its key, PEM; if it is not in the same file.")
-@click.option("--client-ca", type=_FILE, help="Demand client certificates signed by this, PEM.")
 @click.option("--token-key", type=_FILE, help="Signing keys; without them no updates are taken.")
 @click.option(
     "--open-reads/--token-reads",
@@ -56,7 +47,6 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="Whether slices are for everyone, or for devices with a token of the round.",
 )
-@click.option("--insecure", is_flag=True, help="Plain HTTP on addresses that others can reach.")
 @click.option(
     "--max-keys",
     default=65_536,
@@ -104,15 +94,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @private_options
 def serve(
     directory: Path,
-    host: str,
-    port: int,
     workers: int,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    client_ca: Path | None,
     token_key: Path | None,
     open_reads: bool,
-    insecure: bool,
     max_keys: int,
     max_body_mb: int,
     spread: float,
@@ -122,30 +106,30 @@ def serve(
     coding: CodingKind,
     data: str,
     memory_mb: int,
-    **private: Any,
+    **options: Any,
 ) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
     from keyhole.serving.coordinator import Pace
     from keyhole.serving.service.access import Access, Keyring
     from keyhole.serving.service.limits import Limits
-    from keyhole.serving.service.transport import Listen, run
+    from keyhole.serving.service.transport import run
 
     keyring = None if token_key is None else Keyring.load(token_key)
     access = Access(keyring, reads_need_token=not open_reads)
     limits = Limits(most_keys=max_keys, most_body=max_body_mb << 20)
-    listen = Listen(host, port, tls_cert, tls_key, client_ca, insecure)
-    extra = extra_routes(private, workers)
+    listen = listen_of(options)
+    extra = extra_routes(options, workers)
     if on_demand:
         if workers > 1:
             raise click.UsageError("--on-demand computes each slice once, in one process")
 
         def checked(rounds: RoundSource) -> ExtraRoutes:
-            check_tables(private, rounds)  # in the worker: the round is there no sooner
+            check_tables(options, rounds)  # in the worker: the round is there no sooner
             return extra(rounds)
 
         make = _on_demand_maker(directory, access, limits, data, coding, memory_mb << 20, checked)
     else:
-        _check(directory, verify, private)
+        _check(directory, verify, options)
         make = _app_maker(directory, access, limits, Pace(spread, again), extra)
 
     def tell(url: str) -> None:
@@ -231,12 +215,12 @@ def _on_demand_maker(
     return make
 
 
-def _check(directory: Path, verify: bool, private: Mapping[str, Any]) -> None:
+def _check(directory: Path, verify: bool, options: Mapping[str, Any]) -> None:
     """Holds the current round against the options; compares every record with its sum if told."""
     from keyhole.serving.files.reading import RoundsDirectory, verify_round
 
     with closing(RoundsDirectory(directory)) as rounds:
-        check_tables(private, rounds)
+        check_tables(options, rounds)
         current = rounds.current()
         if verify and current is not None:
             with rounds.hold(current.round) as held:

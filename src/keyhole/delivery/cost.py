@@ -40,7 +40,7 @@ class Delivered:
     """Sub-models on the clients, and their cost.
 
     Args:
-        submodels: of each client.
+        submodels: of each client; may be computed when it is read, so read before the next step.
         keys: those that the sub-model holds, in order: what the client asked for, but for keys that
             a private way could not place in its query. The client trains without those.
         cost: of the round.

@@ -26,7 +26,7 @@ from keyhole.delivery.names import DeliveryName
 from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.primitives.layout import ClientKeys, Layout
-from keyhole.primitives.placement import ClientValue, map_clients
+from keyhole.primitives.placement import ClientValue, map_clients_later
 from keyhole.server.state import ServerState
 from keyhole.types import Tree
 
@@ -111,7 +111,8 @@ def pregenerated_cost(layout: Layout, demand: Demand, coding: Coding = PLAIN) ->
 
 def _deliver(state: ServerState, keys: ClientValue[Any], cost: Cost, coding: Coding) -> Delivered:
     select = state.select if coding == PLAIN else partial(_select_coded, state, coding)
-    return Delivered(map_clients(select, keys), keys, cost)
+    # A cohort's sub-models are not held together; clients train while others are selected for.
+    return Delivered(map_clients_later(select, keys), keys, cost)
 
 
 def _select_coded(state: ServerState, coding: Coding, keys: ClientKeys) -> Tree:

@@ -7,8 +7,9 @@ not read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from keyhole.errors import CohortError, PlacementError
@@ -21,6 +22,7 @@ __all__ = [
     "at_server",
     "contributions",
     "map_clients",
+    "map_clients_later",
     "observe",
 ]
 
@@ -36,6 +38,28 @@ class ServerValue(Generic[T]):
     """
 
     value: T
+
+
+class _Later(Mapping[ClientId, T]):
+    """What clients hold, computed each time that it is read."""
+
+    def __init__(self, fn: Callable[[ClientId], T], clients: Iterable[ClientId]) -> None:
+        self._fn = fn
+        self._clients = dict.fromkeys(clients)
+
+    def __getitem__(self, client: ClientId) -> T:
+        if client not in self._clients:
+            raise KeyError
+        return self._fn(client)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
 
 
 class ClientValue(Generic[T]):
@@ -56,7 +80,11 @@ class ClientValue(Generic[T]):
 
     def __init__(self, cohort: Sequence[ClientId], held: Mapping[ClientId, T]) -> None:
         self._cohort = tuple(cohort)
-        self._held = {client: held[client] for client in self._cohort if client in held}
+        self._held: Mapping[ClientId, T] = (
+            held
+            if isinstance(held, _Later)
+            else {client: held[client] for client in self._cohort if client in held}
+        )
 
     @property
     def cohort(self) -> tuple[ClientId, ...]:
@@ -150,6 +178,28 @@ def map_clients(fn: Callable[..., T], *values: ClientValue[Any]) -> ClientValue[
     >>> aggregate_mean(map_clients(round, at_clients([20.4, 22.9]))).value
     np.float64(21.5)
     """
+    held = _held_by_all(values)
+    return ClientValue(values[0].cohort, {client: fn(*own) for client, own in held.items()})
+
+
+def map_clients_later(fn: Callable[..., T], *values: ClientValue[Any]) -> ClientValue[T]:
+    """`map_clients`, with `fn` run on a client when its result is read, each time that it is.
+
+    For results that are large and read once: those of a whole cohort are never held together.
+
+    Args:
+        fn: a function of one client that returns the same whenever it is called.
+        values: one or more client-placed values of one cohort.
+
+    Raises:
+        PlacementError, CohortError: as `map_clients`.
+    """
+    held = _held_by_all(values)
+    return ClientValue(values[0].cohort, _Later(lambda client: fn(*held[client]), held))
+
+
+def _held_by_all(values: Sequence[ClientValue[Any]]) -> dict[ClientId, tuple[Any, ...]]:
+    """The values of each client that is present in all of `values`."""
     for value in values:
         if not isinstance(value, ClientValue):
             raise PlacementError(
@@ -166,8 +216,7 @@ def map_clients(fn: Callable[..., T], *values: ClientValue[Any]) -> ClientValue[
                 fix="derive both from the same round",
             )
     everywhere = [c for c in values[0].present if all(c in value._held for value in values)]
-    results = {c: fn(*(value._held[c] for value in values)) for c in everywhere}
-    return ClientValue(values[0].cohort, results)
+    return {c: tuple(value._held[c] for value in values) for c in everywhere}
 
 
 def contributions(values: ClientValue[T]) -> list[T]:
@@ -188,10 +237,12 @@ def contributions(values: ClientValue[T]) -> list[T]:
     return list(observe(values).values())
 
 
-def observe(values: ClientValue[T]) -> dict[ClientId, T]:
+def observe(values: ClientValue[T]) -> Mapping[ClientId, T]:
     """What each client holds, as the process that simulates the clients sees it.
+
+    What `map_clients_later` made is computed when it is read from here.
 
     For what counts cost, runs clients elsewhere, or is a party that the clients do show their
     values to. A test names the modules that may use it.
     """
-    return dict(values._held)
+    return MappingProxyType(values._held)

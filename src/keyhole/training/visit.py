@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, overload, runtime_checkable
 
 from keyhole.delivery.cost import Cost
 from keyhole.delivery.demand import key_bytes
@@ -48,7 +48,8 @@ __all__ = [
 ]
 
 Executor: TypeAlias = Callable[[Clients, Sequence[Job]], Iterable[Tree]]
-"""Where jobs run: `(clients, jobs) -> updates` in the order of the jobs."""
+"""Where jobs run: `(clients, jobs) -> updates` in the order of the jobs. A job is made, and its
+sub-model selected, each time that it is taken out of `jobs`."""
 
 
 @runtime_checkable
@@ -152,13 +153,13 @@ def visit_clients(
         c: z for c, z in chosen.items() if lost.get(c) != "lost_before"
     }
     delivered = plan.deliver(state, ClientValue(asked, reached))
-    submodels = observe(delivered.submodels)
-    received = {c: observe(delivered.keys).get(c, z) for c, z in chosen.items()}
+    submodels, placed = observe(delivered.submodels), observe(delivered.keys)
+    received = {c: placed.get(c, z) for c, z in chosen.items()}
     work = _Work(execute, clients, state.layout, in_blocks)
     waiting = [c for c in asked if c not in lost]
     while machine.closed is None:
         wave, waiting = waiting[: machine.missing], waiting[machine.missing :]
-        jobs = [Job.of(plan.seed, plan.trial, t, c, received[c], submodels[c]) for c in wave]
+        jobs = _Jobs((plan.seed, plan.trial, t), {c: received[c] for c in wave}, submodels)
         for client, is_usable in zip(wave, work.do(jobs), strict=True):
             machine.handle(Answered(client) if is_usable else Refused(client))
     fates = machine.fates
@@ -185,6 +186,34 @@ def _drop_out(machine: RoundMachine, t: int, asked: Sequence[int], plan: Plan) -
         machine.handle(Dropped(client))
 
 
+class _Jobs(Sequence[Job]):
+    """The jobs of some clients, each made when it is taken: sub-models then come one by one."""
+
+    def __init__(
+        self,
+        place: tuple[int, int, int],
+        keys: Mapping[int, ClientKeys],
+        submodels: Mapping[ClientId, Tree],
+    ) -> None:
+        self.keys = keys
+        self._place = place
+        self._clients = list(keys)
+        self._submodels = submodels
+
+    @overload
+    def __getitem__(self, place: int) -> Job: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Job]: ...
+    def __getitem__(self, place: int | slice) -> Job | list[Job]:
+        if isinstance(place, slice):
+            return [self[at] for at in range(len(self))[place]]
+        client = self._clients[place]
+        return Job.of(*self._place, client, self.keys[client], self._submodels[client])
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
 @dataclass
 class _Work:
     """Training of one cohort: what was brought so far, as updates or as sums of blocks."""
@@ -197,23 +226,24 @@ class _Work:
     blocks: list[BlockSum] = field(default_factory=list)
     incidents: list[str] = field(default_factory=list)
 
-    def do(self, jobs: Sequence[Job]) -> list[bool]:
+    def do(self, jobs: _Jobs) -> list[bool]:
         """Runs jobs; returns of each whether its update can be added up."""
         done = self._add_up(jobs) if self.in_blocks else self._bring(jobs)
         if isinstance(self.execute, Engine):
             self.incidents += self.execute.incidents()
         return done
 
-    def _bring(self, jobs: Sequence[Job]) -> list[bool]:
-        for job, update in zip(jobs, self.execute(self.clients, jobs), strict=True):
-            self.updates[job.client] = usable(update)
-        return [self.updates[job.client] is not None for job in jobs]
+    def _bring(self, jobs: _Jobs) -> list[bool]:
+        for client, update in zip(jobs.keys, self.execute(self.clients, jobs), strict=True):
+            self.updates[client] = usable(update)
+        return [self.updates[client] is not None for client in jobs.keys]
 
-    def _add_up(self, jobs: Sequence[Job]) -> list[bool]:
+    def _add_up(self, jobs: _Jobs) -> list[bool]:
         if isinstance(self.execute, Engine):
             blocks = list(self.execute.add_up(self.clients, jobs, self.layout))
         else:
-            blocks = pair_up(_in_blocks(jobs, self.execute(self.clients, jobs), self.layout))
+            updates = self.execute(self.clients, jobs)
+            blocks = pair_up(_in_blocks(list(jobs.keys.values()), updates, self.layout))
         self.blocks += blocks
         refused, start = set(), 0
         for block in blocks:
@@ -230,23 +260,25 @@ def add_up_jobs(clients: Clients, jobs: Sequence[Job], layout: Layout) -> BlockS
         jobs: at most `BLOCK`.
         layout: the model and its cuts.
     """
-    return add_block(jobs, in_process(clients, jobs), layout)
+    return add_block([job.keys for job in jobs], in_process(clients, jobs), layout)
 
 
-def _in_blocks(jobs: Sequence[Job], updates: Iterable[Tree], layout: Layout) -> Iterator[BlockSum]:
+def _in_blocks(
+    keys: Sequence[ClientKeys], updates: Iterable[Tree], layout: Layout
+) -> Iterator[BlockSum]:
     """Adds up block after block; no more updates are held than one has."""
     coming = iter(updates)
-    for at in range(0, len(jobs), BLOCK):
-        block = jobs[at : at + BLOCK]
+    for at in range(0, len(keys), BLOCK):
+        block = keys[at : at + BLOCK]
         yield add_block(block, islice(coming, len(block)), layout)
 
 
-def add_block(jobs: Sequence[Job], updates: Iterable[Tree], layout: Layout) -> BlockSum:
-    """Adds up the updates of one block's jobs; those that cannot be added are left out."""
+def add_block(keys: Sequence[ClientKeys], updates: Iterable[Tree], layout: Layout) -> BlockSum:
+    """Adds up the updates of one block's clients; those that cannot be added are left out."""
     found = [usable(update) for update in updates]
     sent = [at for at, update in enumerate(found) if update is not None]
-    keys = [layout.keys_by_space(jobs[at].keys) for at in sent]
-    summed = sum_block(layout, [found[at] for at in sent], keys)
+    chosen = [layout.keys_by_space(keys[at]) for at in sent]
+    summed = sum_block(layout, [found[at] for at in sent], chosen)
     refused = tuple(at for at, update in enumerate(found) if update is None)
     return replace(summed, refused=refused)
 

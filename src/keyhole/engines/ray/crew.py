@@ -72,7 +72,11 @@ class Crew:
         self._count = count or int(cpus)
         for _ in range(self._count):
             self._start(1 if self._count <= cpus else 0)
-        self._await_start()
+        try:
+            self.await_ready(self._count)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def nodes(self) -> list[str]:
@@ -99,19 +103,26 @@ class Crew:
         self._members.append(member)
         self._starting[wrong] = member, found
 
-    def _await_start(self) -> None:
-        references = list(self._starting)
-        ready, late = self._ray.wait(references, num_returns=len(references), timeout=self.patience)
-        if late:
-            self.close()
-            raise WorkerError(
-                "the Ray cluster has no room for the workers",
-                got=f"{len(ready)} of {len(references)} started in {self.patience:g} s",
-                allowed="a free CPU for each",
-                fix="ask for fewer workers, or wait until others have ended",
-            )
-        for reference in ready:
-            self.welcome(reference)
+    def await_ready(self, least: int = 1) -> None:
+        """Waits until so many workers take tasks.
+
+        Raises:
+            WorkerError: there is no room for them, or they die before they are ready.
+            Exception: whatever the factory has raised.
+        """
+        until = time.monotonic() + self.patience
+        while len(self.ready()) < least:
+            left = max(until - time.monotonic(), 0)
+            heard, _ = self._ray.wait(self.starting, num_returns=1, timeout=left)
+            if not heard:
+                raise WorkerError(
+                    "the Ray cluster has no room for the workers",
+                    got=f"{len(self.ready())} of {least} started in {self.patience:g} s",
+                    allowed="a free CPU for each",
+                    fix="ask for fewer workers, or wait until others have ended",
+                )
+            for reference in heard:
+                self.welcome(reference)
 
     @property
     def starting(self) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +16,7 @@ from keyhole.engines.ray.graph import Step, steps_of_sums, steps_of_updates
 from keyhole.engines.ray.parcels import common_leaves, dense_leaves, pack, unpack
 from keyhole.engines.ray.session import connected
 from keyhole.errors import InputError
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.server.aggregation import BlockSum, pair_up
 from keyhole.training.clients import Clients, Job
 from keyhole.training.visit import add_block, add_up_jobs
@@ -103,12 +102,14 @@ class RayEngine:
             WorkerError: three workers in a row died of one block of jobs.
             Exception: whatever the first client that failed has raised.
         """
+        self._crew.await_ready()
         found = self._run(steps_of_updates(len(jobs), self._crew.nodes), jobs)
         # Copies let go of the object store, and can be written to as updates made here can.
         return [tree.map_leaves(np.array, update) for piece in found for update in piece]
 
     def add_up(self, clients: Clients, jobs: Sequence[Job], layout: Layout) -> list[BlockSum]:
         """Runs jobs and adds up their updates where they were made; implements `Engine.add_up`."""
+        self._crew.await_ready()
         found = self._run(steps_of_sums(len(jobs), self._crew.nodes), jobs, layout)
         return pair_up(summed for piece in found for summed in piece)
 
@@ -123,15 +124,18 @@ class RayEngine:
         common = common_leaves(jobs)
         shared, shape = put(common), put(layout)
         results: dict[int, Any] = {}
+        keys: dict[int, ClientKeys] = {}
 
         def submit(index: int, do: Do, needs: list[Any]) -> tuple[Any, Any]:
             step = steps[index]
-            own = [jobs[place] for place in step.jobs]
             if step.kind == "merge":
                 return do(_merge, *needs)
             if step.kind == "add":
-                return do(_add, [replace(job, submodel=None) for job in own], shape, *needs)
-            parcel = put(pack(own, common))
+                return do(_add, [keys[place] for place in step.jobs], shape, *needs)
+            # Taken no earlier: these sub-models are selected while workers train on others.
+            own = {place: jobs[place] for place in step.jobs}
+            keys.update({place: job.keys for place, job in own.items()})
+            parcel = put(pack(list(own.values()), common))
             if step.kind == "train":
                 return do(_train, parcel, shared)
             return do(_train_and_add, parcel, shared, shape)
@@ -153,9 +157,11 @@ def _train_and_add(
     return [add_up_jobs(clients, unpack(jobs, common), layout)]
 
 
-def _add(_: Clients, jobs: Sequence[Job], layout: Layout, *pieces: list[Tree]) -> list[BlockSum]:
+def _add(
+    _: Clients, keys: Sequence[ClientKeys], layout: Layout, *pieces: list[Tree]
+) -> list[BlockSum]:
     """In a worker: the sum of a block that several workers have trained."""
-    return [add_block(jobs, [update for piece in pieces for update in piece], layout)]
+    return [add_block(keys, [update for piece in pieces for update in piece], layout)]
 
 
 def _merge(_: Clients, *sums: list[BlockSum]) -> list[BlockSum]:

@@ -18,6 +18,7 @@ Kind: TypeAlias = Literal["train", "train_and_add", "add", "merge"]
 """Updates of some jobs; the sum of a block of jobs; the same from updates; sums of neighbours."""
 
 _ROUNDS = 2  # tasks per worker that make up for unequal clients
+_LAST_PIECE = BLOCK // 4  # clients of a task when there are few left: workers then end together
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
     """Trains `count` jobs, with sums of neighbouring blocks as results, in order.
 
     With fewer blocks than keep all workers busy, the clients of a block are trained by several
-    workers and added up by one of them. With many, runs of blocks are merged on their node, so that
-    two sums or so come from each node, however many clients there are.
+    workers and added up by one of them. With many, that goes for the last blocks, one for each
+    worker, and runs of blocks are merged on their node, so that two sums or so come from each node,
+    however many clients there are.
 
     Args:
         count: of jobs.
@@ -65,11 +67,15 @@ def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
     length = _power_of_two_below(len(blocks) / (_ROUNDS * len(set(nodes))))
     runs = [blocks[at : at + length] for at in range(0, len(blocks), length)]
     is_split = len(blocks) < _ROUNDS * len(nodes)
-    size = _share(count, len(nodes)) if is_split else BLOCK
+    small = _share(count, len(nodes)) if is_split else _LAST_PIECE
+    last = 0 if is_split else count - BLOCK * len(nodes)
     steps: list[Step] = []
     for run, home in zip(runs, spread_home(len(runs), nodes), strict=True):
         homes = spread_home(len(run), nodes) if is_split else [home] * len(run)
-        ends = [_add_block(steps, block, size, at) for block, at in zip(run, homes, strict=True)]
+        ends = [
+            _add_block(steps, block, small if block.start >= last else BLOCK, at)
+            for block, at in zip(run, homes, strict=True)
+        ]
         if len(ends) > 1:
             steps.append(Step("merge", task=Task(tuple(ends), home=home)))
     return steps

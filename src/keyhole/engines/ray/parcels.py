@@ -29,27 +29,29 @@ class _Common:
 
 
 def common_leaves(jobs: Sequence[Job]) -> dict[str, Array]:
-    """Returns path -> leaf of what all jobs have in their sub-models, byte for byte.
-
-    Comparing reads memory; storing would write it, too.
-    """
+    """Returns path -> leaf of what the first two jobs have in common, byte for byte: most likely
+    what everybody received, as `pack` finds out."""
     if len(jobs) < 2:
         return {}
-    first, *others = (tree.flatten(job.submodel) for job in jobs)
+    first, second = (tree.flatten(jobs[place].submodel) for place in (0, 1))
     return {
         path: _dense(leaf)
         for path, leaf in first.items()
-        if all(path in other and _is_same(leaf, other[path]) for other in others)
+        if path in second and _is_same(leaf, second[path])
     }
 
 
 def pack(jobs: Sequence[Job], common: Mapping[str, Array]) -> list[Job]:
-    """Returns the jobs without the leaves that `common` holds, and the others in one piece each."""
+    """Returns the jobs without the leaves that are as in `common`, byte for byte, and the others
+    without gaps. Comparing reads memory; storing would write it, too."""
     known = {path: _Common(path) for path in common}
 
     def strip(submodel: Tree) -> Tree:
         leaves = tree.flatten(submodel)
-        own = {path: known.get(path) or _dense(leaf) for path, leaf in leaves.items()}
+        own = {
+            path: known[path] if path in known and _is_same(common[path], leaf) else _dense(leaf)
+            for path, leaf in leaves.items()
+        }
         return tree.unflatten(submodel, own)
 
     return [replace(job, submodel=strip(job.submodel)) for job in jobs]

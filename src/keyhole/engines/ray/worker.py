@@ -24,6 +24,8 @@ class RayWorker:
     def __init__(self) -> None:
         keep_freed_memory()
         os.environ.setdefault("NPROC", "1")  # XLA: workers share the cores, not single operations
+        # Read when JAX is imported: a client trains on the thread that waits for it.
+        os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
         self._clients: Clients | None = None
 
     def prepare(self, factory: Callable[[], Clients]) -> tuple[Exception | None, tuple[str, int]]:

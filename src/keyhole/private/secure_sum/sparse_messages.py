@@ -7,10 +7,8 @@
     list     one server to the other: head, number of clients (u64), SHA-256 of all places and
              digests (32), places of the clients, ascending (u64 each), check (16)
 
-The head is magic "KHW1", kind (u8), server (u8, 0 in a public message), zero (u16), name of the
-round (16), SHA-256 of the terms (32). The check is the first half of the SHA-256 of all before it;
-a public message has none, since both own messages hold its digest. It finds damage and no forger:
-all of them travel through TLS.
+Heads (magic "KHW1") and checks are those of `framing`; a public message has no check, since
+both own messages hold its digest.
 """
 
 from __future__ import annotations
@@ -19,20 +17,18 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.errors import MalformedError, StaleError
 from keyhole.private.prg import SEED_BYTES
+from keyhole.private.secure_sum.framing import CHECK_BYTES, HEAD_BYTES, Framing, malformed
 from keyhole.private.secure_sum.sparse_points import Corrections
 from keyhole.private.secure_sum.sparse_terms import SparseTerms
 
 __all__ = [
     "OWN_BYTES",
     "ClientList",
-    "check_length",
     "pack_list",
     "pack_own",
     "pack_public",
@@ -43,15 +39,11 @@ __all__ = [
     "upload_bytes",
 ]
 
-Kind: TypeAlias = Literal["public", "own", "list"]
-
-_MAGIC = b"KHW1"
-_KINDS: dict[Kind, int] = {"public": 1, "own": 2, "list": 3}
-_HEAD = struct.Struct("<4sBBH16s32s")
-_CHECK_BYTES, _DIGEST_BYTES = 16, 32
+_FRAMING = Framing(b"KHW1", {"public": 1, "own": 2, "list": 3})
+_DIGEST_BYTES = 32
 _LIST = struct.Struct("<Q32s")
 
-OWN_BYTES = _HEAD.size + SEED_BYTES + _DIGEST_BYTES + _CHECK_BYTES
+OWN_BYTES = HEAD_BYTES + SEED_BYTES + _DIGEST_BYTES + CHECK_BYTES
 """Of a client's own message to one server."""
 
 
@@ -70,7 +62,7 @@ class ClientList:
 
 def public_bytes(terms: SparseTerms) -> int:
     """Of a client's public message."""
-    return _HEAD.size + SEED_BYTES + sum(_public_parts(terms))
+    return HEAD_BYTES + SEED_BYTES + sum(_public_parts(terms))
 
 
 def upload_bytes(terms: SparseTerms) -> int:
@@ -82,7 +74,7 @@ def pack_public(terms: SparseTerms, corrections: Corrections) -> bytes:
     """Returns what both servers receive alike."""
     bits = np.packbits(corrections.bits, bitorder="little").tobytes()
     rows = corrections.rows.astype(terms.dtype.newbyteorder("<"), copy=False)
-    head = _head(terms, "public", 0)
+    head = _FRAMING.head(terms, "public", 0)
     return b"".join([head, corrections.nonce, bits, corrections.seeds.tobytes(), rows.tobytes()])
 
 
@@ -93,24 +85,24 @@ def read_public(terms: SparseTerms, data: bytes) -> Corrections:
         MalformedError: another length or head, or a bit that is always zero is not.
         StaleError: of another round, or under other terms.
     """
-    check_length(data, public_bytes(terms))
-    _check_head(terms, "public", 0, data)
-    nonce = data[_HEAD.size : _HEAD.size + SEED_BYTES]
-    raw = np.frombuffer(data, np.uint8, offset=_HEAD.size + SEED_BYTES)
+    _FRAMING.check_length(data, public_bytes(terms))
+    _FRAMING.check_head(terms, "public", 0, data)
+    nonce = data[HEAD_BYTES : HEAD_BYTES + SEED_BYTES]
+    raw = np.frombuffer(data, np.uint8, offset=HEAD_BYTES + SEED_BYTES)
     packed, seeds, rows = np.split(raw, np.cumsum(_public_parts(terms))[:2])
     count, depth = terms.num_buckets, terms.depth
     bits = np.unpackbits(packed, bitorder="little").astype(np.bool_)
     used = 2 * depth * count
     seeds = seeds.reshape(count, depth, SEED_BYTES)
     if bits[used:].any() or (seeds[:, :, 0] & 1).any():
-        raise _malformed("spare bits that are set", "zeros")
+        raise malformed("spare bits that are set", "zeros")
     ring = rows.view(terms.dtype.newbyteorder("<")).reshape(count, terms.row)
     return Corrections(bytes(nonce), seeds, bits[:used].reshape(count, depth, 2), ring)
 
 
 def pack_own(terms: SparseTerms, party: int, root: bytes, public: bytes) -> bytes:
     """Returns what one server receives alone."""
-    return _seal(_head(terms, "own", party) + root + sha256(public).digest())
+    return _FRAMING.sealed(_FRAMING.head(terms, "own", party), root, sha256(public).digest())
 
 
 def read_own(terms: SparseTerms, party: int, data: bytes) -> tuple[bytes, bytes]:
@@ -120,10 +112,10 @@ def read_own(terms: SparseTerms, party: int, data: bytes) -> tuple[bytes, bytes]
         MalformedError: another length, check or head, or for the other server.
         StaleError: of another round, or under other terms.
     """
-    check_length(data, OWN_BYTES)
-    _check_sum(data)
-    _check_head(terms, "own", party, data)
-    body = bytes(data[_HEAD.size : -_CHECK_BYTES])
+    _FRAMING.check_length(data, OWN_BYTES)
+    _FRAMING.check_seal(data)
+    _FRAMING.check_head(terms, "own", party, data)
+    body = bytes(data[HEAD_BYTES:-CHECK_BYTES])
     return body[:SEED_BYTES], body[SEED_BYTES:]
 
 
@@ -138,7 +130,9 @@ def pack_list(terms: SparseTerms, party: int, digests: Mapping[int, bytes]) -> b
     clients = sorted(digests)
     places = np.array(clients, "<u8").tobytes()
     whole = sha256(places + b"".join(digests[client] for client in clients)).digest()
-    return _seal(_head(terms, "list", party) + _LIST.pack(len(clients), whole) + places)
+    return _FRAMING.sealed(
+        _FRAMING.head(terms, "list", party), _LIST.pack(len(clients), whole), places
+    )
 
 
 def read_list(terms: SparseTerms, party: int, data: bytes) -> ClientList:
@@ -148,23 +142,17 @@ def read_list(terms: SparseTerms, party: int, data: bytes) -> ClientList:
         MalformedError: another length, check or head, or from the other server.
         StaleError: of another round, or under other terms.
     """
-    start = _HEAD.size + _LIST.size
-    if len(data) < start + _CHECK_BYTES:
-        raise _malformed(f"{len(data)} bytes", f"{start + _CHECK_BYTES} bytes or more")
-    _check_sum(data)
-    _check_head(terms, "list", party, data)
-    count, digest = _LIST.unpack_from(data, _HEAD.size)
-    check_length(data, start + 8 * count + _CHECK_BYTES)
+    start = HEAD_BYTES + _LIST.size
+    if len(data) < start + CHECK_BYTES:
+        raise malformed(f"{len(data)} bytes", f"{start + CHECK_BYTES} bytes or more")
+    _FRAMING.check_seal(data)
+    _FRAMING.check_head(terms, "list", party, data)
+    count, digest = _LIST.unpack_from(data, HEAD_BYTES)
+    _FRAMING.check_length(data, start + 8 * count + CHECK_BYTES)
     clients = np.frombuffer(data, "<u8", count, start).astype(np.uint64)
     if (clients[1:] <= clients[:-1]).any():
-        raise _malformed("places that do not ascend", "each client once, ascending")
+        raise malformed("places that do not ascend", "each client once, ascending")
     return ClientList(clients, digest)
-
-
-def check_length(data: bytes, length: int) -> None:
-    """Refuses a message that has not the one length it can have."""
-    if len(data) != length:
-        raise _malformed(f"{len(data)} bytes", f"{length} bytes")
 
 
 def _public_parts(terms: SparseTerms) -> tuple[int, int, int]:
@@ -172,38 +160,3 @@ def _public_parts(terms: SparseTerms) -> tuple[int, int, int]:
     count, depth = terms.num_buckets, terms.depth
     row = terms.row * terms.dtype.itemsize
     return -(-2 * depth * count // 8), depth * count * SEED_BYTES, count * row
-
-
-def _head(terms: SparseTerms, kind: Kind, party: int) -> bytes:
-    return _HEAD.pack(_MAGIC, _KINDS[kind], party, 0, terms.round, terms.digest)
-
-
-def _check_head(terms: SparseTerms, kind: Kind, party: int, data: bytes) -> None:
-    magic, number, server, zero, round_name, digest = _HEAD.unpack_from(data)
-    if (magic, number, server, zero) != (_MAGIC, _KINDS[kind], party, 0):
-        raise _malformed("another head", f"a message of kind {kind!r}, server {party}, version 1")
-    if round_name != terms.round or digest != terms.digest:
-        raise StaleError(
-            "a message of another sum",
-            got="another round, or other terms",
-            allowed="the round and terms of this sum",
-            fix="fetch the terms anew and share the rows again",
-        )
-
-
-def _seal(message: bytes) -> bytes:
-    return message + sha256(message).digest()[:_CHECK_BYTES]
-
-
-def _check_sum(data: bytes) -> None:
-    if _seal(bytes(data[:-_CHECK_BYTES])) != data:
-        raise _malformed("a wrong check", "the check of its bytes")
-
-
-def _malformed(got: str, allowed: str) -> MalformedError:
-    return MalformedError(
-        "a message of a sparse sum cannot be read",
-        got=got,
-        allowed=allowed,
-        fix="send it as docs/wire.md describes it, under the terms of the sum",
-    )

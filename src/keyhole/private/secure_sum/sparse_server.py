@@ -31,10 +31,10 @@ from keyhole.errors import (
     TooLateError,
 )
 from keyhole.private.secure_sum.fixed_point import RingArray
+from keyhole.private.secure_sum.framing import Framing
 from keyhole.private.secure_sum.rounds import Rounds
 from keyhole.private.secure_sum.sparse_batches import ClientShare, add_clients
 from keyhole.private.secure_sum.sparse_messages import (
-    check_length,
     pack_list,
     public_bytes,
     read_list,
@@ -205,7 +205,7 @@ class SparseServer:
                 "a place that no client has", got=client, allowed="0..2^64-1", fix="count from 0"
             )
         root, spoken_of = read_own(self.terms, self._party, bytes(own))
-        check_length(public, public_bytes(self.terms))
+        Framing.check_length(public, public_bytes(self.terms))
         public = bytes(public)  # nobody changes it once its digest is known
         digest = sha256(public).digest()
         if digest != spoken_of:

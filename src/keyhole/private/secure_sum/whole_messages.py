@@ -13,10 +13,8 @@
     share    one server to whoever combines: head, number of clients (u64), SHA-256 of places and
              digests (32), all rows of all parts, check (16)
 
-The head is magic "KHX1", kind (u8), server (u8, 0 in a public message), zero (u16), name of the
-round (16), SHA-256 of the terms (32). The check is the first half of the SHA-256 of all before it;
-a public message has none, since both own messages hold its digest. It finds damage and no forger:
-all of them travel through TLS. Numbers and ring elements are little-endian.
+Heads (magic "KHX1") and checks are those of `framing`; a public message has no check, since
+both own messages hold its digest. Numbers and ring elements are little-endian.
 """
 
 from __future__ import annotations
@@ -25,13 +23,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, TypeAlias
 
 import numpy as np
 
-from keyhole.errors import MalformedError, StaleError
 from keyhole.private.prg import SEED_BYTES
 from keyhole.private.secure_sum.fixed_point import RingArray
+from keyhole.private.secure_sum.framing import CHECK_BYTES, HEAD_BYTES, Framing, malformed
 from keyhole.private.secure_sum.sparse_messages import OWN_BYTES, public_bytes
 from keyhole.private.secure_sum.whole_terms import WholeTerms
 
@@ -55,13 +52,8 @@ __all__ = [
     "whole_upload_bytes",
 ]
 
-Kind: TypeAlias = Literal["public", "own", "list", "agreed", "share"]
-
-_MAGIC = b"KHX1"
-_KINDS: dict[Kind, int] = {"public": 1, "own": 2, "list": 3, "agreed": 4, "share": 5}
-_HEAD = struct.Struct("<4sBBH16s32s")
+_FRAMING = Framing(b"KHX1", {"public": 1, "own": 2, "list": 3, "agreed": 4, "share": 5})
 _DIGEST_BYTES = 32
-_CHECK_BYTES = 16
 _COUNT = struct.Struct("<Q")
 _AGREED = struct.Struct("<32sQ32s")
 _SHARE = struct.Struct("<Q32s")
@@ -104,12 +96,12 @@ class Share:
 
 def whole_public_bytes(terms: WholeTerms) -> int:
     """Of a client's public message."""
-    return _HEAD.size + SEED_BYTES + sum(_public_lengths(terms))
+    return HEAD_BYTES + SEED_BYTES + sum(_public_lengths(terms))
 
 
 def whole_own_bytes(terms: WholeTerms, party: int) -> int:
     """Of a client's own message to one server."""
-    return _HEAD.size + _DIGEST_BYTES + sum(_own_lengths(terms, party)) + _CHECK_BYTES
+    return HEAD_BYTES + _DIGEST_BYTES + sum(_own_lengths(terms, party)) + CHECK_BYTES
 
 
 def whole_upload_bytes(terms: WholeTerms) -> int:
@@ -119,12 +111,12 @@ def whole_upload_bytes(terms: WholeTerms) -> int:
 
 def share_bytes(terms: WholeTerms) -> int:
     """Of the share that a server gives out."""
-    return _HEAD.size + _SHARE.size + terms.table_bytes + _CHECK_BYTES
+    return HEAD_BYTES + _SHARE.size + terms.table_bytes + CHECK_BYTES
 
 
 def pack_public(terms: WholeTerms, nonce: bytes, parts: Sequence[bytes]) -> bytes:
     """Returns what both servers receive alike: of the sparse parts."""
-    return b"".join([_head(terms, "public", 0), nonce, *parts])
+    return b"".join([_FRAMING.head(terms, "public", 0), nonce, *parts])
 
 
 def read_public(terms: WholeTerms, data: bytes) -> list[bytes]:
@@ -134,14 +126,16 @@ def read_public(terms: WholeTerms, data: bytes) -> list[bytes]:
         MalformedError: another length or head.
         StaleError: of another round, or under other terms.
     """
-    _check_length(data, whole_public_bytes(terms))
-    _check_head(terms, "public", 0, data)
-    return _split(data, _HEAD.size + SEED_BYTES, _public_lengths(terms))
+    _FRAMING.check_length(data, whole_public_bytes(terms))
+    _FRAMING.check_head(terms, "public", 0, data)
+    return _split(data, HEAD_BYTES + SEED_BYTES, _public_lengths(terms))
 
 
 def pack_own(terms: WholeTerms, party: int, public: bytes, parts: Sequence[bytes]) -> bytes:
     """Returns what one server receives alone."""
-    return _seal([_head(terms, "own", party), sha256(public).digest(), *parts])
+    return _FRAMING.sealed(
+        b"".join([_FRAMING.head(terms, "own", party), sha256(public).digest(), *parts])
+    )
 
 
 def read_own(terms: WholeTerms, party: int, data: bytes) -> tuple[bytes, list[bytes]]:
@@ -151,11 +145,11 @@ def read_own(terms: WholeTerms, party: int, data: bytes) -> tuple[bytes, list[by
         MalformedError: another length, check or head, or for the other server.
         StaleError: of another round, or under other terms.
     """
-    _check_length(data, whole_own_bytes(terms, party))
-    _check_sum(data)
-    _check_head(terms, "own", party, data)
-    start = _HEAD.size + _DIGEST_BYTES
-    return bytes(data[_HEAD.size : start]), _split(data, start, _own_lengths(terms, party))
+    _FRAMING.check_length(data, whole_own_bytes(terms, party))
+    _FRAMING.check_seal(data)
+    _FRAMING.check_head(terms, "own", party, data)
+    start = HEAD_BYTES + _DIGEST_BYTES
+    return bytes(data[HEAD_BYTES:start]), _split(data, start, _own_lengths(terms, party))
 
 
 def list_digest(digests: Mapping[int, bytes]) -> bytes:
@@ -173,7 +167,9 @@ def pack_list(terms: WholeTerms, party: int, cohort: bytes, digests: Mapping[int
         digests: of the public message of each client, by its place in the cohort.
     """
     count = _COUNT.pack(len(digests))
-    return _seal([_head(terms, "list", party), cohort, count, _listed(digests)])
+    return _FRAMING.sealed(
+        b"".join([_FRAMING.head(terms, "list", party), cohort, count, _listed(digests)])
+    )
 
 
 def read_list(terms: WholeTerms, party: int, data: bytes) -> tuple[bytes, dict[int, bytes]]:
@@ -183,46 +179,46 @@ def read_list(terms: WholeTerms, party: int, data: bytes) -> tuple[bytes, dict[i
         MalformedError: another length, check or head, or from the other server.
         StaleError: of another round, or under other terms.
     """
-    at = _HEAD.size + _DIGEST_BYTES
-    if len(data) < at + _COUNT.size + _CHECK_BYTES:
-        raise _malformed(f"{len(data)} bytes", f"{at + _COUNT.size + _CHECK_BYTES} bytes or more")
-    _check_sum(data)
-    _check_head(terms, "list", party, data)
+    at = HEAD_BYTES + _DIGEST_BYTES
+    if len(data) < at + _COUNT.size + CHECK_BYTES:
+        raise malformed(f"{len(data)} bytes", f"{at + _COUNT.size + CHECK_BYTES} bytes or more")
+    _FRAMING.check_seal(data)
+    _FRAMING.check_head(terms, "list", party, data)
     (count,) = _COUNT.unpack_from(data, at)
     at += _COUNT.size
-    _check_length(data, at + (8 + _DIGEST_BYTES) * count + _CHECK_BYTES)
+    _FRAMING.check_length(data, at + (8 + _DIGEST_BYTES) * count + CHECK_BYTES)
     places = np.frombuffer(data, "<u8", count, at)
     if (places[1:] <= places[:-1]).any():
-        raise _malformed("places that do not ascend", "each client once, ascending")
+        raise malformed("places that do not ascend", "each client once, ascending")
     at += 8 * count
     digests = _split(data, at, [_DIGEST_BYTES] * count)
-    cohort = bytes(data[_HEAD.size : _HEAD.size + _DIGEST_BYTES])
+    cohort = bytes(data[HEAD_BYTES : HEAD_BYTES + _DIGEST_BYTES])
     return cohort, dict(zip(places.tolist(), digests, strict=True))
 
 
 def pack_agreed(terms: WholeTerms, party: int, agreed: Agreed) -> bytes:
     """Returns whom a server will add, in a few bytes."""
     packed = _AGREED.pack(agreed.cohort, agreed.clients, agreed.digest)
-    return _seal([_head(terms, "agreed", party), packed])
+    return _FRAMING.sealed(_FRAMING.head(terms, "agreed", party), packed)
 
 
 def read_agreed(terms: WholeTerms, party: int, data: bytes) -> Agreed:
     """Returns whom server `party` will add; raises as `read_list` does."""
-    _check_length(data, _HEAD.size + _AGREED.size + _CHECK_BYTES)
-    _check_sum(data)
-    _check_head(terms, "agreed", party, data)
-    return Agreed(*_AGREED.unpack_from(data, _HEAD.size))
+    _FRAMING.check_length(data, HEAD_BYTES + _AGREED.size + CHECK_BYTES)
+    _FRAMING.check_seal(data)
+    _FRAMING.check_head(terms, "agreed", party, data)
+    return Agreed(*_AGREED.unpack_from(data, HEAD_BYTES))
 
 
 def pack_share(terms: WholeTerms, share: Share) -> list[bytes | memoryview]:
     """Returns what a server gives out, in pieces that need not be joined."""
-    head = _head(terms, "share", share.party) + _SHARE.pack(share.clients, share.digest)
+    head = _FRAMING.head(terms, "share", share.party) + _SHARE.pack(share.clients, share.digest)
     little = terms.dtype.newbyteorder("<")
     rows = [np.ascontiguousarray(part, little).reshape(-1).data.cast("B") for part in share.parts]
     check = sha256(head)
     for part in rows:
         check.update(part)
-    return [head, *rows, check.digest()[:_CHECK_BYTES]]
+    return [head, *rows, check.digest()[:CHECK_BYTES]]
 
 
 def read_share(terms: WholeTerms, party: int, data: bytes | memoryview) -> Share:
@@ -232,11 +228,11 @@ def read_share(terms: WholeTerms, party: int, data: bytes | memoryview) -> Share
         MalformedError: another length, check or head, or from the other server.
         StaleError: of another round, or under other terms.
     """
-    _check_length(data, share_bytes(terms))
-    _check_sum(data)
-    _check_head(terms, "share", party, data)
-    clients, digest = _SHARE.unpack_from(data, _HEAD.size)
-    at, parts = _HEAD.size + _SHARE.size, []
+    _FRAMING.check_length(data, share_bytes(terms))
+    _FRAMING.check_seal(data)
+    _FRAMING.check_head(terms, "share", party, data)
+    clients, digest = _SHARE.unpack_from(data, HEAD_BYTES)
+    at, parts = HEAD_BYTES + _SHARE.size, []
     for place in range(len(terms.parts)):
         rows, row = terms.shape(place)
         part = np.frombuffer(data, terms.dtype.newbyteorder("<"), rows * row, at)
@@ -272,45 +268,3 @@ def _split(data: bytes, start: int, lengths: Sequence[int]) -> list[bytes]:
         pieces.append(bytes(data[start : start + length]))
         start += length
     return pieces
-
-
-def _head(terms: WholeTerms, kind: Kind, party: int) -> bytes:
-    return _HEAD.pack(_MAGIC, _KINDS[kind], party, 0, terms.round, terms.digest)
-
-
-def _check_length(data: bytes | memoryview, length: int) -> None:
-    if len(data) != length:
-        raise _malformed(f"{len(data)} bytes", f"{length} bytes")
-
-
-def _check_head(terms: WholeTerms, kind: Kind, party: int, data: bytes | memoryview) -> None:
-    magic, number, server, zero, round_name, digest = _HEAD.unpack_from(data)
-    if (magic, number, server, zero) != (_MAGIC, _KINDS[kind], party, 0):
-        raise _malformed("another head", f"a message of kind {kind!r}, server {party}, version 1")
-    if round_name != terms.round or digest != terms.digest:
-        raise StaleError(
-            "a message of another sum",
-            got="another round, or other terms",
-            allowed="the round and terms of this sum",
-            fix="fetch the terms anew and share the update again",
-        )
-
-
-def _seal(pieces: Sequence[bytes]) -> bytes:
-    message = b"".join(pieces)
-    return message + sha256(message).digest()[:_CHECK_BYTES]
-
-
-def _check_sum(data: bytes | memoryview) -> None:
-    body, check = memoryview(data)[:-_CHECK_BYTES], bytes(data[-_CHECK_BYTES:])
-    if sha256(body).digest()[:_CHECK_BYTES] != check:
-        raise _malformed("a wrong check", "the check of its bytes")
-
-
-def _malformed(got: str, allowed: str) -> MalformedError:
-    return MalformedError(
-        "a message of a sum cannot be read",
-        got=got,
-        allowed=allowed,
-        fix="send it as docs/wire.md describes it, under the terms of the sum",
-    )
