@@ -17,6 +17,7 @@ import pytest
 from keyhole.errors import InputError
 from keyhole.private.prg import Prg
 from keyhole.private.secure_sum import whole_messages
+from keyhole.private.secure_sum.framing import CHECK_BYTES, HEAD_BYTES
 from keyhole.private.secure_sum.sparse_messages import OWN_BYTES
 from keyhole.private.secure_sum.whole_messages import pack_agreed, pack_list, pack_share
 from keyhole.private.secure_sum.whole_server import WholeServer
@@ -152,7 +153,7 @@ def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
     rows = re.findall(r"^\| (\d) \| (\w+),? .*\| ([^|]+) \|$", WHOLE, re.M)
     assert {name: int(kind) for kind, name, _ in rows} == whole_messages._FRAMING.kinds
     lengths = {name: length for _, name, length in rows}
-    head, check = whole_messages._HEAD.size, whole_messages._CHECK_BYTES
+    head, check = HEAD_BYTES, CHECK_BYTES
     assert f"a head of {head} bytes" in WHOLE
     assert lengths == {
         "public": f"{head + 16} and those",
