@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import Goal, progress
-from keyhole.engines.flower.local import _CONNECTION, _listens, _superlink, _supernode
+from keyhole.engines.flower.local import CONNECTION, superlink_command, supernode_command
 from keyhole.engines.flower.processes import Children, environment, flower_command, free_port
 from keyhole.engines.flower.project import write_project
+from keyhole.engines.flower.services import listens
 from keyhole.serving.service.access import new_key
 
 MOST_ADDED = 0.1  # of Flower's own latency
@@ -87,12 +88,12 @@ def _start(children: Children, root: Path, nodes: int) -> dict[str, str]:
     keys.write_text(new_key() + "\n")
     command = [sys.executable, "-c", _SERVE, "serve", str(root / "rounds")]
     children.start("service", [*command, "--token-key", str(keys), "--port", str(port)])
-    children.start("superlink", _superlink(link))
-    children.wait_for("service", lambda: _listens(f"127.0.0.1:{port}"))
-    children.wait_for("superlink", lambda: _listens(link))
+    children.start("superlink", superlink_command(link))
+    children.wait_for("service", lambda: listens(f"127.0.0.1:{port}"))
+    children.wait_for("superlink", lambda: listens(link))
     for number in range(nodes):
-        children.start(f"node-{number}", _supernode(link))
-    (root / "home" / "config.toml").write_text(_CONNECTION.format(address=link))
+        children.start(f"node-{number}", supernode_command(link))
+    (root / "home" / "config.toml").write_text(CONNECTION.format(address=link))
     return {
         "run": str(root / "run"),
         "rounds-directory": str(root / "rounds"),

@@ -174,7 +174,8 @@ class StorageError(KeyholeError):
 
 
 class WorkerError(KeyholeError):
-    """A client's work kills every worker that tries it."""
+    """Processes that work for a run are gone for good: a client kills every worker that trains it,
+    a cluster does not answer or has no room, or a shard of the server's tables is lost."""
 
 
 class RequestError(InputError):

@@ -30,7 +30,7 @@ class Machine:
     def __init__(self, folder, stack, changes):
         self.folder, self._stack, self._changes = folder, stack, changes
         for name in ("etc", "srv", "logs"):
-            (folder / name).mkdir()
+            (folder / name).mkdir(exist_ok=True)
         cache = folder / "cache"
         self._environment = {**os.environ, "KEYHOLE_CACHE": str(cache), "JAX_PLATFORMS": "cpu"}
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 from contextlib import closing
 from importlib import import_module
 
@@ -77,6 +78,37 @@ def test_ray_has_the_options_that_the_page_gives():
     for line in [line for line in commands(4) if line.startswith("ray start")]:
         for option in [part for part in line.split() if part.startswith("--")]:
             assert option in {name for each in start.params for name in each.opts}, line
+
+
+@pytest.mark.slow
+def test_two_machines_of_a_ray_cluster_train_the_same(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)  # of a Ray that this process may have
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Ray keeps a token
+    port = next(iter(p for p in iter(free_port, None) if p > 20000))  # below are Ray's workers
+    places = {**FEWER, "10.0.0.30:6379": f"{own_address()}:{port}", "--port 6379": f"--port {port}"}
+    with machine(tmp_path, places) as place:
+        make, export, head, node, line = commands(4)
+        place.run(make)
+        for pair in place.put_in(export).split()[1:]:
+            monkeypatch.setenv(*pair.split("=", 1))
+    with machine(tmp_path, places) as place:
+        folder = tempfile.mkdtemp(prefix="keyhole-ray-", dir="/tmp")  # names of sockets are short
+        small = "--block --num-cpus 1 --object-store-memory 100000000"
+        place.start(f"{head} {small} --include-dashboard false --temp-dir {folder}", "head")
+        place.wait(lambda: "will now block" in place.log("head"))
+        place.start(f"{node} {small}", "node")
+        place.wait(lambda: "will now block" in place.log("node"))
+        place.run(line)
+        place.run(commands(1)[0])
+    shutil.rmtree(folder, ignore_errors=True)
+    assert records_of(tmp_path, "on-cluster") == records_of(tmp_path, "one-process")
+    assert state_of(tmp_path, "on-cluster") == state_of(tmp_path, "one-process")
+
+
+def own_address():
+    """The address that Ray takes for this machine's."""
+    return import_module("ray.util").get_node_ip_address()
 
 
 def serve_all(place, lines):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keyhole.cli.flower_sums import check_secure, secure_round_options, sum_options, told_of_sums
 from keyhole.cli.inputs import load_data, synthetic_sizes
 from keyhole.cli.train import read_arm, train
 
@@ -72,11 +73,11 @@ _ROUNDS = (
 
 
 def _options(command: click.Command) -> click.Command:
-    """Adds the options of a task and of its rounds."""
+    """Adds the options of a task, of its rounds, and of their sums."""
     command.params.extend(param for param in train.params if param.name in _ARM)
     for option in _ROUNDS:
         option(command)
-    return command
+    return sum_options(command)
 
 
 @click.group()
@@ -106,17 +107,24 @@ def flower() -> None:
     show_default=True,
     help="Where the run is kept; the same command goes on with a run that was stopped.",
 )
-def local(task: str, nodes: int, out: Path, **options: Any) -> None:
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="Slices by private retrieval from two servers, updates in shares to two aggregators: four "
+    "services in place of one. On one machine they show the way and hide nothing.",
+)
+def local(task: str, nodes: int, out: Path, secure: bool, **options: Any) -> None:
     """Train TASK with a whole Flower deployment on this machine.
 
     Starts a slice service, a SuperLink and SuperNodes, runs the task, and ends them all. Their
     logs stay in OUT/ARM/flower/logs. Nothing that is started here leaves this machine.
     """
+    options = check_secure(options, secure, "--secure")
     arm = _checked_arm(task, options)
     from keyhole.engines.flower.local import LocalRun
 
     run = out / arm.name / "trial-0"
-    made = LocalRun(out / arm.name / "flower", run, nodes, _config(arm, options), _note)
+    made = LocalRun(out / arm.name / "flower", run, nodes, _config(arm, options), secure, _note)
     rounds = arm.settings.rounds
     with _ended_by_signals(), _rounds_shown(arm.name, run, rounds) as is_done:
         made(is_done)
@@ -124,6 +132,7 @@ def local(task: str, nodes: int, out: Path, **options: Any) -> None:
 
 
 @_options
+@secure_round_options
 @flower.command()
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--task", required=True, help="What to train, as `keyhole train` takes it.")
@@ -147,7 +156,9 @@ def app(directory: Path, task: str, **options: Any) -> None:
     Paths are those of the machine that the SuperLink runs on.
     """
     from keyhole.engines.flower.project import write_project
+    from keyhole.engines.flower.run_config import RoundsConfig
 
+    options = check_secure(options, bool(options["aggregators"]), "--aggregators")
     arm = _arm(task, options)
     key = options["token_key"]
     told = {
@@ -157,7 +168,9 @@ def app(directory: Path, task: str, **options: Any) -> None:
         "token-key": "" if key is None else str(key.absolute()),
         "least-nodes": options["least_nodes"],
     }
-    write_project(directory, {**_config(arm, options), **told})
+    config = {**_config(arm, options), **told, **told_of_sums(options)}
+    RoundsConfig.of(config)  # a ServerApp would say so much later
+    write_project(directory, config)
     click.echo(f"flwr run {directory}")
 
 

@@ -45,9 +45,9 @@ def layout_digest(layout: Layout) -> bytes:
     return sha256("\n".join(lines).encode()).digest()
 
 
-def checksum(*buffers: Buffer) -> int:
-    """Returns the CRC-32 of the buffers one after the other."""
-    value = 0
+def checksum(*buffers: Buffer, start: int = 0) -> int:
+    """Returns the CRC-32 of the buffers one after the other, behind those whose CRC `start` is."""
+    value = start
     for buffer in buffers:
         value = crc32(buffer, value)
     return value

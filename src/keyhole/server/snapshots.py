@@ -6,6 +6,9 @@
 
 A lazy table stores the rows that exist, in the order in which they were made, so that a loaded
 state goes on with the same bytes. A snapshot gets its name when all of it is on the disk.
+
+Rows that lie elsewhere pass through this process in pieces: twice when they are stored, since the
+checksums come first, and once when they are loaded.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -29,18 +32,26 @@ from keyhole.server.files import (
     storage_errors,
     write_all,
 )
-from keyhole.server.initial import RowInitial
-from keyhole.server.optimizers import Optimizer, describe_optimizer, optimizer_named
+from keyhole.server.optimizers import describe_optimizer, optimizer_named
 from keyhole.server.state import ServerState
-from keyhole.server.tables import DenseTable, LazyTable, Table
+from keyhole.server.stored_tables import (
+    PIECE,
+    RemoteTable,
+    StoredArray,
+    dump_table,
+    load_table,
+    rows_of_piece,
+)
+from keyhole.server.tables import Table
 from keyhole.types import Array
 
-__all__ = ["Gathered", "Snapshot", "dump_table", "load_snapshot", "load_table", "save_snapshot"]
+__all__ = ["Snapshot", "load_snapshot", "save_snapshot"]
 
 _VERSION = 1
 _MAGIC = b"khsnap\n\0"
 _HEAD = struct.Struct("<8sI32sQI4xI")  # 64 bytes; the last number is the CRC of those before
 _ALIGN = 64
+_METADATA = (-1, "metadata")
 
 
 @dataclass(frozen=True)
@@ -51,15 +62,6 @@ class Snapshot:
     metadata: bytes = b""
 
 
-@runtime_checkable
-class Gathered(Protocol):
-    """A table whose rows lie elsewhere, and which can bring them here."""
-
-    def gather(self) -> DenseTable | LazyTable:
-        """All of it in this process."""
-        ...
-
-
 def save_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Writes a snapshot; it appears under its name whole or not at all.
 
@@ -67,7 +69,7 @@ def save_snapshot(path: Path, snapshot: Snapshot) -> None:
         StorageError: the disk is full or failed; files that were there before are untouched.
     """
     state = snapshot.state
-    arrays = {"metadata": np.frombuffer(snapshot.metadata, np.uint8)}
+    arrays = {"metadata": StoredArray.of(np.frombuffer(snapshot.metadata, np.uint8))}
     tables = []
     for place, table in enumerate(state.tables):
         described, own = dump_table(table)
@@ -85,79 +87,95 @@ def save_snapshot(path: Path, snapshot: Snapshot) -> None:
     with replacing(path) as descriptor:
         write_all(descriptor, [head, text, bytes(-len(text) % _ALIGN)])
         for array in arrays.values():
-            write_all(descriptor, [_bytes(array), bytes(-array.nbytes % _ALIGN)])
+            size = 0
+            for piece in array.pieces():
+                write_all(descriptor, [_bytes(piece)])
+                size += piece.nbytes
+            write_all(descriptor, [bytes(-size % _ALIGN)])
 
 
-def load_snapshot(path: Path, layout: Layout, threads: int = 1) -> Snapshot:
+def load_snapshot(
+    path: Path, layout: Layout, threads: int = 1, into: Sequence[Table] = ()
+) -> Snapshot:
     """Reads a snapshot and checks all of it.
 
     Args:
         path: of the file.
         layout: that it must have been written for.
         threads: of the loaded state.
+        into: tables of a state of this layout; those whose rows lie elsewhere take the stored rows
+            in place of their own, piece by piece. If it fails, they hold part of them.
 
     Raises:
         StorageError: not a snapshot, of another layout or version, torn, or damaged.
     """
     with storage_errors(path, "read"), path.open("rb") as file:
         description = _read_description(file, path, layout)
-        arrays = {d["name"]: _read_array(file, path, d) for d in description["arrays"]}
+        try:
+            arrays, remote = _read_arrays(file, path, description, into)
+            state = _rebuild(description, arrays, remote, layout, threads)
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            wrong = "describes what cannot be"
+            raise _refusal(path, wrong, repr(error), "a known state") from error
         if file.read(1):
             raise _refusal(path, "is longer than it says", "more bytes", "its arrays")
-    try:
-        state = _rebuild(description, arrays, layout, threads)
-    except (KeyError, TypeError, ValueError, InputError) as error:
-        raise _refusal(path, "describes what cannot be", repr(error), "a known state") from error
-    return Snapshot(state, arrays["metadata"].tobytes())
+    return Snapshot(state, arrays[_METADATA].tobytes())
+
+
+def _read_arrays(
+    file: BinaryIO, path: Path, description: dict[str, Any], into: Sequence[Table]
+) -> tuple[dict[tuple[int, str], Array], dict[int, Table]]:
+    """The arrays of tables of this process, by place and name; and the tables that took theirs."""
+    named = {_split_name(d["name"]): d for d in description["arrays"]}
+    remote = {place: table for place, table in enumerate(into) if isinstance(table, RemoteTable)}
+    fills = {
+        place: table.refill(
+            description["tables"][place],
+            {name: tuple(d["shape"]) for (at, name), d in named.items() if at == place},
+        )
+        for place, table in remote.items()
+    }
+    arrays: dict[tuple[int, str], Array] = {}
+    for (place, name), d in named.items():
+        if place not in fills:
+            (arrays[place, name],) = _read_pieces(file, path, d, most_bytes=None)
+            continue
+        start = 0
+        for piece in _read_pieces(file, path, d, PIECE):
+            fills[place](name, start, piece)
+            start += len(piece)
+    return arrays, dict(remote)
+
+
+def _split_name(name: str) -> tuple[int, str]:
+    """The place of an array's table and its name there."""
+    place, _, own = name.rpartition("/")
+    return (int(place), own) if place else (-1, own)
 
 
 def _rebuild(
-    description: dict[str, Any], arrays: dict[str, Array], layout: Layout, threads: int
+    description: dict[str, Any],
+    arrays: Mapping[tuple[int, str], Array],
+    remote: Mapping[int, Table],
+    layout: Layout,
+    threads: int,
 ) -> ServerState:
     optimizer = optimizer_named(**description["optimizer"])
     tables = []
     for place, (part, d) in enumerate(zip(layout.parts, description["tables"], strict=True)):
-        prefix = f"{place}/"
-        own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-        tables.append(load_table(part.space.num_keys, d, own, optimizer))
+        own = {name: array for (at, name), array in arrays.items() if at == place}
+        is_here = place not in remote
+        tables.append(
+            load_table(part.space.num_keys, d, own, optimizer) if is_here else remote[place]
+        )
     return ServerState(layout, tuple(tables), optimizer, description["step"], threads)
 
 
-def dump_table(table: Table) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What a table stores: its kind, and every row or those that exist and their keys."""
-    if isinstance(table, Gathered):
-        table = table.gather()
-    if isinstance(table, LazyTable):
-        described = {"seed": table.initial.seed, "columns": table.initial.columns}
-        rows = {name: array[: len(table)] for name, array in table.slab.named().items()}
-        return {"kind": "lazy", **described}, {"keys": table.index.keys, **rows}
-    assert isinstance(table, DenseTable)
-    return {"kind": "dense"}, dict(table.slab.named())
-
-
-def load_table(
-    num_keys: int, described: Mapping[str, Any], arrays: Mapping[str, Array], optimizer: Optimizer
-) -> DenseTable | LazyTable:
-    """A table with what `dump_table` returned in place of its own; it takes `values` over."""
-    if described["kind"] == "dense":
-        dense = DenseTable(arrays["values"], optimizer)
-        _fill(dense.slab.named(), arrays)
-        return dense
-    columns = tuple((int(n), int(kind), float(scale)) for n, kind, scale in described["columns"])
-    lazy = LazyTable(num_keys, RowInitial(described["seed"], columns), optimizer)
-    lazy.reserve(arrays["keys"])
-    _fill(lazy.slab.named(), arrays)
-    return lazy
-
-
-def _fill(own: Mapping[str, Array], stored: Mapping[str, Array]) -> None:
-    for name, array in own.items():
-        array[: len(stored[name])] = stored[name]
-
-
-def _describe_array(name: str, array: Array) -> dict[str, Any]:
+def _describe_array(name: str, array: StoredArray) -> dict[str, Any]:
     little = array.dtype.newbyteorder("<").str
-    crc = checksum(_bytes(array))
+    crc = 0
+    for piece in array.pieces():
+        crc = checksum(_bytes(piece), start=crc)
     return {"name": name, "dtype": little, "shape": array.shape, "crc": crc}
 
 
@@ -188,20 +206,27 @@ def _read_description(file: BinaryIO, path: Path, layout: Layout) -> dict[str, A
     return dict(json.loads(text))
 
 
-def _read_array(file: BinaryIO, path: Path, d: dict[str, Any]) -> Array:
-    """The next array, once its size is known to fit the file and its checksum to hold."""
+def _read_pieces(
+    file: BinaryIO, path: Path, d: dict[str, Any], most_bytes: int | None
+) -> Iterator[Array]:
+    """The next array, whole or in pieces, once its size is known to fit the file; whoever takes all
+    of it learns whether its checksum holds."""
     dtype, shape = np.dtype(d["dtype"]), tuple(d["shape"])
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     left = os.fstat(file.fileno()).st_size - file.tell()
     if size > left:
         raise _refusal(path, "is cut short", f"{left} bytes left", f"{size} for {d['name']}")
-    array = np.empty(shape, dtype)
-    if size:
-        file.readinto(array.data.cast("B"))  # type: ignore[attr-defined]
+    rows = rows_of_piece(dtype, shape, most_bytes) if most_bytes else max(shape[0], 1)
+    crc = 0
+    for at in range(0, max(shape[0], 1), rows):
+        piece = np.empty((min(rows, shape[0] - at), *shape[1:]), dtype)
+        if piece.nbytes:
+            file.readinto(piece.data.cast("B"))  # type: ignore[attr-defined]
+        crc = checksum(_bytes(piece), start=crc)
+        yield piece
     _skip_padding(file, path, size)
-    if checksum(_bytes(array)) != d["crc"]:
+    if crc != d["crc"]:
         raise _refusal(path, f"is damaged in {d['name']}", "another CRC", f"{d['crc']:08x}")
-    return array
 
 
 def _skip_padding(file: BinaryIO, path: Path, size: int) -> None:

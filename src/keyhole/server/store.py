@@ -22,6 +22,7 @@ from keyhole.server.delta_log import DeltaLog, Entry, LogEnd, create_log, read_l
 from keyhole.server.files import lock_file, make_directory, storage_errors, sync_directory
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
+from keyhole.server.tables import Table
 from keyhole.server.updates import RowUpdate
 
 __all__ = ["Recovered", "Store", "create_store", "holds_store", "recover"]
@@ -163,6 +164,7 @@ def recover(
     keep: int = 2,
     threads: int = 1,
     until: int | None = None,
+    into: Sequence[Table] = (),
 ) -> Recovered:
     """Opens a store: newest good snapshot, then every durable step after it.
 
@@ -172,6 +174,8 @@ def recover(
         keep: how many snapshots to keep from now on.
         threads: of the recovered state.
         until: the last step to recover; later ones are dropped for good. For a damaged log.
+        into: tables of a state of this layout; those whose rows lie elsewhere take the stored rows
+            in place of their own.
 
     Returns:
         The state with the bytes of a run that was never interrupted, and what was found amiss.
@@ -186,7 +190,7 @@ def recover(
         for leftover in directory.glob("*.tmp"):
             leftover.unlink()
         notes: list[str] = []
-        snapshot, refused = _newest(directory, layout, threads, until, notes)
+        snapshot, refused = _newest(directory, layout, threads, until, notes, into)
         metadata, log = _replay(directory, snapshot, until, notes)
     except BaseException:
         os.close(lock)
@@ -196,7 +200,12 @@ def recover(
 
 
 def _newest(
-    directory: Path, layout: Layout, threads: int, until: int | None, notes: list[str]
+    directory: Path,
+    layout: Layout,
+    threads: int,
+    until: int | None,
+    notes: list[str],
+    into: Sequence[Table],
 ) -> tuple[Snapshot, list[Path]]:
     """The newest snapshot that passes its checks, and newer ones that do not."""
     found = _numbered(directory, "snapshot-*.khs")
@@ -206,7 +215,7 @@ def _newest(
             found[step].unlink()
             continue
         try:
-            return load_snapshot(found[step], layout, threads), refused
+            return load_snapshot(found[step], layout, threads, into), refused
         except StorageError as error:
             notes.append(str(error))
             refused.append(found[step])

@@ -43,11 +43,13 @@ class Gathered:
         visits: of everyone asked, in order.
         cost: of delivering slices to those who are known to have them.
         summed: the updates of those who sent one.
+        incidents: what went wrong where they arrived, though nothing is lost.
     """
 
     visits: list[Visit]
     cost: Cost
     summed: Summed
+    incidents: tuple[str, ...] = ()
 
 
 class Inbox(Protocol):

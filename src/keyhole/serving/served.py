@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
+from keyhole.delivery.names import DeliveryName
+from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.records import PLAIN, Coding
 from keyhole.primitives.layout import Layout
 from keyhole.server.state import ServerState
@@ -41,6 +43,7 @@ class Served:
         summons: how devices learn of a round.
         seconds: after which a round closes with the updates that are there.
         coding: of slices.
+        fetched: how devices were told to fetch them: what the record says of who learns keys.
         poll: seconds between two looks at the inbox.
         stop: once set, waiting ends with KeyboardInterrupt; the round goes on when the run does.
         on_arrival: called with the number of updates that are there, and that are waited for.
@@ -52,6 +55,7 @@ class Served:
     summons: Summons = field(default_factory=CheckIns)
     seconds: float = inf
     coding: Coding = PLAIN
+    fetched: DeliveryName = "pregenerated"
     poll: float = 0.05
     stop: threading.Event = field(default_factory=threading.Event)
     on_arrival: Callable[[int, int], None] = lambda here, goal: None
@@ -93,7 +97,9 @@ class Served:
         self.publisher.close_round()
         gathered = self.inbox.add_up(published.id, machine.fates, self.coding)
         assert machine.closed is not None
-        visited = Visited(gathered.visits, gathered.cost, machine.closed)
+        incidents = [*self.summons.incidents(), *gathered.incidents]
+        cost = replace(gathered.cost, seen_by=PARTIES[self.fetched].seen_by)
+        visited = Visited(gathered.visits, cost, machine.closed, incidents=incidents)
         record = record_round(t, state, plan, visited, gathered.summed)
         return gathered.summed.rows, record
 

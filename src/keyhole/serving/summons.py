@@ -32,6 +32,10 @@ class Summons(Protocol):
         """The round has closed: whatever is under way for it is in vain."""
         ...
 
+    def incidents(self) -> list[str]:
+        """What went wrong since this was last asked: sentences with counts, and without keys."""
+        ...
+
 
 class CheckIns:
     """Devices ask by themselves, and the service tells them; see `keyhole.serving.coordinator`."""
@@ -45,3 +49,7 @@ class CheckIns:
 
     def over(self) -> None:
         """The service refuses what comes later."""
+
+    def incidents(self) -> list[str]:
+        """A device that fails does so unheard."""
+        return []

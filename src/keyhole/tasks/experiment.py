@@ -284,7 +284,7 @@ class Experiment:
             rounds=run.next_round,
             seconds=seconds,
             metrics=Evaluation(self.task.metrics["test"]).of(run.state),
-            client_size=float(np.mean(sizes)),
+            client_size=float(np.mean(sizes)) if sizes else 0.0,  # private fetches tell none
             bytes_down=float(np.mean(down)),
             bytes_up=float(np.mean(up)),
         )

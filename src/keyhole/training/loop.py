@@ -240,7 +240,8 @@ def resume_run(
     """Opens a run that was stopped or killed, at its last durable round.
 
     Args:
-        state: as it was passed to `start_run`; only its layout is used.
+        state: as it was passed to `start_run`; only its layout is used, and shards that it has: they
+            take the stored rows.
         clients: the same population.
         plan: the same plan.
         directory: of the run.
@@ -252,7 +253,7 @@ def resume_run(
     """
     _check(state, clients, plan)
     directory = Path(directory)
-    found = recover(directory / _STATE, state.layout, threads=state.threads)
+    found = recover(directory / _STATE, state.layout, threads=state.threads, into=state.tables)
     try:
         lines, under_way = _unpack(found.metadata, plan)
         stored = decode_records(lines)

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from keyhole.engines.flower.local import _CONNECTION, _listens, _superlink, _supernode
+from keyhole.engines.flower.local import CONNECTION, superlink_command, supernode_command
 from keyhole.engines.flower.processes import Children, environment, flower_command, free_port
 from keyhole.engines.flower.project import write_project
+from keyhole.engines.flower.services import listens
 from keyhole.serving.service.access import Keyring, new_key
 from keyhole.training.record import read_records
 from tests.helpers import ROOT
@@ -44,14 +45,14 @@ class Deployment:
             text = f"from {self.app_module} import {attribute}\n\napp = {attribute}\n"
             (self.app / "keyhole_app" / f"{name}.py").write_text(text)
         (self.directory / "home").mkdir(exist_ok=True)
-        told = _CONNECTION.format(address=self.link)
+        told = CONNECTION.format(address=self.link)
         (self.directory / "home" / "config.toml").write_text(told)
 
     def serve(self, *options, name="service", port=None):
         port = self.service_port if port is None else port
         command = [*_SERVE, str(self.rounds), "--token-key", str(self.keys), "--port", str(port)]
-        self.children.start(name, [*command, *options])
-        self.children.wait_for(name, lambda: _listens(f"127.0.0.1:{port}"))
+        self.children.start(name, [*command, *map(str, options)])
+        self.children.wait_for(name, lambda: listens(f"127.0.0.1:{port}"))
 
     def aggregators(self):
         """Two aggregators, with tokens of the trainer; returns what the run config says of them."""
@@ -71,7 +72,7 @@ class Deployment:
             self.children.start(f"aggregator-{party}", list(map(str, command)))
         for party, port in enumerate(ports):
             address = f"127.0.0.1:{port}"
-            self.children.wait_for(f"aggregator-{party}", partial(_listens, address))
+            self.children.wait_for(f"aggregator-{party}", partial(listens, address))
         return {
             "aggregators": " ".join(f"http://127.0.0.1:{port}" for port in ports),
             "aggregator-tokens": " ".join(str(self.directory / f"token-{p}") for p in (0, 1)),
@@ -79,13 +80,13 @@ class Deployment:
 
     def superlink(self):
         state = ["--database", str(self.directory / "superlink.db")]  # nodes stay known
-        self.children.start("superlink", [*_superlink(self.link), *state])
-        self.children.wait_for("superlink", lambda: _listens(self.link))
+        self.children.start("superlink", [*superlink_command(self.link), *state])
+        self.children.wait_for("superlink", lambda: listens(self.link))
 
     def supernode(self, name, **node_config):
         told = " ".join(f"{k}={v}" for k, v in node_config.items())
         self.children.start(
-            name, [*_supernode(self.link), *(["--node-config", told] if told else [])]
+            name, [*supernode_command(self.link), *(["--node-config", told] if told else [])]
         )
 
     def start_run(self, name="run"):

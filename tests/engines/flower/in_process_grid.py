@@ -26,6 +26,8 @@ class InProcessGrid(Grid):
     def __init__(self, nodes):
         self.nodes = dict(nodes)
         self.silent = set()
+        self.twice = False  # whether every message arrives twice
+        self.tells_expiry = True
         self.sizes = []
         self.pushed = []  # (node, type, ttl)
         self._replies, self._until = {}, {}
@@ -70,10 +72,16 @@ class InProcessGrid(Grid):
             until, asked = self._until[name]
             if name in self._replies:
                 found.append(self._replies.pop(name))
-            elif time.monotonic() >= until:
+            elif time.monotonic() >= until and self.tells_expiry:
                 gone = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "expired")
                 found.append(Message(gone, reply_to=asked))
         return found
+
+    def expire(self, node):
+        """Ends the time of all messages to a node."""
+        for name, (_, message) in self._until.items():
+            if message.metadata.dst_node_id == node:
+                self._until[name] = (0.0, message)
 
     def close(self):
         for thread in self._threads:
@@ -82,6 +90,8 @@ class InProcessGrid(Grid):
     def _deliver(self, name, node, message):
         app, node_config, run_config = self.nodes[node]
         context = Context(1, node, node_config, RecordDict(), run_config)
+        if self.twice:
+            app(message, context)
         reply, size = over_the_wire(app(message, context))
         self.sizes.append(size)
         self._replies[name] = reply

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import time
 import tomllib
+from math import inf
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +15,7 @@ from keyhole.engines.flower import RoundsConfig, make_client_app
 from keyhole.engines.flower.messages import TRAIN, Call, write
 from keyhole.engines.flower.node_config import NodeConfig
 from keyhole.engines.flower.nodes import assign
-from keyhole.engines.flower.processes import Children, environment
+from keyhole.engines.flower.processes import QUIET, Children, environment
 from keyhole.engines.flower.project import write_project
 from keyhole.engines.flower.tasks import arm_config, read_arm
 from keyhole.errors import InputError, NotAdmittedError, ServiceError
@@ -21,6 +23,8 @@ from keyhole.tasks.arms import arm_of
 from tests.engines.flower.in_process_grid import InProcessGrid
 
 LEAST = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
+APP = ["app", "x", "--task", "so_tag", "--service", "http://127.0.0.1:1", "--run", "r"]
+APP += ["--rounds-directory", "d"]
 CALL = Call("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (7,))
 
 
@@ -108,6 +112,14 @@ def test_every_client_has_one_node_and_loads_are_even():
             "so_tag", changes={"client_lr": 1e-5, "max_examples": None}, over="choosers", seed=9
         ),
         arm_of("so_word", negatives=0.5, shared_keys=True, sampling="cyclic"),
+        arm_of(
+            "so_tag",
+            aggregation="secure-sparse",
+            value_clip=2.5,
+            ring_bits=16,
+            privacy={"noise": 0.5, "clip": 1.0, "budget": 8.0},
+        ),
+        arm_of("so_tag", aggregation="secure-sparse", privacy={"noise": 0.0, "clip": inf}),
     ],
     ids=lambda arm: arm.name,
 )
@@ -124,9 +136,10 @@ def test_an_arm_comes_back_from_the_run_config_of_a_project(tmp_path, arm):
     assert read_arm(flat) == arm
 
 
-def test_settings_that_no_task_has_are_refused():
-    with pytest.raises(InputError, match="got epochs"):
-        read_arm({"task": "so_tag", "settings.epochs": 3})
+@pytest.mark.parametrize("name", ["settings.epochs", "privacy.epsilon"])
+def test_settings_that_no_task_has_are_refused(name):
+    with pytest.raises(InputError, match=f"got {name.partition('.')[2]}"):
+        read_arm({"task": "so_tag", name: 3})
 
 
 def test_a_project_is_not_written_over(tmp_path):
@@ -155,6 +168,12 @@ def test_the_command_writes_a_project_without_the_address_of_a_package_index(tmp
         ["local", "so_tag", "--round-seconds", "0"],
         ["local", "so_tag", "--delivery", "pir"],
         ["app", "x", "--task", "so_tag"],
+        ["local", "so_tag", "--dp-noise", "1", "--dp-clip", "1"],
+        ["local", "so_tag", "--ring-bits", "16"],
+        ["local", "so_tag", "--secure", "--dp-noise", "1"],
+        ["local", "so_tag", "--secure", "--value-clip", "1", "--dp-noise", "1", "--dp-clip", "1"],
+        [*APP, "--aggregators", "http://127.0.0.1:1"],
+        [*APP, "--aggregator-tokens", "a,b"],
     ],
     ids=" ".join,
 )
@@ -164,27 +183,83 @@ def test_bad_flags_are_one_error(args):
     assert done.output.count("Error:") == 1
 
 
+def test_the_command_names_the_services_of_a_secure_round_in_the_project(tmp_path):
+    urls = "http://127.0.0.1:2,http://127.0.0.1:3"
+    args = ["--delivery", "pir", "--second", "http://127.0.0.1:4", "--aggregators", urls]
+    args += ["--aggregator-tokens", "a,b", "--dp-noise", "0.5", "--dp-clip", "1"]
+    done = CliRunner().invoke(flower, ["app", str(tmp_path / "p"), *APP[2:], *args])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "p" / "pyproject.toml").read_text()
+    told = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+    config = RoundsConfig.of(told)
+    assert (config.delivery, config.second) == ("pir", "http://127.0.0.1:4")
+    assert config.aggregators == tuple(urls.split(","))
+    assert [path.name for path in config.aggregator_tokens] == ["a", "b"]
+    assert (told["aggregation"], told["privacy"]) == ("secure-sparse", {"noise": 0.5, "clip": 1.0})
+
+
+@pytest.mark.parametrize(
+    "args", [["--delivery", "pir"], ["--aggregators", "http://127.0.0.1:2,http://127.0.0.1:3"]]
+)
+def test_services_that_are_missing_are_told_before_a_project_is_written(tmp_path, args):
+    done = CliRunner().invoke(flower, ["app", str(tmp_path / "p"), *APP[2:], *args])
+    assert isinstance(done.exception, InputError)
+    assert not (tmp_path / "p").exists()
+
+
 def test_an_unknown_task_is_refused_before_anything_starts(tmp_path):
     done = CliRunner().invoke(flower, ["local", "nonsense", "--out", str(tmp_path / "o")])
     assert isinstance(done.exception, InputError)
     assert not (tmp_path / "o").exists()
 
 
-def _run(code):
+def _run(code, env=None):
+    """What a fresh Python prints."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
 
 
 def test_help_does_not_wait_for_flower():
-    code = (
+    loaded = _run(
         "import sys; from keyhole.cli.main import keyhole\n"
         "keyhole.main(['flower', 'local', '--help'], standalone_mode=False)\n"
-        "sys.exit('flwr' in sys.modules or 'jax' in sys.modules)"
+        "print(*sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    assert not {"flwr", "jax"} & set(loaded)
+
+
+def test_a_node_starts_without_what_its_round_does_not_need():
+    """Flower starts a process for every message: what it imports is paid in every round."""
+    loaded = _run(
+        "import sys, keyhole.engines.flower.client_app, keyhole.serving.device.population\n"
+        "print(*sys.modules)"
     )
-    assert done.returncode == 0
+    assert not {"numba", "jax", "keyhole.private.secure_sum", "keyhole.tasks"} & set(loaded)
+
+
+# Tells what would have been sent; nothing is.
+_OUTWARD = """
+import urllib.request, requests, threading
+from flwr.supercore import telemetry, update_check
+def seen(what, *args, **kwargs):
+    print(what, flush=True)
+    raise OSError
+urllib.request.urlopen = lambda *a, **k: seen("telemetry")
+requests.post = lambda *a, **k: seen("update-check")
+try: telemetry.create_event(telemetry.EventType.PING, None)
+except OSError: pass
+threading.excepthook = lambda args: None
+update_check.warn_if_flwr_update_available("flwr")
+"""
+
+
+def test_what_we_start_has_no_usage_statistics_and_asks_for_no_newer_version(tmp_path):
+    env = environment(tmp_path)
+    assert _run(_OUTWARD, env) == []
+    aloud = {name: value for name, value in env.items() if name not in QUIET}
+    assert sorted(_run(_OUTWARD, aloud)) == ["telemetry", "update-check"]
 
 
 def test_children_are_quiet_and_end_with_the_block(tmp_path):
@@ -194,6 +269,30 @@ def test_children_are_quiet_and_end_with_the_block(tmp_path):
         children.start("one", [sys.executable, "-c", "import time; time.sleep(60)"])
         assert children.is_alive("one")
     assert not children.is_alive("one")
+
+
+def test_what_children_start_in_sessions_of_their_own_ends_with_the_block(tmp_path):
+    code = (
+        "import subprocess, sys, time\n"
+        "one = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "print(subprocess.Popen(one, start_new_session=True).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    with Children(tmp_path / "logs", environment(tmp_path)) as children:
+        children.start("one", [sys.executable, "-c", code])
+        log = children.log_of("one")
+        children.wait_for("one", lambda: log.read_text().endswith("\n"))
+    assert _has_ended(log.read_text(), seconds=5.0)
+
+
+def _has_ended(pid, seconds=0.0):
+    until = time.monotonic() + seconds
+    while True:
+        command = ["ps", "-o", "stat=", "-p", pid.strip()]
+        state = subprocess.run(command, capture_output=True, check=False).stdout.strip()[:1]
+        if state in (b"", b"Z") or time.monotonic() >= until:
+            return state in (b"", b"Z")
+        time.sleep(0.05)
 
 
 def test_a_child_that_does_not_start_is_told_with_its_last_line(tmp_path):
@@ -218,7 +317,4 @@ def test_children_end_when_their_parent_is_killed(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
     )
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", done.stdout.decode()], capture_output=True, check=False
-    )
-    assert state.stdout.strip()[:1] in (b"", b"Z")
+    assert _has_ended(done.stdout.decode())

@@ -9,6 +9,7 @@ from keyhole.delivery import pregenerated
 from keyhole.training.loop import start_run
 from tests.engines.flower.deployment import deployment
 from tests.engines.flower.toy_app import plan_of
+from tests.serving.fronts import certificate
 from tests.training import toy
 
 pytestmark = pytest.mark.slow
@@ -39,8 +40,16 @@ def release(made):
         path.unlink()
 
 
+def service_with_tls(made):
+    certificate(made.directory)
+    made.serve("--tls-cert", made.directory / "tls.crt", "--tls-key", made.directory / "tls.key")
+    return {"service": f"https://localhost:{made.service_port}"}
+
+
 def test_a_deployment_gives_the_bytes_and_records_of_a_run_in_process(tmp_path):
-    with deployment(tmp_path, 3, **ONE_BY_ONE) as made:
+    """Over TLS, with an authority that nodes know by their own configuration alone."""
+    nodes = [{"ca": f'"{tmp_path}/tls.crt"'}] * 3
+    with deployment(tmp_path, nodes, before=service_with_tls, **ONE_BY_ONE) as made:
         made.start_run()
         model = made.wait_for_model()
         records = made.records()
@@ -64,6 +73,8 @@ def test_a_killed_supernode_is_missed_until_the_deadline_and_no_longer(tmp_path)
     assert len(first.staleness) == 2
     # The others stand in for it.
     assert len(second.staleness) == 3
+    assert first.incidents == ["1 node did not answer"]
+    assert second.incidents == []
 
 
 def test_a_killed_client_app_is_lost_and_its_node_is_not(tmp_path):
@@ -77,6 +88,7 @@ def test_a_killed_client_app_is_lost_and_its_node_is_not(tmp_path):
         first, second = made.records()
     assert first.closed == "time"
     assert len(first.staleness) == 1
+    assert first.incidents == ["1 node did not answer"]
     assert len(second.staleness) == 2
 
 

@@ -1,6 +1,8 @@
 """Flower gives the bytes of a run in process where all devices answer, and records as there."""
 
 import pytest
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
 from keyhole.delivery import pregenerated
 from keyhole.engines.flower import Addresses, FlowerSummons, Nodes, make_client_app
@@ -67,6 +69,16 @@ def test_state_and_records_are_those_of_a_run_in_process(tmp_path, nodes):
     assert records == expected_records
 
 
+def test_clients_that_are_called_twice_count_once(tmp_path):
+    plan, grid = toy.make_plan(deliver=pregenerated), grid_of(None, None)
+    grid.twice = True
+    with small_service(tmp_path) as service:
+        run, records = run_on(grid, service, plan)
+    expected, expected_records = in_process(plan)
+    assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
+    assert records == expected_records
+
+
 def test_messages_stay_small_whatever_the_model(tmp_path):
     """A round id, a URL, a client's number and a token each: no slices, no update."""
     plan, grid = toy.make_plan(), grid_of(*[None] * 5)
@@ -108,10 +120,13 @@ def test_a_round_closes_with_the_first_that_answer(tmp_path):
     assert len(record.clients) == 7
     assert len(record.staleness) == 5
     assert record.lost_before == record.lost_after == []
+    assert record.incidents == []
 
 
-def test_a_silent_node_costs_its_clients_and_no_more_than_the_deadline(tmp_path):
+@pytest.mark.parametrize("tells_expiry", [True, False], ids=["told", "untold"])
+def test_a_silent_node_costs_its_clients_and_no_more_than_the_deadline(tmp_path, tells_expiry):
     plan, grid = toy.make_plan(), grid_of(*[None] * 5)
+    grid.tells_expiry = tells_expiry
     with small_service(tmp_path) as service:
         kind = rounds_of(grid, service, seconds=1.0)
         kind.summons.nodes.for_round([0])
@@ -120,6 +135,7 @@ def test_a_silent_node_costs_its_clients_and_no_more_than_the_deadline(tmp_path)
         first, second = run.rounds(2)
         grid.close()
     assert (first.closed, len(first.lost_before), len(first.staleness)) == ("time", 1, 4)
+    assert (first.incidents, second.incidents) == (["1 node did not answer"], [])
     # From then on others stand in for it.
     assert (second.closed, len(second.staleness)) == ("goal", 5)
     assert [node for node, _, _ in grid.pushed].count(12) == 2
@@ -142,6 +158,61 @@ def test_a_client_whose_code_fails_is_told_apart_without_its_words(tmp_path):
     assert {reason for reason in report.reasons if reason} == {
         "the client's own code failed with ValueError: see the node's log"
     }
+    count = f"{len(odd)} client{'s' * (len(odd) > 1)}"
+    assert record.incidents == [
+        f"{count} failed: the client's own code failed with ValueError: see the node's log"
+    ]
+
+
+def test_a_node_that_fails_is_told_by_the_kind_of_its_error_alone(tmp_path):
+    plan, grid = toy.make_plan(), grid_of(*[None] * 5)
+    with small_service(tmp_path) as service:
+        kind = rounds_of(grid, service)
+        kind.summons.nodes.for_round([0])
+        for node, config in ((11, {"delivery": "pir"}), (12, {"client": "secret"})):
+            grid.nodes[node] = (app(), config, {})
+        grid.nodes[13] = (lambda message, context: _crash(message), {}, {})
+        run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
+        (record,) = run.rounds(1)
+        grid.close()
+    assert (record.closed, len(record.lost_before), len(record.staleness)) == ("everyone", 3, 2)
+    assert record.incidents == [
+        "1 node failed: InputError",
+        "1 node failed: NotAdmittedError",
+        "1 node failed: client app raised exception",
+    ]
+
+
+def _crash(message):
+    words = "<class 'ValueError'>:<'secret'>"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, words), reply_to=message)
+
+
+def test_a_node_that_stays_silent_after_its_round_is_told_in_a_later_one(tmp_path):
+    """The goal is reached without it; its message expires while the next round is under way."""
+    plan = toy.make_plan(cohorts=Cohorts(len(toy.EXAMPLES), 5, over_selection=1.3))
+    grid = grid_of(*[None] * 7)
+    with small_service(tmp_path) as service:
+        kind = rounds_of(grid, service, seconds=20.0)
+        kind.summons.nodes.for_round([0])
+        grid.silent = {12}
+        run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
+        next(iter(run.rounds(1)))
+        grid.expire(12)
+        (second,) = run.rounds(2)
+        grid.close()
+    assert second.incidents == ["1 node did not answer in an earlier round"]
+    assert len(second.staleness) == 5
+
+
+def test_clients_without_a_node_are_counted(tmp_path):
+    plan = toy.make_plan()
+    asked = in_process(plan, 1)[1][0].clients
+    grid = grid_of(*asked[:3])
+    with small_service(tmp_path) as service:
+        _, (record,) = run_on(grid, service, plan, rounds=1)
+    assert record.incidents == [f"{len(asked) - 3} clients without a node"]
+    assert sorted(record.lost_before) == sorted(asked[3:])
 
 
 def test_nodes_for_other_clients_end_the_run_and_say_so(tmp_path):

@@ -40,4 +40,6 @@ def test_a_secure_run_is_the_plain_run_up_to_rounding(tmp_path):
     assert np.abs(found).max() > 0.1
     assert [len(record.staleness) for record in records] == [3, 3]
     assert all("second server" in record.seen_in_sum for record in records)
+    learned = {"first server": "who takes part", "second server": "who takes part"}
+    assert all(record.seen_by == learned for record in records)
     assert spooled == []  # no update has been at the slice service

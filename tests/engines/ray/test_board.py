@@ -83,3 +83,10 @@ def test_a_worker_takes_its_own_nodes_tasks_and_helps_others_when_it_has_none(no
     board = Board([Task(clients=1, home="a"), Task(clients=1, home="b"), Task(clients=1, home="b")])
     taken = board.take(node)
     assert taken == first if node != "c" else taken in (1, 2)
+
+
+def test_the_last_blocks_are_cut_so_that_workers_end_together():
+    """A block for each worker, in pieces; the others whole."""
+    steps = steps_of_sums(1000, ["a", "a"])
+    assert [len(step.jobs) for step in steps if step.kind == "train_and_add"] == [64] * 14
+    assert [len(step.jobs) for step in steps if step.kind == "train"] == [16] * 4 + [16, 16, 8]

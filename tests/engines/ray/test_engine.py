@@ -2,7 +2,9 @@
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from functools import partial
 
@@ -170,6 +172,37 @@ def test_a_cluster_that_is_not_there_is_named_at_once(address, kind, said, monke
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(kind, match=said):
         in_time(lambda: RayEngine(crowd.make_clients, address=address), 15)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
+def test_a_port_that_answers_and_is_not_ray_is_named_in_time(answer, monkeypatch):
+    """It speaks something else, hangs up, or says nothing at all."""
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("keyhole.engines.ray.session._ANSWER_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve():
+            with listener.accept()[0] as caller:
+                caller.recv(1000)
+                caller.sendall(answer or b"")
+                if answer is None:
+                    caller.recv(1000)  # until it gives up
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(WorkerError, match=f"Ray does not answer: got {address}"):
+            in_time(lambda: RayEngine(crowd.make_clients, address=address), 10)
+        thread.join(10)
+
+
+@pytest.mark.slow
+def test_workers_that_die_at_their_start_do_not_hide_behind_an_empty_crew(own_ray, tmp_path):
+    """Both die once before they are ready: others take their place before a round begins."""
+    with RayEngine(partial(crowd.make_clients_at_second_try, tmp_path), 2) as engine:
+        assert len(engine.pids) == 2
+        assert len(engine(crowd.make_clients(), JOBS[:10])) == 10
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch):

@@ -1,20 +1,24 @@
 """Faults on Ray while a round is under way: the run goes on, the record says so, nothing hangs."""
 
 import os
+import re
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from keyhole.engines.ray.engine import RayEngine
+from keyhole.engines.ray.graph import steps_of_sums
 from keyhole.engines.ray.session import connected
 from keyhole.errors import WorkerError
 from keyhole.training.loop import start_run
 from keyhole.training.record import encode_records
-from tests.engines import crowd
+from keyhole.training.round import run_round
+from tests.engines import crowd, wide
 from tests.engines.crowd import ONE_PIECE
 from tests.engines.ray.clusters import cluster_of
 from tests.training import toy
@@ -29,22 +33,27 @@ def train(execute=None):
     return toy.model_bytes(made.state), made.records
 
 
-def train_and_break(engine, mark, act):
-    """Trains; does `act` once clients of the first round are at work. Not longer than a minute."""
+@contextmanager
+def broken(mark, act, after=0.3):
+    """Does `act` so many seconds after the first client has begun. Not longer than a minute."""
 
     def wait_and_act():
         while not mark.exists():
             time.sleep(0.01)
-        time.sleep(0.3)
+        time.sleep(after)
         act()
 
     thread = threading.Thread(target=wait_and_act, daemon=True)
     thread.start()
     started = time.monotonic()
-    model, records = train(engine)
+    yield
     thread.join()
     assert time.monotonic() - started < 90
-    return model, records
+
+
+def train_and_break(engine, mark, act):
+    with broken(mark, act):
+        return train(engine)
 
 
 def without_incidents(records):
@@ -72,6 +81,7 @@ def test_a_killed_node_is_done_without(tmp_path):
             assert victim.node_id in engine.nodes
             kill = partial(cluster.remove_node, victim, allow_graceful=False)
             model, records = train_and_break(engine, mark, kill)
+            engine._crew.await_ready(3)
             assert victim.node_id not in engine.nodes
             assert len(engine.nodes) == 3, "another node has taken its place"
     alone = train()
@@ -80,6 +90,43 @@ def test_a_killed_node_is_done_without(tmp_path):
     (first, *_) = records[0].incidents
     assert "lost" in first
     assert "trained again" in first
+
+
+def test_results_that_are_lost_with_a_node_are_made_again(tmp_path):
+    """The clients of a block have trained there, and nobody has added them up."""
+    mark = tmp_path / "begun"
+    plan, alone = wide.make_plan(150), wide.make_clients()
+    with cluster_of(3) as cluster:
+        slow = partial(wide.make_slow_clients, mark)
+        with RayEngine(slow, address=cluster.address) as engine:
+            # The first nodes in this order have blocks of 64, in three pieces each.
+            victim = sorted(cluster.worker_nodes, key=lambda node: node.node_id)[0]
+            kill = partial(cluster.remove_node, victim, allow_graceful=False)
+            with broken(mark, kill, after=1.6):  # pieces of 25 clients take a second each
+                found, record = run_round(0, wide.make_state(), alone, plan, engine)
+    expected, record_alone = run_round(0, wide.make_state(), alone, plan)
+    assert [part.rows.tobytes() for part in found] == [part.rows.tobytes() for part in expected]
+    assert without_incidents([record]) == encode_records([record_alone])
+    told = "; ".join(record.incidents)
+    # Whether the node is gone with it may not be known yet.
+    assert re.search(r"worker lost[a-z ]*: \d+ clients trained again", told), told
+    assert re.search(r"results lost: \d+ clients trained again", told), told
+
+
+def test_sums_of_many_blocks_are_merged_on_their_nodes():
+    size, clients = 850, wide.make_clients()
+    plan = wide.make_plan(size)
+    with (
+        cluster_of(3) as cluster,
+        RayEngine(wide.make_clients, address=cluster.address) as engine,
+    ):
+        kinds = [step.kind for step in steps_of_sums(size, engine.nodes)]
+        assert kinds.count("merge") >= 6
+        assert kinds.count("train_and_add") >= 6
+        found, record = run_round(0, wide.make_state(), clients, plan, engine)
+    expected, record_alone = run_round(0, wide.make_state(), clients, plan)
+    assert [part.rows.tobytes() for part in found] == [part.rows.tobytes() for part in expected]
+    assert encode_records([record]) == encode_records([record_alone])
 
 
 class Other:

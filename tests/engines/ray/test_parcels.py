@@ -46,6 +46,13 @@ def test_what_differs_by_a_bit_is_not_common(other):
     assert as_bytes(unpack(pack(jobs, {}), {})) == as_bytes(jobs)
 
 
+def test_a_later_client_that_received_something_else_keeps_it():
+    jobs = [job(c, x=WHOLE) for c in range(2)] + [job(2, x=WHOLE[::-1]), job(3, y=WHOLE)]
+    common = common_leaves(jobs)
+    assert common.keys() == {"x"}
+    assert as_bytes(unpack(pack(jobs, common), common)) == as_bytes(jobs)
+
+
 def test_nan_is_the_same_as_itself():
     jobs = [job(c, x=np.full(3, np.nan, np.float32)) for c in range(2)]
     assert common_leaves(jobs).keys() == {"x"}

@@ -8,6 +8,7 @@ from keyhole.engines.ray.shards import ShardedTable, Shards
 from keyhole.errors import InputError, KeySpaceError, WorkerError
 from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD, Adam
+from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
 from keyhole.training.loop import resume_run, start_run
@@ -86,6 +87,76 @@ def test_keys_outside_the_table_are_refused_by_count(three):
         state.rows(place, np.array([1, 1000, -1]))
 
 
+@pytest.fixture(scope="module")
+def narrow(own_ray):
+    """Shards that rows reach and leave 256 bytes at a time: 21 rows of the table, or fewer."""
+    with Shards(3, most_bytes=256) as shards:
+        yield shards
+
+
+@pytest.mark.parametrize("make", [dense, lazy])
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=lambda o: type(o).__name__)
+def test_a_snapshot_of_shards_has_the_bytes_of_one_process(narrow, make, optimizer, tmp_path):
+    here, there = make(optimizer), make(optimizer)
+    for seed in range(2):
+        step(here, seed)
+        step(there, seed)
+    there = narrow.hold(there)  # with rows that were made before
+    for seed in range(2, 6):
+        step(here, seed)
+        step(there, seed)
+    for name, state in {"here": here, "there": there}.items():
+        save_snapshot(tmp_path / name, Snapshot(state, b"what goes with it"))
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
+
+    loaded = load_snapshot(tmp_path / "here", LAYOUT, into=narrow.hold(make(optimizer)).tables)
+    assert loaded.metadata == b"what goes with it"
+    assert [type(table) for table in loaded.state.tables] == [type(table) for table in there.tables]
+    for state in (here, loaded.state):
+        step(state, 6)
+    for name, state in {"here 7": here, "there 7": loaded.state}.items():
+        save_snapshot(tmp_path / name, Snapshot(state))
+    assert (tmp_path / "here 7").read_bytes() == (tmp_path / "there 7").read_bytes()
+
+
+@pytest.mark.parametrize("make", [dense, lazy])
+def test_no_more_than_a_piece_passes_through_this_process(
+    narrow, own_ray, make, tmp_path, monkeypatch
+):
+    state = make(Adam(0.1))
+    for seed in range(6):
+        step(state, seed)
+    path, passed = tmp_path / "snapshot", []
+    save_snapshot(path, Snapshot(state))
+    into = narrow.hold(make(Adam(0.1))).tables
+    monkeypatch.setattr("keyhole.server.snapshots.PIECE", 512)
+    put = own_ray.put
+    monkeypatch.setattr(own_ray, "put", lambda piece: passed.append(piece) or put(piece))
+    loaded = load_snapshot(path, LAYOUT, into=into)
+    there = next(table for table in loaded.state.tables if isinstance(table, ShardedTable))
+    for array in there.dump()[1].values():
+        passed += array.pieces()
+    assert max(piece.nbytes for piece in passed) <= 256
+    assert sum(piece.nbytes for piece in passed) > 4000
+
+
+def test_a_damaged_snapshot_is_refused_for_the_one_before_it(narrow, tmp_path):
+    made = start_run(narrow.hold(toy.make_state()), toy.make_clients(), toy.make_plan(), tmp_path)
+    list(made.rounds(2, snapshot_every=1))
+    made.close()
+    newest = max((tmp_path / "state").glob("snapshot-*"))
+    damaged = bytearray(newest.read_bytes())
+    damaged[-70] ^= 1
+    newest.write_bytes(damaged)
+    state = narrow.hold(toy.make_state())
+    again = resume_run(state, toy.make_clients(), toy.make_plan(), tmp_path)
+    alone = start_run(toy.make_state(), toy.make_clients(), toy.make_plan())
+    list(alone.rounds(2))
+    assert any("is damaged" in note for note in again.notes)
+    assert toy.model_bytes(again.state) == toy.model_bytes(alone.state)
+    again.close()
+
+
 def test_a_run_on_shards_is_stored_and_goes_on(three, tmp_path):
     alone = start_run(toy.make_state(Adam(0.1)), toy.make_clients(), toy.make_plan())
     list(alone.rounds(4))
@@ -93,8 +164,9 @@ def test_a_run_on_shards_is_stored_and_goes_on(three, tmp_path):
     made = start_run(state, toy.make_clients(), toy.make_plan(), tmp_path)
     list(made.rounds(2))
     made.close()
-    again = resume_run(toy.make_state(), toy.make_clients(), toy.make_plan(), tmp_path)
-    again.state = three.hold(again.state)
+    state = three.hold(toy.make_state(Adam(0.1)))
+    again = resume_run(state, toy.make_clients(), toy.make_plan(), tmp_path)
+    assert any(isinstance(table, ShardedTable) for table in again.state.tables)
     list(again.rounds(4, snapshot_every=1))
     again.close()
     assert toy.model_bytes(again.state) == toy.model_bytes(alone.state)
@@ -114,8 +186,8 @@ def test_a_lost_shard_is_an_error_and_the_run_goes_on_from_its_directory(own_ray
             list(rounds)
         made.close()
         with Shards(2) as others:
-            again = resume_run(toy.make_state(), toy.make_clients(), toy.make_plan(), tmp_path)
-            again.state = others.hold(again.state)
+            state = others.hold(toy.make_state())
+            again = resume_run(state, toy.make_clients(), toy.make_plan(), tmp_path)
             list(again.rounds(3))
             again.close()
             assert toy.model_bytes(again.state) == toy.model_bytes(alone.state)

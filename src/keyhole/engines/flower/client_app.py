@@ -19,6 +19,7 @@ from typing import TypeAlias
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from keyhole.engines.flower.incidents import FAILED
 from keyhole.engines.flower.messages import Call, Here, Report, read, write
 from keyhole.engines.flower.node_config import NodeConfig
 from keyhole.engines.flower.ways import participant_for
@@ -41,7 +42,6 @@ ParticipantOf: TypeAlias = Callable[[int, Context], Participant]
 
 # Errors whose messages may be seen at a server: they carry counts, never a key.
 _TOLD = (RequestError, ServiceError, DamageError, StorageError)
-_FAILED = 1000  # our code of a Flower error; those of Flower are below
 _LOG = logging.getLogger("flwr.keyhole")
 
 
@@ -82,7 +82,7 @@ def _answered(message: Message, work: Callable[[], Report | Here]) -> Message:
         content = write(work())
     except KeyholeError as error:  # of the message or the configuration: no client has begun
         _LOG.error("%s", error)
-        return Message(Error(_FAILED, f"{type(error).__name__}: {error}"), reply_to=message)
+        return Message(Error(FAILED, f"{type(error).__name__}: {error}"), reply_to=message)
     return Message(content, reply_to=message)
 
 

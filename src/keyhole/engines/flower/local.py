@@ -1,15 +1,12 @@
-"""A whole deployment on one machine: slice service, SuperLink, SuperNodes and the run.
+"""A whole deployment on one machine: its services, SuperLink, SuperNodes and the run.
 
 For a first look, and for tests. The processes are the ones that a deployment has, each with a log;
-a slice service that dies is started again, a SuperNode that dies is missed.
+a service that dies is started again, a SuperNode that dies is missed.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,15 +21,13 @@ from keyhole.engines.flower.processes import (
     last_line,
 )
 from keyhole.engines.flower.project import write_project
+from keyhole.engines.flower.services import LOOPBACK, Services, listens
 from keyhole.errors import ServiceError, WorkerError
 from keyhole.server.files import make_directory
-from keyhole.serving.service.access import new_key
 
-__all__ = ["LocalRun"]
+__all__ = ["CONNECTION", "LocalRun", "superlink_command", "supernode_command"]
 
-_HOST = "127.0.0.1"
-_SERVE = "from keyhole.cli.main import main; main()"
-_CONNECTION = """\
+CONNECTION = """\
 [superlink]
 default = "local"
 
@@ -40,8 +35,9 @@ default = "local"
 address = "{address}"
 insecure = true
 """
+"""What `config.toml` of Flower says of the SuperLink of a run on one machine."""
+
 _POLL = 0.25  # seconds between two looks at the children
-_URL = re.compile(r"serving .* at (http://\S+:\d+)")
 _ERROR = re.compile(r"keyhole\.errors\.\w+: (.+)")
 
 
@@ -54,6 +50,7 @@ class LocalRun:
         run: directory of the run.
         nodes: how many SuperNodes.
         config: further run config: the task, and what differs for its rounds.
+        is_secure: whether two slice servers and two aggregators stand in for the slice service.
         tell: called with a sentence when something happens that one should know.
     """
 
@@ -61,6 +58,7 @@ class LocalRun:
     run: Path
     nodes: int
     config: Mapping[str, Any]
+    is_secure: bool = False
     tell: Callable[[str], None] = lambda _: None
     _missed: set[str] = field(default_factory=set, repr=False)
 
@@ -74,58 +72,32 @@ class LocalRun:
             WorkerError: the run ended before it was done; the same again goes on with it.
             ServiceError: a part of the deployment did not start, or is gone.
         """
-        home = self.directory / "home"
+        home = (self.directory / "home").resolve()
         for path in (self.directory, home, self.directory / "rounds"):
             make_directory(path)
+        services = Services(self.directory, self.is_secure)
         with Children(self.directory / "logs", environment(home)) as children:
-            self._start(children)
+            self._start(children, services)
             while not is_done():
                 self._look(children)
+                services.look(children, self.tell)
                 time.sleep(_POLL)
 
-    def _start(self, children: Children) -> None:
-        service = self._serve(children, port=0)
-        address = f"{_HOST}:{free_port()}"
-        children.start("superlink", _superlink(address))
-        children.wait_for("superlink", lambda: _listens(address))
+    def _start(self, children: Children, services: Services) -> None:
+        address = f"{LOOPBACK}:{free_port()}"
+        children.start("superlink", superlink_command(address))
+        told = services.start(children)
+        children.wait_for("superlink", lambda: listens(address))
         for number in range(self.nodes):
-            children.start(f"supernode-{number}", _supernode(address))
-        self._write_app(service)
-        (self.directory / "home" / "config.toml").write_text(_CONNECTION.format(address=address))
+            children.start(f"supernode-{number}", supernode_command(address))
+        rounds = {"run": str(self.run.resolve()), "least-nodes": self.nodes, **told}
+        write_project(self.directory / "app", {**self.config, **rounds}, replace=True)
+        (self.directory / "home" / "config.toml").write_text(CONNECTION.format(address=address))
         app = str(self.directory / "app")
         children.start("run", [flower_command("flwr"), "run", app, "local", "--stream"])
 
-    def _write_app(self, service: str) -> None:
-        rounds = {
-            "run": str(self.run.resolve()),
-            "rounds-directory": str((self.directory / "rounds").resolve()),
-            "service": service,
-            "token-key": str(self._keys().resolve()),
-            "least-nodes": self.nodes,
-        }
-        write_project(self.directory / "app", {**self.config, **rounds}, replace=True)
-
-    def _serve(self, children: Children, port: int) -> str:
-        """Starts the slice service; returns its URL."""
-        log = children.log_of("service")
-        begin = log.stat().st_size if log.exists() else 0
-        rounds, keys = str(self.directory / "rounds"), str(self._keys())
-        command = [sys.executable, "-c", _SERVE, "serve", rounds, "--token-key", keys]
-        children.start("service", [*command, "--host", _HOST, "--port", str(port)])
-        children.wait_for("service", lambda: _url(log, begin) is not None)
-        return _url(log, begin) or ""
-
-    def _keys(self) -> Path:
-        """The file of the signing key, made where it is missing; its owner alone can read it."""
-        path = self.directory / "keys"
-        if not path.exists():
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(new_key() + "\n")
-        return path
-
     def _look(self, children: Children) -> None:
-        """Starts the service again where it has died; notices who else has."""
+        """Notices who has died."""
         if not children.is_alive("run"):
             raise self._ended(children)
         if not children.is_alive("superlink"):
@@ -135,10 +107,6 @@ class LocalRun:
                 allowed="a SuperLink until the run is done",
                 fix="the same command goes on with the run",
             )
-        if not children.is_alive("service"):
-            self.tell("the slice service is gone and is started again")
-            url = _url(children.log_of("service"), 0) or ""
-            self._serve(children, int(url.rpartition(":")[2]))
         for name in (f"supernode-{number}" for number in range(self.nodes)):
             if name not in self._missed and not children.is_alive(name):
                 self._missed.add(name)
@@ -155,27 +123,14 @@ class LocalRun:
         )
 
 
-def _superlink(address: str) -> list[str]:
+def superlink_command(address: str) -> list[str]:
+    """What starts a SuperLink at `host:port`, without TLS."""
     host, _, port = address.rpartition(":")
     command = [flower_command("flower-superlink"), "--insecure", "--host", host, "--port", port]
     return [*command, "--disable-runtime-dependency-installation"]
 
 
-def _supernode(address: str) -> list[str]:
+def supernode_command(address: str) -> list[str]:
+    """What starts a SuperNode on this machine, for the SuperLink at `host:port`."""
     command = [flower_command("flower-supernode"), "--insecure", "--superlink", address]
-    return [*command, "--host", _HOST, "--port", str(free_port())]
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def _url(log: Path, begin: int) -> str | None:
-    """What the service says of where it listens, since `begin`."""
-    found = _URL.search(log.read_bytes()[begin:].decode("utf-8", "replace"))
-    return None if found is None else found[1]
+    return [*command, "--host", LOOPBACK, "--port", str(free_port())]

@@ -97,6 +97,7 @@ class Nodes:
             CohortError: too few nodes came, or none of them stands for a client of the round.
         """
         until = self.clock() + self.seconds
+        self._failed = {}  # whoever could not answer then may be able to now
         while True:
             here = self.look()
             found = assign(asked, here, self.silent)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from keyhole.engines.flower.descendants import end, hold_descendants
 from keyhole.errors import InputError, ServiceError
 
 __all__ = ["QUIET", "Children", "environment", "flower_command", "free_port", "last_line"]
@@ -101,15 +102,17 @@ class Children:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ends all, the last one first."""
+        """Ends all, the last one first, and what they have started."""
+        started = hold_descendants(child.pid for child in self._running.values())
         for name in reversed(self._running):
             self._signal(name, signal.SIGTERM)
         until = time.monotonic() + _PATIENCE
         for name, child in self._running.items():
             with suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, until - time.monotonic()))
-            self._signal(name, signal.SIGKILL)  # what it had started, too
+            self._signal(name, signal.SIGKILL)  # its group, too
             child.wait()
+        end(started)
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Starts a child in a group of its own: Ctrl-C of a terminal reaches this process alone.

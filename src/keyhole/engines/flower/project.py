@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def write_project(directory: Path, config: Mapping[str, Any], *, replace: bool =
 
 
 def _toml(name: str, value: Any) -> str:
-    """A value as TOML has it; JSON writes texts, numbers and truth values the same way."""
+    """A value as TOML has it; JSON writes texts, finite numbers and truth values the same way."""
     if not isinstance(value, str | int | float):
         raise InputError(
             f"the run config has a {name} that TOML cannot hold",
@@ -84,4 +85,6 @@ def _toml(name: str, value: Any) -> str:
             allowed="a text, a number or a truth value",
             fix="leave it out",
         )
+    if isinstance(value, float) and not isfinite(value):
+        return repr(value)
     return json.dumps(value, ensure_ascii=False)

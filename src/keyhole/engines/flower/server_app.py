@@ -78,6 +78,7 @@ def rounds_on(grid: Grid, config: RoundsConfig, publisher: Publisher) -> Served:
         inbox_of(config),
         summons,
         seconds=config.round_seconds,
+        fetched="pir" if config.delivery == "pir" else "pregenerated",
     )
 
 

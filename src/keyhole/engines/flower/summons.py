@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -16,6 +17,7 @@ from flwr.app import DEFAULT_TTL, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from keyhole.engines.flower.incidents import failure_of, sentences, told_by_a_node
 from keyhole.engines.flower.messages import TRAIN, Call, Report, read, write
 from keyhole.engines.flower.nodes import Nodes
 from keyhole.errors import MalformedError
@@ -83,6 +85,7 @@ class FlowerSummons:
     _sent: dict[str, _Sent] = field(default_factory=dict, repr=False)  # message -> what it was
     _round: str | None = None
     _pending: list[Event] = field(default_factory=list, repr=False)
+    _incidents: Counter[tuple[str, str]] = field(default_factory=Counter, repr=False)
     _next_look: float = 0.0
 
     def call(self, round_id: str, t: int, asked: Sequence[int], seconds: float) -> None:
@@ -97,7 +100,8 @@ class FlowerSummons:
         Raises:
             CohortError: too few nodes, for as long as they are waited for.
         """
-        self._forget_silent()
+        if self._sent:
+            self._look(self.clock())
         self._round, self._pending = round_id, []
         shares = self.nodes.for_round(asked)
         ttl = min(seconds, float(DEFAULT_TTL)) if isfinite(seconds) else float(DEFAULT_TTL)
@@ -112,6 +116,7 @@ class FlowerSummons:
         _LOG.info("round %d: %d clients called at %d nodes", t, len(there), len(shares))
         if away:
             _LOG.warning("round %d: no node stands for %d clients", t, len(away))
+            self._incidents["client", "without a node"] += len(away)
 
     def news(self, now: float) -> Sequence[Event]:
         """What became of devices since last asked; looks at replies every so often."""
@@ -122,8 +127,18 @@ class FlowerSummons:
         return events
 
     def over(self) -> None:
-        """The round has closed. Replies still on their way are read in the next one."""
+        """The round has closed. Replies still on their way are read in the next one, unless their
+        time is up: then their nodes are silent."""
+        now = self.clock()
+        if any(now >= sent.until for sent in self._sent.values()):
+            self._look(now)
+            self._give_up(now)
         self._round, self._pending = None, []
+
+    def incidents(self) -> list[str]:
+        """Nodes that failed or were silent, and clients that failed, since this was last asked."""
+        told, self._incidents = self._incidents, Counter()
+        return sentences(told)
 
     def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> Call:
         ring, where, now = self.keyring, self.addresses, self.wall()
@@ -157,36 +172,47 @@ class FlowerSummons:
     def _hear(self, sent: _Sent, reply: Message, now: float) -> list[Event]:
         """What a reply says of the clients that its message named."""
         if reply.has_error():
-            _LOG.warning("a node failed for %d clients: %s", len(sent.clients), reply.error.reason)
-            self.nodes.silent.add(sent.node)
             is_expired = reply.error.code in _EXPIRED
+            self._miss(sent, "did not answer" if is_expired else failure_of(reply.error))
             return [] if is_expired else [Dropped(client, now) for client in sent.clients]
         self.nodes.silent.discard(sent.node)
         try:
             report = read(reply.content, Report)
         except MalformedError as error:
             _LOG.warning("a reply cannot be read: %s", error)
+            self._note("node", "sent a reply that cannot be read", sent)
             return [Refused(client, now) for client in sent.clients]
         self.on_report(sent.round, report)
         said = zip(report.outcomes, report.reasons, strict=True)
         told = dict(zip(report.clients, said, strict=True))
-        return [e for c in sent.clients for e in _events(c, *told.get(c, ("failed", "")), now)]
+        events = []
+        for client in sent.clients:
+            outcome, reason = told.get(client, ("failed", "not in the reply"))
+            events.append(_event(client, outcome, now))
+            if outcome == "failed":
+                self._note("client", f"failed: {told_by_a_node(reason)}", sent)
+        return events
 
-    def _forget_silent(self) -> None:
-        """Nodes whose time was up without a word are asked again only where no other is there."""
-        now = self.clock()
-        if self._sent:
-            self._look(now)
+    def _give_up(self, now: float) -> None:
+        """Nodes whose time is up without a word are asked again only where no other is there."""
         for message, sent in list(self._sent.items()):
-            if now >= sent.until - 1.0:  # a round that closes by time closes just before
+            if now >= sent.until:
                 del self._sent[message]
-                self.nodes.silent.add(sent.node)
-                _LOG.warning("a node did not answer in time for %d clients", len(sent.clients))
+                self._miss(sent, "did not answer")
+
+    def _miss(self, sent: _Sent, what: str) -> None:
+        self.nodes.silent.add(sent.node)
+        self._note("node", what, sent)
+
+    def _note(self, who: str, what: str, sent: _Sent) -> None:
+        """What went wrong, for the log and the record."""
+        when = "" if sent.round == self._round else " in an earlier round"
+        _LOG.warning("a %s %s%s", who, what, when)
+        self._incidents[who, f"{what}{when}"] += 1
 
 
-def _events(client: int, outcome: str, reason: str, now: float) -> list[Event]:
+def _event(client: int, outcome: str, now: float) -> Event:
     """An update that was sent is seen where it arrives; here only what else happened."""
     if outcome == "failed":
-        _LOG.warning("a client cannot take part: %s", reason)
-        return [Refused(client, now)]
-    return [Reached(client, now) if outcome == "sent" else Dropped(client, now)]
+        return Refused(client, now)
+    return Reached(client, now) if outcome == "sent" else Dropped(client, now)

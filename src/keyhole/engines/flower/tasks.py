@@ -9,6 +9,8 @@ sizes.neurons = 100                     sizes.*, keys.* and keys-per-client.* (0
 keys.neuron = "independent"
 keys-per-client.neuron = 50
 shared-keys, over, negatives, sampling  as `Arm` has them
+aggregation = "secure-sparse"           with two aggregators; value-clip and ring-bits of their sums
+privacy.noise = 1.0                     privacy.*: noise that they add, as `Privacy` has it
 """
 
 from __future__ import annotations
@@ -36,12 +38,24 @@ from keyhole.tasks.named import task_named
 from keyhole.tasks.task import Settings
 from keyhole.training.clients import Clients
 from keyhole.training.devices import keep_compiled, use_cpu_devices
+from keyhole.training.privacy import Privacy
 from keyhole.training.record import RoundRecord
 
 __all__ = ["TaskClients", "arm_config", "read_arm", "train_task"]
 
 _LOG = logging.getLogger("flwr.keyhole")
-_FURTHER = ("shared_keys", "over", "negatives", "sampling", "seed")
+_FURTHER = (
+    "shared_keys",
+    "over",
+    "negatives",
+    "aggregation",
+    "value_clip",
+    "ring_bits",
+    "is_signed",
+    "sampling",
+    "seed",
+)
+_TABLES = ("settings", "sizes", "keys", "keys-per-client", "privacy")
 _USUAL_WORDS = 10_000  # of synthetic posts, as `keyhole train` has it
 
 
@@ -56,12 +70,9 @@ def arm_config(arm: Arm) -> dict[str, Any]:
     counts = {space: 0 if m is None else m for space, m in arm.keys_per_client.items()}
     told: dict[str, Any] = {"task": arm.task}
     told |= {name.replace("_", "-"): getattr(arm, name) for name in _FURTHER}
-    for table, values in (
-        ("settings", settings),
-        ("sizes", arm.sizes),
-        ("keys", arm.keys),
-        ("keys-per-client", counts),
-    ):
+    privacy = {name: value for name, value in (arm.privacy or {}).items() if value is not None}
+    tables = (settings, arm.sizes, arm.keys, counts, privacy)
+    for table, values in zip(_TABLES, tables, strict=True):
         told |= {f"{table}.{name}": value for name, value in values.items()}
     return told
 
@@ -72,21 +83,13 @@ def read_arm(config: Mapping[str, Any]) -> Arm:
     Raises:
         InputError: there is no such task, setting, size or key space.
     """
-    tables: dict[str, dict[str, Any]] = {
-        name: {} for name in ("settings", "sizes", "keys", "keys-per-client")
-    }
+    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     for name, value in config.items():
         table, _, entry = name.partition(".")
         if entry and table in tables:
             tables[table][entry] = value
-    unknown = sorted(tables["settings"].keys() - {f.name for f in fields(Settings)})
-    if unknown:
-        raise InputError(
-            "the run config has settings that no task has",
-            got=", ".join(unknown),
-            allowed=", ".join(f.name for f in fields(Settings)),
-            fix="check how they are spelled",
-        )
+    for table, kind in (("settings", Settings), ("privacy", Privacy)):
+        _check_names(table, tables[table], {f.name for f in fields(kind)})
     most = tables["settings"].get("max_examples")
     changes = tables["settings"] | ({"max_examples": None} if most == 0 else {})
     further = {name: config[name.replace("_", "-")] for name in _FURTHER if _has(config, name)}
@@ -96,8 +99,20 @@ def read_arm(config: Mapping[str, Any]) -> Arm:
         keys=tables["keys"],
         keys_per_client={space: m or None for space, m in tables["keys-per-client"].items()},
         changes=changes,
+        privacy=tables["privacy"] or None,
         **further,
     )
+
+
+def _check_names(table: str, given: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise InputError(
+            f"the run config has {table} that no task has",
+            got=", ".join(unknown),
+            allowed=", ".join(sorted(known)),
+            fix="check how they are spelled",
+        )
 
 
 def _has(config: Mapping[str, Any], name: str) -> bool:

@@ -28,6 +28,9 @@ _QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # a lost worker is told in the record, not on the screen
 }
 _ANSWER_SECONDS = 10
+# A client's greeting in HTTP/2: the preface, and a frame of settings (type 4) that has none.
+_SETTINGS, _FRAME_HEAD = 4, 9
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 _CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0 lets Ray use loopback alone, on Linux as well
 
 
@@ -113,24 +116,43 @@ def _start(ray: Any, address: str | None, cpus: int | None) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raises WorkerError where nobody listens: Ray itself would go on asking for many minutes."""
+    """Raises WorkerError where nobody listens, or somebody who is not Ray: Ray itself would go on
+    asking for many minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in address:
         raise InputError(
             "not the address of a Ray cluster", got=address, allowed="HOST:PORT", fix="pass one"
         )
     try:
-        socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+        with socket.create_connection((host, int(port)), _ANSWER_SECONDS) as connection:
+            _check_speaks(connection)
     except OSError as error:
         raise _no_answer(address, error) from error
+
+
+def _check_speaks(connection: socket.socket) -> None:
+    """Raises OSError unless HTTP/2 is spoken, as by every gRPC server: the answer to the client's
+    greeting begins with settings (RFC 9113, section 3.4). Behind TLS that is not asked for."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+        return
+    connection.sendall(_GREETING)
+    answer = b""
+    while len(answer) < _FRAME_HEAD:
+        found = connection.recv(_FRAME_HEAD - len(answer))
+        if not found:
+            raise ConnectionError("what listens there is not Ray")
+        answer += found
+    if answer[3] != _SETTINGS:
+        raise ConnectionError("what listens there is not Ray")
 
 
 def _no_answer(address: str, error: Exception) -> WorkerError:
     return WorkerError(
         "Ray does not answer",
         got=f"{address}: {(str(error) or type(error).__name__).splitlines()[0]}",
-        allowed="a running Ray of the same version",
-        fix="ray start --head on its first machine; pass the address that it prints",
+        allowed="a running Ray of the same version, with the same token",
+        fix="ray start --head on its first machine; pass the address that it prints, with "
+        "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH as there",
     )
 
 

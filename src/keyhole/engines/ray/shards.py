@@ -6,15 +6,20 @@ the same code as in one process, hence the same bytes for any number of shards.
 
 What lasts: shards hold rows in memory and nothing else. A run with a directory writes each step to
 its log before the shards apply it, so a run that loses a shard stops with an error and goes on from
-its directory. Snapshots, and going on, bring the rows that exist through this process one table
-after the other: its machine needs room for them then, and only then.
+its directory. Snapshots, and going on, bring rows through this process a piece at a time, never
+more than `most_bytes`; the files have the bytes of a state in one process, and either can go on
+from the other's.
+
+    with Shards(8, address="10.0.0.1:6379") as shards:
+        run = start_run(shards.hold(state), clients, plan, directory)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -22,11 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.engines.ray.session import connected
+from keyhole.engines.ray.shard import Shard
 from keyhole.errors import InputError, WorkerError
 from keyhole.server.optimizers import Optimizer
-from keyhole.server.snapshots import dump_table, load_table
 from keyhole.server.state import ServerState
-from keyhole.server.tables import DenseTable, LazyTable, Table, check_keys
+from keyhole.server.stored_tables import PIECE, Fill, StoredArray, dump_table, rows_of_piece
+from keyhole.server.tables import Table, check_keys
 from keyhole.types import Array, KeyArray
 
 __all__ = ["ShardedTable", "Shards"]
@@ -38,22 +44,24 @@ class Shards:
     Args:
         count: how many, spread over the nodes.
         address: of a cluster; None starts Ray on this machine, unless the process is connected.
+        most_bytes: of rows that are on their way to or from the shards at once, when they move.
 
     Raises:
         InputError: Ray is not installed, or `count` is below 1.
         WorkerError: the cluster does not answer.
     """
 
-    def __init__(self, count: int, *, address: str | None = None) -> None:
+    def __init__(self, count: int, *, address: str | None = None, most_bytes: int = PIECE) -> None:
         if count < 1:
             raise InputError(
                 "number of shards is out of range", got=count, allowed="1 or more", fix="pass one"
             )
+        self._most_bytes = most_bytes
         with ExitStack() as stack:
             self._ray = stack.enter_context(connected(address))
             # No CPU of their own: they work while clients wait, and clients while they wait.
             options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-            make = self._ray.remote(_Shard).options(**options).remote
+            make = self._ray.remote(Shard).options(**options).remote
             self._actors = [make() for _ in range(count)]
             stack.callback(self._end)
             self._stack = stack.pop_all()
@@ -77,7 +85,8 @@ class Shards:
         """Returns a state whose tables are those of `state`, moved to the shards.
 
         A lazy state moves before it has rows, however many keys it has. Tables of fewer keys than
-        shards, such as what is not cut, stay in this process.
+        shards, such as what is not cut, stay in this process. A state that was held before is let
+        go of by its shards.
 
         Args:
             state: taken over; let go of it to free its memory.
@@ -91,18 +100,18 @@ class Shards:
         return replace(state, tables=tables)
 
     def _move(self, place: int, table: Table, optimizer: Optimizer) -> ShardedTable:
-        described, arrays = dump_table(table)
         count = len(self._actors)
         bounds = np.array([table.num_keys * i // count for i in range(count + 1)], np.int64)
-        sharded = ShardedTable(self._ray, self._actors, place, bounds, table.width, optimizer)
-        # Another state may have been held before: its tables are replaced.
-        sharded.ask_all(
-            "hold",
-            [
-                (described, _cut(arrays, first, last), table.num_keys, first, optimizer)
-                for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-            ],
+        sharded = ShardedTable(
+            self._ray, self._actors, place, bounds, table.width, optimizer, self._most_bytes
         )
+        described, arrays = dump_table(table)
+        fill = sharded.refill(described, {name: a.shape for name, a in arrays.items()})
+        for name, array in arrays.items():
+            start = 0
+            for piece in array.pieces():
+                fill(name, start, piece)
+                start += len(piece)
         return sharded
 
     def _end(self) -> None:
@@ -121,6 +130,7 @@ class ShardedTable:
         bounds: KeyArray,
         width: int,
         optimizer: Optimizer,
+        most_bytes: int,
     ) -> None:
         self.width = width
         self._ray = ray
@@ -128,6 +138,9 @@ class ShardedTable:
         self._place = place
         self._bounds = bounds
         self._optimizer = optimizer
+        self._most_bytes = most_bytes
+        self._described: dict[str, Any] = {}
+        self._reserved = 0
 
     @property
     def num_keys(self) -> int:
@@ -151,7 +164,10 @@ class ShardedTable:
 
     def reserve(self, keys: KeyArray) -> KeyArray:
         """Implements `Table.reserve`: shards make room; slots are the keys themselves."""
-        self._ask("reserve", {shard: (keys[at],) for shard, at in self._split(keys).items()})
+        first = self._reserved
+        self._reserved += len(keys)
+        cuts = self._split(keys)
+        self._ask("reserve", {shard: (keys[at], first + at) for shard, at in cuts.items()})
         return keys
 
     def step(self, slots: KeyArray, rows: NDArray[np.float32], now: int, threads: int = 1) -> None:
@@ -164,12 +180,64 @@ class ShardedTable:
         found = self.ask_all("touched_after", [(step,)] * len(self._actors))
         return np.concatenate([np.asarray(keys, np.int64) for keys in found])
 
-    def gather(self) -> DenseTable | LazyTable:
-        """All of it in this process, as `Gathered` says; rows of a lazy table in order of keys'
-        ranges."""
-        found = self.ask_all("dump", [()] * len(self._actors))
-        arrays = {name: np.concatenate([own[name] for _, own in found]) for name in found[0][1]}
-        return load_table(self.num_keys, found[0][0], arrays, self._optimizer)
+    def dump(self) -> tuple[dict[str, Any], dict[str, StoredArray]]:
+        """Implements `RemoteTable.dump`: rows of a lazy table in the order in which they were made,
+        in whatever shard."""
+        held = self.ask_all("shapes", [()] * len(self._actors))
+        stored = {}
+        for name, (dtype, shape) in held[0].items():
+            count = sum(own[name][1][0] for own in held)
+            whole = (count, *shape[1:])
+            rows = rows_of_piece(dtype, whole, self._most_bytes)
+            pieces = self._in_order if "keys" in held[0] else self._side_by_side
+            counts = [own[name][1][0] for own in held]
+            stored[name] = StoredArray(dtype, whole, partial(pieces, name, counts, rows))
+        return dict(self._described), stored
+
+    def refill(self, described: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Fill:
+        """Implements `RemoteTable.refill`."""
+        is_dense = described["kind"] == "dense"
+        count, width = shapes["values"]
+        if width != self.width or (is_dense and count != self.num_keys):
+            raise ValueError(f"{count} rows of {width} numbers")
+        spans = zip(self._bounds[:-1].tolist(), self._bounds[1:].tolist(), strict=True)
+        given = (described, self.num_keys, self.width, self._optimizer)
+        self.ask_all("begin", [(first, last, *given) for first, last in spans])
+        self._described = dict(described)
+        self._reserved = count
+        return self._fill
+
+    def _fill(self, name: str, start: int, piece: Array) -> None:
+        """Hands on what fits into a piece of our own; shards take from it what is theirs."""
+        rows = rows_of_piece(piece.dtype, piece.shape, self._most_bytes)
+        for at in range(0, len(piece), rows):
+            cut = self._ray.put(np.ascontiguousarray(piece[at : at + rows]))
+            first, last = start + at, start + min(at + rows, len(piece))
+            is_dense, bounds = self._described["kind"] == "dense", self._bounds
+            shards = [
+                shard
+                for shard in range(len(self._actors))
+                if not is_dense or (bounds[shard] < last and first < bounds[shard + 1])
+            ]
+            self._ask("fill", dict.fromkeys(shards, (name, first, cut)))
+
+    def _side_by_side(self, name: str, counts: Sequence[int], rows: int) -> Iterator[Array]:
+        """The pieces of one shard after those of the other."""
+        for shard, count in enumerate(counts):
+            for at in range(0, count, rows):
+                yield self._ask("dump", {shard: (name, at, min(at + rows, count))})[shard]
+
+    def _in_order(self, name: str, counts: Sequence[int], rows: int) -> Iterator[Array]:
+        """Pieces of all shards, rows by the numbers that they got when they were made."""
+        share = max(1, rows // len(counts))
+        done = [0] * len(counts)
+        while sum(done) < sum(counts):
+            # No shard has more than its share of rows below the smallest of these numbers.
+            below = min(self.ask_all("number_of", [(at + share,) for at in done]))
+            found = self.ask_all("dump_below", [(name, at, below) for at in done])
+            order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
+            yield np.concatenate([own for _, own in found])[order]
+            done = [at + len(own) for at, (_, own) in zip(done, found, strict=True)]
 
     def ask_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of every shard."""
@@ -199,62 +267,3 @@ class ShardedTable:
                 allowed="all of them",
                 fix="resume the run from its directory; without one, start again",
             ) from error
-
-
-class _Shard:
-    """In an actor: a range of keys of every table."""
-
-    def __init__(self) -> None:
-        self._tables: dict[int, tuple[DenseTable | LazyTable, int]] = {}
-        self._slots: dict[int, KeyArray] = {}
-
-    def hold(
-        self,
-        place: int,
-        described: Mapping[str, Any],
-        arrays: Mapping[str, Array],
-        num_keys: int,
-        first: int,
-        optimizer: Optimizer,
-    ) -> None:
-        """Takes the rows of one table; what Ray hands over cannot be written to."""
-        own = {name: np.array(array) for name, array in arrays.items()}
-        # A dense table counts its rows from 0; a lazy one knows its keys.
-        offset = first if described["kind"] == "dense" else 0
-        self._tables[place] = load_table(num_keys, described, own, optimizer), offset
-
-    def rows(self, place: int, keys: KeyArray, now: int, threads: int) -> NDArray[np.float32]:
-        """See `Table.rows`."""
-        table, offset = self._tables[place]
-        return table.rows(keys - offset, now, threads)
-
-    def reserve(self, place: int, keys: KeyArray) -> None:
-        """See `Table.reserve`; slots stay here, for the step that follows."""
-        table, offset = self._tables[place]
-        self._slots[place] = table.reserve(keys - offset)
-
-    def step(self, place: int, rows: Array, now: int, threads: int) -> None:
-        """See `Table.step`."""
-        self._tables[place][0].step(self._slots.pop(place), np.array(rows), now, threads)
-
-    def touched_after(self, place: int, step: int) -> KeyArray:
-        """See `Table.touched_after`."""
-        table, offset = self._tables[place]
-        return table.touched_after(step) + offset
-
-    def nbytes(self, place: int) -> int:
-        """See `Table.nbytes`."""
-        return self._tables[place][0].nbytes
-
-    def dump(self, place: int) -> tuple[dict[str, Any], dict[str, Array]]:
-        """See `dump_table`."""
-        return dump_table(self._tables[place][0])
-
-
-def _cut(arrays: Mapping[str, Array], first: int, last: int) -> dict[str, Array]:
-    """What belongs to keys first..last: rows by place, or by the keys that stand beside them."""
-    keys = arrays.get("keys")
-    if keys is None:
-        return {name: array[first:last] for name, array in arrays.items()}
-    mine = (keys >= first) & (keys < last)
-    return {name: array[mine] for name, array in arrays.items()}

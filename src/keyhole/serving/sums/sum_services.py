@@ -110,6 +110,7 @@ class SumServices:
         self._stop = threading.Event() if stop is None else stop
         self._round: _Round | None = None
         self._look = _Look()
+        self._was_away = False
 
     def __repr__(self) -> str:
         return f"SumServices({self._both[0]!r}, {self._both[1]!r})"
@@ -143,6 +144,7 @@ class SumServices:
             noise=ready.noise,
         )
         self._round, self._look = _Round(layout, plan, tuple(asked), terms), _Look()
+        self._was_away = False
         return sum_settings(terms)
 
     def begin(self, round_id: str) -> None:
@@ -186,7 +188,8 @@ class SumServices:
         arrived = [visit.client for visit in visits if visit.fate in ("sent", "late")]
         up = dict.fromkeys(arrived, whole_upload_bytes(now.terms))
         cost = pregenerated_cost(now.layout, {}, coding)
-        return Gathered(visits, cost, replace(summed, bytes_up=up))
+        incidents = ("an aggregator was away for a while",) * self._was_away
+        return Gathered(visits, cost, replace(summed, bytes_up=up), incidents)
 
     def _sum(self, round_id: str, taken: Sequence[str]) -> tuple[Summed, frozenset[str]]:
         """The sum, and whose updates are in it."""
@@ -215,7 +218,7 @@ class SumServices:
                     return found
                 waiting = next((one.waiting for one in found if one.waiting), "not done yet")
             except ServiceError as error:
-                waiting = f"{error.wrong}: {error.got}"
+                waiting, self._was_away = f"{error.wrong}: {error.got}", True
             if self._clock() >= until:
                 raise ServiceError(
                     "the aggregators do not come to an end",
@@ -233,7 +236,7 @@ class SumServices:
             try:
                 self._look = self._read([each.status(round_id) for each in self._both])
             except ServiceError:  # one is away: the deadline of the round goes on
-                self._look = replace(self._look, at=self._clock())
+                self._look, self._was_away = replace(self._look, at=self._clock()), True
         return self._look
 
     def _read(self, found: Sequence[SumStatus]) -> _Look:

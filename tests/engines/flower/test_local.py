@@ -1,0 +1,157 @@
+"""`keyhole flower local`: one command trains, ends all it has started, goes on, and stays here."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from keyhole.training.record import read_records
+from tests.engines.flower.outward import outward, started, variables
+
+KEYHOLE = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]
+TASK = ["so_tag", "--m", "10", "--size", "words=500", "--rounds", "2", "--cohort", "2"]
+SOON = 20.0  # seconds for all processes to end
+PARTS = ("flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-clientapp", "serve")
+
+
+class Command:
+    """`keyhole flower local` in a folder of its own."""
+
+    def __init__(self, folder, *args):
+        self.folder, self.args, self.last = folder, [*TASK, *args], None
+        self.env = {
+            **os.environ,
+            **variables(folder / "notes"),
+            "KEYHOLE_CACHE": str(folder / "cache"),
+            "JAX_PLATFORMS": "cpu",
+        }
+
+    def start(self, *command):
+        command = command or ("flower", "local", "--out", "on-flower", "--over-selection", "1")
+        self.last = subprocess.Popen(
+            [*KEYHOLE, *command, *self.args],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return self.last
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.last.terminate()  # a test that has failed leaves it running
+        self.last.communicate()
+
+    def finish(self, process, seconds=200.0):
+        """The exit code, and what was printed."""
+        try:
+            printed, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise AssertionError(process.communicate()[0]) from None
+        return process.returncode, printed
+
+    def processes(self, part=""):
+        """Command lines of what it has started and that lives."""
+        home = f"{self.folder}/on-flower"
+        found = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+        lines = [_read(path / "cmdline") for path in found if home in _read(path / "environ")]
+        return [line for line in lines if part in line]
+
+    def wait_for_a_client(self, process, seconds=120.0):
+        """Until a round is under way."""
+        until = time.monotonic() + seconds
+        while not self.processes("flwr-clientapp"):
+            assert time.monotonic() < until, self.processes()
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.2)
+
+    def is_gone(self, seconds=5.0):
+        """Whether all of it ends soon: what was killed takes a moment to go."""
+        until = time.monotonic() + seconds
+        while self.processes() and time.monotonic() < until:
+            time.sleep(0.1)
+        return not self.processes()
+
+    def found(self, pattern):
+        (path,) = self.folder.glob(pattern)
+        return path
+
+
+def _read(path):
+    try:
+        return path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""  # it has ended
+
+
+def tables_of(folder):
+    """Numbers of the last model and of its optimizer, for 500 words and 500 tags; what the file has
+    before them tells of the run."""
+    last = max(folder.glob("*/trial-0/state/snapshot-*"))
+    return last.name, last.read_bytes()[-2 * 500 * 500 * 4 :]
+
+
+@pytest.mark.slow
+def test_signals_end_a_run_with_all_its_processes_and_the_same_command_goes_on(tmp_path):
+    with Command(tmp_path) as command:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = command.start()
+            command.wait_for_a_client(process)
+            process.send_signal(number)
+            code, printed = command.finish(process, SOON)
+            assert (code, printed.splitlines()[-1]) == (130, "keyhole: interrupted")
+            assert command.is_gone()
+        code, printed = command.finish(command.start())
+        assert code == 0, printed
+        assert command.is_gone()
+        alone = command.finish(command.start("train", "--out", "alone"))
+        assert alone[0] == 0, alone[1]
+    records = read_records(command.found("on-flower/*/trial-0/records.jsonl"))
+    assert [(record.closed, len(record.staleness)) for record in records] == [("goal", 2)] * 2
+
+    # The model is that of a run in one process, byte for byte.
+    name, tables = tables_of(tmp_path / "alone")
+    assert tables_of(tmp_path / "on-flower") == (name, tables)
+    assert len(set(tables)) > 100
+
+    # All processes were watched, and none of them looked beyond this machine.
+    assert started(tmp_path / "notes", *PARTS) == list(PARTS)
+    assert outward(tmp_path / "notes") == []
+
+
+@pytest.mark.slow
+def test_one_command_makes_secure_rounds_with_noise(tmp_path):
+    with Command(tmp_path, "--secure", "--dp-noise", "0.5", "--dp-clip", "1") as command:
+        process = command.start()
+        command.wait_for_a_client(process)
+        # Two slice servers and two aggregators; each may have several processes.
+        assert len(set(command.processes(" --pir "))) == 2
+        assert len(set(command.processes(" --party "))) == 2
+        code, printed = command.finish(process)
+        assert code == 0, printed
+        assert command.is_gone()
+    (folder,) = (tmp_path / "on-flower").iterdir()
+    assert folder.name.endswith("secure-sparse-noise0.5-clip1")
+    records = read_records(folder / "trial-0" / "records.jsonl")
+    assert [len(record.staleness) for record in records] == [2, 2]
+    for record in records:
+        assert record.seen_by["second server"] == "who takes part"
+        assert record.privacy["noise_multiplier"] == 0.5
+    assert records[0].privacy["epsilon"] < records[1].privacy["epsilon"]
+    # No update has been at a slice server.
+    assert list((folder / "flower" / "rounds" / "updates").glob("*/*")) == []
+
+
+def test_a_process_that_looks_beyond_this_machine_is_noted(tmp_path):
+    code = "import socket; s = socket.socket(); s.settimeout(0.01); s.connect_ex(('192.0.2.1', 9))"
+    env = {**os.environ, **variables(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    assert outward(tmp_path) == ["socket.connect 192.0.2.1"]

@@ -1,0 +1,54 @@
+"""A population with updates of 80 kB: too large for Ray to keep in the driver, so a lost node loses
+what was made there."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+import keyhole as kh
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.training.clients import Clients
+from keyhole.training.cohort import Cohorts
+from keyhole.training.plan import Plan
+
+COUNT = 900
+ROW = kh.KeySpace("row", 120)
+MODEL = {
+    "x": np.random.default_rng(3).normal(size=(120, 500)).astype(np.float32),
+    "bias": np.arange(7, dtype=np.float32),
+}
+LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"x": 0}))
+
+
+def choose(client, most, rng):
+    return [ROW.keys(rng.choice(ROW.num_keys, most["row"], replace=False))]
+
+
+def train(submodel, client, rng):
+    scale = np.float32(rng.normal())
+    return {name: leaf * scale for name, leaf in submodel.items()}
+
+
+def make_clients(train=train):
+    return Clients(COUNT, lambda client: client, choose, train)
+
+
+def make_slow_clients(mark):
+    """The mark tells that the first has begun."""
+
+    def train_slowly(submodel, client, rng):
+        Path(mark).touch()
+        time.sleep(0.04)
+        return train(submodel, client, rng)
+
+    return make_clients(train_slowly)
+
+
+def make_state():
+    return ServerState.dense(LAYOUT, MODEL, SGD(0.1))
+
+
+def make_plan(size):
+    return Plan(Cohorts(COUNT, size), {"row": 40}, seed=5)
