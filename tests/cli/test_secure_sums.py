@@ -24,6 +24,12 @@ TASK = ("so_tag", "--size", "words=300", "--size", "tags=10", "--m", "20", "--co
 NOISE = ("--dp-noise", "1", "--dp-clip", "1", "--dp-delta", "1e-3")
 
 
+@pytest.fixture(autouse=True)
+def cores_as_they_are(monkeypatch):
+    """Other tests of this process may have started JAX, which fixes the number of its devices."""
+    monkeypatch.setattr("keyhole.cli.train.use_cores", lambda count=None: None)
+
+
 def invoke(*args, rounds=1, out="runs"):
     """In this process: what is compiled is kept."""
     line = [*TASK, "--rounds", rounds, "--out", out, *args]
@@ -49,7 +55,7 @@ def run(tmp_path, *args, rounds=1):
         (["--dp-noise", "1"], "takes --dp-noise and --dp-clip"),
         (["--dp-threshold", "5", *NOISE], "--dp-threshold goes with --dp-kind thresholded"),
         (["--dp-bands", "5", *NOISE], "--dp-bands goes with --dp-kind correlated"),
-        (["--signed", "--aggregation", "secure-dense", "--devices", "d"], "choose their own"),
+        (["--signed", "--aggregation", "secure-dense", "--devices", "d"], "take --aggregators"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(args, said, tmp_path):

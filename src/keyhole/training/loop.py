@@ -240,8 +240,8 @@ def resume_run(
     """Opens a run that was stopped or killed, at its last durable round.
 
     Args:
-        state: as it was passed to `start_run`; only its layout is used, and shards that it has: they
-            take the stored rows.
+        state: as it was passed to `start_run`; only its layout is used, and its shards if it
+            has some: they take the stored rows.
         clients: the same population.
         plan: the same plan.
         directory: of the run.

@@ -71,7 +71,7 @@ class Shard:
     """In an actor; methods take the place of the table they are about."""
 
     def __init__(self) -> None:
-        self._held: dict[int, _Held] = {}
+        self._tables: dict[int, _Held] = {}
 
     def begin(
         self,
@@ -89,11 +89,11 @@ class Shard:
             table: DenseTable | LazyTable = DenseTable(values, optimizer)
         else:
             table = LazyTable(num_keys, initial_of(described), optimizer)
-        self._held[place] = _Held(table, first, last)
+        self._tables[place] = _Held(table, first, last)
 
     def fill(self, place: int, name: str, start: int, piece: Array) -> None:
         """Takes its own rows out of a piece that begins at row `start` of all."""
-        held = self._held[place]
+        held = self._tables[place]
         stop = start + len(piece)
         if isinstance(held.table, DenseTable):
             low, high = max(start, held.first), min(stop, held.last)
@@ -109,44 +109,44 @@ class Shard:
 
     def rows(self, place: int, keys: KeyArray, now: int, threads: int) -> NDArray[np.float32]:
         """See `Table.rows`."""
-        held = self._held[place]
+        held = self._tables[place]
         return held.table.rows(keys - held.offset, now, threads)
 
     def reserve(self, place: int, keys: KeyArray, numbers: Array) -> None:
         """See `Table.reserve`; slots stay here, for the step that follows."""
-        held = self._held[place]
+        held = self._tables[place]
         held.slots = held.claim(np.array(keys), numbers)
 
     def step(self, place: int, rows: Array, now: int, threads: int) -> None:
         """See `Table.step`; what Ray hands over cannot be written to, which kernels insist on."""
-        held = self._held[place]
+        held = self._tables[place]
         held.table.step(held.slots, np.array(rows), now, threads)
 
     def touched_after(self, place: int, step: int) -> KeyArray:
         """See `Table.touched_after`."""
-        held = self._held[place]
+        held = self._tables[place]
         return held.table.touched_after(step) + held.offset
 
     def nbytes(self, place: int) -> int:
         """See `Table.nbytes`."""
-        held = self._held[place]
+        held = self._tables[place]
         return held.table.nbytes + held.numbers.nbytes
 
     def shapes(self, place: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """Type and shape of what is stored, by name, in order."""
-        return {name: (a.dtype, a.shape) for name, a in self._held[place].arrays().items()}
+        return {name: (a.dtype, a.shape) for name, a in self._tables[place].arrays().items()}
 
     def dump(self, place: int, name: str, first: int, last: int) -> Array:
         """Some rows."""
-        return self._held[place].arrays()[name][first:last]
+        return self._tables[place].arrays()[name][first:last]
 
     def number_of(self, place: int, row: int) -> int:
         """The number of a row, above all others where there is no such row."""
-        numbers = self._held[place].numbers
+        numbers = self._tables[place].numbers
         return int(numbers[row]) if row < len(numbers) else _NO_NUMBER
 
     def dump_below(self, place: int, name: str, first: int, below: int) -> tuple[Array, Array]:
         """Rows from `first` on whose numbers are below `below`, and their numbers."""
-        held = self._held[place]
+        held = self._tables[place]
         last = np.searchsorted(held.numbers, below)
         return held.numbers[first:last], held.arrays()[name][first:last]
