@@ -69,7 +69,7 @@ class Sums:
 
     def __init__(self, files: SumFiles, settings: AggregatorSettings) -> None:
         self.files, self.settings = files, settings
-        self._held: dict[str, HeldSum] = {}
+        self._here: dict[str, HeldSum] = {}
         self._lock = threading.Lock()
 
     def open(self, owner: str, round_id: str, body: bytes) -> Literal["opened", "known"]:
@@ -104,13 +104,13 @@ class Sums:
         Raises:
             NotFoundError: there is none, or another trainer's.
         """
-        found = self._held.get(round_id)
+        found = self._here.get(round_id)
         if found is None or not self.files.has(round_id, "opening"):
             kept = read_message(self.files.read(round_id, "opening"), _Kept)
             opening = kept.opening
             terms, cohort = WholeTerms.decode(opening.terms), tuple(opening.cohort)
             found = HeldSum(round_id, kept.owner, terms, cohort, frozenset(cohort))
-            self._held[round_id] = found
+            self._here[round_id] = found
         if owner not in (None, found.owner):
             raise NotFoundError(
                 "no such sum", got="another round", allowed="a sum of one's own", fix="open it"
@@ -254,7 +254,7 @@ class Sums:
         """Removes all of a sum but its name; the trainer has what it wants, or gives it up."""
         held = self.held(round_id, owner)
         self.files.forget(round_id, held.terms.round)
-        self._held.pop(round_id, None)
+        self._here.pop(round_id, None)
 
     def _split(self, terms: WholeTerms, body: bytes) -> tuple[bytes, bytes]:
         length = whole_own_bytes(terms, self.settings.party)
