@@ -19,6 +19,7 @@ from keyhole.types import Array, Tree
 __all__ = ["common_leaves", "dense_leaves", "pack", "unpack"]
 
 _PEEK = 64  # bytes that tell most arrays apart before all of them are compared
+_SMALL = 4096  # bytes that are compared sooner than NumPy is called
 
 
 @dataclass(frozen=True)
@@ -88,5 +89,7 @@ def _is_same(one: Any, other: Any) -> bool:
     a, b = np.asarray(one), np.asarray(other)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if a.nbytes <= _SMALL:
+        return a.tobytes() == b.tobytes()
     x, y = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
-    return np.array_equal(x[:_PEEK], y[:_PEEK]) and np.array_equal(x, y)
+    return x[:_PEEK].tobytes() == y[:_PEEK].tobytes() and np.array_equal(x, y)
