@@ -20,7 +20,7 @@ def test_what_is_written_is_read(clients, seconds, words):
     call = Call("r", 1, seconds, words, tuple(clients), tuple(words for _ in clients))
     assert read(write(call), Call) == call
     count = len(clients)
-    told = [(words,) * count] * 2 + [(1,) * count] * 3
+    told = [(words,) * count] * 2 + [(1,) * count] * 2
     report = Report(tuple(clients), *told, (seconds,) * count)
     assert read(write(report), Report) == report
     assert read(write(Here(count)), Here) == Here(count)
@@ -56,7 +56,7 @@ def test_a_message_of_others_or_with_a_field_missing_is_refused():
 
 def test_lists_of_a_report_are_of_one_length():
     with pytest.raises(MalformedError):
-        Report((1, 2), ("sent",), ("",), (1,), (1,), (1,), (1.0,))
+        Report((1, 2), ("sent",), ("",), (1,), (1,), (1.0,))
 
 
 def test_a_call_does_not_show_its_tokens():

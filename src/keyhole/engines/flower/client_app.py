@@ -154,7 +154,6 @@ def _report(call: Call, lots: list[_Lot]) -> Report:
         clients=call.clients,
         outcomes=tuple(lot.outcome for lot in lots),
         reasons=tuple(lot.reason for lot in lots),
-        keys=tuple(0 if t is None else t.keys for t in takens),
         bytes_down=tuple(0 if t is None else t.bytes_down for t in takens),
         bytes_up=tuple(0 if t is None else t.bytes_up for t in takens),
         seconds=tuple(lot.seconds for lot in lots),

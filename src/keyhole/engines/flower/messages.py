@@ -68,7 +68,6 @@ class Report:
         clients: that it stood for.
         outcomes: "sent", "late" or "failed" each.
         reasons: why a client failed, in one sentence without a key; empty where it did not.
-        keys: how many each trained with.
         bytes_down: slices that it received.
         bytes_up: queries and the update.
         seconds: from the message to the update.
@@ -77,7 +76,6 @@ class Report:
     clients: tuple[int, ...]
     outcomes: tuple[str, ...]
     reasons: tuple[str, ...]
-    keys: tuple[int, ...]
     bytes_down: tuple[int, ...]
     bytes_up: tuple[int, ...]
     seconds: tuple[float, ...]
