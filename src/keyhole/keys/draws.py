@@ -30,8 +30,8 @@ def draw_distinct(below: int, count: int, rng: np.random.Generator) -> KeyArray:
     count = min(count, below)
     partners = rng.integers(np.arange(count), below - 1, endpoint=True).tolist()
     moved: dict[int, int] = {}
-    drawn = np.empty(count, np.int64)
+    drawn = []
     for place, partner in enumerate(partners):
-        drawn[place] = moved.get(partner, partner)
+        drawn.append(moved.get(partner, partner))
         moved[partner] = moved.get(place, place)
-    return drawn
+    return np.array(drawn, np.int64)

@@ -177,7 +177,8 @@ def _drop_out(machine: RoundMachine, t: int, asked: Sequence[int], plan: Plan) -
     """Tells the machine who drops out, and where; each client's fate is its own."""
     run = plan.seed, plan.trial
     before = sample_dropouts(asked, plan.cohorts.lost_before, *run, Place.LOST_BEFORE, t)
-    left = [client for client in asked if client not in before]
+    gone = set(before)
+    left = [client for client in asked if client not in gone]
     after = sample_dropouts(left, plan.cohorts.lost_after, *run, Place.LOST_AFTER, t)
     for client in before:
         machine.handle(Dropped(client))
