@@ -33,7 +33,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from engine_cells.crowd import Crowd
 from engine_cells.on_ray import measure_on_ray
 from engine_cells.simulations import measure_simulations
-from harness import finish, machine_facts, parser, progress
+from harness import parser, run_steps
 
 RESULTS = Path(__file__).parent / "results" / "engines.json"
 ROUNDS = 5
@@ -58,16 +58,7 @@ def steps(is_quick: bool) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def main() -> int:
     flags = parser((__doc__ or "").splitlines()[0], RESULTS).parse_args()
-    print(machine_facts())
-    cells: list[object] = []
-    for name, work in steps(flags.quick):
-        progress(name)
-        cells.append(work())
-        print(cells[-1], flush=True)
-    goals = [goal for cell in cells for goal in cell.goals()]  # type: ignore[attr-defined]
-    for goal in goals:
-        print(f"{'met   ' if goal.is_met() else 'MISSED'}  {goal}")
-    return finish(flags, "engines", cells, goals)
+    return run_steps(flags, "engines", steps(flags.quick))
 
 
 if __name__ == "__main__":

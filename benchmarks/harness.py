@@ -150,6 +150,28 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def run_steps(
+    flags: argparse.Namespace, name: str, steps: Iterable[tuple[str, Callable[[], object]]]
+) -> int:
+    """Measures cell after cell, shows each and its goals, and finishes.
+
+    Args:
+        flags: parsed from `parser`.
+        name: of the benchmark.
+        steps: what is measured next, and the work, which returns a cell with `goals()`.
+    """
+    print(machine_facts())
+    cells: list[object] = []
+    for step, work in steps:
+        progress(step)
+        cells.append(work())
+        print(cells[-1], flush=True)
+    goals = [goal for cell in cells for goal in cell.goals()]  # type: ignore[attr-defined]
+    for goal in goals:
+        print(f"{'met   ' if goal.is_met() else 'MISSED'}  {goal}")
+    return finish(flags, name, cells, goals)
+
+
 def finish(
     flags: argparse.Namespace, name: str, cells: Iterable[object], goals: Iterable[Goal]
 ) -> int:

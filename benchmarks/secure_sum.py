@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness import finish, machine_facts, parser, progress
+from harness import parser, run_steps
 from sum_cells.cohort import Cohort
 from sum_cells.dense import measure_dense
 from sum_cells.mask_speed import measure_masks
@@ -50,16 +50,7 @@ def steps(is_quick: bool) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def main() -> int:
     flags = parser((__doc__ or "").splitlines()[0], RESULTS).parse_args()
-    print(machine_facts())
-    cells: list[object] = []
-    for name, work in steps(flags.quick):
-        progress(name)
-        cells.append(work())
-        print(cells[-1], flush=True)
-    goals = [goal for cell in cells for goal in cell.goals()]  # type: ignore[attr-defined]
-    for goal in goals:
-        print(f"{'met   ' if goal.is_met() else 'MISSED'}  {goal}")
-    return finish(flags, "secure_sum", cells, goals)
+    return run_steps(flags, "secure_sum", steps(flags.quick))
 
 
 if __name__ == "__main__":
