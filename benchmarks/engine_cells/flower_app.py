@@ -16,7 +16,8 @@ from flwr.serverapp import Grid
 
 from engine_cells.crowd import Crowd
 from keyhole import tree
-from keyhole.training.clients import Clients, Job
+from keyhole.training.clients import Clients
+from keyhole.training.jobs import Job
 from keyhole.training.randomness import generator
 from keyhole.types import Tree
 

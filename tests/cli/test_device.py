@@ -19,7 +19,8 @@ from keyhole.serving.device.retrying import Clock
 from keyhole.serving.wire import encode_update
 from keyhole.tasks.arms import arm_of
 from keyhole.tasks.experiment import Experiment
-from keyhole.training.clients import Job, choose_keys
+from keyhole.training.clients import choose_keys
+from keyhole.training.jobs import Job
 from tests.helpers import LAYOUTS
 from tests.serving.scripted import answer, refusal, scripted
 from tests.serving.small_service import small_service

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.errors import InputError
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import Cohorts
-from keyhole.training.visit import Job
+from keyhole.training.jobs import Job
 from tests.training import toy
 
 COUNT = 260

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.training.clients import Clients, Job
+from keyhole.training.clients import Clients
 from keyhole.training.devices import on_devices, use_cpu_devices
+from keyhole.training.jobs import Job
 from tests.helpers import ROOT
 
 RUN = """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from keyhole.delivery.leakage import Learned
+from keyhole.primitives.layout import RowSource
 from keyhole.primitives.placement import ClientValue
 from keyhole.server.state import ServerState
 from keyhole.types import ClientId, Tree
@@ -44,11 +45,14 @@ class Delivered:
         keys: those that the sub-model holds, in order: what the client asked for, but for keys that
             a private way could not place in its query. The client trains without those.
         cost: of the round.
+        source: where the rows of sub-models are read, so that they can be selected elsewhere; None
+            where what a client received is not a function of its keys.
     """
 
     submodels: ClientValue[Tree]
     keys: ClientValue[Any]
     cost: Cost
+    source: RowSource | None = None
 
 
 Delivery: TypeAlias = Callable[[ServerState, ClientValue[Any]], Delivered]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from keyhole.delivery.assembly import assemble
 from keyhole.delivery.cost import Cost, Delivered
 from keyhole.delivery.demand import (
     Demand,
@@ -25,10 +24,10 @@ from keyhole.delivery.demand import (
 from keyhole.delivery.names import DeliveryName
 from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.records import PLAIN, Coding, records_of
-from keyhole.primitives.layout import ClientKeys, Layout
+from keyhole.primitives.layout import Layout, select_rows
 from keyhole.primitives.placement import ClientValue, map_clients_later
 from keyhole.server.state import ServerState
-from keyhole.types import Tree
+from keyhole.types import Array, KeyArray
 
 __all__ = [
     "Coded",
@@ -110,20 +109,23 @@ def pregenerated_cost(layout: Layout, demand: Demand, coding: Coding = PLAIN) ->
 
 
 def _deliver(state: ServerState, keys: ClientValue[Any], cost: Cost, coding: Coding) -> Delivered:
-    select = state.select if coding == PLAIN else partial(_select_coded, state, coding)
+    source = state if coding == PLAIN else _CodedRows(state, coding)
     # A cohort's sub-models are not held together; clients train while others are selected for.
-    return Delivered(map_clients_later(select, keys), keys, cost)
+    return Delivered(map_clients_later(partial(select_rows, source), keys), keys, cost, source)
 
 
-def _select_coded(state: ServerState, coding: Coding, keys: ClientKeys) -> Tree:
-    """What a client's coded slices stand for, as its sub-model."""
-    chosen = state.layout.keys_by_space(keys)
-    tables = records_of(state.layout, coding)
-    found = []
-    for place, (part, records) in enumerate(zip(state.layout.parts, tables, strict=True)):
-        z = part.keys_of(chosen).array
-        found.append(records.encode_rows(state.rows(place, z), z))
-    return assemble(state.layout, tables, found, chosen)
+class _CodedRows:
+    """The numbers that coded slices stand for."""
+
+    def __init__(self, state: ServerState, coding: Coding) -> None:
+        self.layout = state.layout
+        self._state = state
+        self._tables = records_of(state.layout, coding)
+
+    def rows(self, part: int, keys: KeyArray) -> Array:
+        """Implements `RowSource.rows`."""
+        table = self._tables[part]
+        return table.decode_rows(table.encode_rows(self._state.rows(part, keys), keys))
 
 
 def _served(

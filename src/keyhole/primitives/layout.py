@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,12 +15,25 @@ from keyhole.primitives.cuts import Cut, check_names, claim_axes
 from keyhole.primitives.keymaps import Product
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.parts import Field, Part
-from keyhole.types import Array, Tree
+from keyhole.types import Array, KeyArray, Tree
 
-__all__ = ["ClientKeys", "Layout"]
+__all__ = ["ClientKeys", "Layout", "RowSource", "select_rows"]
 
 ClientKeys: TypeAlias = Keys | Sequence[Keys]
 """One client's keys: one `Keys` for each key space; one alone need not be wrapped."""
+
+
+class RowSource(Protocol):
+    """What holds a model as rows, or some of them."""
+
+    @property
+    def layout(self) -> Layout:
+        """The model and its cuts."""
+        ...
+
+    def rows(self, part: int, keys: KeyArray, /) -> Array:
+        """A row for each key of a part, by its place in `layout.parts`; fields side by side."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -177,3 +190,18 @@ class Layout:
             )
         for part in self.parts:
             yield prod(keys_per_client[factor.name] for factor in part.product.factors), part
+
+
+def select_rows(source: RowSource, keys: ClientKeys) -> Tree:
+    """Returns the sub-model of one client, made of rows.
+
+    Raises:
+        KeySpaceError: keys are missing, or of another key space.
+    """
+    layout = source.layout
+    chosen = layout.keys_by_space(keys)
+    leaves: dict[str, Array] = {}
+    for place, part in enumerate(layout.parts):
+        counts = [len(chosen[factor.name]) for factor in part.product.factors]
+        leaves |= part.from_rows(source.rows(place, part.keys_of(chosen).array), counts)
+    return tree.unflatten(layout.structure, leaves)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from keyhole import tree
 from keyhole.errors import InputError, ShapeError
-from keyhole.primitives.layout import ClientKeys, Layout
+from keyhole.primitives.layout import ClientKeys, Layout, select_rows
 from keyhole.server.initial import Initial, RowInitial
 from keyhole.server.optimizers import Optimizer
 from keyhole.server.tables import DenseTable, LazyTable, Table
@@ -133,13 +133,7 @@ class ServerState:
         Raises:
             KeySpaceError: keys are missing, or of another key space.
         """
-        chosen = self.layout.keys_by_space(keys)
-        leaves: dict[str, Array] = {}
-        for place, part in enumerate(self.layout.parts):
-            counts = [len(chosen[factor.name]) for factor in part.product.factors]
-            rows = self.rows(place, part.keys_of(chosen).array)
-            leaves |= part.from_rows(rows, counts)
-        return tree.unflatten(self.layout.structure, leaves)
+        return select_rows(self, keys)
 
     def step(self, updates: Sequence[RowUpdate]) -> None:
         """Makes one optimizer step. Untouched rows are neither read nor written.

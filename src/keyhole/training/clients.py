@@ -1,10 +1,10 @@
-"""Clients: what the simulator knows of the devices of a run, and the work that one of them does."""
+"""Clients: what the simulator knows of the devices of a run, and how they choose keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,8 @@ from keyhole.keys.budget import DeviceClass, assign_device, keys_within
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.training.client_update import ClientUpdateFn
 from keyhole.training.randomness import Place, generator
-from keyhole.types import Tree
 
-__all__ = ["Choosing", "Clients", "Job", "check_keys_per_client", "choose_keys"]
+__all__ = ["Choosing", "Clients", "check_keys_per_client", "choose_keys"]
 
 
 def _as_they_are(data: Any, _: ClientKeys) -> Any:
@@ -43,52 +42,22 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One client's training in one round: all that a worker needs besides `Clients`."""
+class Choosing:
+    """What decides a client's keys besides its data: the part of a plan that clients are told.
 
-    client: int
-    place: tuple[int, ...]
-    keys: ClientKeys
-    submodel: Tree
+    Args:
+        seed: of everything random.
+        trial: which repetition.
+        keys_per_client: key space -> most keys of a client.
+        devices: kinds of device; none bounds nothing.
+        shared_keys: whether all clients of a round draw the same random numbers.
+    """
 
-    def run(self, clients: Clients) -> Tree:
-        """Trains; a function of the job and the client's data alone."""
-        data = clients.localize(clients.data(self.client), self.keys)
-        return clients.train(self.submodel, data, generator(*self.place))
-
-    @staticmethod
-    def of(seed: int, trial: int, t: int, client: int, keys: ClientKeys, submodel: Tree) -> Job:
-        """The job of a client in round t; its randomness is the client's in that round."""
-        return Job(client, (seed, trial, Place.CLIENT, t, client), keys, submodel)
-
-
-class Choosing(Protocol):
-    """What decides a client's keys besides itself: of a `Plan`, what devices are told of it."""
-
-    @property
-    def seed(self) -> int:
-        """Of everything random."""
-        ...
-
-    @property
-    def trial(self) -> int:
-        """Which repetition."""
-        ...
-
-    @property
-    def keys_per_client(self) -> Mapping[str, int]:
-        """Key space -> most keys of a client."""
-        ...
-
-    @property
-    def devices(self) -> Sequence[DeviceClass]:
-        """Kinds of device; none bounds nothing."""
-        ...
-
-    @property
-    def shared_keys(self) -> bool:
-        """Whether all clients of a round draw the same random numbers."""
-        ...
+    seed: int
+    trial: int
+    keys_per_client: Mapping[str, int]
+    devices: Sequence[DeviceClass] = ()
+    shared_keys: bool = False
 
 
 def choose_keys(

@@ -11,7 +11,8 @@ from queue import SimpleQueue
 import jax
 
 from keyhole.errors import InputError
-from keyhole.training.clients import Clients, Job
+from keyhole.training.clients import Clients
+from keyhole.training.jobs import Job
 from keyhole.types import Tree
 
 __all__ = ["keep_compiled", "on_devices", "use_cpu_devices"]

@@ -19,7 +19,7 @@ from keyhole.training.aggregation.secure import SecureSum
 from keyhole.training.aggregation.two_servers import TwoServers
 from keyhole.training.aggregation.union import UnionSum
 from keyhole.training.buffering import Buffering
-from keyhole.training.clients import check_keys_per_client
+from keyhole.training.clients import Choosing, check_keys_per_client
 from keyhole.training.cohort import Cohorts, check_count
 from keyhole.training.privacy import Privacy
 from keyhole.training.private_sum import PrivateSum
@@ -84,6 +84,11 @@ class Plan:
     def is_in_clear(self) -> bool:
         """Whether updates are added up as they are, so that sums of some of them can be, too."""
         return self.privacy is None and self.aggregate in (plain, dense_at_client)
+
+    @property
+    def choosing(self) -> Choosing:
+        """What decides the keys of its clients."""
+        return Choosing(self.seed, self.trial, self.keys_per_client, self.devices, self.shared_keys)
 
     def describe(self) -> dict[str, str]:
         """The plan as text, to tell whether two plans are the same; functions go by their name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol, TypeAlias, overload, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from keyhole.delivery.cost import Cost
 from keyhole.delivery.demand import key_bytes
@@ -19,9 +19,10 @@ from keyhole.primitives.placement import ClientValue, observe
 from keyhole.server.aggregation import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.server.state import ServerState
 from keyhole.server.updates import usable
-from keyhole.training.clients import Clients, Job, choose_keys
+from keyhole.training.clients import Choosing, Clients, choose_keys
 from keyhole.training.cohort import sample_dropouts
 from keyhole.training.fate import Fate
+from keyhole.training.jobs import Job, Jobs
 from keyhole.training.plan import Plan
 from keyhole.training.randomness import Place
 from keyhole.training.round_machine import (
@@ -54,7 +55,14 @@ sub-model selected, each time that it is taken out of `jobs`."""
 
 @runtime_checkable
 class Engine(Protocol):
-    """An executor that can add up where clients train, and that tells what went wrong there."""
+    """An executor whose clients choose keys and are added up where they train, and that tells what
+    went wrong there."""
+
+    def choose(
+        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
+    ) -> Iterable[ClientKeys]:
+        """What `choose_keys` returns for each client, in order."""
+        ...
 
     def __call__(self, clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
         """Runs jobs; returns their updates in order."""
@@ -147,7 +155,7 @@ def visit_clients(
     """
     machine = RoundMachine(terms, asked)
     _drop_out(machine, t, asked, plan)
-    chosen = {c: choose_keys(c, t, state.layout, clients, plan) for c in asked}
+    chosen = dict(zip(asked, _choose(t, asked, state, clients, plan, execute), strict=True))
     lost = machine.fates
     reached: dict[ClientId, ClientKeys] = {
         c: z for c, z in chosen.items() if lost.get(c) != "lost_before"
@@ -159,7 +167,8 @@ def visit_clients(
     waiting = [c for c in asked if c not in lost]
     while machine.closed is None:
         wave, waiting = waiting[: machine.missing], waiting[machine.missing :]
-        jobs = _Jobs((plan.seed, plan.trial, t), {c: received[c] for c in wave}, submodels)
+        own = {client: received[client] for client in wave}
+        jobs = Jobs((plan.seed, plan.trial, t), own, submodels.__getitem__, delivered.source)
         for client, is_usable in zip(wave, work.do(jobs), strict=True):
             machine.handle(Answered(client) if is_usable else Refused(client))
     fates = machine.fates
@@ -171,6 +180,19 @@ def visit_clients(
         visits.append(replace(visit, unplaced_keys=_count(wanted) - _count(keys)))
     blocks = tuple(work.blocks) if in_blocks else None
     return Visited(visits, delivered.cost, machine.closed, blocks, work.incidents)
+
+
+def _choose(
+    t: int,
+    asked: Sequence[int],
+    state: ServerState,
+    clients: Clients,
+    plan: Plan,
+    execute: Executor,
+) -> Iterable[ClientKeys]:
+    if isinstance(execute, Engine):
+        return execute.choose(clients, asked, t, state.layout, plan.choosing)
+    return (choose_keys(client, t, state.layout, clients, plan.choosing) for client in asked)
 
 
 def _drop_out(machine: RoundMachine, t: int, asked: Sequence[int], plan: Plan) -> None:
@@ -187,34 +209,6 @@ def _drop_out(machine: RoundMachine, t: int, asked: Sequence[int], plan: Plan) -
         machine.handle(Dropped(client))
 
 
-class _Jobs(Sequence[Job]):
-    """The jobs of some clients, each made when it is taken: sub-models then come one by one."""
-
-    def __init__(
-        self,
-        place: tuple[int, int, int],
-        keys: Mapping[int, ClientKeys],
-        submodels: Mapping[ClientId, Tree],
-    ) -> None:
-        self.keys = keys
-        self._place = place
-        self._clients = list(keys)
-        self._submodels = submodels
-
-    @overload
-    def __getitem__(self, place: int) -> Job: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Job]: ...
-    def __getitem__(self, place: int | slice) -> Job | list[Job]:
-        if isinstance(place, slice):
-            return [self[at] for at in range(len(self))[place]]
-        client = self._clients[place]
-        return Job.of(*self._place, client, self.keys[client], self._submodels[client])
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-
 @dataclass
 class _Work:
     """Training of one cohort: what was brought so far, as updates or as sums of blocks."""
@@ -227,19 +221,19 @@ class _Work:
     blocks: list[BlockSum] = field(default_factory=list)
     incidents: list[str] = field(default_factory=list)
 
-    def do(self, jobs: _Jobs) -> list[bool]:
+    def do(self, jobs: Jobs) -> list[bool]:
         """Runs jobs; returns of each whether its update can be added up."""
         done = self._add_up(jobs) if self.in_blocks else self._bring(jobs)
         if isinstance(self.execute, Engine):
             self.incidents += self.execute.incidents()
         return done
 
-    def _bring(self, jobs: _Jobs) -> list[bool]:
+    def _bring(self, jobs: Jobs) -> list[bool]:
         for client, update in zip(jobs.keys, self.execute(self.clients, jobs), strict=True):
             self.updates[client] = usable(update)
         return [self.updates[client] is not None for client in jobs.keys]
 
-    def _add_up(self, jobs: _Jobs) -> list[bool]:
+    def _add_up(self, jobs: Jobs) -> list[bool]:
         if isinstance(self.execute, Engine):
             blocks = list(self.execute.add_up(self.clients, jobs, self.layout))
         else:
@@ -261,27 +255,25 @@ def add_up_jobs(clients: Clients, jobs: Sequence[Job], layout: Layout) -> BlockS
         jobs: at most `BLOCK`.
         layout: the model and its cuts.
     """
-    return add_block([job.keys for job in jobs], in_process(clients, jobs), layout)
+    return add_block(((job.keys, job.run(clients)) for job in jobs), layout)
 
 
 def _in_blocks(
     keys: Sequence[ClientKeys], updates: Iterable[Tree], layout: Layout
 ) -> Iterator[BlockSum]:
     """Adds up block after block; no more updates are held than one has."""
-    coming = iter(updates)
-    for at in range(0, len(keys), BLOCK):
-        block = keys[at : at + BLOCK]
-        yield add_block(block, islice(coming, len(block)), layout)
+    pairs = zip(keys, updates, strict=True)
+    for _ in range(0, len(keys), BLOCK):
+        yield add_block(islice(pairs, BLOCK), layout)
 
 
-def add_block(keys: Sequence[ClientKeys], updates: Iterable[Tree], layout: Layout) -> BlockSum:
-    """Adds up the updates of one block's clients; those that cannot be added are left out."""
-    found = [usable(update) for update in updates]
-    sent = [at for at, update in enumerate(found) if update is not None]
-    chosen = [layout.keys_by_space(keys[at]) for at in sent]
-    summed = sum_block(layout, [found[at] for at in sent], chosen)
-    refused = tuple(at for at, update in enumerate(found) if update is None)
-    return replace(summed, refused=refused)
+def add_block(pairs: Iterable[tuple[ClientKeys, Tree]], layout: Layout) -> BlockSum:
+    """Adds up keys and updates of one block's clients; those that cannot be added are left out."""
+    found = [(keys, usable(update)) for keys, update in pairs]
+    refused = tuple(at for at, (_, update) in enumerate(found) if update is None)
+    sent = [pair for pair in found if pair[1] is not None]
+    chosen = [layout.keys_by_space(keys) for keys, _ in sent]
+    return replace(sum_block(layout, [update for _, update in sent], chosen), refused=refused)
 
 
 def _count(keys: Mapping[str, Keys]) -> int:

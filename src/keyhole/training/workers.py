@@ -20,7 +20,8 @@ from typing import Any
 
 from keyhole.errors import InputError, WorkerError
 from keyhole.server.allocator import keep_freed_memory
-from keyhole.training.clients import Clients, Job
+from keyhole.training.clients import Clients
+from keyhole.training.jobs import Job
 from keyhole.types import Tree
 
 __all__ = ["MOST_ATTEMPTS", "Workers", "portable"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keyhole.engines.ray.parcels import common_leaves, pack, unpack
-from keyhole.training.clients import Job
+from keyhole.training.jobs import Job
 from tests.training import toy
 
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.engines.ray.call import Call, Do
+from keyhole.engines.ray.call import Call, Do, Submit
 from keyhole.engines.ray.crew import Crew
 from keyhole.engines.ray.graph import Step, steps_of_sums, steps_of_updates
-from keyhole.engines.ray.parcels import common_leaves, dense_leaves, pack, unpack
+from keyhole.engines.ray.parcels import Parcel, dense_leaves, packing_of
 from keyhole.engines.ray.session import connected
 from keyhole.errors import InputError
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.server.aggregation import BlockSum, pair_up
-from keyhole.training.clients import Clients, Job
+from keyhole.training.clients import Choosing, Clients, choose_keys
+from keyhole.training.jobs import Job
 from keyhole.training.visit import add_block, add_up_jobs
-from keyhole.types import Array, Tree
+from keyhole.types import Tree
 
 __all__ = ["RayEngine"]
 
@@ -91,6 +93,19 @@ class RayEngine:
         """The node of each worker."""
         return self._crew.nodes
 
+    def choose(
+        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
+    ) -> list[ClientKeys]:
+        """Lets workers choose for clients; implements `Engine.choose`."""
+        self._crew.await_ready()
+        steps = steps_of_updates(len(asked), self._crew.nodes)
+        told = t, self._ray.put(layout), choosing
+
+        def submit(index: int, do: Do, _: list[Any]) -> tuple[Any, Any]:
+            return do(_choose, [asked[at] for at in steps[index].jobs], *told)
+
+        return [keys for piece in self._call(steps, submit) for keys in piece]
+
     def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
         """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
 
@@ -120,10 +135,8 @@ class RayEngine:
 
     def _run(self, steps: list[Step], jobs: Sequence[Job], layout: Layout | None = None) -> Any:
         """The results of steps that no other step needs, in order."""
-        put = self._ray.put
-        common = common_leaves(jobs)
-        shared, shape = put(common), put(layout)
-        results: dict[int, Any] = {}
+        put, packing = self._ray.put, packing_of(jobs)
+        common, shape = put(packing.common), put(layout)
         keys: dict[int, ClientKeys] = {}
 
         def submit(index: int, do: Do, needs: list[Any]) -> tuple[Any, Any]:
@@ -133,35 +146,44 @@ class RayEngine:
             if step.kind == "add":
                 return do(_add, [keys[place] for place in step.jobs], shape, *needs)
             # Taken no earlier: these sub-models are selected while workers train on others.
-            own = {place: jobs[place] for place in step.jobs}
-            keys.update({place: job.keys for place, job in own.items()})
-            parcel = put(pack(list(own.values()), common))
+            parcel = packing.pack(step.jobs)
+            keys.update(zip(step.jobs, parcel.keys, strict=True))
             if step.kind == "train":
-                return do(_train, parcel, shared)
-            return do(_train_and_add, parcel, shared, shape)
+                return do(_train, put(parcel), common)
+            return do(_train_and_add, put(parcel), common, shape)
 
+        return self._call(steps, submit)
+
+    def _call(self, steps: list[Step], submit: Submit) -> list[Any]:
+        """Does steps; returns the results that no other step needs, in order."""
+        results: dict[int, Any] = {}
         tasks = [step.task for step in steps]
         Call(self._ray, self._crew, tasks, submit, results.__setitem__).run()
         return [results[index] for index in sorted(results)]
 
 
-def _train(clients: Clients, jobs: Sequence[Job], common: dict[str, Array]) -> list[Tree]:
+def _choose(
+    clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
+) -> list[ClientKeys]:
+    """In a worker: the keys of clients."""
+    return [choose_keys(client, t, layout, clients, choosing) for client in asked]
+
+
+def _train(clients: Clients, parcel: Parcel, common: Any) -> list[Tree]:
     """In a worker: updates."""
-    return [dense_leaves(job.run(clients)) for job in unpack(jobs, common)]
+    return [dense_leaves(job.run(clients)) for job in parcel.jobs(common)]
 
 
-def _train_and_add(
-    clients: Clients, jobs: Sequence[Job], common: dict[str, Array], layout: Layout
-) -> list[BlockSum]:
+def _train_and_add(clients: Clients, parcel: Parcel, common: Any, layout: Layout) -> list[BlockSum]:
     """In a worker: the sum of a block."""
-    return [add_up_jobs(clients, unpack(jobs, common), layout)]
+    return [add_up_jobs(clients, parcel.jobs(common), layout)]
 
 
 def _add(
     _: Clients, keys: Sequence[ClientKeys], layout: Layout, *pieces: list[Tree]
 ) -> list[BlockSum]:
     """In a worker: the sum of a block that several workers have trained."""
-    return [add_block(keys, [update for piece in pieces for update in piece], layout)]
+    return [add_block(zip(keys, chain(*pieces), strict=True), layout)]
 
 
 def _merge(_: Clients, *sums: list[BlockSum]) -> list[BlockSum]:

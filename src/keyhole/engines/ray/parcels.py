@@ -1,25 +1,123 @@
 """Parcels: jobs as the object store takes them, without a copy of what clients have in common.
 
-Slices that all clients of a round receive (what is not cut, or a whole model) are stored once.
-Everything else of a block of clients is one object; workers on the same machine read both in place.
+Where sub-models are a function of keys, a parcel holds each row that its clients chose once, and
+the worker selects from it. Where they are not, as after a private delivery, it holds sub-models.
+What all clients of a round receive (what is not cut, or a whole model) is stored once, beside all
+parcels. Workers on the same machine read everything in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.training.clients import Job
+from keyhole.delivery.excerpt import Excerpt
+from keyhole.primitives.layout import ClientKeys, RowSource, select_rows
+from keyhole.training.jobs import Job, Jobs
 from keyhole.types import Array, Tree
 
-__all__ = ["common_leaves", "dense_leaves", "pack", "unpack"]
+__all__ = ["Packing", "Parcel", "dense_leaves", "packing_of"]
 
 _PEEK = 64  # bytes that tell most arrays apart before all of them are compared
 _SMALL = 4096  # bytes that are compared sooner than NumPy is called
+
+
+class Parcel(Protocol):
+    """Some jobs on their way."""
+
+    @property
+    def keys(self) -> Sequence[ClientKeys]:
+        """Of each job."""
+        ...
+
+    def jobs(self, common: Any) -> Sequence[Job]:
+        """The jobs as they were, with what all parcels have in common."""
+        ...
+
+
+class Packing(Protocol):
+    """How the jobs of one call travel."""
+
+    @property
+    def common(self) -> Any:
+        """What all parcels have in common."""
+        ...
+
+    def pack(self, places: range) -> Parcel:
+        """Packs some jobs; their slices are read now."""
+        ...
+
+
+def packing_of(jobs: Sequence[Job]) -> Packing:
+    """The packing that suits jobs."""
+    if isinstance(jobs, Jobs) and jobs.source is not None:
+        return _Rows(jobs, jobs.source)
+    return _Copies(jobs)
+
+
+class _Rows:
+    """Sends rows, each once in a parcel."""
+
+    def __init__(self, jobs: Jobs, source: RowSource) -> None:
+        self.common = Excerpt.of_everyone(source)
+        self._jobs = jobs
+        self._source = source
+        self._clients = list(jobs.keys)
+
+    def pack(self, places: range) -> Parcel:
+        own = {self._clients[at]: self._jobs.keys[self._clients[at]] for at in places}
+        return _RowParcel(self._jobs.place, own, Excerpt.of_keys(self._source, list(own.values())))
+
+
+@dataclass(frozen=True)
+class _RowParcel:
+    """Keys of clients and the rows that they name."""
+
+    place: tuple[int, int, int]
+    keys_of: Mapping[int, ClientKeys]
+    own: Excerpt
+
+    @property
+    def keys(self) -> list[ClientKeys]:
+        return list(self.keys_of.values())
+
+    def jobs(self, common: Excerpt) -> Jobs:
+        rows = common | self.own
+        return Jobs(self.place, self.keys_of, lambda c: select_rows(rows, self.keys_of[c]))
+
+
+class _Copies:
+    """Sends sub-models, without leaves that are as in `common`."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.common = _common_leaves(jobs)
+        self._jobs = jobs
+
+    def pack(self, places: range) -> Parcel:
+        return _CopyParcel(_strip([self._jobs[at] for at in places], self.common))
+
+
+@dataclass(frozen=True)
+class _CopyParcel:
+    """Jobs in which `_Common` stands for what is not there."""
+
+    stripped: list[Job]
+
+    @property
+    def keys(self) -> list[ClientKeys]:
+        return [job.keys for job in self.stripped]
+
+    def jobs(self, common: Mapping[str, Array]) -> list[Job]:
+        def fill(leaf: Any) -> Any:
+            return common[leaf.path] if isinstance(leaf, _Common) else leaf
+
+        if not common:
+            return self.stripped
+        return [replace(job, submodel=tree.map_leaves(fill, job.submodel)) for job in self.stripped]
 
 
 @dataclass(frozen=True)
@@ -29,9 +127,9 @@ class _Common:
     path: str
 
 
-def common_leaves(jobs: Sequence[Job]) -> dict[str, Array]:
+def _common_leaves(jobs: Sequence[Job]) -> dict[str, Array]:
     """Returns path -> leaf of what the first two jobs have in common, byte for byte: most likely
-    what everybody received, as `pack` finds out."""
+    what everybody received, as `_strip` finds out."""
     if len(jobs) < 2:
         return {}
     first, second = (tree.flatten(jobs[place].submodel) for place in (0, 1))
@@ -42,7 +140,7 @@ def common_leaves(jobs: Sequence[Job]) -> dict[str, Array]:
     }
 
 
-def pack(jobs: Sequence[Job], common: Mapping[str, Array]) -> list[Job]:
+def _strip(jobs: Sequence[Job], common: Mapping[str, Array]) -> list[Job]:
     """Returns the jobs without the leaves that are as in `common`, byte for byte, and the others
     without gaps. Comparing reads memory; storing would write it, too."""
     known = {path: _Common(path) for path in common}
@@ -56,17 +154,6 @@ def pack(jobs: Sequence[Job], common: Mapping[str, Array]) -> list[Job]:
         return tree.unflatten(submodel, own)
 
     return [replace(job, submodel=strip(job.submodel)) for job in jobs]
-
-
-def unpack(jobs: Sequence[Job], common: Mapping[str, Array]) -> list[Job]:
-    """Returns the jobs as they were, with leaves that cannot be written to."""
-    if not common:
-        return list(jobs)
-
-    def fill(leaf: Any) -> Any:
-        return common[leaf.path] if isinstance(leaf, _Common) else leaf
-
-    return [replace(job, submodel=tree.map_leaves(fill, job.submodel)) for job in jobs]
 
 
 def dense_leaves(update: Tree) -> Tree:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from keyhole.errors import InputError
-from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys
 from keyhole.serving.device.assembly import KnownRound, Submodel
 from keyhole.serving.device.device import Device
 from keyhole.serving.device.participation import Fetch, Participant, Send
-from keyhole.training.clients import Clients, Job, check_keys_per_client, choose_keys
+from keyhole.training.clients import Choosing, Clients, check_keys_per_client, choose_keys
+from keyhole.training.jobs import Job
 from keyhole.types import Tree
 
 __all__ = ["PopulationClient", "RunSettings"]
@@ -40,9 +40,10 @@ class RunSettings(msgspec.Struct, frozen=True):
     shared_keys: bool = False
 
     @property
-    def devices(self) -> tuple[DeviceClass, ...]:
-        """A device is of one kind, and its operator knows which."""
-        return ()
+    def choosing(self) -> Choosing:
+        """What decides keys; a device is of one kind, and its operator knows which."""
+        keys = self.keys_per_client
+        return Choosing(self.seed, self.trial, keys, shared_keys=self.shared_keys)
 
     @staticmethod
     def of(known: KnownRound) -> RunSettings:
@@ -85,7 +86,8 @@ class PopulationClient:
         settings = RunSettings.of(known)
         clients = self._clients(settings)
         check_keys_per_client(known.layout, settings.keys_per_client)
-        keys = choose_keys(self.client, known.manifest.number, known.layout, clients, settings)
+        number, choosing = known.manifest.number, settings.choosing
+        keys = choose_keys(self.client, number, known.layout, clients, choosing)
         self._chosen = {known.id: keys}
         return keys
 
