@@ -7,8 +7,10 @@ holds "conv/bias". A bare array is the leaf ".".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from keyhole.errors import ShapeError
 from keyhole.types import Tree
@@ -16,6 +18,9 @@ from keyhole.types import Tree
 __all__ = ["ROOT", "flatten", "get", "map_leaves", "unflatten"]
 
 ROOT = "."
+
+_LEAVES = np.ndarray, str
+_NODES = dict, list, tuple, type(None), Mapping  # the slowest to tell last
 
 
 def flatten(tree: Tree) -> dict[str, Any]:
@@ -25,15 +30,7 @@ def flatten(tree: Tree) -> dict[str, Any]:
     {'a/0': 2, 'a/1': 3, 'b': 1}
     """
     leaves: dict[str, Any] = {}
-    for path, leaf in _walk(tree, ""):
-        if path in leaves:
-            raise ShapeError(
-                "two leaves have one path",
-                got=repr(path),
-                allowed="paths that differ",
-                fix='keep "/" out of dict keys',
-            )
-        leaves[path] = leaf
+    _collect(tree, "", leaves)
     return leaves
 
 
@@ -81,22 +78,25 @@ def map_leaves(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     return _rebuild(tree, lambda path, leaf: fn(leaf, *(o[path] for o in others)), "")
 
 
-def _children(tree: Tree) -> Iterator[tuple[str, Tree]] | None:
-    """The (name, child) pairs of an inner node in leaf order; None for a leaf."""
-    if isinstance(tree, Mapping):
-        return ((str(key), tree[key]) for key in sorted(tree))
-    if isinstance(tree, (list, tuple)):
-        return ((str(i), child) for i, child in enumerate(tree))
-    return iter(()) if tree is None else None
+def _collect(tree: Tree, path: str, leaves: dict[str, Any]) -> None:
+    """Adds the leaves of a node; most nodes are arrays, so those are known at a glance."""
+    if isinstance(tree, _LEAVES) or not isinstance(tree, _NODES):
+        _add_leaf(leaves, path or ROOT, tree)
+    elif tree is not None:
+        names = sorted(tree) if isinstance(tree, Mapping) else range(len(tree))
+        for name in names:
+            _collect(tree[name], f"{path}/{name}" if path else str(name), leaves)
 
 
-def _walk(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
-    children = _children(tree)
-    if children is None:
-        yield path or ROOT, tree
-        return
-    for name, child in children:
-        yield from _walk(child, f"{path}/{name}" if path else name)
+def _add_leaf(leaves: dict[str, Any], path: str, leaf: Any) -> None:
+    if path in leaves:
+        raise ShapeError(
+            "two leaves have one path",
+            got=repr(path),
+            allowed="paths that differ",
+            fix='keep "/" out of dict keys',
+        )
+    leaves[path] = leaf
 
 
 def _rebuild(tree: Tree, leaf_at: Callable[[str, Any], Any], path: str) -> Tree:
@@ -105,9 +105,11 @@ def _rebuild(tree: Tree, leaf_at: Callable[[str, Any], Any], path: str) -> Tree:
     def child(name: object, node: Tree) -> Tree:
         return _rebuild(node, leaf_at, f"{path}/{name}" if path else str(name))
 
+    if isinstance(tree, _LEAVES):
+        return leaf_at(path or ROOT, tree)
     if tree is None:
         return None
-    if isinstance(tree, Mapping):
+    if isinstance(tree, (dict, Mapping)):
         return {key: child(key, node) for key, node in tree.items()}
     if isinstance(tree, (list, tuple)):
         nodes = [child(i, node) for i, node in enumerate(tree)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from keyhole.delivery.records import Coding, records_of
+from keyhole.delivery.records import Records
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.parts import Part
@@ -47,17 +47,21 @@ def demand_of(layout: Layout, keys: ClientValue[Any]) -> Demand:
     return {client: layout.keys_by_space(z) for client, z in observe(keys).items()}
 
 
-def model_bytes(layout: Layout, counts: Mapping[str, int], coding: Coding) -> int:
-    """The bytes of a sub-model with so many keys of each key space."""
+def model_bytes(layout: Layout, tables: Sequence[Records], counts: Mapping[str, int]) -> int:
+    """The bytes of a sub-model with so many keys of each key space; `tables` are of each part."""
     return sum(
         records.record_bytes * prod(counts[factor.name] for factor in part.product.factors)
-        for part, records in zip(layout.parts, records_of(layout, coding), strict=True)
+        for part, records in zip(layout.parts, tables, strict=True)
     )
 
 
 def count_asked(layout: Layout, demand: Demand) -> int:
     """How many slices of the cut parts the cohort asked for."""
-    return sum(len(part.keys_of(z)) for part in cut_parts(layout) for z in demand.values())
+    return sum(
+        prod(len(z[factor.name]) for factor in part.product.factors)
+        for part in cut_parts(layout)
+        for z in demand.values()
+    )
 
 
 def count_distinct(layout: Layout, demand: Demand) -> int:

@@ -69,7 +69,8 @@ class Coded:
 def broadcast(state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN) -> Delivered:
     """Option 1: everyone receives the whole model and selects at home. Nobody learns a key."""
     demand = demand_of(state.layout, keys)
-    whole = model_bytes(state.layout, {s.name: s.num_keys for s in state.layout.spaces}, coding)
+    every = {space.name: space.num_keys for space in state.layout.spaces}
+    whole = model_bytes(state.layout, records_of(state.layout, coding), every)
     cost = Cost(
         bytes_down=dict.fromkeys(demand, whole),
         bytes_up=dict.fromkeys(demand, 0),
@@ -85,9 +86,7 @@ def on_demand(state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN
     """Option 2: clients send their keys, each distinct slice is computed once and kept for the
     round."""
     demand = demand_of(state.layout, keys)
-    asked, distinct = count_asked(state.layout, demand), count_distinct(state.layout, demand)
-    cost = _served(state.layout, demand, distinct, asked - distinct, "on-demand", coding)
-    return _deliver(state, keys, cost, coding)
+    return _deliver(state, keys, _served(state.layout, demand, 0, "on-demand", coding), coding)
 
 
 def pregenerated(state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN) -> Delivered:
@@ -105,7 +104,7 @@ def pregenerated_cost(layout: Layout, demand: Demand, coding: Coding = PLAIN) ->
         coding: of the cut parts.
     """
     every = sum(part.space.num_keys for part in cut_parts(layout))
-    return _served(layout, demand, every, count_asked(layout, demand), "pregenerated", coding)
+    return _served(layout, demand, every, "pregenerated", coding)
 
 
 def _deliver(state: ServerState, keys: ClientValue[Any], cost: Cost, coding: Coding) -> Delivered:
@@ -129,17 +128,20 @@ class _CodedRows:
 
 
 def _served(
-    layout: Layout, demand: Demand, calls: int, hits: int, way: DeliveryName, coding: Coding
+    layout: Layout, demand: Demand, computed: int, way: DeliveryName, coding: Coding
 ) -> Cost:
-    """The cost of a way in which clients ask a server for slices."""
+    """The cost of a way in which clients ask a server for slices: those that were computed before,
+    or, if none were, each when it is first asked for."""
+    tables = records_of(layout, coding)
+    asked, distinct = count_asked(layout, demand), count_distinct(layout, demand)
     return Cost(
         bytes_down={
-            c: model_bytes(layout, {name: len(keys) for name, keys in z.items()}, coding)
+            c: model_bytes(layout, tables, {name: len(keys) for name, keys in z.items()})
             for c, z in demand.items()
         },
         bytes_up={c: key_bytes(z.values()) for c, z in demand.items()},
-        select_calls=calls,
-        cache_hits=hits,
-        distinct_slices=count_distinct(layout, demand),
+        select_calls=computed or distinct,
+        cache_hits=asked if computed else asked - distinct,
+        distinct_slices=distinct,
         seen_by=PARTIES[way].seen_by,
     )

@@ -52,6 +52,8 @@ class Product:
             keys: one sequence per factor, all of the same length.
         """
         self._check(keys)
+        if len(keys) == 1:
+            return keys[0]
         if len({len(k) for k in keys}) > 1:
             raise KeySpaceError(
                 "sequences to join differ in length",
@@ -59,8 +61,6 @@ class Product:
                 allowed="equal lengths",
                 fix="use grid to pair each key with each",
             )
-        if len(keys) == 1:
-            return Keys(self.space, keys[0].array)
         joined = np.zeros(len(keys[0]) if keys else 1, np.uint64)
         for factor, k in zip(self.factors, keys, strict=True):
             joined = joined * np.uint64(factor.num_keys) + k.array.view(np.uint64)

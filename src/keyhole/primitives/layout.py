@@ -149,15 +149,17 @@ class Layout:
     def keys_by_space(self, keys: ClientKeys) -> dict[str, Keys]:
         """Returns a client's keys by the name of their key space; all must be there."""
         given = (keys,) if isinstance(keys, Keys) else tuple(keys)
-        found = sorted((k.space for k in given), key=lambda space: space.name)
-        if found != sorted(self.spaces, key=lambda space: space.name):
+        found = {k.space.name: k for k in given}
+        is_each_there = all(s.name in found and found[s.name].space == s for s in self.spaces)
+        if not is_each_there or len(given) != len(self.spaces):
+            spaces = sorted((k.space for k in given), key=lambda space: space.name)
             raise KeySpaceError(
                 "keys do not match the cuts",
-                got=", ".join(f"{s.name!r} of {s.num_keys}" for s in found) or "none",
+                got=", ".join(f"{s.name!r} of {s.num_keys}" for s in spaces) or "none",
                 allowed=", ".join(f"{s.name!r} of {s.num_keys}" for s in self.spaces) or "none",
                 fix="pass one Keys for each key space that cuts the model",
             )
-        return {k.space.name: k for k in given}
+        return found
 
     def check(self, value: Tree, keys: Mapping[str, Keys] | None = None) -> None:
         """Raises ShapeError unless `value` is shaped as the server's model, or as `keys` select

@@ -85,7 +85,7 @@ class Part:
         spec = [(f.path, f.dtype.newbyteorder("<"), f.slice_shape) for f in self.fields]
         return np.dtype(spec)
 
-    @property
+    @cached_property
     def slice_size(self) -> int:
         """How many numbers a slice holds."""
         return sum(prod(field.slice_shape) for field in self.fields)

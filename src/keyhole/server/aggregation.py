@@ -12,7 +12,7 @@ always the same, each may be summed wherever its clients were trained.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -96,15 +96,29 @@ def sum_updates(
 
 
 def sum_block(
-    layout: Layout, updates: Sequence[Tree], keys: Sequence[Mapping[str, Keys]]
+    layout: Layout,
+    updates: Sequence[Tree],
+    keys: Sequence[Mapping[str, Keys]],
+    before: BlockSum | None = None,
 ) -> BlockSum:
-    """Adds up the updates of one block, of at most `BLOCK` clients; see `sum_updates`."""
+    """Adds up the updates of one block, of at most `BLOCK` clients; see `sum_updates`.
+
+    Args:
+        layout: the model and its cuts.
+        updates: u_n, each shaped as its client's sub-model.
+        keys: z_n, each by the name of its key space.
+        before: the sum of the first clients of the block, if these follow on them: additions are
+            the same ones in the same order, so a block may be added up in pieces.
+    """
     for update, chosen in zip(updates, keys, strict=True):
         layout.check(update, chosen)
-    leaves = [tree.flatten(update) for update in updates]
+    before = before or BlockSum(tuple(map(no_update, layout.parts)), 0)
     if not updates:
-        return BlockSum(tuple(map(no_update, layout.parts)), 0)
-    return BlockSum(tuple(_sum_part(p, leaves, keys) for p in layout.parts), len(updates))
+        return before
+    leaves = [tree.flatten(update) for update in updates]
+    pairs = zip(layout.parts, before.parts, strict=True)
+    parts = tuple(_sum_part(part, leaves, keys, so_far) for part, so_far in pairs)
+    return replace(before, parts=parts, clients=before.clients + len(updates))
 
 
 def pair_up(blocks: Iterable[BlockSum]) -> list[BlockSum]:
@@ -163,17 +177,20 @@ def choosers(part: Part, keys: Sequence[Mapping[str, Keys]]) -> NDArray[np.int64
 
 
 def _sum_part(
-    part: Part, leaves: Sequence[Mapping[str, Array]], keys: Sequence[Mapping[str, Keys]]
+    part: Part,
+    leaves: Sequence[Mapping[str, Array]],
+    keys: Sequence[Mapping[str, Keys]],
+    before: RowUpdate,
 ) -> RowUpdate:
-    zs = [part.keys_of(chosen).array for chosen in keys]
-    blocks = [part.to_rows(leaf) for leaf in leaves]
+    zs = [before.keys, *(part.keys_of(chosen).array for chosen in keys)]
+    blocks = [before.rows, *(part.to_rows(leaf) for leaf in leaves)]
     dtype = np.result_type(*(f.dtype for f in part.fields), *(b.dtype for b in blocks))
     distinct, sums = sum_rows(
         np.concatenate(zs), np.ascontiguousarray(np.concatenate(blocks), dtype)
     )
     if not np.all(np.isfinite(sums)):
-        broken = sum(not np.all(np.isfinite(block)) for block in blocks)
-        raise _not_finite(f"{broken} of {len(blocks)} clients")
+        broken = sum(not np.all(np.isfinite(block)) for block in blocks[1:])
+        raise _not_finite(f"{broken} of {len(leaves)} clients")
     return RowUpdate(distinct, sums)
 
 

@@ -41,7 +41,6 @@ __all__ = [
     "Executor",
     "Visit",
     "Visited",
-    "add_block",
     "add_up_jobs",
     "in_process",
     "visit_clients",
@@ -176,8 +175,10 @@ def visit_clients(
     for client in asked:
         keys, update = state.layout.keys_by_space(received[client]), work.updates.get(client)
         visit = visit_of(client, fates[client], keys, update, state.layout, delivered.cost)
-        wanted = state.layout.keys_by_space(chosen[client])
-        visits.append(replace(visit, unplaced_keys=_count(wanted) - _count(keys)))
+        if received[client] is not chosen[client]:
+            wanted = state.layout.keys_by_space(chosen[client])
+            visit = replace(visit, unplaced_keys=_count(wanted) - _count(keys))
+        visits.append(visit)
     blocks = tuple(work.blocks) if in_blocks else None
     return Visited(visits, delivered.cost, machine.closed, blocks, work.incidents)
 
@@ -247,15 +248,23 @@ class _Work:
         return [place not in refused for place in range(len(jobs))]
 
 
-def add_up_jobs(clients: Clients, jobs: Sequence[Job], layout: Layout) -> BlockSum:
-    """Runs the jobs of one block and adds up what they bring: the work of an engine's worker.
+def add_up_jobs(
+    clients: Clients,
+    jobs: Iterable[Job],
+    layout: Layout,
+    before: Callable[[], BlockSum | None] = lambda: None,
+) -> BlockSum:
+    """Runs jobs of one block and adds up what they bring: the work of an engine's worker.
 
     Args:
         clients: the population.
-        jobs: at most `BLOCK`.
+        jobs: at most `BLOCK`, or some of them.
         layout: the model and its cuts.
+        before: called once they have run; returns the sum of those before them in the block, if
+            they are not the first.
     """
-    return add_block(((job.keys, job.run(clients)) for job in jobs), layout)
+    brought = [(job.keys, usable(job.run(clients))) for job in jobs]
+    return _add_block(brought, layout, before())
 
 
 def _in_blocks(
@@ -264,16 +273,20 @@ def _in_blocks(
     """Adds up block after block; no more updates are held than one has."""
     pairs = zip(keys, updates, strict=True)
     for _ in range(0, len(keys), BLOCK):
-        yield add_block(islice(pairs, BLOCK), layout)
+        yield _add_block([(z, usable(update)) for z, update in islice(pairs, BLOCK)], layout)
 
 
-def add_block(pairs: Iterable[tuple[ClientKeys, Tree]], layout: Layout) -> BlockSum:
-    """Adds up keys and updates of one block's clients; those that cannot be added are left out."""
-    found = [(keys, usable(update)) for keys, update in pairs]
-    refused = tuple(at for at, (_, update) in enumerate(found) if update is None)
-    sent = [pair for pair in found if pair[1] is not None]
-    chosen = [layout.keys_by_space(keys) for keys, _ in sent]
-    return replace(sum_block(layout, [update for _, update in sent], chosen), refused=refused)
+def _add_block(
+    brought: Sequence[tuple[ClientKeys, Tree | None]],
+    layout: Layout,
+    before: BlockSum | None = None,
+) -> BlockSum:
+    """Adds up what clients of one block brought; those without a usable update are left out."""
+    sent = [(layout.keys_by_space(z), update) for z, update in brought if update is not None]
+    summed = sum_block(layout, [update for _, update in sent], [z for z, _ in sent], before)
+    first = 0 if before is None else before.clients + len(before.refused)
+    refused = tuple(first + at for at, (_, update) in enumerate(brought) if update is None)
+    return replace(summed, refused=summed.refused + refused)
 
 
 def _count(keys: Mapping[str, Keys]) -> int:

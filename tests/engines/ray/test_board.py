@@ -7,75 +7,119 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.engines.ray.board import Board, Task
-from keyhole.engines.ray.graph import steps_of_sums, steps_of_updates
+from keyhole.engines.ray.graph import steps_of_choices, steps_of_sums, steps_of_updates
 from keyhole.server.aggregation import BLOCK
 
 NODES = st.lists(st.sampled_from("abc"), min_size=1, max_size=7)
 
 
 @given(st.integers(1, 5000), NODES)
-def test_every_job_is_trained_once_whatever_the_cluster(count, nodes):
-    for steps in (steps_of_updates(count, nodes), steps_of_sums(count, nodes)):
-        trained = [job for s in steps if s.kind.startswith("train") for job in s.jobs]
-        assert sorted(trained) == list(range(count))
+def test_every_job_is_done_once_whatever_the_cluster(count, nodes):
+    for cut in (steps_of_choices, steps_of_updates, steps_of_sums):
+        assert [job for step in cut(count, nodes) for job in step.jobs] == list(range(count))
 
 
 @given(st.integers(1, 20_000), NODES)
 def test_sums_are_made_of_whole_blocks_and_merged_in_aligned_runs(count, nodes):
     steps = steps_of_sums(count, nodes)
-    sums = [s.jobs for s in steps if s.kind in ("add", "train_and_add")]
-    assert sums == [range(at, min(at + BLOCK, count)) for at in range(0, count, BLOCK)]
-    for merge in (s for s in steps if s.kind == "merge"):
-        blocks = [steps[need].jobs.start // BLOCK for need in merge.task.needs]
-        assert blocks == list(range(blocks[0], blocks[0] + len(blocks)))
-        length = 1 << (len(blocks) - 1).bit_length()  # the last run may be shorter
-        assert blocks[0] % length == 0
+    spans = [span_of(steps, index) for index in range(len(steps))]
+    for step, span in zip(steps, spans, strict=True):
+        if step.kind == "merge":
+            parts = [spans[need] for need in step.task.needs]
+            assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+        length = 1 << (-(-len(span) // BLOCK) - 1).bit_length()  # the last run may be shorter
+        assert span.start % (length * BLOCK) == 0
+    taken = {other for step in steps for other in (*step.task.needs, step.task.after)}
+    ends = [span for index, span in enumerate(spans) if index not in taken]
+    assert [job for span in ends for job in span] == list(range(count))
+
+
+def span_of(steps, index):
+    """The jobs whose sum a step has."""
+    step = steps[index]
+    if step.kind == "merge":
+        parts = [span_of(steps, need) for need in step.task.needs]
+        return range(parts[0].start, parts[-1].stop)
+    if step.task.after is None:
+        return step.jobs
+    before = span_of(steps, step.task.after)
+    assert before.stop == step.jobs.start, "pieces follow on each other"
+    assert step.jobs.stop - before.start <= BLOCK, "within one block"
+    return range(before.start, step.jobs.stop)
 
 
 def test_traffic_to_the_driver_grows_with_nodes_and_not_with_clients():
     for count in (10_000, 100_000):
         steps = steps_of_sums(count, ["a"] * 8 + ["b"] * 8)
-        needed = {need for step in steps for need in step.task.needs}
-        assert len(steps) - len(needed) <= 2 * 2 * 2  # two a node, twice that before a power of two
+        taken = {other for step in steps for other in (*step.task.needs, step.task.after)}
+        assert (
+            len(set(range(len(steps))) - taken) <= 2 * 2 * 2
+        )  # two a node, twice that before a power of two
 
 
 def test_few_clients_are_shared_by_all_workers():
     steps = steps_of_sums(50, ["a", "b", "c"])
-    assert sum(step.kind == "train" for step in steps) >= 3
+    assert len(steps) >= 3
 
 
 @given(st.integers(1, 3000), NODES, st.integers(0, 2**32))
 def test_a_board_ends_however_workers_and_results_are_lost(count, nodes, seed):
-    """A driver that loses things at random, and checks that no task runs before what it needs."""
+    """A driver that loses things at random, and checks that no task runs before what it needs, nor
+    ends before what it goes on from."""
     random = Random(seed)
     board = Board([step.task for step in steps_of_sums(count, nodes)])
-    done, running = set(), []
+    done, given = set(), []
     for _ in range(100_000):
         if board.is_over:
             break
         index = board.take(random.choice(nodes))
         if index is not None:
-            assert index not in running
-            assert done >= set(board.tasks[index].needs)
-            running.append(index)
-        if running and (index is None or random.random() < 0.5):
-            ended = running.pop(random.randrange(len(running)))
+            task = board.tasks[index]
+            assert index not in given
+            assert done >= set(task.needs)
+            assert task.after is None or task.after in done or task.after in given
+            given.append(index)
+            board.begin(index)
+        if given and (index is None or random.random() < 0.5):
+            ended = random.choice(given)
+            after = board.tasks[ended].after
             fortune = random.random()
             if fortune < 0.1:
                 board.put_back(ended)
-            elif fortune < 0.2 and board.tasks[ended].needs:
+            elif fortune < 0.2:
                 board.redo(ended)
-                done -= everything_below(board.tasks, ended)
-            else:
+                done = {index for index in done if board.is_done(index)}
+            elif after is None or after in done:
                 board.finish(ended)
                 done.add(ended)
+            else:
+                continue  # it waits
+            given.remove(ended)
     assert board.is_over
-    assert not running
+    assert not given
 
 
-def everything_below(tasks, index):
-    below = set(tasks[index].needs)
-    return below.union(*(everything_below(tasks, need) for need in below))
+def test_who_goes_on_from_a_task_begins_once_that_has_begun():
+    board = Board([Task(clients=1, home="a"), Task(clients=1, home="a", after=0)])
+    assert board.take("b") == 0
+    assert board.take("b") is None, "it lies behind another task of its worker"
+    board.begin(0)
+    assert board.take("b") == 1
+    board.put_back(0)
+    board.put_back(1)
+    assert (board.take("a"), board.take("a")) == (0, None)
+
+
+def test_what_was_handed_on_is_made_again_from_the_first_piece():
+    pieces = [Task(clients=n, home="a", after=n - 2 if n > 1 else None) for n in (1, 2, 3)]
+    board = Board([*pieces, Task((2,), home="a")])
+    for index in range(3):
+        assert board.take("a") == index
+        board.begin(index)
+        board.finish(index)
+    assert board.take("a") == 3
+    assert board.redo(3) == 1 + 2 + 3
+    assert board.take("a") == 0
 
 
 @pytest.mark.parametrize(("node", "first"), [("a", 0), ("b", 1), ("c", 1)])
@@ -86,7 +130,7 @@ def test_a_worker_takes_its_own_nodes_tasks_and_helps_others_when_it_has_none(no
 
 
 def test_the_last_blocks_are_cut_so_that_workers_end_together():
-    """A block for each worker, in pieces; the others whole."""
+    """A block for each worker, in pieces; the others whole, two at a time."""
     steps = steps_of_sums(1000, ["a", "a"])
-    assert [len(step.jobs) for step in steps if step.kind == "train_and_add"] == [64] * 14
-    assert [len(step.jobs) for step in steps if step.kind == "train"] == [16] * 4 + [16, 16, 8]
+    trained = [len(step.jobs) for step in steps if step.kind == "train_and_add"]
+    assert trained == [128] * 7 + [16] * 4 + [16, 16, 8]

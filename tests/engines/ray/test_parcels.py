@@ -1,12 +1,13 @@
-"""Parcels: what comes out is what went in, and what everybody has goes in once."""
+"""Parcels: what comes out is what went in, and what clients have in common goes in once."""
 
 import pickle
 
 import numpy as np
 import pytest
 
-from keyhole.engines.ray.parcels import common_leaves, pack, unpack
-from keyhole.training.jobs import Job
+from keyhole.engines.ray.parcels import packing_of
+from keyhole.training.jobs import Job, Jobs
+from tests.engines import wide
 from tests.training import toy
 
 
@@ -18,17 +19,31 @@ def as_bytes(jobs):
     return [{name: leaf.tobytes() for name, leaf in j.submodel.items()} for j in jobs]
 
 
+def send(jobs, *cuts):
+    """The jobs after their way through pickle, in as many parcels as there are cuts and one."""
+    packing = packing_of(jobs)
+    common = pickle.loads(pickle.dumps(packing.common, protocol=5))
+    bounds = [0, *cuts, len(jobs)]
+    parcels = [packing.pack(range(*pair)) for pair in zip(bounds, bounds[1:], strict=False)]
+    sent = [pickle.dumps(parcel, protocol=5) for parcel in parcels]
+    found = [j for parcel in sent for j in pickle.loads(parcel).jobs(common)]
+    assert [(j.client, j.place) for j in found] == [(j.client, j.place) for j in jobs]
+    assert [as_list(j.keys) for j in found] == [as_list(j.keys) for j in jobs]
+    return found, sum(map(len, sent))
+
+
+def as_list(keys):
+    return [list(z) for z in keys] if isinstance(keys, list) else list(keys)
+
+
 WHOLE = np.arange(50_000, dtype=np.float32)
 
 
 def test_what_everybody_receives_is_packed_once():
     jobs = [job(c, own=np.full(c + 1, c, np.float32), whole=WHOLE.copy()) for c in range(20)]
-    common = common_leaves(jobs)
-    assert common.keys() == {"whole"}
-    packed = pack(jobs, common)
-    assert len(pickle.dumps(packed)) < WHOLE.nbytes
-    assert as_bytes(unpack(packed, common)) == as_bytes(jobs)
-    assert [j.keys for j in unpack(packed, common)] == [j.keys for j in jobs]
+    found, size = send(jobs, 7)
+    assert size < WHOLE.nbytes
+    assert as_bytes(found) == as_bytes(jobs)
 
 
 @pytest.mark.parametrize(
@@ -42,32 +57,55 @@ def test_what_everybody_receives_is_packed_once():
 )
 def test_what_differs_by_a_bit_is_not_common(other):
     jobs = [job(0, x=WHOLE), job(1, x=other)]
-    assert common_leaves(jobs) == {}
-    assert as_bytes(unpack(pack(jobs, {}), {})) == as_bytes(jobs)
+    assert as_bytes(send(jobs)[0]) == as_bytes(jobs)
 
 
 def test_a_later_client_that_received_something_else_keeps_it():
     jobs = [job(c, x=WHOLE) for c in range(2)] + [job(2, x=WHOLE[::-1]), job(3, y=WHOLE)]
-    common = common_leaves(jobs)
-    assert common.keys() == {"x"}
-    assert as_bytes(unpack(pack(jobs, common), common)) == as_bytes(jobs)
+    assert as_bytes(send(jobs)[0]) == as_bytes(jobs)
 
 
 def test_nan_is_the_same_as_itself():
-    jobs = [job(c, x=np.full(3, np.nan, np.float32)) for c in range(2)]
-    assert common_leaves(jobs).keys() == {"x"}
+    jobs = [job(c, x=np.full(9_000, np.nan, np.float32)) for c in range(9)]
+    found, size = send(jobs)
+    assert as_bytes(found) == as_bytes(jobs)
+    assert size < jobs[0].submodel["x"].nbytes
 
 
-def test_a_client_alone_has_nothing_in_common():
-    assert common_leaves([job(0, x=WHOLE)]) == {}
-    assert common_leaves([]) == {}
+def test_few_clients_are_sent_as_they_are():
+    assert as_bytes(send([job(0, x=WHOLE)])[0]) == [{"x": WHOLE.tobytes()}]
+    assert send([])[0] == []
 
 
 @pytest.mark.parametrize("turn", [np.asarray, np.transpose], ids=["rows first", "columns first"])
 def test_leaves_travel_without_gaps_and_with_their_axes_in_order(turn):
     """A product of them then takes the same path through BLAS, and has the same bytes."""
     gaps = turn(np.arange(600, dtype=np.float32).reshape(20, 30)[:, :28])
-    (packed,) = pack([job(0, x=gaps)], {})
-    sent = pickle.loads(pickle.dumps(packed.submodel["x"], protocol=5))
+    (found,), _ = send([job(0, x=gaps)])
+    sent = found.submodel["x"]
     assert sent.tobytes() == gaps.tobytes()
     assert np.argsort(sent.strides).tolist() == np.argsort(gaps.strides).tolist()
+
+
+def selected_jobs(count):
+    """Jobs of clients with 40 of 120 rows each, as a plain delivery makes them."""
+    state, rng = wide.make_state(), np.random.default_rng(5)
+    keys = {client: wide.choose(client, {"row": 40}, rng) for client in range(count)}
+    return Jobs((1, 2, 3), keys, lambda client: state.select(keys[client]), state)
+
+
+def test_rows_travel_once_and_sub_models_are_the_servers():
+    jobs = selected_jobs(30)
+    found, size = send(jobs)
+    assert as_bytes(found) == as_bytes(jobs)
+    assert size < 1.2 * wide.MODEL["x"].nbytes, "the rows of 30 clients are ten times as large"
+    for mine, theirs in zip(jobs, found, strict=True):
+        for name, leaf in mine.submodel.items():
+            assert theirs.submodel[name].strides == leaf.strides
+            assert theirs.submodel[name].flags.writeable
+
+
+def test_a_parcel_of_rows_has_those_of_its_clients_alone():
+    jobs = selected_jobs(3)
+    _, size = send(jobs, 1, 2)
+    assert size < 3 * 40 * 500 * 4 * 1.1

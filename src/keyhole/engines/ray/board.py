@@ -1,8 +1,8 @@
 """The board: which task is next for whom, and which must be done again. No Ray, no clock.
 
-Tasks form a small graph: clients are trained in blocks, blocks become sums, neighbouring sums are
-merged where they lie. A result lives on the node of the worker that made it, so losing a node may
-undo what was done: the board then asks for it once more.
+Tasks form a small graph: clients are trained in blocks, or in pieces of blocks that hand a sum from
+one to the next, and neighbouring sums are merged where they lie. A result lives on the node of the
+worker that made it, so losing a node may undo what was done: the board then asks for it once more.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ class Task:
         clients: how many it trains; none if it adds up.
         home: the node that should do it, so that what is merged lies close together; a worker of
             another node takes it rather than being idle.
+        after: the task whose result it takes at its end. They work at the same time, but this one
+            does not begin before that one has: so whoever waits, waits for somebody at work.
     """
 
     needs: tuple[int, ...] = ()
     clients: int = 0
     home: str = ""
+    after: int | None = None
 
 
 class Board:
@@ -51,6 +54,7 @@ class Board:
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
         self._queues: dict[str, deque[int]] = {}
+        self._begun = [False] * len(tasks)
         self._done = [False] * len(tasks)
         self._wanted_by: list[list[int]] = [[] for _ in tasks]
         for index, task in enumerate(tasks):
@@ -59,7 +63,8 @@ class Board:
             queue = self._queues.setdefault(task.home, deque())
             if not task.needs:
                 queue.append(index)
-        self._open = {index for index, wanted in enumerate(self._wanted_by) if not wanted}
+        inner = {need for task in tasks for need in (*task.needs, task.after)}
+        self._open = set(range(len(tasks))) - inner
 
     @property
     def is_over(self) -> bool:
@@ -69,11 +74,22 @@ class Board:
     def take(self, node: str) -> int | None:
         """The next task for a worker of `node`: of its own node first, else from the end of the
         longest queue; None if there is nothing to do now."""
-        own = self._queues.get(node)
-        if own:
-            return own.popleft()
-        longest = max(self._queues.values(), key=len, default=None)
-        return longest.pop() if longest else None
+        own = self._queues.get(node, deque())
+        others = sorted(self._queues.values(), key=len, reverse=True)
+        for queue in (own, *map(reversed, others)):
+            for index in queue:
+                if self._may_begin(index):
+                    self._queues[self.tasks[index].home].remove(index)
+                    return index
+        return None
+
+    def begin(self, index: int) -> None:
+        """A worker is at this task, and has no other to do first."""
+        self._begun[index] = True
+
+    def is_done(self, index: int) -> bool:
+        """Whether the result of a task is there."""
+        return self._done[index]
 
     def finish(self, index: int) -> None:
         """The result of a task is there; for one of the call's own, it has been fetched."""
@@ -86,25 +102,27 @@ class Board:
 
     def put_back(self, index: int) -> None:
         """A task was not done: its worker is gone."""
+        self._begun[index] = self._done[index] = False
         self._queues[self.tasks[index].home].appendleft(index)
 
     def redo(self, index: int) -> int:
-        """A task could not be done because results that it needs are gone with their node.
+        """A task could not be done, or its result is gone with a node: queues it again, and what it
+        took of others.
 
         Returns:
             How many clients are trained again for it.
         """
-        needs = self.tasks[index].needs
-        for need in needs:
-            self._done[need] = False
-        return sum(self._again(need) for need in needs)
+        task = self.tasks[index]
+        self._begun[index] = self._done[index] = False
+        if not task.needs:
+            self.put_back(index)
+        # Queued last, and so taken first: what this one goes on from.
+        lost = task.needs if task.after is None else (task.after,)
+        return task.clients + sum(self.redo(other) for other in lost if self._done[other])
 
-    def _again(self, index: int) -> int:
-        """Queues a task whose result is wanted again, or first what it needs itself."""
-        if self.tasks[index].needs:
-            return self.redo(index)
-        self.put_back(index)
-        return self.tasks[index].clients
+    def _may_begin(self, index: int) -> bool:
+        after = self.tasks[index].after
+        return after is None or self._begun[after]
 
     def _is_ready(self, index: int) -> bool:
         return not self._done[index] and all(self._done[need] for need in self.tasks[index].needs)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from keyhole.engines.ray.board import Board, Task
 from keyhole.engines.ray.crew import Crew, Member
+from keyhole.engines.ray.worker import LostError
 from keyhole.errors import WorkerError
 from keyhole.training.workers import MOST_ATTEMPTS
 
@@ -22,7 +24,7 @@ Do: TypeAlias = Callable[..., tuple[Any, Any]]
 """`do(work, *arguments)` calls a worker; returns references to what went wrong and the result."""
 
 Submit: TypeAlias = Callable[[int, Do, list[Any]], tuple[Any, Any]]
-"""`(task, do, results that the task needs)` hands a task to a worker; returns what `do` does."""
+"""`(task, do, references to what it takes of others)` hands a task to a worker, as `do` does."""
 
 _DEPTH = 2  # tasks that a worker holds: one at work and the next, whose data travel meanwhile
 _TICK = 1.0  # seconds between two looks at who is silent
@@ -36,7 +38,8 @@ class Call:
         crew: who does them.
         tasks: what there is to do.
         submit: hands a task to a worker.
-        fetch: `(task, result)`, called here with each result that no other task needs.
+        fetch: `(task, result)`, called here with each result that no other task takes.
+        did: what clients did in them, for what is told of losses.
     """
 
     def __init__(
@@ -46,17 +49,19 @@ class Call:
         tasks: Sequence[Task],
         submit: Submit,
         fetch: Callable[[int, Any], None],
+        did: str = "trained",
     ) -> None:
         self._ray = ray
         self._crew = crew
         self._tasks = tasks
         self._submit = submit
         self._fetch = fetch
+        self._did = did
         self._board = Board(tasks)
         self._attempts = [0] * len(tasks)
-        self._inner = {need for task in tasks for need in task.needs}
+        self._inner = {other for task in tasks for other in _taken_by(task)}
         self._results: dict[int, Any] = {}
-        self._pending: dict[Any, tuple[int, Member, Any]] = {}
+        self._pending: dict[Any, _Given] = {}
 
     def run(self) -> None:
         """Does all tasks.
@@ -74,9 +79,13 @@ class Call:
             raise
 
     def _assign(self) -> None:
-        """Gives every worker one task before any gets a second."""
+        """Gives every worker one task before any gets a second; first who is longest at work."""
+        members = sorted(self._crew.ready(), key=lambda member: member.since)
+        for member in members:
+            if member.tasks:
+                self._board.begin(member.tasks[0])
         for depth in range(1, _DEPTH + 1):
-            for member in self._crew.ready():
+            for member in members:
                 if len(member.tasks) < depth:
                     index = self._board.take(member.node)
                     if index is not None:
@@ -84,11 +93,13 @@ class Call:
 
     def _give(self, member: Member, index: int) -> None:
         do = member.actor.do.options(num_returns=2).remote
-        needs = [self._results[need] for need in self._tasks[index].needs]
-        wrong, result = self._submit(index, do, needs)
-        self._pending[wrong] = index, member, result
+        taken = [self._results[other] for other in _taken_by(self._tasks[index])]
+        wrong, result = self._submit(index, do, taken)
+        self._results[index] = result
+        self._pending[wrong] = _Given(index, member, result, taken)
         if not member.tasks:
             member.since = time.monotonic()
+            self._board.begin(index)
         member.tasks.append(index)
 
     def _listen(self) -> None:
@@ -100,18 +111,30 @@ class Call:
                 self._hear(reference)
             else:
                 self._crew.welcome(reference)
+        self._excuse_waiting()
         self._crew.end_silent(time.monotonic())
 
+    def _excuse_waiting(self) -> None:
+        """The time of a worker begins when what its task goes on from is there."""
+        for member in self._crew.ready():
+            after = self._tasks[member.tasks[0]].after if member.tasks else None
+            if after is not None and not self._board.is_done(after):
+                member.since = time.monotonic()
+
     def _hear(self, reference: Any) -> None:
-        index, member, result = self._pending.pop(reference)
+        given = self._pending.pop(reference)
+        index, member = given.task, given.member
         is_inner = index in self._inner
         errors = self._ray.exceptions
         try:
             error = self._ray.get(reference)
+            if isinstance(error, LostError):
+                self._go_back(given)
+                return
             if error is not None:
                 member.tasks.remove(index)
                 raise error
-            value = None if is_inner else self._ray.get(result, timeout=self._crew.patience)
+            value = None if is_inner else self._ray.get(given.result, timeout=self._crew.patience)
         except errors.RayActorError:
             self._lose(member)
             return
@@ -121,18 +144,18 @@ class Call:
             return
         member.tasks.remove(index)
         member.since = time.monotonic()
-        if is_inner:
-            self._results[index] = result
-        else:
+        if not is_inner:
             self._fetch(index, value)
+            del self._results[index]
         self._board.finish(index)
-        for need in self._tasks[index].needs:  # nobody needs them any more
-            self._results.pop(need, None)
+        for other in _taken_by(self._tasks[index]):  # nobody takes them any more
+            self._results.pop(other, None)
 
     def _lose(self, member: Member) -> None:
         """A worker is gone: the task that it worked on is to blame, those behind it are not."""
-        for reference in [r for r, (_, m, _) in self._pending.items() if m is member]:
-            del self._pending[reference]
+        self._pending = {
+            r: given for r, given in self._pending.items() if given.member is not member
+        }
         is_node_lost = self._crew.replace(member)
         blamed = member.tasks[0]
         self._attempts[blamed] += 1
@@ -142,20 +165,24 @@ class Call:
         self._note(who, self._tasks[blamed].clients)
         self._check_attempts(blamed, who)
 
+    def _go_back(self, given: _Given) -> None:
+        """A worker that is well found nothing to go on from: who had that is lost, or its node."""
+        given.member.tasks.remove(given.task)
+        given.member.since = time.monotonic()
+        for other in list(self._pending.values()):
+            if other.result in given.taken:
+                self._lose(other.member)
+        self._spoil(given.task, LostError())
+
     def _spoil(self, index: int, failure: Exception) -> None:
-        """A task could not be done, or its result is gone, though its worker lives: what it needs
+        """A task could not be done, or its result is gone, though its worker lives: what it takes
         lay on a node that is lost."""
         self._attempts[index] += 1
-        if self._tasks[index].needs:
-            clients = self._board.redo(index)
-        else:
-            clients = self._tasks[index].clients
-            self._board.put_back(index)
-        self._note("results lost", clients)
+        self._note("results lost", self._board.redo(index))
         self._check_attempts(index, type(failure).__name__)
 
     def _note(self, what: str, clients: int) -> None:
-        again = f"{clients} clients trained again" if clients else "a sum was added up again"
+        again = f"{clients} clients {self._did} again" if clients else "a sum was added up again"
         self._crew.incidents.append(f"{what}: {again}")
 
     def _check_attempts(self, index: int, what: str) -> None:
@@ -170,8 +197,23 @@ class Call:
 
     def _give_up(self) -> None:
         """Takes back what has not begun; what has begun ends unheard."""
-        for reference, (_, member, _) in self._pending.items():
-            member.tasks.clear()
+        for reference, given in self._pending.items():
+            given.member.tasks.clear()
             with suppress(self._ray.exceptions.RayError, ValueError, TypeError):
                 self._ray.cancel(reference)
         self._pending.clear()
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A task at a worker, references to its result and to what it takes of others."""
+
+    task: int
+    member: Member
+    result: Any
+    taken: list[Any]
+
+
+def _taken_by(task: Task) -> tuple[int, ...]:
+    """The tasks whose results a task takes."""
+    return task.needs if task.after is None else (*task.needs, task.after)

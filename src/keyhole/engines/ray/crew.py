@@ -151,6 +151,14 @@ class Crew:
             self.close()
             raise error
         self._failed_starts = 0
+        self._settle()
+
+    def _settle(self) -> None:
+        """Tells workers how many share their node; whatever becomes of that is not waited for."""
+        for node in set(self.nodes):
+            members = [member for member in self.ready() if member.node == node]
+            for place, member in enumerate(members):
+                member.actor.settle.remote(place, len(members))
 
     def ready(self) -> list[Member]:
         """The workers that take tasks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import chain
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -13,15 +13,16 @@ import numpy as np
 from keyhole import tree
 from keyhole.engines.ray.call import Call, Do, Submit
 from keyhole.engines.ray.crew import Crew
-from keyhole.engines.ray.graph import Step, steps_of_sums, steps_of_updates
+from keyhole.engines.ray.graph import Step, steps_of_choices, steps_of_sums, steps_of_updates
 from keyhole.engines.ray.parcels import Parcel, dense_leaves, packing_of
 from keyhole.engines.ray.session import connected
+from keyhole.engines.ray.worker import fetch
 from keyhole.errors import InputError
 from keyhole.primitives.layout import ClientKeys, Layout
-from keyhole.server.aggregation import BlockSum, pair_up
+from keyhole.server.aggregation import BLOCK, BlockSum, pair_up
 from keyhole.training.clients import Choosing, Clients, choose_keys
 from keyhole.training.jobs import Job
-from keyhole.training.visit import add_block, add_up_jobs
+from keyhole.training.visit import add_up_jobs
 from keyhole.types import Tree
 
 __all__ = ["RayEngine"]
@@ -97,14 +98,16 @@ class RayEngine:
         self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
     ) -> list[ClientKeys]:
         """Lets workers choose for clients; implements `Engine.choose`."""
+        if len(asked) <= BLOCK:  # sooner done than asked for
+            return _choose(clients, asked, t, layout, choosing)
         self._crew.await_ready()
-        steps = steps_of_updates(len(asked), self._crew.nodes)
+        steps = steps_of_choices(len(asked), self._crew.nodes)
         told = t, self._ray.put(layout), choosing
 
         def submit(index: int, do: Do, _: list[Any]) -> tuple[Any, Any]:
             return do(_choose, [asked[at] for at in steps[index].jobs], *told)
 
-        return [keys for piece in self._call(steps, submit) for keys in piece]
+        return [keys for piece in self._call(steps, submit, "asked") for keys in piece]
 
     def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
         """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
@@ -136,54 +139,58 @@ class RayEngine:
     def _run(self, steps: list[Step], jobs: Sequence[Job], layout: Layout | None = None) -> Any:
         """The results of steps that no other step needs, in order."""
         put, packing = self._ray.put, packing_of(jobs)
-        common, shape = put(packing.common), put(layout)
-        keys: dict[int, ClientKeys] = {}
+        shared = put((packing.common, layout))
 
-        def submit(index: int, do: Do, needs: list[Any]) -> tuple[Any, Any]:
+        def submit(index: int, do: Do, taken: list[Any]) -> tuple[Any, Any]:
             step = steps[index]
             if step.kind == "merge":
-                return do(_merge, *needs)
-            if step.kind == "add":
-                return do(_add, [keys[place] for place in step.jobs], shape, *needs)
-            # Taken no earlier: these sub-models are selected while workers train on others.
-            parcel = packing.pack(step.jobs)
-            keys.update(zip(step.jobs, parcel.keys, strict=True))
+                return do(_merge, *taken)
+            # Packed no earlier: slices are read while workers train on others.
+            parcel = put(packing.pack(step.jobs))
             if step.kind == "train":
-                return do(_train, put(parcel), common)
-            return do(_train_and_add, put(parcel), common, shape)
+                return do(_train, parcel, shared)
+            return do(_train_and_add, parcel, shared, taken)
 
         return self._call(steps, submit)
 
-    def _call(self, steps: list[Step], submit: Submit) -> list[Any]:
-        """Does steps; returns the results that no other step needs, in order."""
+    def _call(self, steps: list[Step], submit: Submit, did: str = "trained") -> list[Any]:
+        """Does steps; returns the results that no other step takes, in order."""
         results: dict[int, Any] = {}
         tasks = [step.task for step in steps]
-        Call(self._ray, self._crew, tasks, submit, results.__setitem__).run()
+        Call(self._ray, self._crew, tasks, submit, results.__setitem__, did).run()
         return [results[index] for index in sorted(results)]
 
 
 def _choose(
     clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
 ) -> list[ClientKeys]:
-    """In a worker: the keys of clients."""
+    """In a worker, unless there are few: the keys of clients."""
     return [choose_keys(client, t, layout, clients, choosing) for client in asked]
 
 
-def _train(clients: Clients, parcel: Parcel, common: Any) -> list[Tree]:
+def _train(clients: Clients, parcel: Parcel, shared: tuple[Any, None]) -> list[Tree]:
     """In a worker: updates."""
+    common, _ = shared
     return [dense_leaves(job.run(clients)) for job in parcel.jobs(common)]
 
 
-def _train_and_add(clients: Clients, parcel: Parcel, common: Any, layout: Layout) -> list[BlockSum]:
-    """In a worker: the sum of a block."""
-    return [add_up_jobs(clients, parcel.jobs(common), layout)]
-
-
-def _add(
-    _: Clients, keys: Sequence[ClientKeys], layout: Layout, *pieces: list[Tree]
+def _train_and_add(
+    clients: Clients, parcel: Parcel, shared: tuple[Any, Layout], before: list[Any]
 ) -> list[BlockSum]:
-    """In a worker: the sum of a block that several workers have trained."""
-    return [add_block(zip(keys, chain(*pieces), strict=True), layout)]
+    """In a worker: the sum of blocks, or of one up to these clients; `before` refers to that of the
+    clients before them, and is not waited for until these have trained."""
+
+    common, layout = shared
+
+    def so_far() -> BlockSum | None:
+        return fetch(before[0])[0] if before else None
+
+    jobs = parcel.jobs(common)
+    coming = iter(jobs)
+    return pair_up(
+        add_up_jobs(clients, islice(coming, BLOCK), layout, so_far)
+        for _ in range(0, len(jobs), BLOCK)
+    )
 
 
 def _merge(_: Clients, *sums: list[BlockSum]) -> list[BlockSum]:

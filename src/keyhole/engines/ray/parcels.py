@@ -29,11 +29,6 @@ _SMALL = 4096  # bytes that are compared sooner than NumPy is called
 class Parcel(Protocol):
     """Some jobs on their way."""
 
-    @property
-    def keys(self) -> Sequence[ClientKeys]:
-        """Of each job."""
-        ...
-
     def jobs(self, common: Any) -> Sequence[Job]:
         """The jobs as they were, with what all parcels have in common."""
         ...
@@ -78,16 +73,12 @@ class _RowParcel:
     """Keys of clients and the rows that they name."""
 
     place: tuple[int, int, int]
-    keys_of: Mapping[int, ClientKeys]
+    keys: Mapping[int, ClientKeys]
     own: Excerpt
-
-    @property
-    def keys(self) -> list[ClientKeys]:
-        return list(self.keys_of.values())
 
     def jobs(self, common: Excerpt) -> Jobs:
         rows = common | self.own
-        return Jobs(self.place, self.keys_of, lambda c: select_rows(rows, self.keys_of[c]))
+        return Jobs(self.place, self.keys, lambda client: select_rows(rows, self.keys[client]))
 
 
 class _Copies:
@@ -106,10 +97,6 @@ class _CopyParcel:
     """Jobs in which `_Common` stands for what is not there."""
 
     stripped: list[Job]
-
-    @property
-    def keys(self) -> list[ClientKeys]:
-        return [job.keys for job in self.stripped]
 
     def jobs(self, common: Mapping[str, Array]) -> list[Job]:
         def fill(leaf: Any) -> Any:
