@@ -1,6 +1,7 @@
 """A population large enough for several blocks; some of its clients send what cannot be added."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -14,8 +15,6 @@ from keyhole.training.jobs import Job
 from tests.training import toy
 
 COUNT = 260
-# Two workers share the blocks of 150 clients (64, 64 and 22) in pieces of at most 38.
-ONE_PIECE = [f"worker lost: {count} clients trained again" for count in (38, 26, 22)]
 EXAMPLES = toy.oracle.make_clients(COUNT, toy.FEATURE.num_keys, seed=7)
 
 
@@ -42,6 +41,14 @@ def make_jobs(count=COUNT):
     state = toy.make_state()
     chosen = [toy.choose(EXAMPLES[c], {"feature": 60}, None) for c in range(count)]
     return [Job.of(0, 0, 0, c, z, state.select(z)) for c, z in enumerate(chosen)]
+
+
+def check_one_loss(incidents):
+    """One worker was lost, and no more than the clients of a block trained again: those that it
+    had, and those after them, which had nothing to go on from."""
+    told = [re.fullmatch(r"(\w+) lost: (\d+) clients trained again", told) for told in incidents]
+    assert [match[1] for match in told] in (["worker"], ["worker", "results"])
+    assert 0 < sum(int(match[2]) for match in told) <= 64
 
 
 def once(mark, act):

@@ -2,11 +2,11 @@
 what was made there."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 
 import keyhole as kh
+from keyhole.engines.ray.session import find_ray
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.training.clients import Clients
@@ -35,15 +35,18 @@ def make_clients(train=train):
     return Clients(COUNT, lambda client: client, choose, train)
 
 
-def make_slow_clients(mark):
-    """The mark tells that the first has begun."""
+def make_waiting_clients(folder, waiting):
+    """Some clients wait for a file named go; the others leave one with their node's name."""
 
-    def train_slowly(submodel, client, rng):
-        Path(mark).touch()
-        time.sleep(0.04)
+    def train_in_turn(submodel, client, rng):
+        if client in waiting:
+            while not (folder / "go").exists():
+                time.sleep(0.01)
+        else:
+            (folder / f"{client} {find_ray().get_runtime_context().get_node_id()}").touch()
         return train(submodel, client, rng)
 
-    return make_clients(train_slowly)
+    return make_clients(train_in_turn)
 
 
 def make_state():

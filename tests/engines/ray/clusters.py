@@ -8,7 +8,7 @@ from keyhole.engines.ray.session import find_ray
 
 
 @contextmanager
-def cluster_of(nodes):
+def cluster_of(nodes, first_cpus=1):
     """A cluster of so many nodes with a CPU each; the first is the one that a driver joins."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -21,8 +21,9 @@ def cluster_of(nodes):
     try:
         with warnings.catch_warnings():  # as the engine does where it starts Ray
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            for _ in range(nodes):
-                cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=1 << 28)
+            for cpus in (first_cpus, *[1] * (nodes - 1)):
+                settings = {"include_dashboard": False, "object_store_memory": 1 << 28}
+                cluster.add_node(num_cpus=cpus, **settings)
             cluster.wait_for_nodes()
         yield cluster
     finally:

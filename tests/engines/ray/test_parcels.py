@@ -1,6 +1,7 @@
 """Parcels: what comes out is what went in, and what clients have in common goes in once."""
 
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def send(jobs, *cuts):
     packing = packing_of(jobs)
     common = pickle.loads(pickle.dumps(packing.common, protocol=5))
     bounds = [0, *cuts, len(jobs)]
-    parcels = [packing.pack(range(*pair)) for pair in zip(bounds, bounds[1:], strict=False)]
+    parcels = [packing.pack(range(*pair)) for pair in pairwise(bounds)]
     sent = [pickle.dumps(parcel, protocol=5) for parcel in parcels]
     found = [j for parcel in sent for j in pickle.loads(parcel).jobs(common)]
     assert [(j.client, j.place) for j in found] == [(j.client, j.place) for j in jobs]
