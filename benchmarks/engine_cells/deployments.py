@@ -1,9 +1,10 @@
 """Our round on a deployment of Flower, beside a round in which nodes reply at once.
 
-A SuperLink, SuperNodes and a slice service, each a process. First an app runs that replies at once,
-then ours, on the same processes; Flower starts a process for every message of either. A round of
-ours is everything from its publication to the step of the server: nodes fetch slices from the
-service, train in NumPy and send updates to it. Wall time counts: most of it is waiting for polls.
+A SuperLink, SuperNodes and a slice service, each a process. An app that replies at once and ours
+run in turns, on the same processes; Flower starts a process for every message of either. Replies of
+the first are looked for every 0.1 s, where Flower's own strategies wait for 3. A round of ours is
+everything from its publication to the step of the server: nodes fetch slices from the service,
+train in NumPy and send updates to it. Wall time counts: most of it is waiting for polls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from keyhole.serving.service.access import new_key
 
 MOST_ADDED = 0.1  # of Flower's own latency
 PATIENCE = 900.0  # seconds for all rounds of an app
-WARM_UP = 1  # rounds; in ours, nodes are asked whom they stand for
+TURNS = 2  # of each app
+WARM_UP = 1  # rounds of a turn; in ours, nodes are asked whom they stand for
 _SERVE = "from keyhole.cli.main import main; main()"
 
 
@@ -66,51 +68,61 @@ def _range(seconds: list[float]) -> str:
 
 
 def measure_deployment(nodes: int, rounds: int) -> Cell:
-    """Starts everything, runs both apps one after the other, and ends everything."""
+    """Starts everything, runs both apps in turns, and ends everything."""
     with tempfile.TemporaryDirectory(prefix="engines-") as made:
         root = Path(made)
-        for name in ("home", "rounds"):
-            (root / name).mkdir()
+        (root / "home").mkdir()
         here = str(Path(__file__).parents[1])
         paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
         env = environment(root / "home") | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
         with Children(root / "logs", env) as children:
-            service = _start(children, root, nodes)
-            told = {"least-nodes": nodes, "rounds": WARM_UP + rounds, **service}
-            taken = {name: _run(children, root, name, told) for name in ("empty", "our")}
-    return Cell(nodes, taken["empty"][WARM_UP:], taken["our"][WARM_UP:])
+            _start(children, root, nodes)
+            taken: dict[str, list[float]] = {"empty": [], "our": []}
+            for turn in range(TURNS):
+                told = {"least-nodes": nodes, "rounds": WARM_UP + rounds}
+                told |= _serve(children, root / str(turn))
+                for name, seconds in taken.items():
+                    seconds.extend(_run(children, root / str(turn), name, told)[WARM_UP:])
+    return Cell(nodes, taken["empty"], taken["our"])
 
 
-def _start(children: Children, root: Path, nodes: int) -> dict[str, str]:
-    """Slice service, SuperLink and SuperNodes; returns what rounds are told of them."""
-    keys, port, link = root / "keys", free_port(), f"127.0.0.1:{free_port()}"
-    keys.touch(0o600)
-    keys.write_text(new_key() + "\n")
-    command = [sys.executable, "-c", _SERVE, "serve", str(root / "rounds")]
-    children.start("service", [*command, "--token-key", str(keys), "--port", str(port)])
+def _start(children: Children, root: Path, nodes: int) -> None:
+    """SuperLink and SuperNodes."""
+    link = f"127.0.0.1:{free_port()}"
     children.start("superlink", superlink_command(link))
-    children.wait_for("service", lambda: listens(f"127.0.0.1:{port}"))
     children.wait_for("superlink", lambda: listens(link))
     for number in range(nodes):
         children.start(f"node-{number}", supernode_command(link))
     (root / "home" / "config.toml").write_text(CONNECTION.format(address=link))
+
+
+def _serve(children: Children, turn: Path) -> dict[str, str]:
+    """A slice service for the run of one turn; returns what its rounds are told."""
+    name, keys, port = f"service-{turn.name}", turn / "keys", free_port()
+    (turn / "rounds").mkdir(parents=True)
+    keys.touch(0o600)
+    keys.write_text(new_key() + "\n")
+    command = [sys.executable, "-c", _SERVE, "serve", str(turn / "rounds")]
+    children.start(name, [*command, "--token-key", str(keys), "--port", str(port)])
+    children.wait_for(name, lambda: listens(f"127.0.0.1:{port}"))
     return {
-        "run": str(root / "run"),
-        "rounds-directory": str(root / "rounds"),
+        "run": str(turn / "run"),
+        "rounds-directory": str(turn / "rounds"),
         "service": f"http://127.0.0.1:{port}",
         "token-key": str(keys),
     }
 
 
-def _run(children: Children, root: Path, name: str, told: Mapping[str, object]) -> list[float]:
+def _run(children: Children, turn: Path, name: str, told: Mapping[str, object]) -> list[float]:
     """Runs an app to its end; returns the seconds of its rounds."""
-    progress(f"  app {name}")
-    app, results = root / f"app-{name}", root / f"{name}.json"
+    process = f"{name}-{turn.name}"
+    progress(f"  app {process}")
+    app, results = turn / f"app-{name}", turn / f"{name}.json"
     write_project(app, {**told, "results": str(results), "over-selection": 1.0})
     for part in ("server", "client"):
         text = f"from engine_cells.deployed import {name}_{part}\n\napp = {name}_{part}.app\n"
         (app / "keyhole_app" / f"{part}.py").write_text(text)
-    children.start(name, [flower_command("flwr"), "run", str(app), "local", "--stream"])
-    children.wait_for(name, results.exists, PATIENCE)
+    children.start(process, [flower_command("flwr"), "run", str(app), "local", "--stream"])
+    children.wait_for(process, results.exists, PATIENCE)
     seconds: list[float] = json.loads(results.read_text())
     return seconds

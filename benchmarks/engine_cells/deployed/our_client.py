@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_cells.deployed.table import make_clients
+from engine_cells.deployed.devices import make_clients
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.serving.device.population import PopulationClient
 

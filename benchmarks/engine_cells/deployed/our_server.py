@@ -6,19 +6,25 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 from flwr.app import Context
 
-from engine_cells.deployed.table import make_clients, make_plan, make_state
+import keyhole as kh
+from engine_cells.deployed.devices import KEYS, POPULATION, ROW, WIDTH, make_clients
 from keyhole.engines.flower.run_config import RoundsConfig
 from keyhole.engines.flower.server_app import make_server_app
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
 from keyhole.serving.served import Served
+from keyhole.training.cohort import Cohorts
 from keyhole.training.loop import start_run
+from keyhole.training.plan import Plan
 
 
 def train(rounds: Served, config: RoundsConfig, context: Context) -> None:
     told = context.run_config
-    plan = make_plan(told["least-nodes"])
-    run = start_run(make_state(), make_clients(), plan, config.run, rounds)
+    plan = Plan(Cohorts(POPULATION, told["least-nodes"]), {"row": KEYS})
+    run = start_run(_make_state(), make_clients(), plan, config.run, rounds)
     seconds, began = [], time.perf_counter()
     for record in run.rounds(told["rounds"]):
         seconds.append(time.perf_counter() - began)
@@ -29,6 +35,11 @@ def train(rounds: Served, config: RoundsConfig, context: Context) -> None:
     written = Path(told["results"])
     written.with_suffix(".tmp").write_text(json.dumps(seconds))
     written.with_suffix(".tmp").rename(written)
+
+
+def _make_state() -> ServerState:
+    value = {"table": np.zeros((ROW.num_keys, WIDTH), np.float32)}
+    return ServerState.dense(kh.Layout.of(value, kh.Cut(ROW, {"table": 0})), value, SGD(1.0))
 
 
 app = make_server_app(train)

@@ -1,15 +1,14 @@
-"""What devices train: a few rows of a table, towards targets of their own."""
+"""What devices train: a few rows of a table, towards targets of their own.
+
+Flower imports this anew for every message, so it imports what a device needs and no more.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 import keyhole as kh
-from keyhole.server.optimizers import SGD
-from keyhole.server.state import ServerState
 from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.plan import Plan
 from keyhole.types import Array, Tree
 
 POPULATION = 100
@@ -17,15 +16,6 @@ ROW = kh.KeySpace("row", 10_000)
 WIDTH = 64
 KEYS = 100  # of each client
 STEPS = 20
-
-
-def make_state() -> ServerState:
-    value = {"table": np.zeros((ROW.num_keys, WIDTH), np.float32)}
-    return ServerState.dense(kh.Layout.of(value, kh.Cut(ROW, {"table": 0})), value, SGD(1.0))
-
-
-def make_plan(size: int) -> Plan:
-    return Plan(Cohorts(POPULATION, size), {"row": KEYS})
 
 
 def make_clients(_settings: object = None) -> Clients:
