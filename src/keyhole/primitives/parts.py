@@ -46,8 +46,10 @@ class Field:
 
     def client_shape(self, counts: Sequence[int]) -> tuple[int, ...]:
         """The shape on a client that selected `counts[i]` keys of the i-th key space."""
-        chosen = dict(zip(self.axes, counts, strict=True))
-        return tuple(chosen.get(axis, n) for axis, n in enumerate(self.shape))
+        shape = list(self.shape)
+        for axis, count in zip(self.axes, counts, strict=True):
+            shape[axis] = count
+        return tuple(shape)
 
     def index(self, keys: Sequence[Any]) -> tuple[Any, ...]:
         """The index of one slice, for NumPy and JAX arrays alike."""
@@ -99,16 +101,22 @@ class Part:
         """The keys of this part for a client that selected `keys`: every combination."""
         return self.product.grid(*(keys[factor.name] for factor in self.product.factors))
 
-    def to_rows(self, leaves: Mapping[str, Array]) -> Array:
+    def to_rows(self, leaves: Mapping[str, Array], out: Array | None = None) -> Array:
         """The slices of a model or sub-model as rows, (number of slices, slice_size).
 
         The fields of a slice stand side by side, in the order of `record`.
+
+        Args:
+            leaves: the model's, by path.
+            out: where to write them; without it, rows of one field may be a view of its leaf.
         """
         blocks = [field.unstack(np.asarray(leaves[field.path])) for field in self.fields]
         flat = [
             b.reshape(len(b), prod(f.slice_shape)) for b, f in zip(blocks, self.fields, strict=True)
         ]
-        return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+        if out is None and len(flat) == 1:
+            return flat[0]
+        return np.concatenate(flat, axis=1, out=out)
 
     def from_rows(self, rows: Array, counts: Sequence[int]) -> dict[str, Array]:
         """The parameters of a client with `counts` keys: the inverse of `to_rows`."""

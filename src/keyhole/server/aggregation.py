@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -183,13 +184,17 @@ def _sum_part(
     before: RowUpdate,
 ) -> RowUpdate:
     zs = [before.keys, *(part.keys_of(chosen).array for chosen in keys)]
-    blocks = [before.rows, *(part.to_rows(leaf) for leaf in leaves)]
-    dtype = np.result_type(*(f.dtype for f in part.fields), *(b.dtype for b in blocks))
-    distinct, sums = sum_rows(
-        np.concatenate(zs), np.ascontiguousarray(np.concatenate(blocks), dtype)
-    )
+    dtypes = {np.asarray(leaf[field.path]).dtype for leaf in leaves for field in part.fields}
+    dtype = np.result_type(before.rows, *(f.dtype for f in part.fields), *dtypes)
+    ends = np.cumsum([len(z) for z in zs]).tolist()
+    rows = np.empty((ends[-1], part.slice_size), dtype)
+    rows[: ends[0]] = before.rows
+    for leaf, (start, stop) in zip(leaves, pairwise(ends), strict=True):
+        part.to_rows(leaf, out=rows[start:stop])
+    distinct, sums = sum_rows(np.concatenate(zs), rows)
     if not np.all(np.isfinite(sums)):
-        broken = sum(not np.all(np.isfinite(block)) for block in blocks[1:])
+        spans = [rows[start:stop] for start, stop in pairwise(ends)]
+        broken = sum(not np.all(np.isfinite(span)) for span in spans)
         raise _not_finite(f"{broken} of {len(leaves)} clients")
     return RowUpdate(distinct, sums)
 

@@ -49,10 +49,20 @@ def usable(update: Tree) -> Tree | None:
     >>> usable({"w": np.array([1.0, np.nan])}) is None
     True
     """
-    with np.errstate(over="ignore"):
-        cast = tree.map_leaves(lambda leaf: np.asarray(leaf, np.float32), update)
-    is_small = all(np.all(np.abs(leaf) <= _LARGEST) for leaf in tree.flatten(cast).values())
-    return cast if is_small else None
+    leaves = {path: _cast(leaf) for path, leaf in tree.flatten(update).items()}
+    return tree.unflatten(update, leaves) if all(map(_is_small, leaves.values())) else None
+
+
+def _cast(leaf: Any) -> NDArray[np.float32]:
+    if getattr(leaf, "dtype", None) == np.float32:
+        return np.asarray(leaf)
+    with np.errstate(over="ignore"):  # infinity is refused, as is what becomes it
+        return np.asarray(leaf, np.float32)
+
+
+def _is_small(leaf: NDArray[np.float32]) -> bool:
+    """Two passes that write nothing; a NaN is both the least and the largest, and not small."""
+    return leaf.size == 0 or bool(leaf.min() >= -_LARGEST and leaf.max() <= _LARGEST)
 
 
 def check_float32(dtypes: Mapping[str, Any]) -> None:

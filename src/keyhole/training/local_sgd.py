@@ -132,7 +132,7 @@ class LocalSgd:
                 name: _arrange(np.asarray(array), batches, most_steps)
                 for name, array in data.items()
             },
-            np.pad(batches >= 0, ((0, most_steps - len(batches)), (0, 0))),
+            _masks(batches, most_steps),
             np.int32(len(batches)),
         )
         return resize_submodel(layout, update, counts)
@@ -231,6 +231,13 @@ def _arrange(array: Array, batches: Array, most_steps: int) -> Array:
     arranged = np.zeros((most_steps, *batches.shape[1:], *array.shape[1:]), array.dtype)
     np.take(array, np.maximum(batches, 0), axis=0, out=arranged[: len(batches)], mode="clip")
     return arranged
+
+
+def _masks(batches: Array, most_steps: int) -> Array:
+    """Which places of each step hold an example, (most steps, batch size)."""
+    masks = np.zeros((most_steps, batches.shape[1]), bool)
+    np.greater_equal(batches, 0, out=masks[: len(batches)])
+    return masks
 
 
 def _power_of_two(count: int) -> int:
