@@ -14,6 +14,7 @@ from keyhole import tree
 from keyhole.engines.ray.call import Call, Do, Submit
 from keyhole.engines.ray.crew import Crew
 from keyhole.engines.ray.graph import Step, steps_of_choices, steps_of_sums, steps_of_updates
+from keyhole.engines.ray.key_bundle import KeyBundle
 from keyhole.engines.ray.parcels import Parcel, dense_leaves, packing_of
 from keyhole.engines.ray.session import connected
 from keyhole.engines.ray.worker import fetch
@@ -99,7 +100,7 @@ class RayEngine:
     ) -> list[ClientKeys]:
         """Lets workers choose for clients; implements `Engine.choose`."""
         if len(asked) <= BLOCK:  # sooner done than asked for
-            return _choose(clients, asked, t, layout, choosing)
+            return _choose_here(clients, asked, t, layout, choosing)
         self._crew.await_ready()
         steps = steps_of_choices(len(asked), self._crew.nodes)
         told = t, self._ray.put(layout), choosing
@@ -107,7 +108,7 @@ class RayEngine:
         def submit(index: int, do: Do, _: list[Any]) -> tuple[Any, Any]:
             return do(_choose, [asked[at] for at in steps[index].jobs], *told)
 
-        return [keys for piece in self._call(steps, submit, "asked") for keys in piece]
+        return [keys for piece in self._call(steps, submit, "asked") for keys in piece.unpack()]
 
     def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
         """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
@@ -146,7 +147,7 @@ class RayEngine:
             if step.kind == "merge":
                 return do(_merge, *taken)
             # Packed no earlier: slices are read while workers train on others.
-            parcel = put(packing.pack(step.jobs))
+            parcel = packing.pack(step.jobs)
             if step.kind == "train":
                 return do(_train, parcel, shared)
             return do(_train_and_add, parcel, shared, taken)
@@ -161,10 +162,14 @@ class RayEngine:
         return [results[index] for index in sorted(results)]
 
 
-def _choose(
+def _choose(clients: Clients, *told: Any) -> KeyBundle:
+    """In a worker: the keys of clients."""
+    return KeyBundle.of(_choose_here(clients, *told))
+
+
+def _choose_here(
     clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
 ) -> list[ClientKeys]:
-    """In a worker, unless there are few: the keys of clients."""
     return [choose_keys(client, t, layout, clients, choosing) for client in asked]
 
 

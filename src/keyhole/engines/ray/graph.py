@@ -21,6 +21,7 @@ piece of it; sums of neighbours."""
 _ROUNDS = 2  # tasks per worker that make up for unequal clients
 _TASKS = 4  # the same where a task has several blocks
 _MOST_BLOCKS = 4  # of a task
+_MOST_SUMS = 8  # that come from one node as they are: on one machine, the driver merges no slower
 _MOST_CHOICES = 8 * BLOCK  # clients that choose in one task
 _LAST_PIECE = BLOCK // 4  # clients of a task when there are few left: workers then end together
 
@@ -95,7 +96,7 @@ def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
         cuts = _cut_run(run, few, last, small)
         homes = spread_home(len(cuts), nodes) if is_split else [home] * len(cuts)
         ends = [_add_pieces(steps, *pair) for pair in zip(cuts, homes, strict=True)]
-        if len(ends) > 1:
+        if len(ends) > (1 if len(set(nodes)) > 1 else _MOST_SUMS):
             steps.append(Step("merge", task=Task(tuple(ends), home=home)))
     return steps
 

@@ -1,9 +1,9 @@
 """Parcels: jobs as the object store takes them, without a copy of what clients have in common.
 
-Where sub-models are a function of keys, a parcel holds each row that its clients chose once, and
-the worker selects from it. Where they are not, as after a private delivery, it holds sub-models.
-What all clients of a round receive (what is not cut, or a whole model) is stored once, beside all
-parcels. Workers on the same machine read everything in place.
+Where sub-models are a function of keys, workers select them. A small model is stored once for all
+parcels of a call; of a large one, each parcel holds the rows that its clients chose, once. Where
+they are not, as after a private delivery, a parcel holds sub-models, and what all clients of the
+round received is stored once. Workers on the same machine read everything in place.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.delivery.excerpt import Excerpt
-from keyhole.primitives.layout import ClientKeys, RowSource, select_rows
+from keyhole.engines.ray.key_bundle import KeyBundle
+from keyhole.primitives.layout import RowSource, select_rows
 from keyhole.training.jobs import Job, Jobs
 from keyhole.types import Array, Tree
 
 __all__ = ["Packing", "Parcel", "dense_leaves", "packing_of"]
 
+_WHOLE = 16 << 20  # bytes of a model that goes to every node as it is
 _PEEK = 64  # bytes that tell most arrays apart before all of them are compared
 _SMALL = 4096  # bytes that are compared sooner than NumPy is called
 
@@ -55,30 +57,39 @@ def packing_of(jobs: Sequence[Job]) -> Packing:
 
 
 class _Rows:
-    """Sends rows, each once in a parcel."""
+    """Sends rows: all of them once, or those of its clients with each parcel."""
 
     def __init__(self, jobs: Jobs, source: RowSource) -> None:
         self.common = Excerpt.of_everyone(source)
         self._jobs = jobs
         self._source = source
         self._clients = list(jobs.keys)
+        every = {space.name: space.num_keys for space in source.layout.spaces}
+        self._is_whole = source.layout.client_bytes(**every) <= _WHOLE
+        if self._is_whole:
+            keys = [space.all_keys() for space in source.layout.spaces]
+            self.common |= Excerpt.of_keys(source, [keys])
 
     def pack(self, places: range) -> Parcel:
-        own = {self._clients[at]: self._jobs.keys[self._clients[at]] for at in places}
-        return _RowParcel(self._jobs.place, own, Excerpt.of_keys(self._source, list(own.values())))
+        clients = [self._clients[at] for at in places]
+        keys = [self._jobs.keys[client] for client in clients]
+        own = None if self._is_whole else Excerpt.of_keys(self._source, keys)
+        return _RowParcel(self._jobs.place, clients, KeyBundle.of(keys), own)
 
 
 @dataclass(frozen=True)
 class _RowParcel:
-    """Keys of clients and the rows that they name."""
+    """Keys of clients, and rows that they name beyond those that all parcels have."""
 
     place: tuple[int, int, int]
-    keys: Mapping[int, ClientKeys]
-    own: Excerpt
+    clients: list[int]
+    keys: KeyBundle
+    own: Excerpt | None
 
     def jobs(self, common: Excerpt) -> Jobs:
-        rows = common | self.own
-        return Jobs(self.place, self.keys, lambda client: select_rows(rows, self.keys[client]))
+        rows = common if self.own is None else common | self.own
+        keys = dict(zip(self.clients, self.keys.unpack(), strict=True))
+        return Jobs(self.place, keys, lambda client: select_rows(rows, keys[client]))
 
 
 class _Copies:
