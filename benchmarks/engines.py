@@ -3,7 +3,7 @@
 The job is a round of EMNIST's 2NN on synthetic writers with 18 to 180 images, an epoch each:
 clients choose m of 200 neurons, the server selects their slices, they train, updates are added up,
 the record is written. All of that is in the time of a round; starting engines, making data and
-compiling are not. Medians of five rounds after two. CPU time is that of this process and all below
+compiling are not. Medians of nine rounds after two. CPU time is that of this process and all below
 it: Ray's processes count. Idle clients send their slices back as they are.
 
 * ray: the round in one process on one core, and on Ray with 2 workers, in turns. The rate for each
@@ -36,7 +36,8 @@ from engine_cells.simulations import measure_simulations
 from harness import parser, run_steps
 
 RESULTS = Path(__file__).parent / "results" / "engines.json"
-ROUNDS = 5
+ROUNDS = 9
+DEPLOYED_ROUNDS = 5  # of each turn
 NODES = 3
 ON_RAY = (Crowd(1000, 50, is_idle=True), Crowd(1000, 50))
 SIMULATED = (Crowd(50, 100), Crowd(200, 100, is_idle=True))
@@ -53,7 +54,7 @@ def steps(is_quick: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     if not is_quick and importlib.util.find_spec("flwr") is not None:
         from engine_cells.deployments import measure_deployment
 
-        yield "deployment of Flower", lambda: measure_deployment(NODES, ROUNDS)
+        yield "deployment of Flower", lambda: measure_deployment(NODES, DEPLOYED_ROUNDS)
 
 
 def main() -> int:

@@ -79,7 +79,6 @@ def test_a_board_ends_however_workers_and_results_are_lost(count, nodes, seed):
             assert done >= set(task.needs)
             assert task.after is None or task.after in done or task.after in given
             given.append(index)
-            board.begin(index)
         if given and (index is None or random.random() < 0.5):
             ended = random.choice(given)
             after = board.tasks[ended].after
@@ -99,15 +98,21 @@ def test_a_board_ends_however_workers_and_results_are_lost(count, nodes, seed):
     assert not given
 
 
-def test_who_goes_on_from_a_task_begins_once_that_has_begun():
-    board = Board([Task(clients=1, home="a"), Task(clients=1, home="a", after=0)])
-    assert board.take("b") == 0
-    assert board.take("b") is None, "it lies behind another task of its worker"
-    board.begin(0)
-    assert board.take("b") == 1
-    board.put_back(0)
+def test_a_piece_begins_once_the_one_before_has_begun():
+    pieces = [Task(clients=1, home="a", is_piece=True, after=after) for after in (None, 0, 1)]
+    board = Board(pieces)
+    assert [board.take("b"), board.take("b")] == [0, 1]
     board.put_back(1)
-    assert (board.take("a"), board.take("a")) == (0, None)
+    board.put_back(0)
+    assert [board.take("a") for _ in range(4)] == [0, 1, 2, None]
+
+
+def test_a_piece_is_not_given_to_who_has_something_else_to_do_first():
+    """Else whoever goes on from it would wait for that, too."""
+    board = Board([Task(clients=9, home="a"), Task(clients=1, home="a", is_piece=True)])
+    assert board.take("a") == 0
+    assert board.take("a", is_idle=False) is None
+    assert board.take("b") == 1
 
 
 def test_what_was_handed_on_is_made_again_from_the_first_piece():
@@ -115,7 +120,6 @@ def test_what_was_handed_on_is_made_again_from_the_first_piece():
     board = Board([*pieces, Task((2,), home="a")])
     for index in range(3):
         assert board.take("a") == index
-        board.begin(index)
         board.finish(index)
     assert board.take("a") == 3
     assert board.redo(3) == 1 + 2 + 3

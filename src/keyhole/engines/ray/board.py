@@ -23,13 +23,16 @@ class Task:
         clients: how many it trains; none if it adds up.
         home: the node that should do it, so that what is merged lies close together; a worker of
             another node takes it rather than being idle.
-        after: the task whose result it takes at its end. They work at the same time, but this one
-            does not begin before that one has: so whoever waits, waits for somebody at work.
+        is_piece: whether it is short and one of several in a row: done by whoever is free first,
+            and by nobody who has something else to do before it.
+        after: of a piece, the one before it, whose result it takes at its end. They work at the
+            same time, but this one does not begin before that one has.
     """
 
     needs: tuple[int, ...] = ()
     clients: int = 0
     home: str = ""
+    is_piece: bool = False
     after: int | None = None
 
 
@@ -71,21 +74,18 @@ class Board:
         """Whether every result of the call has been fetched."""
         return not self._open
 
-    def take(self, node: str) -> int | None:
+    def take(self, node: str, is_idle: bool = True) -> int | None:
         """The next task for a worker of `node`: of its own node first, else from the end of the
-        longest queue; None if there is nothing to do now."""
+        longest queue; None if there is nothing to do now, or nothing for one that is not idle."""
         own = self._queues.get(node, deque())
         others = sorted(self._queues.values(), key=len, reverse=True)
         for queue in (own, *map(reversed, others)):
             for index in queue:
-                if self._may_begin(index):
+                if self._may_begin(index) and (is_idle or not self.tasks[index].is_piece):
                     self._queues[self.tasks[index].home].remove(index)
+                    self._begun[index] = True
                     return index
         return None
-
-    def begin(self, index: int) -> None:
-        """A worker is at this task, and has no other to do first."""
-        self._begun[index] = True
 
     def is_done(self, index: int) -> bool:
         """Whether the result of a task is there."""

@@ -79,15 +79,11 @@ class Call:
             raise
 
     def _assign(self) -> None:
-        """Gives every worker one task before any gets a second; first who is longest at work."""
-        members = sorted(self._crew.ready(), key=lambda member: member.since)
-        for member in members:
-            if member.tasks:
-                self._board.begin(member.tasks[0])
+        """Gives every worker one task before any gets a second."""
         for depth in range(1, _DEPTH + 1):
-            for member in members:
+            for member in self._crew.ready():
                 if len(member.tasks) < depth:
-                    index = self._board.take(member.node)
+                    index = self._board.take(member.node, is_idle=not member.tasks)
                     if index is not None:
                         self._give(member, index)
 
@@ -99,7 +95,6 @@ class Call:
         self._pending[wrong] = _Given(index, member, result, taken)
         if not member.tasks:
             member.since = time.monotonic()
-            self._board.begin(index)
         member.tasks.append(index)
 
     def _listen(self) -> None:

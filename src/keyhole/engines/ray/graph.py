@@ -116,7 +116,7 @@ def _add_pieces(steps: list[Step], pieces: Sequence[range], home: str) -> int:
     """Appends steps, one after the other; returns the place of the one that has their sum."""
     for piece in pieces:
         after = len(steps) - 1 if piece is not pieces[0] else None
-        task = Task(clients=len(piece), home=home, after=after)
+        task = Task(clients=len(piece), home=home, is_piece=len(pieces) > 1, after=after)
         steps.append(Step("train_and_add", piece, task))
     return len(steps) - 1
 
