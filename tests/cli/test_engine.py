@@ -17,6 +17,8 @@ TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "5", "--m", "8
     ("args", "said"),
     [
         (["--address", "127.0.0.1:1"], "--address goes with --engine ray"),
+        (["--shards", "2"], "--shards goes with --engine ray"),
+        (["--engine", "ray", "--shards", "0"], "0 is not in the range"),
         (["--engine", "ray", "--devices", "d"], "the devices of a service train themselves"),
         (["--engine", "ray", "--address", "127.0.0.1:1"], "Ray does not answer"),
         (["--engine", "ray", "--workers", "0"], "0 is not in the range"),
@@ -97,7 +99,8 @@ def test_a_killed_run_goes_on_with_the_same_bytes(environment, keyhole, few_writ
     options = (*TINY, "--data", few_writers, "--rounds", 40)
     alone = keyhole("train", "emnist_2nn", *options, "--out", tmp_path / "local")
     assert alone.returncode == 0, alone.stderr
-    ray = (*options, "--engine", "ray", "--workers", 2, "--out", tmp_path / "ray")
+    engine = "--engine", "ray", "--workers", 2, "--shards", 3
+    ray = (*options, *engine, "--out", tmp_path / "ray")
     process = start(environment, *ray)
     try:
         wait_for_rounds(tmp_path / "ray", 3, process)

@@ -13,6 +13,7 @@ from keyhole.cli.progress import import_shown
 
 if TYPE_CHECKING:
     from keyhole.tasks.arms import Arm
+    from keyhole.tasks.experiment import Hold
     from keyhole.training.visit import Executor
 
 __all__ = ["check_engine_flags", "engine_options", "opened_engine"]
@@ -38,6 +39,12 @@ _OPTIONS = (
         type=click.IntRange(1),
         help="Cores that train clients; with --engine ray, processes. Without it, all there are.",
     ),
+    click.option(
+        "--shards",
+        type=click.IntRange(1),
+        help="With --engine ray: so many processes of the cluster hold the server's tables, each a "
+        "range of keys. Without it, this process does.",
+    ),
 )
 
 
@@ -52,15 +59,16 @@ def check_engine_flags(options: Mapping[str, Any]) -> None:
     """Refuses flags that contradict each other or would do nothing."""
     if options["devices"] and (options["engine"] != "local" or options["workers"]):
         raise click.UsageError("--engine and --workers: the devices of a service train themselves")
-    if options["address"] and options["engine"] != "ray":
-        raise click.UsageError("--address goes with --engine ray")
+    for name in ("address", "shards"):
+        if options[name] and options["engine"] != "ray":
+            raise click.UsageError(f"--{name} goes with --engine ray")
 
 
 @contextmanager
 def opened_engine(
     options: Mapping[str, Any], arm: Arm, data: str, sizes: Mapping[str, int]
-) -> Iterator[Executor]:
-    """What trains clients, for as long as the context lasts.
+) -> Iterator[tuple[Executor, Hold]]:
+    """What trains clients and what holds the server's state, for as long as the context lasts.
 
     Args:
         options: of the command.
@@ -71,12 +79,17 @@ def opened_engine(
     from keyhole.training.devices import on_devices
 
     if options["engine"] == "local":
-        yield on_devices
+        yield on_devices, lambda state: state
         return
     from keyhole.engines.population import Population
     from keyhole.engines.ray.engine import RayEngine
+    from keyhole.engines.ray.shards import Shards
 
     directory = None if data == SYNTHETIC else import_shown(data)
     population = Population(arm, directory, sizes)
     with RayEngine(population, options["workers"], address=options["address"]) as engine:
-        yield engine
+        if options["shards"] is None:
+            yield engine, lambda state: state
+        else:
+            with Shards(options["shards"], address=options["address"]) as shards:
+                yield engine, shards.hold

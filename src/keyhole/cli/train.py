@@ -168,9 +168,9 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     ]
     with (
         _rounds(trials, options, out / arm.name / "trial-0") as kind_of,
-        opened_engine(options, arm, data, sizes) as execute,
+        opened_engine(options, arm, data, sizes) as (execute, hold),
     ):
-        done = dict(run_trials(work, trials, keep_state=True, kind_of=kind_of, execute=execute))
+        done = dict(run_trials(work, trials, True, kind_of=kind_of, execute=execute, hold=hold))
     if as_json:
         click.echo(json.dumps([_described(*each) for each in done.items()], indent=2))
         return

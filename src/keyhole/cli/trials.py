@@ -10,7 +10,7 @@ import click
 from rich.progress import TaskID
 
 from keyhole.cli.progress import progress_bars
-from keyhole.tasks.experiment import Experiment
+from keyhole.tasks.experiment import Experiment, Hold
 from keyhole.tasks.named import task_named
 from keyhole.tasks.trial_directory import Result
 from keyhole.training.devices import on_devices
@@ -27,6 +27,7 @@ def run_trials(
     keep_state: bool,
     kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
     execute: Executor = on_devices,
+    hold: Hold = lambda state: state,
 ) -> Iterator[tuple[Path, Result]]:
     """Runs trials one after the other and yields their results.
 
@@ -39,6 +40,7 @@ def run_trials(
         keep_state: whether models stay on disk.
         kind_of: what makes the rounds, given the event that stops them; None makes them in process.
         execute: where clients train.
+        hold: what holds the server's state.
     """
     with progress_bars() as bars, stop_on_signals() as stop:
         whole = bars.add_task("trials", total=total, note="")
@@ -61,6 +63,7 @@ def run_trials(
                 on_round=show,
                 keep_state=keep_state,
                 kind=kind_of(stop),
+                hold=hold,
             )
             if result is None:
                 click.echo(f"{directory} keeps what was done; the same command goes on", err=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -51,7 +51,10 @@ from keyhole.training.randomness import Place, generator
 from keyhole.training.record import RoundRecord
 from keyhole.training.visit import Executor, in_process
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "Hold"]
+
+Hold: TypeAlias = Callable[[ServerState], ServerState]
+"""Takes over a server's state that was made in this process; returns the one to train."""
 
 LIBRARIES = ("keyhole", "numpy", "jax", "numba")
 
@@ -173,20 +176,27 @@ class Experiment:
         if way is not None and way in PRIVATE_DELIVERIES:
             check_model_worth(way, self.task.model.layout, self.keys_per_client)
 
-    def start(self, trial: int, directory: Path | None, kind: Rounds | None = None) -> Run:
+    def start(
+        self,
+        trial: int,
+        directory: Path | None,
+        kind: Rounds | None = None,
+        hold: Hold = lambda state: state,
+    ) -> Run:
         """Starts a trial, or goes on with it where it stopped.
 
         Args:
             trial: which.
             directory: where to keep it; None keeps it in memory only.
             kind: what makes the rounds; None makes them in process.
+            hold: what holds the server's state, given one in this process.
 
         Raises:
             InputError: the directory holds another run.
         """
         seed = int(generator(self.arm.seed, trial, Place.MODEL).integers(2**31))
         model, layout = self.task.model.init(seed), self.task.model.layout
-        state = ServerState.dense(layout, model, self.algorithm.server)
+        state = hold(ServerState.dense(layout, model, self.algorithm.server))
         clients, plan = self.clients, self.plan(trial)
         if directory is None:
             return start_run(state, clients, plan, kind=kind)
@@ -204,6 +214,7 @@ class Experiment:
         on_round: Callable[[RoundRecord], None] = lambda _: None,
         keep_state: bool = True,
         kind: Rounds | None = None,
+        hold: Hold = lambda state: state,
     ) -> Result | None:
         """Runs a trial to its end.
 
@@ -215,6 +226,7 @@ class Experiment:
             on_round: called after each round that is made, and for those made before.
             keep_state: whether the server's state stays on disk after the last round.
             kind: what makes the rounds; None makes them in process.
+            hold: what holds the server's state, given one in this process.
 
         Returns:
             The result, None if `stop` came first.
@@ -223,7 +235,7 @@ class Experiment:
         done = None if directory is None else read_result(directory, self.describe(trial))
         if done is not None:
             return done
-        started, run = time.perf_counter(), self.start(trial, directory, kind)
+        started, run = time.perf_counter(), self.start(trial, directory, kind, hold)
         for record in run.records:
             on_round(record)
         try:

@@ -78,6 +78,11 @@ def test_sums_are_those_of_one_process(engine, count):
             assert mine.rows.tobytes() == theirs.rows.tobytes()
 
 
+def test_rows_of_a_large_model_travel_with_the_clients_that_chose_them(engine, alone, monkeypatch):
+    monkeypatch.setattr("keyhole.engines.ray.parcels._WHOLE", 0)
+    assert train(engine) == alone
+
+
 def test_no_jobs_are_no_updates(engine):
     assert engine(crowd.make_clients(), []) == []
     assert engine.add_up(crowd.make_clients(), [], toy.LAYOUT) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,13 @@ __all__ = ["RayEngine"]
 class RayEngine:
     """Workers on Ray that train clients: an engine for rounds, and a context that ends them.
 
-    Slices go to the workers through Ray's object store, a block of clients at a time, and what all
-    clients receive goes once; workers read both in place, so a client's `train` gets arrays that
-    cannot be written to. Where sums are asked for, updates stay with the workers, runs of blocks
-    are added up on their node, and about two sums of each node come back. No more than two blocks a
-    worker are on their way at any time.
+    Workers let clients choose keys, select their sub-models and train. They select from rows that
+    lie in Ray's object store and are read in place: all rows of a small model, put there once, or
+    those that the clients of a task chose. Where sub-models were delivered by a private way, they
+    travel themselves, and arrays that a client's `train` gets cannot be written to. Where sums are
+    asked for, updates stay with the workers, runs of blocks are added up on their node, and few
+    sums of each node come back. No more than two tasks of at most four blocks are on their way to a
+    worker at any time. If the workers are as many as the cores of their node, each stays on one.
 
     A worker or a node that is lost is replaced and its clients are trained again, with the same
     result. The process that makes the rounds, and the node it runs on, must live: a run that loses
@@ -73,12 +74,7 @@ class RayEngine:
     def __enter__(self) -> RayEngine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
