@@ -98,6 +98,7 @@ def test_killed_workers_are_replaced_and_the_record_says_so(engine, alone):
     assert model == alone[0]
     assert records[0] == alone[1][0]
     assert sorted({i.split(":")[0] for i in records[1].incidents}) == ["worker lost"]
+    engine._crew.await_ready(2)
     assert len(engine.pids) == 2
 
 

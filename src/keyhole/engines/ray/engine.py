@@ -104,7 +104,9 @@ class RayEngine:
         def submit(index: int, do: Do, _: list[Any]) -> tuple[Any, Any]:
             return do(_choose, [asked[at] for at in steps[index].jobs], *told)
 
-        return [keys for piece in self._call(steps, submit, "asked") for keys in piece.unpack()]
+        return [
+            keys for piece in self._call(steps, submit, "asked for keys") for keys in piece.unpack()
+        ]
 
     def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
         """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
