@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from keyhole.engines.ray.board import Task, spread_home
 from keyhole.server.aggregation import BLOCK
 
-__all__ = ["Kind", "Step", "steps_of_sums", "steps_of_updates"]
+__all__ = ["Kind", "Step", "steps_of_choices", "steps_of_sums", "steps_of_updates"]
 
 Kind: TypeAlias = Literal["choose", "train", "train_and_add", "merge"]
 """Keys of some clients; updates of some jobs; the sum of a few blocks of jobs, or of one up to a
