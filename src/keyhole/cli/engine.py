@@ -76,10 +76,11 @@ def opened_engine(
         data: as `--data` has it.
         sizes: of synthetic data.
     """
+    from keyhole.tasks.experiment import hold_here
     from keyhole.training.devices import on_devices
 
     if options["engine"] == "local":
-        yield on_devices, lambda state: state
+        yield on_devices, hold_here
         return
     from keyhole.engines.population import Population
     from keyhole.engines.ray.engine import RayEngine
@@ -89,7 +90,7 @@ def opened_engine(
     population = Population(arm, directory, sizes)
     with RayEngine(population, options["workers"], address=options["address"]) as engine:
         if options["shards"] is None:
-            yield engine, lambda state: state
+            yield engine, hold_here
         else:
             with Shards(options["shards"], address=options["address"]) as shards:
                 yield engine, shards.hold

@@ -10,7 +10,7 @@ import click
 from rich.progress import TaskID
 
 from keyhole.cli.progress import progress_bars
-from keyhole.tasks.experiment import Experiment, Hold
+from keyhole.tasks.experiment import Experiment, Hold, hold_here
 from keyhole.tasks.named import task_named
 from keyhole.tasks.trial_directory import Result
 from keyhole.training.devices import on_devices
@@ -27,7 +27,7 @@ def run_trials(
     keep_state: bool,
     kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
     execute: Executor = on_devices,
-    hold: Hold = lambda state: state,
+    hold: Hold = hold_here,
 ) -> Iterator[tuple[Path, Result]]:
     """Runs trials one after the other and yields their results.
 

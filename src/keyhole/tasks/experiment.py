@@ -51,10 +51,16 @@ from keyhole.training.randomness import Place, generator
 from keyhole.training.record import RoundRecord
 from keyhole.training.visit import Executor, in_process
 
-__all__ = ["Experiment", "Hold"]
+__all__ = ["Experiment", "Hold", "hold_here"]
 
 Hold: TypeAlias = Callable[[ServerState], ServerState]
 """Takes over a server's state that was made in this process; returns the one to train."""
+
+
+def hold_here(state: ServerState) -> ServerState:
+    """Keeps the state in this process."""
+    return state
+
 
 LIBRARIES = ("keyhole", "numpy", "jax", "numba")
 
@@ -181,7 +187,7 @@ class Experiment:
         trial: int,
         directory: Path | None,
         kind: Rounds | None = None,
-        hold: Hold = lambda state: state,
+        hold: Hold = hold_here,
     ) -> Run:
         """Starts a trial, or goes on with it where it stopped.
 
@@ -214,7 +220,7 @@ class Experiment:
         on_round: Callable[[RoundRecord], None] = lambda _: None,
         keep_state: bool = True,
         kind: Rounds | None = None,
-        hold: Hold = lambda state: state,
+        hold: Hold = hold_here,
     ) -> Result | None:
         """Runs a trial to its end.
 

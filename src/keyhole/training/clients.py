@@ -14,7 +14,7 @@ from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.training.client_update import ClientUpdateFn
 from keyhole.training.randomness import Place, generator
 
-__all__ = ["Choosing", "Clients", "check_keys_per_client", "choose_keys"]
+__all__ = ["Choosing", "Clients", "check_keys_per_client", "choose_all", "choose_keys"]
 
 
 def _as_they_are(data: Any, _: ClientKeys) -> Any:
@@ -85,6 +85,13 @@ def choose_keys(
                 fix="let choose return at most the number it is given",
             )
     return keys
+
+
+def choose_all(
+    clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
+) -> list[ClientKeys]:
+    """What each of some clients chooses in round t, in order; see `choose_keys`."""
+    return [choose_keys(client, t, layout, clients, choosing) for client in asked]
 
 
 def check_keys_per_client(layout: Layout, keys_per_client: Mapping[str, int]) -> None:

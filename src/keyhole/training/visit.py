@@ -19,7 +19,7 @@ from keyhole.primitives.placement import ClientValue, observe
 from keyhole.server.aggregation import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.server.state import ServerState
 from keyhole.server.updates import usable
-from keyhole.training.clients import Choosing, Clients, choose_keys
+from keyhole.training.clients import Choosing, Clients, choose_all
 from keyhole.training.cohort import sample_dropouts
 from keyhole.training.fate import Fate
 from keyhole.training.jobs import Job, Jobs
@@ -60,7 +60,7 @@ class Engine(Protocol):
     def choose(
         self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
     ) -> Iterable[ClientKeys]:
-        """What `choose_keys` returns for each client, in order."""
+        """What `choose_all` returns."""
         ...
 
     def __call__(self, clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
@@ -154,7 +154,9 @@ def visit_clients(
     """
     machine = RoundMachine(terms, asked)
     _drop_out(machine, t, asked, plan)
-    chosen = dict(zip(asked, _choose(t, asked, state, clients, plan, execute), strict=True))
+    choose = execute.choose if isinstance(execute, Engine) else choose_all
+    keys_of_all = choose(clients, asked, t, state.layout, plan.choosing)
+    chosen = dict(zip(asked, keys_of_all, strict=True))
     lost = machine.fates
     reached: dict[ClientId, ClientKeys] = {
         c: z for c, z in chosen.items() if lost.get(c) != "lost_before"
@@ -181,19 +183,6 @@ def visit_clients(
         visits.append(visit)
     blocks = tuple(work.blocks) if in_blocks else None
     return Visited(visits, delivered.cost, machine.closed, blocks, work.incidents)
-
-
-def _choose(
-    t: int,
-    asked: Sequence[int],
-    state: ServerState,
-    clients: Clients,
-    plan: Plan,
-    execute: Executor,
-) -> Iterable[ClientKeys]:
-    if isinstance(execute, Engine):
-        return execute.choose(clients, asked, t, state.layout, plan.choosing)
-    return (choose_keys(client, t, state.layout, clients, plan.choosing) for client in asked)
 
 
 def _drop_out(machine: RoundMachine, t: int, asked: Sequence[int], plan: Plan) -> None:

@@ -35,12 +35,18 @@ class Task:
     is_piece: bool = False
     after: int | None = None
 
+    @property
+    def takes(self) -> tuple[int, ...]:
+        """The tasks whose results it takes, at its beginning or its end."""
+        return self.needs if self.after is None else (*self.needs, self.after)
+
 
 class Board:
     """The tasks of one call, and how far they are.
 
     Args:
-        tasks: each needs earlier ones only; results that no task needs are the call's.
+        tasks: each takes results of earlier ones only. Those that are taken are `inner`, the others
+            the call's.
 
     >>> board = Board([Task(clients=3, home="a"), Task(clients=2, home="b"), Task((0, 1))])
     >>> board.take("b"), board.take("b"), board.take("b")
@@ -66,8 +72,8 @@ class Board:
             queue = self._queues.setdefault(task.home, deque())
             if not task.needs:
                 queue.append(index)
-        inner = {need for task in tasks for need in (*task.needs, task.after)}
-        self._open = set(range(len(tasks))) - inner
+        self.inner = {other for task in tasks for other in task.takes}
+        self._open = set(range(len(tasks))) - self.inner
 
     @property
     def is_over(self) -> bool:
@@ -117,8 +123,7 @@ class Board:
         if not task.needs:
             self.put_back(index)
         # Queued last, and so taken first: what this one goes on from.
-        lost = task.needs if task.after is None else (task.after,)
-        return task.clients + sum(self.redo(other) for other in lost if self._done[other])
+        return task.clients + sum(self.redo(other) for other in task.takes if self._done[other])
 
     def _may_begin(self, index: int) -> bool:
         after = self.tasks[index].after

@@ -59,7 +59,6 @@ class Call:
         self._did = did
         self._board = Board(tasks)
         self._attempts = [0] * len(tasks)
-        self._inner = {other for task in tasks for other in _taken_by(task)}
         self._results: dict[int, Any] = {}
         self._pending: dict[Any, _Given] = {}
 
@@ -89,7 +88,7 @@ class Call:
 
     def _give(self, member: Member, index: int) -> None:
         do = member.actor.do.options(num_returns=2).remote
-        taken = [self._results[other] for other in _taken_by(self._tasks[index])]
+        taken = [self._results[other] for other in self._tasks[index].takes]
         wrong, result = self._submit(index, do, taken)
         self._results[index] = result
         self._pending[wrong] = _Given(index, member, result, taken)
@@ -119,7 +118,7 @@ class Call:
     def _hear(self, reference: Any) -> None:
         given = self._pending.pop(reference)
         index, member = given.task, given.member
-        is_inner = index in self._inner
+        is_inner = index in self._board.inner
         errors = self._ray.exceptions
         try:
             error = self._ray.get(reference)
@@ -143,7 +142,7 @@ class Call:
             self._fetch(index, value)
             del self._results[index]
         self._board.finish(index)
-        for other in _taken_by(self._tasks[index]):  # nobody takes them any more
+        for other in self._tasks[index].takes:  # nobody takes them any more
             self._results.pop(other, None)
 
     def _lose(self, member: Member) -> None:
@@ -207,8 +206,3 @@ class _Given:
     member: Member
     result: Any
     taken: list[Any]
-
-
-def _taken_by(task: Task) -> tuple[int, ...]:
-    """The tasks whose results a task takes."""
-    return task.needs if task.after is None else (*task.needs, task.after)

@@ -20,7 +20,7 @@ from keyhole.engines.ray.worker import fetch
 from keyhole.errors import InputError
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.server.aggregation import BLOCK, BlockSum, pair_up
-from keyhole.training.clients import Choosing, Clients, choose_keys
+from keyhole.training.clients import Choosing, Clients, choose_all
 from keyhole.training.jobs import Job
 from keyhole.training.visit import add_up_jobs
 from keyhole.types import Tree
@@ -96,7 +96,7 @@ class RayEngine:
     ) -> list[ClientKeys]:
         """Lets workers choose for clients; implements `Engine.choose`."""
         if len(asked) <= BLOCK:  # sooner done than asked for
-            return _choose_here(clients, asked, t, layout, choosing)
+            return choose_all(clients, asked, t, layout, choosing)
         self._crew.await_ready()
         steps = steps_of_choices(len(asked), self._crew.nodes)
         told = t, self._ray.put(layout), choosing
@@ -162,13 +162,7 @@ class RayEngine:
 
 def _choose(clients: Clients, *told: Any) -> KeyBundle:
     """In a worker: the keys of clients."""
-    return KeyBundle.of(_choose_here(clients, *told))
-
-
-def _choose_here(
-    clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
-) -> list[ClientKeys]:
-    return [choose_keys(client, t, layout, clients, choosing) for client in asked]
+    return KeyBundle.of(choose_all(clients, *told))
 
 
 def _train(clients: Clients, parcel: Parcel, shared: tuple[Any, None]) -> list[Tree]:
