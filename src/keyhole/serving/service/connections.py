@@ -109,7 +109,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _is_gone(self) -> bool:
-        return self._inner.cycle.disconnected
+        # A write that failed closes the transport at once; the protocol hears of it a turn later.
+        transport = self._transport
+        return self._inner.cycle.disconnected or transport is None or transport.is_closing()
 
     def _unsent(self) -> int:
         """Bytes of answers that the client has not taken."""

@@ -5,6 +5,7 @@ No error, log line or metric holds a key, an update or the name of a device.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -140,6 +141,7 @@ async def _send(response: Response, scope: Scope, send: Send) -> None:
             if IS_GONE in scope and scope[IS_GONE]():
                 return
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # a client that keeps up must not keep the others waiting
         body = b""
     elif len(body) > _BUFFERED:
         await send({"type": "http.response.body", "body": body, "more_body": True})
