@@ -89,3 +89,15 @@ def test_distinct_keys_count_a_key_once_however_many_deliveries_it_took():
     for record in records:
         first = {toy.oracle.own_features(toy.EXAMPLES[c])[0] for c in record.clients}
         assert record.distinct_keys == len(first)
+
+
+def test_a_client_is_at_work_once_and_takes_part_in_a_round_once():
+    _, records = run(Buffering(18, 4, duration=slow), rounds=20)
+    assert all(len(set(r.clients)) == len(r.clients) for r in records)
+    assert all(len(r.staleness) == 4 for r in records)
+
+
+def test_a_round_that_everyone_has_had_their_part_in_ends_without_a_step():
+    cohorts = Cohorts(20, 5, lost_after=0.9)
+    _, records = run(Buffering(5, 15), rounds=2, cohorts=cohorts)
+    assert [(r.closed, r.step, len(r.clients)) for r in records] == [("everyone", 0, 20)] * 2

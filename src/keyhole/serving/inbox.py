@@ -23,7 +23,7 @@ from keyhole.training.plan import Plan
 from keyhole.training.round import add_up
 from keyhole.training.visit import Visit, visit_of
 
-__all__ = ["Gathered", "Inbox", "SpoolInbox", "device_name"]
+__all__ = ["Gathered", "Inbox", "SpoolInbox", "device_name", "nothing_of"]
 
 
 def device_name(client: int) -> str:
@@ -33,6 +33,11 @@ def device_name(client: int) -> str:
     'device-7'
     """
     return f"device-{client}"
+
+
+def nothing_of(client: int, fate: Fate) -> Visit:
+    """The visit of a client that brought nothing: what it chose and fetched is not known here."""
+    return Visit(client, fate, {}, None, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -121,11 +126,16 @@ class SpoolInbox:
         self._round = t, layout, plan
         return {}
 
-    def begin(self, round_id: str) -> None:
-        """Makes room for the round, and removes others: their sums are in the state by now."""
+    def begin(self, round_id: str, trailing: Sequence[str] = ()) -> None:
+        """Makes room for the round, and removes others: their sums are in the state by now.
+
+        Args:
+            round_id: of the round.
+            trailing: earlier rounds whose updates are still taken.
+        """
         self._spool.begin(round_id)
         for older in self._spool.rounds():
-            if older != round_id:
+            if older != round_id and older not in trailing:
                 self._spool.remove(older)
 
     def devices(self, round_id: str) -> Iterable[str]:
@@ -144,7 +154,7 @@ class SpoolInbox:
         """Reads the updates and adds them up as a run in process does: in the clear a block at a
         time, so that no more of them are held."""
         t, layout, plan = self._round
-        coming = (self._visit(round_id, c, fate, coding) for c, fate in fates.items())
+        coming = (self.visit(round_id, c, fate, coding) for c, fate in fates.items())
         visits: list[Visit] = []
         blocks = None
         if plan.is_in_clear:
@@ -155,16 +165,16 @@ class SpoolInbox:
         cost = pregenerated_cost(layout, demand, coding)
         return Gathered(visits, cost, add_up(t, visits, layout, plan, blocks))
 
-    def _visit(self, round_id: str, client: int, fate: Fate, coding: Coding) -> Visit:
-        nothing = Visit(client, fate, {}, None, 0, 0, 0)
+    def visit(self, round_id: str, client: int, fate: Fate, coding: Coding) -> Visit:
+        """What a client brought, if it brought anything; "refused" if that cannot be added."""
         if not self._spool.has(round_id, device_name(client)):
-            return nothing
+            return nothing_of(client, fate)
         body = self._spool.read(round_id, device_name(client))
         _, layout, _ = self._round
         try:
             update, keys = decode_update(body, layout, most_keys=2**32)
         except KeyholeError:  # the service had checked it: a file was changed since
-            return Visit(client, "refused", {}, None, 0, 0, 0)
+            return nothing_of(client, "refused")
         update = usable(update)
         fate = "refused" if update is None else fate
         cost = pregenerated_cost(layout, {client: keys}, coding)

@@ -16,12 +16,16 @@ from math import inf
 from keyhole.delivery.names import DeliveryName
 from keyhole.delivery.parties import PARTIES
 from keyhole.delivery.records import PLAIN, Coding
+from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
 from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.inbox import Inbox, device_name
+from keyhole.serving.inbox import Inbox, SpoolInbox, device_name
+from keyhole.serving.run_settings import run_settings
+from keyhole.serving.streamed import Streamed
 from keyhole.serving.summons import CheckIns, Summons
+from keyhole.training.buffering import Buffering
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import sample_cohort
 from keyhole.training.plan import Plan
@@ -41,7 +45,8 @@ class Served:
         publisher: of the directory that the service serves.
         inbox: where updates arrive.
         summons: how devices learn of a round.
-        seconds: after which a round closes with the updates that are there.
+        seconds: after which a round closes with the updates that are there; of asynchronous ones,
+            after which a device that has begun is no longer waited for.
         coding: of slices.
         fetched: how devices were told to fetch them: what the record says of who learns keys.
         poll: seconds between two looks at the inbox.
@@ -60,6 +65,8 @@ class Served:
     stop: threading.Event = field(default_factory=threading.Event)
     on_arrival: Callable[[int, int], None] = lambda here, goal: None
     clock: Callable[[], float] = time.monotonic
+    _streamed: Streamed | None = field(default=None, repr=False)
+    _under_way: bytes = field(default=b"", repr=False)
 
     def next(
         self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
@@ -76,6 +83,8 @@ class Served:
         Returns:
             As `run_round` does.
         """
+        if plan.buffering is not None:
+            return self._stream(plan.buffering).next(t, state, plan)
         check_budget(t, state, plan)
         asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
         told = self.inbox.open(t, asked, state.layout, plan)
@@ -84,7 +93,7 @@ class Served:
             number=t,
             coding=self.coding,
             cohort=[device_name(client) for client in asked],
-            settings={**_settings(t, plan), **told},
+            settings={**run_settings(t, plan), **told},
         )
         self.inbox.begin(published.id)
         terms = terms_of(plan.cohorts, asked, self.seconds)
@@ -104,11 +113,39 @@ class Served:
         return gathered.summed.rows, record
 
     def dump(self) -> bytes:
-        """Nothing to store between rounds: what is under way is in files."""
-        return b""
+        """What is under way between rounds: nothing but in asynchronous ones."""
+        return b"" if self._streamed is None else self._streamed.dump()
 
     def load(self, data: bytes, layout: Layout) -> None:
-        """Nothing to restore."""
+        """Goes on from what `dump` returned."""
+        self._streamed, self._under_way = None, data
+
+    def _stream(self, buffering: Buffering) -> Streamed:
+        """What makes the rounds of an asynchronous run, with what was under way when it stopped."""
+        if self._streamed is None:
+            if not isinstance(self.inbox, SpoolInbox):
+                raise InputError(
+                    "asynchronous rounds are added up in the clear",
+                    got="updates that go elsewhere",
+                    allowed="updates that go to the service",
+                    fix="use synchronous rounds, or no aggregators",
+                )
+            self._streamed = Streamed(
+                buffering,
+                self.publisher,
+                self.inbox,
+                self.summons,
+                seconds=self.seconds,
+                coding=self.coding,
+                fetched=self.fetched,
+                poll=self.poll,
+                stop=self.stop,
+                on_arrival=self.on_arrival,
+                clock=self.clock,
+            )
+            if self._under_way:
+                self._streamed.load(self._under_way)
+        return self._streamed
 
     def _watch(self, machine: RoundMachine, round_id: str) -> None:
         """Tells the machine what arrives until it closes, and what came too late.
@@ -124,8 +161,9 @@ class Served:
             is_over = now >= machine.deadline or self.inbox.is_closed(round_id)
             here = self.inbox.close(round_id) if is_over else self.inbox.devices(round_id)
             arrivals.tell(here, looked)
-            for event in self.summons.news(looked):
-                machine.handle(event)
+            for called_to, event in self.summons.news(looked):
+                if called_to == round_id:
+                    machine.handle(event)
             if is_over:
                 machine.handle(Elapsed(inf))
             self.on_arrival(len(machine.taken), machine.terms.goal)
@@ -149,14 +187,3 @@ class _Arrivals:
         self._told |= news
         for name in sorted(news):
             self._machine.handle(Answered(self._clients[name], now))
-
-
-def _settings(t: int, plan: Plan) -> dict[str, object]:
-    """What devices are told, so that they choose and train as clients in process do."""
-    return {
-        "round": t,
-        "seed": plan.seed,
-        "trial": plan.trial,
-        "keys_per_client": dict(plan.keys_per_client),
-        "shared_keys": plan.shared_keys,
-    }

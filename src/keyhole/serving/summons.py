@@ -13,19 +13,30 @@ __all__ = ["CheckIns", "Summons"]
 class Summons(Protocol):
     """Tells devices of a round, and hears what becomes of them."""
 
-    def call(self, round_id: str, t: int, asked: Sequence[int], seconds: float) -> None:
-        """Tells clients of a round that has been published.
+    def call(
+        self,
+        round_id: str,
+        t: int,
+        asked: Sequence[int],
+        seconds: float,
+        *,
+        may_miss: bool = False,
+    ) -> None:
+        """Tells clients of a round that has been published; of an asynchronous one more than once,
+        each time others.
 
         Args:
             round_id: of the round, as the service has it.
             t: its number.
             asked: clients by their number in the population.
-            seconds: after which it closes; infinity if it waits.
+            seconds: after which it closes, or these are given up; infinity if it waits.
+            may_miss: whether others begin in place of those who cannot be told.
         """
         ...
 
-    def news(self, now: float) -> Sequence[Event]:
-        """What has become known of clients since this was last asked; updates show in the inbox."""
+    def news(self, now: float) -> Sequence[tuple[str, Event]]:
+        """What has become known of clients since this was last asked, each with the round that they
+        were called to; updates show in the inbox."""
         ...
 
     def over(self) -> None:
@@ -40,10 +51,18 @@ class Summons(Protocol):
 class CheckIns:
     """Devices ask by themselves, and the service tells them; see `keyhole.serving.coordinator`."""
 
-    def call(self, round_id: str, t: int, asked: Sequence[int], seconds: float) -> None:
+    def call(
+        self,
+        round_id: str,
+        t: int,
+        asked: Sequence[int],
+        seconds: float,
+        *,
+        may_miss: bool = False,
+    ) -> None:
         """The published round says who takes part."""
 
-    def news(self, now: float) -> Sequence[Event]:
+    def news(self, now: float) -> Sequence[tuple[str, Event]]:
         """A device that stays away says nothing."""
         return ()
 

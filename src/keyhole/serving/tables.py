@@ -79,12 +79,15 @@ class Current:
         number: t.
         phase: whether it takes updates.
         cohort: device -> its place; those that take part. None lets every device.
+        trailing: rounds that nobody starts in any more, while updates of those who did are still
+            taken. All are of one layout, that of the newest round.
     """
 
     round: str
     number: int
     phase: Phase
     cohort: Mapping[str, int] | None = None
+    trailing: tuple[str, ...] = ()
 
 
 class RoundSource(Protocol):

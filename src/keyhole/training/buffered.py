@@ -12,30 +12,26 @@ from __future__ import annotations
 import heapq
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.delivery.cost import Cost
-from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
-from keyhole.server.aggregation import sum_updates
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
 from keyhole.training.buffering import Buffering
+from keyhole.training.client_stream import ClientStream
 from keyhole.training.clients import Clients
-from keyhole.training.cohort import sample_cohort
 from keyhole.training.plan import Plan
 from keyhole.training.randomness import Place, generator
 from keyhole.training.record import RoundRecord
-from keyhole.training.round import record_visits
 from keyhole.training.round_machine import Terms
-from keyhole.training.stream_machine import CountIn, Ended, LeaveOut, Step, StreamMachine
+from keyhole.training.stream_machine import Ended, Started, StreamMachine
+from keyhole.training.tally import Tally
 from keyhole.training.visit import Executor, Visit, visit_clients
-from keyhole.types import Tree
 
 __all__ = ["Buffered"]
 
@@ -60,37 +56,30 @@ class Buffered:
 
     buffering: Buffering
     _now: float = 0.0
-    _drawn: int = 0
+    _drawn: int = 0  # of the stream of clients
+    _started: int = 0
     _flights: list[_Flight] = field(default_factory=list, repr=False)
 
     def next(
         self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Lets time pass until a step is due; see `run_round` for the arguments."""
-        _check_sampling(plan)
         machine = StreamMachine(self.buffering, state.steps, len(self._flights))
-        passed = _Passed()
-        why = None
-        while why is None:
+        tally, stream = Tally(), ClientStream(plan, self._drawn)
+        while machine.closed is None:
             # Clients that end at the same time all end before the next ones start.
             if not self._flights or self._flights[0].finish > self._now:
-                self._start(machine.fill().clients, state, clients, plan, execute, passed)
-            flight = heapq.heappop(self._flights)
-            self._now = flight.finish
-            has_sent = flight.visit.fate == "sent"
-            for command in machine.handle(Ended(flight.version, has_sent)):
-                if isinstance(command, Step):
-                    why = command.why
-                else:
-                    passed.end(flight, command)
-        if why != "goal":
-            return None, passed.record(t, state.steps, why)
-        updates = [
-            _scale(flight.visit.update, self.buffering.weight(age)) for flight, age in passed.added
-        ]
-        keys = [flight.visit.keys for flight, _ in passed.added]
-        rows = sum_updates(state.layout, updates, keys, plan.over)
-        return rows, passed.record(t, state.steps + 1, why)
+                busy = tally.busy(flight.visit.client for flight in self._flights)
+                asked = stream.take(machine.fill().clients, busy)
+                self._start(t, asked, state, clients, plan, execute, tally)
+                machine.handle(Started(len(asked)))
+            if machine.closed is None:
+                flight = heapq.heappop(self._flights)
+                self._now = flight.finish
+                has_sent = flight.visit.fate == "sent"
+                tally.end(flight.visit, machine.handle(Ended(flight.version, has_sent)))
+        self._drawn = stream.drawn
+        return tally.close(t, state.steps, machine.closed, state.layout, plan)
 
     def dump(self) -> bytes:
         """What is under way, to be stored with a step."""
@@ -103,7 +92,8 @@ class Buffered:
                 arrays |= {f"{i}/update/{p}": a for p, a in tree.flatten(visit.update).items()}
             about = {n: v for n, v in vars(visit).items() if n not in ("keys", "update")}
             flights.append([flight.finish, flight.order, flight.version, about])
-        text = json.dumps({"now": self._now, "drawn": self._drawn, "flights": flights})
+        counts = {"now": self._now, "drawn": self._drawn, "started": self._started}
+        text = json.dumps({**counts, "flights": flights})
         buffer = io.BytesIO()
         np.savez(buffer, about=np.frombuffer(text.encode(), np.uint8), **arrays)
         return buffer.getvalue()
@@ -115,7 +105,7 @@ class Buffered:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = dict(file)
         about = json.loads(arrays.pop("about").tobytes())
-        self._now, self._drawn = about["now"], about["drawn"]
+        self._now, self._drawn, self._started = (about[n] for n in ("now", "drawn", "started"))
         self._flights = [
             _Flight(finish, order, version, _restore(layout, visit, f"{i}/", arrays))
             for i, (finish, order, version, visit) in enumerate(about["flights"])
@@ -123,75 +113,26 @@ class Buffered:
 
     def _start(
         self,
-        count: int,
+        t: int,
+        asked: Sequence[int],
         state: ServerState,
         clients: Clients,
         plan: Plan,
         execute: Executor,
-        passed: _Passed,
+        tally: Tally,
     ) -> None:
-        """Starts so many clients from the stream of cohorts."""
-        until = self._drawn + count
-        while self._drawn < until:
-            t, start = divmod(self._drawn, plan.cohorts.asked)
-            cohort = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
-            asked = cohort[start : start + until - self._drawn]
-            terms = Terms(goal=len(asked))
-            visited = visit_clients(t, asked, state, clients, plan, execute, terms)
-            for visit in visited.visits:
-                rng = generator(plan.seed, plan.trial, Place.DURATION, t, visit.client)
-                finish = self._now + self.buffering.draw_duration(rng)
-                heapq.heappush(self._flights, _Flight(finish, self._drawn, state.steps, visit))
-                self._drawn += 1
-            passed.costs.append(visited.cost)
-            passed.incidents += visited.incidents
-
-
-@dataclass
-class _Passed:
-    """What has happened in the round under way."""
-
-    ended: list[Visit] = field(default_factory=list)
-    stale: list[int] = field(default_factory=list)
-    added: list[tuple[_Flight, int]] = field(default_factory=list)
-    costs: list[Cost] = field(default_factory=list)
-    incidents: list[str] = field(default_factory=list)
-
-    def end(self, flight: _Flight, command: CountIn | LeaveOut) -> None:
-        """A client has ended, and its update counts or does not."""
-        self.ended.append(flight.visit)
-        if isinstance(command, CountIn):
-            self.added.append((flight, command.staleness))
-        elif command.is_stale:
-            self.stale.append(flight.visit.client)
-
-    def record(self, t: int, step: int, why: Literal["goal", "everyone"]) -> RoundRecord:
-        """The round on record; updates are on it if they made a step."""
-        return RoundRecord(
-            round=t,
-            step=step,
-            closed=why,
-            stale=self.stale,
-            staleness=[age for _, age in self.added] if why == "goal" else [],
-            incidents=self.incidents,
-            **record_visits(self.ended, self.costs),
-        )
-
-
-def _check_sampling(plan: Plan) -> None:
-    if plan.cohorts.sampling != "fixed":
-        raise InputError(
-            "asynchronous rounds take clients one after the other",
-            got=f"{plan.cohorts.sampling} sampling",
-            allowed="fixed",
-            fix="use Synchronous rounds for Poisson sampling",
-        )
-
-
-def _scale(update: Tree, weight: float) -> Tree:
-    if weight == 1:
-        return update
-    return tree.map_leaves(lambda leaf: leaf * np.asarray(weight, leaf.dtype), update)
+        """Starts clients in round t, on the slices of the step that it follows."""
+        if not asked:
+            return
+        terms = Terms(goal=len(asked))
+        visited = visit_clients(t, asked, state, clients, plan, execute, terms)
+        for visit in visited.visits:
+            rng = generator(plan.seed, plan.trial, Place.DURATION, t, visit.client)
+            finish = self._now + self.buffering.draw_duration(rng)
+            heapq.heappush(self._flights, _Flight(finish, self._started, state.steps, visit))
+            self._started += 1
+        tally.costs.append(visited.cost)
+        tally.incidents += visited.incidents
 
 
 def _restore(

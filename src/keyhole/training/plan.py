@@ -45,7 +45,7 @@ class Plan:
         shared_keys: all clients of a round draw their keys from the same random numbers: random
             keys are the same for everybody, "fixed" in section 5.3, while keys that only depend on
             a client's data stay as they are. Of asynchronous rounds, those draw the same who
-            belong to one cohort in the stream of cohorts, whatever step they start at.
+            start in one round.
 
     Raises:
         InputError: `over` or a number is not allowed.

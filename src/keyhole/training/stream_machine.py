@@ -7,13 +7,24 @@ no sockets, no clock, no randomness.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 from keyhole.training.buffering import Buffering
 
-__all__ = ["CountIn", "Ended", "LeaveOut", "Start", "Step", "StreamMachine"]
+__all__ = ["CountIn", "Ended", "LeaveOut", "Start", "Started", "StreamMachine", "WhyStep"]
 
 _PATIENCE = 100  # clients per update waited for, before a round counts as one with nobody left
+
+WhyStep: TypeAlias = Literal["goal", "everyone"]
+"""Why a round has closed: with a step, or without one where clients only ever drop out or nobody is
+left to start."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """So many clients have started; fewer than were to, where no more are left."""
+
+    clients: int
 
 
 @dataclass(frozen=True)
@@ -50,16 +61,6 @@ class Start:
     clients: int
 
 
-@dataclass(frozen=True)
-class Step:
-    """The round is over: with a step, or without one where clients only ever drop out."""
-
-    why: Literal["goal", "everyone"]
-
-
-Command: TypeAlias = CountIn | LeaveOut | Step
-
-
 class StreamMachine:
     """One asynchronous round, from one server step to the next.
 
@@ -68,11 +69,18 @@ class StreamMachine:
         step: steps that the server has made.
         at_work: clients that are under way from earlier rounds.
 
+    Attributes:
+        closed: why the round has closed; None while it goes on. What ends later belongs to the
+            next.
+
     >>> machine = StreamMachine(Buffering(concurrency=2, goal=1), step=3, at_work=0)
     >>> machine.fill()
     Start(clients=2)
+    >>> machine.handle(Started(2))
     >>> machine.handle(Ended(version=1, has_sent=True))
-    (CountIn(staleness=2), Step(why='goal'))
+    CountIn(staleness=2)
+    >>> machine.closed
+    'goal'
     """
 
     def __init__(self, buffering: Buffering, step: int, at_work: int) -> None:
@@ -81,24 +89,41 @@ class StreamMachine:
         self._at_work = at_work
         self._counted = 0
         self._ended = 0
+        self.closed: WhyStep | None = None
+
+    @property
+    def counted(self) -> int:
+        """Updates that count so far."""
+        return self._counted
 
     def fill(self) -> Start:
-        """How many clients start now, so that as many are at work as should be."""
-        missing = max(0, self._buffering.concurrency - self._at_work)
-        self._at_work += missing
-        return Start(missing)
+        """How many clients are to start now, so that as many are at work as should be."""
+        return Start(max(0, self._buffering.concurrency - self._at_work))
 
-    def handle(self, event: Ended) -> tuple[Command, ...]:
-        """Takes note of a client's end; returns whether it counts, and whether a step is due."""
+    @overload
+    def handle(self, event: Started) -> None: ...
+
+    @overload
+    def handle(self, event: Ended) -> CountIn | LeaveOut: ...
+
+    def handle(self, event: Started | Ended) -> CountIn | LeaveOut | None:
+        """Takes note of what has happened; returns whether an update counts."""
+        if isinstance(event, Started):
+            self._at_work += event.clients
+            if not self._at_work:
+                self.closed = "everyone"
+            return None
+        return self._end(event)
+
+    def _end(self, event: Ended) -> CountIn | LeaveOut:
         self._at_work -= 1
         self._ended += 1
         age = self._step - event.version
         is_stale = event.has_sent and age > self._buffering.most_staleness
         counts = event.has_sent and not is_stale
         self._counted += counts
-        first: Command = CountIn(age) if counts else LeaveOut(is_stale)
         if self._counted >= self._buffering.goal:
-            return first, Step("goal")
-        if self._ended >= _PATIENCE * self._buffering.goal:
-            return first, Step("everyone")
-        return (first,)
+            self.closed = "goal"
+        elif self._ended >= _PATIENCE * self._buffering.goal:
+            self.closed = "everyone"
+        return CountIn(age) if counts else LeaveOut(is_stale)

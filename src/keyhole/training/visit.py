@@ -143,7 +143,7 @@ def visit_clients(
 
     Args:
         t: the round, from which all randomness of its clients derives; of asynchronous rounds, the
-            place of their cohort in the stream of cohorts.
+            one in which they start.
         asked: the clients, in order; they answer in this order.
         state: what the server holds; read only.
         clients: the population.

@@ -225,7 +225,7 @@ def test_a_round_goes_once_nobody_holds_it(tmp_path):
 
 def test_the_round_is_open_until_it_is_closed(tmp_path):
     with Publisher(tmp_path) as publisher:
-        with pytest.raises(InputError, match="no round to close"):
+        with pytest.raises(InputError, match="no round yet"):
             publisher.close_round()
         found = publisher.publish_state(small_state(), number=7)
         assert json.loads((tmp_path / "current.json").read_text()) == {

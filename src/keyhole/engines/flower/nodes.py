@@ -90,8 +90,13 @@ class Nodes:
                 fix="choose other numbers",
             )
 
-    def for_round(self, asked: Sequence[int]) -> dict[int, list[int]]:
+    def for_round(self, asked: Sequence[int], may_miss: bool = False) -> dict[int, list[int]]:
         """Returns node -> its clients, once there are nodes enough; waits for them so long.
+
+        Args:
+            asked: clients of the round.
+            may_miss: whether to return nothing, rather than wait, where no node that is there
+                stands for any of them.
 
         Raises:
             CohortError: too few nodes came, or none of them stands for a client of the round.
@@ -101,7 +106,7 @@ class Nodes:
         while True:
             here = self.look()
             found = assign(asked, here, self.silent)
-            if found and len(here) >= self.least:
+            if len(here) >= self.least and (found or may_miss):
                 return found
             if self.clock() >= until:
                 raise self._too_few(here, asked)

@@ -84,11 +84,19 @@ class FlowerSummons:
     on_report: Callable[[str, Report], None] = lambda round_id, report: None
     _sent: dict[str, _Sent] = field(default_factory=dict, repr=False)  # message -> what it was
     _round: str | None = None
-    _pending: list[Event] = field(default_factory=list, repr=False)
+    _pending: list[tuple[str, Event]] = field(default_factory=list, repr=False)
     _incidents: Counter[tuple[str, str]] = field(default_factory=Counter, repr=False)
     _next_look: float = 0.0
 
-    def call(self, round_id: str, t: int, asked: Sequence[int], seconds: float) -> None:
+    def call(
+        self,
+        round_id: str,
+        t: int,
+        asked: Sequence[int],
+        seconds: float,
+        *,
+        may_miss: bool = False,
+    ) -> None:
         """Sends one message to each node that stands for clients of the round.
 
         Args:
@@ -96,14 +104,17 @@ class FlowerSummons:
             t: its number.
             asked: the clients.
             seconds: until it closes at the latest; messages are good for as long.
+            may_miss: whether others are called next if no node stands for these; as long as
+                somebody is at work, they are not waited for.
 
         Raises:
-            CohortError: too few nodes, for as long as they are waited for.
+            CohortError: too few nodes, or none that stands for these, for as long as they are
+                waited for.
         """
         if self._sent:
             self._look(self.clock())
-        self._round, self._pending = round_id, []
-        shares = self.nodes.for_round(asked)
+        self._round = round_id
+        shares = self.nodes.for_round(asked, may_miss and bool(self._sent))
         ttl = min(seconds, float(DEFAULT_TTL)) if isfinite(seconds) else float(DEFAULT_TTL)
         for node, clients in shares.items():
             content = write(self._call_of(round_id, t, clients, ttl))
@@ -112,13 +123,13 @@ class FlowerSummons:
             self._sent.update(dict.fromkeys(self.grid.push_messages([message]), sent))
         there = {client for clients in shares.values() for client in clients}
         away = [client for client in asked if client not in there]
-        self._pending += [Dropped(client, self.clock()) for client in away]
+        self._pending += [(round_id, Dropped(client, self.clock())) for client in away]
         _LOG.info("round %d: %d clients called at %d nodes", t, len(there), len(shares))
         if away:
             _LOG.warning("round %d: no node stands for %d clients", t, len(away))
             self._incidents["client", "without a node"] += len(away)
 
-    def news(self, now: float) -> Sequence[Event]:
+    def news(self, now: float) -> Sequence[tuple[str, Event]]:
         """What became of devices since last asked; looks at replies every so often."""
         if self._sent and now >= self._next_look:
             self._next_look = now + self.every
@@ -133,7 +144,7 @@ class FlowerSummons:
         if any(now >= sent.until for sent in self._sent.values()):
             self._look(now)
             self._give_up(now)
-        self._round, self._pending = None, []
+        self._round = None
 
     def incidents(self) -> list[str]:
         """Nodes that failed or were silent, and clients that failed, since this was last asked."""
@@ -166,8 +177,7 @@ class FlowerSummons:
         for reply in self.grid.pull_messages(list(self._sent)):
             sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if sent is not None:
-                events = self._hear(sent, reply, now)
-                self._pending += events if sent.round == self._round else []
+                self._pending += [(sent.round, e) for e in self._hear(sent, reply, now)]
 
     def _hear(self, sent: _Sent, reply: Message, now: float) -> list[Event]:
         """What a reply says of the clients that its message named."""

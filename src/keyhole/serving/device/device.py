@@ -65,11 +65,17 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class RoundNow(msgspec.Struct, frozen=True):
-    """The newest round of a service: its identifier, number, and whether it takes updates."""
+    """The newest round of a service: its identifier, number, and whether it takes updates; and
+    earlier ones that still take those of devices that began in them."""
 
     round: str
     number: int
     phase: Phase
+    trailing: tuple[str, ...] = ()
+
+    def takes(self, round_id: str) -> bool:
+        """Whether updates of a round are taken."""
+        return round_id in self.trailing or (round_id == self.round and self.phase == "open")
 
 
 class _CheckedIn(msgspec.Struct, frozen=True):

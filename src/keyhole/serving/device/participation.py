@@ -207,10 +207,10 @@ def _refuse_late(device: Device, told: Assignment) -> None:
     now = device.current()
     if now.number < told.number:
         return  # from a replica that does not know of the round yet: no reason to give up
-    if now.round != told.round or now.phase != "open":
+    if not now.takes(told.round):
         raise TooLateError(
             "the round is over",
             got=f"round {told.number}, while round {now.number} is {now.phase}",
-            allowed="the newest round, while it is open",
+            allowed="the newest round while it is open, and those that trail it",
             fix="check in again",
         )

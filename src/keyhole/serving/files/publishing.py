@@ -131,6 +131,7 @@ class Publisher:
         step: int,
         settings: Mapping[str, Any] | None = None,
         cohort: Sequence[str] | None = None,
+        trailing: Sequence[str] = (),
         changed: Changed | None = None,
         durable: bool = True,
         strong: bool = False,
@@ -147,6 +148,7 @@ class Publisher:
             step: how many steps the server has made.
             settings: what devices are told about the run.
             cohort: names of the devices that take part; None lets all.
+            trailing: earlier rounds of this layout whose updates are still taken.
             changed: what differs from earlier rounds; without it, everything is written.
             durable: whether the round survives a loss of power from here on.
             strong: whether the manifest has digests of the records, too.
@@ -172,7 +174,8 @@ class Publisher:
             self._shelf.drop_spare()
             manifest = describe_round(layout, tables, number, step, settings or {})
             published = Published(*_encode(manifest))
-            self._reveal(made, published, devices, durable)
+            revealed = CurrentRound(published.id, number, "open", tuple(trailing))
+            self._reveal(made, published, revealed, devices, durable)
         self._shelf.retire()
         return published
 
@@ -187,8 +190,8 @@ class Publisher:
             state: not to be stepped meanwhile.
             number: t.
             coding: how numbers of cut parts are stored.
-            options: settings, cohort, durable, strong, threads, segment_bytes and progress of
-                `publish`.
+            options: settings, cohort, trailing, durable, strong, threads, segment_bytes and
+                progress of `publish`.
         """
 
         def changed(round_id: str) -> Sequence[KeyArray | None] | None:
@@ -207,18 +210,40 @@ class Publisher:
         self._known = dict(list(self._known.items())[-_KNOWN:])
         return published
 
-    def close_round(self) -> None:
-        """Says that the current round takes no more updates; its slices stay.
+    def invite(self, cohort: Sequence[str]) -> None:
+        """Lets other devices take part in the current round than those it was published for.
+
+        Args:
+            cohort: the names of all that take part from here on.
+
+        Raises:
+            InputError: there is no round yet.
+            StorageError: the disk refuses.
+        """
+        current = self._current()
+        directory = round_path(self.directory, current.round)
+        write_file(directory / COHORT, encode_cohort(cohort), True)
+        write_current(self.directory, current, True)  # services look there for what is new
+
+    def close_round(self, trailing: Sequence[str] = ()) -> None:
+        """Says that nobody begins in the current round any more; its slices stay.
+
+        Args:
+            trailing: rounds whose updates are still taken, this one perhaps among them.
 
         Raises:
             InputError: there is no round yet.
         """
+        closed = msgspec.structs.replace(self._current(), phase="closed", trailing=tuple(trailing))
+        write_current(self.directory, closed, True)
+
+    def _current(self) -> CurrentRound:
         current = read_current(self.directory)
         if current is None:
             raise InputError(
-                "no round to close", got="none", allowed="a published one", fix="publish first"
+                "no round yet", got="none", allowed="a published one", fix="publish first"
             )
-        write_current(self.directory, msgspec.structs.replace(current, phase="closed"), True)
+        return current
 
     def _check_number(self, number: int) -> bool:
         """Whether the current round is published again: to repair it, so from nothing else."""
@@ -260,7 +285,12 @@ class Publisher:
         return [BaseTable(table_path(spare, place), True) for place in range(len(infos))]
 
     def _reveal(
-        self, made: Path, published: Published, cohort: bytes | None, durable: bool
+        self,
+        made: Path,
+        published: Published,
+        revealed: CurrentRound,
+        cohort: bytes | None,
+        durable: bool,
     ) -> None:
         """Gives a finished round its name, then makes it the current one."""
         current = read_current(self.directory)
@@ -276,7 +306,7 @@ class Publisher:
                 self._shelf.put(made, named)
             if durable:
                 sync_directory(named.parent)
-            write_current(self.directory, CurrentRound(published.id, number, "open"), durable)
+            write_current(self.directory, revealed, durable)
         except BaseException:  # nobody was told of it, and it must not pass for the one before
             self._shelf.clean()
             raise

@@ -143,7 +143,7 @@ class RoundsDirectory:
         cohort = read_cohort(directory)
         if cohort is None and not (directory / MANIFEST).exists():
             return  # a round that has gone already must not pass for one without a cohort
-        self._current = Current(read.round, read.number, read.phase, cohort)
+        self._current = Current(read.round, read.number, read.phase, cohort, read.trailing)
         self._stamp = stamp
 
     def _find(self, round_id: str, now: float) -> _Entry:

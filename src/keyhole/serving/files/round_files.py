@@ -44,12 +44,13 @@ _START_ANEW = "remove it and publish again"  # a publisher would not know which 
 _ROUND_ID = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{16}")
 
 
-class CurrentRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `current.json` holds."""
+class CurrentRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What `current.json` holds; `Current` says what it means."""
 
     round: str
     number: int
     phase: Phase
+    trailing: tuple[str, ...] = ()
 
 
 def rounds_path(directory: Path) -> Path:
@@ -107,6 +108,8 @@ def decode_current(data: bytes) -> CurrentRound:
         current = msgspec.json.decode(data, type=CurrentRound)
         if number_of(current.round) != current.number:
             raise ValueError("a round that does not have its number")
+        if None in map(number_of, current.trailing):
+            raise ValueError("a trailing round that is none")
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise InputError(
             "not the name of a round",

@@ -67,7 +67,7 @@ class SliceRoutes:
         if found is None:
             raise _missing("round", "no round yet", "come back later")
         shown = {"round": found.round, "number": found.number, "phase": found.phase}
-        return json_response(shown)
+        return json_response({**shown, "trailing": found.trailing})
 
     async def manifest(self, request: Request) -> Response:
         """What a round holds."""

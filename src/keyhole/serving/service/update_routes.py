@@ -86,14 +86,14 @@ class UpdateRoutes:
         claims = guards.access.member(request.headers, round_id, guards.clock())
         guards.count(request, claims)
         guards.check_type(request)
-        self._check_open(self.spool, round_id, claims.device)
+        of_layout = self._check_open(self.spool, round_id, claims.device)
         announced = request.announced(limits.most_body)
         weight = limits.most_body if announced is None else announced
         await guards.uploads.enter(weight)
         try:
             body = bytes(await request.body(limits.most_body, limits))
-            with self.rounds.hold(round_id) as held:
-                layout = self._layout(round_id, held.manifest)
+            with self.rounds.hold(of_layout) as held:
+                layout = self._layout(of_layout, held.manifest)
                 outcome = await asyncio.to_thread(
                     self._keep, self.spool, layout, round_id, claims.device, body
                 )
@@ -102,23 +102,27 @@ class UpdateRoutes:
         guards.metrics.add("stored" if outcome == "stored" else "repeated")
         return json_response({"update": outcome}, 201 if outcome == "stored" else 200)
 
-    def _check_open(self, spool: UpdateSpool, round_id: str, device: str) -> None:
-        """Demands the current round, open, and a device of its cohort.
+    def _check_open(self, spool: UpdateSpool, round_id: str, device: str) -> str:
+        """Demands the current round, open, and a device of its cohort; or a trailing round, which
+        the device has a token of. Returns a round that has the layout of this one and is served.
 
         A device that has sent its update may send it again: the answer may have been lost.
         """
         current = self.rounds.current()
+        if current is not None and round_id in current.trailing:
+            return current.round  # the slices of this one may have gone
         if current is None or current.round != round_id or current.phase != "open":
             if spool.has(round_id, device):
-                return
+                return round_id
             raise TooLateError(
                 "the round takes no more updates",
-                got="a round that is not current and open",
-                allowed="the current round while it is open",
+                got="a round that is neither current and open, nor trailing",
+                allowed="the current round while it is open, and those that trail it",
                 fix="check in for the next one",
             )
         if current.cohort is not None and device not in current.cohort:
             raise not_admitted("a device outside the cohort", "a device of this round's cohort")
+        return round_id
 
     def _keep(
         self, spool: UpdateSpool, layout: Layout, round_id: str, device: str, body: bytes
