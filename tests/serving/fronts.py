@@ -26,14 +26,15 @@ from keyhole.serving.service.transport import serving
 from tests.helpers import ROOT
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
+OPERATE = (ROOT / "docs" / "operate.md").read_text()
 KEY = 41_579  # of a slice; no other number on these pages or in these logs
 NUM_KEYS = 50_000
 BINARY = {"content-type": "application/octet-stream"}
 
 
-def blocks(language):
-    """The fenced blocks of a language on the page."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+def blocks(language, page=PAGE):
+    """The fenced blocks of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def needed(program, package):

@@ -5,11 +5,10 @@ from dataclasses import asdict
 import pytest
 
 from keyhole.delivery import pregenerated
-from keyhole.errors import InputError
 from keyhole.serving.inbox import SpoolInbox
 from keyhole.serving.served import Served
 from keyhole.training.buffering import Buffering
-from keyhole.training.loop import resume_run, start_run
+from keyhole.training.loop import start_run
 from tests.serving.in_turn import InTurn
 from tests.serving.small_service import small_service
 from tests.training import toy

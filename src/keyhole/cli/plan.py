@@ -75,7 +75,7 @@ def plan(
     model never is, since broadcast hides everything for less.
 
     With --round-seconds it says how many servers the round takes, of deliveries and of sums, and
-    which of their resources runs out first; docs/sizing.md works from that.
+    which of their resources runs out first; docs/deploy.md works from that.
     """
     # Lengths come from the private protocols, which take a while to import: not for --help.
     from keyhole.delivery.plan.planner import best, check_worth, price_all, price_of

@@ -1,4 +1,4 @@
-"""The configurations of docs/deploy.md, run as they stand there."""
+"""The configurations of docs/deploy.md, run as they stand there; names on docs/operate.md exist."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.serving.fronts import (
     BINARY,
     KEY,
     NUM_KEYS,
-    PAGE,
+    OPERATE,
     Answer,
     blocks,
     is_error,
@@ -115,7 +115,7 @@ def test_the_current_round_is_never_cached(door, origin):
     before = origin.count("current")
     for _ in range(2):
         shown = json.loads(door.ask("GET", "/v1/rounds/current").body)
-        assert shown == {"round": origin.round, "number": 5, "phase": "open"}
+        assert shown == {"round": origin.round, "number": 5, "phase": "open", "trailing": []}
     assert origin.count("current") == before + 2
 
 
@@ -270,15 +270,16 @@ def test_which_round_is_current_only_the_coordinator_is_asked(kind, origin, repl
 
 
 def commands():
-    """Every `keyhole` command line of the page."""
-    joined = [block.replace("\\\n", " ") for block in blocks("sh")]
+    """Every `keyhole` command line of both pages."""
+    found = blocks("sh") + blocks("sh", OPERATE)
+    joined = [block.replace("\\\n", " ") for block in found]
     lines = [line for block in joined for line in block.splitlines()]
-    lines += re.findall(r"ExecStart=\S*/(keyhole .*)", PAGE)
+    lines += re.findall(r"ExecStart=\S*/(keyhole .*)", OPERATE)
     return [line for line in lines if line.startswith("keyhole ")]
 
 
 @pytest.mark.parametrize("line", commands())
-def test_commands_of_the_page_have_the_options_that_it_gives(line):
+def test_commands_of_the_pages_have_the_options_that_they_give(line):
     _, name, *rest = line.split()
     command = getattr(import_module(f"keyhole.cli.{name}"), name)
     if isinstance(command, click.Group):
@@ -290,7 +291,7 @@ def test_commands_of_the_page_have_the_options_that_it_gives(line):
 def test_metrics_of_the_page_exist(origin):
     origin.door.ask("POST", origin.url("slices"), query(1), BINARY)
     shown = origin.door.ask("GET", "/metrics").body.decode()
-    named = set(re.findall(r"`(keyhole_[a-z_]+)`", PAGE))
+    named = set(re.findall(r"`(keyhole_[a-z_]+)`", OPERATE))
     assert len(named) > 5
     for name in named:
         assert re.search(rf"^(# TYPE )?{name}\b", shown, re.MULTILINE), name

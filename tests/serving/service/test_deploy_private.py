@@ -1,4 +1,4 @@
-"""Private ways behind the configurations of docs/deploy.md, and how a gateway gets a new key."""
+"""Private ways behind the configurations of the pages, and how a gateway gets a new key."""
 
 import subprocess
 from contextlib import ExitStack, closing, contextmanager
@@ -25,6 +25,7 @@ from tests.helpers import assert_trees_equal
 from tests.serving.fronts import (
     BEFORE,
     BINARY,
+    OPERATE,
     Door,
     blocks,
     certificate,
@@ -90,14 +91,15 @@ def test_a_query_beyond_the_limit_is_an_error_of_the_same_shape(tmp_path):
 
 @contextmanager
 def nginx_before_relay(url, folder):
-    """The server block of the page for the operator of a relay."""
+    """The server block of docs/operate.md for the operator of a relay."""
     program, tls, port = needed("nginx", "nginx"), certificate(folder), free_port()
     changes = {
         "http://127.0.0.1:8101": url,
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
         "/etc/keyhole/": f"{folder}/",
     }
-    text = put_in(blocks("nginx")[2], changes)
+    (block,) = blocks("nginx", OPERATE)
+    text = put_in(block, changes)
     whole = f"events {{}}\nhttp {{\n{temporary_paths(folder)}{text}}}\n"
     (folder / "nginx.conf").write_text(whole)
     command = [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]
@@ -156,7 +158,7 @@ def gateway_with(keys, service):
 
 
 def test_a_gateway_gets_a_new_key_while_devices_use_the_old_one(tmp_path):
-    change, drop = [block for block in blocks("sh") if "systemctl" in block]
+    change, drop = [block for block in blocks("sh", OPERATE) if "systemctl" in block]
     run_page("keyhole token gateway-key /etc/keyhole/gateway.key", tmp_path)
     run_page(
         "keyhole token gateway-config /etc/keyhole/gateway.key /etc/keyhole/gateway.config",

@@ -1,4 +1,4 @@
-"""The commands of docs/cluster.md, with the addresses and folders of a test."""
+"""The steps of docs/deploy.md, with the addresses and folders of a test."""
 
 import os
 import re
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from tests.helpers import ROOT
 
-PAGE = (ROOT / "docs" / "cluster.md").read_text()
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
 HERE = Path(sys.executable).parent
 KEYHOLE = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]
 
 
 def commands(step):
     """The command lines of a step, in order."""
-    text = re.search(rf"^## {step}\. .*?(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)[0]
+    text = re.search(rf"^### {step}\. .*?(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)[0]
     found = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     joined = "".join(found).replace("\\\n", " ")
-    return [line for line in joined.splitlines() if line]
+    return [line for line in joined.splitlines() if line and not line.startswith("#")]
 
 
 class Machine:

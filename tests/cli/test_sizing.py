@@ -1,4 +1,4 @@
-"""docs/sizing.md: its tables are what the planner prints, its simulation what was measured."""
+"""Sizing in docs/deploy.md: tables are what the planner prints, the simulation what was run."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 from keyhole.cli import main as cli
 from tests.helpers import ROOT
 
-PAGE = (ROOT / "docs" / "sizing.md").read_text()
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
 PLANS = re.findall(r"^```sh\n(keyhole plan .*?)^```\n\n```text\n(.*?)^```$", PAGE, re.M | re.S)
 CELLS = json.loads((ROOT / "benchmarks/results/internet_scale.json").read_text())["cells"]
 

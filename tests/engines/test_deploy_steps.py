@@ -1,4 +1,4 @@
-"""docs/cluster.md, run as it stands there: fewer rounds, and other addresses and folders."""
+"""The steps of docs/deploy.md, run as they stand there: fewer rounds, other addresses, folders."""
 
 import json
 import os
@@ -9,12 +9,11 @@ import tempfile
 from contextlib import closing
 from importlib import import_module
 
-import click
 import pytest
 
 from keyhole.engines.flower.processes import QUIET
 from keyhole.serving.files.reading import RoundsDirectory
-from tests.engines.cluster_page import HERE, PAGE, commands, machine
+from tests.engines.deploy_steps import HERE, PAGE, commands, machine
 from tests.serving.fronts import certificate
 
 FEWER = {"--rounds 20": "--rounds 2", "--cohort 10": "--cohort 3"}
@@ -24,21 +23,6 @@ def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
-
-
-def keyhole_lines():
-    lines = [line for step in range(1, 8) for line in commands(step)]
-    return [line for line in lines if line.startswith("keyhole ")]
-
-
-@pytest.mark.parametrize("line", keyhole_lines())
-def test_commands_of_the_page_have_the_options_that_it_gives(line):
-    _, name, *rest = line.split()
-    command = getattr(import_module(f"keyhole.cli.{name}"), name)
-    if isinstance(command, click.Group):
-        command, rest = command.commands[rest[0]], rest[1:]
-    for option in [part for part in rest if part.startswith("--")]:
-        assert option in {name for each in command.params for name in each.opts}, line
 
 
 def test_every_step_of_the_table_has_its_commands():
