@@ -24,6 +24,7 @@ from keyhole.serving.service.access import Access, Keyring
 from keyhole.serving.service.app import App
 from keyhole.serving.service.transport import serving
 from tests.helpers import ROOT
+from tests.serving.sockets import held_port
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 OPERATE = (ROOT / "docs" / "operate.md").read_text()
@@ -43,12 +44,6 @@ def needed(program, package):
     return shutil.which(program)
 
 
-def free_port():
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
-
-
 def put_in(text, changes):
     """The text with every place filled in; a place that the page does not have is an error."""
     for old, new in changes.items():
@@ -63,7 +58,7 @@ def running(command, port, log):
     with log.open("wb") as out:
         process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=out)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < until:
             with socket.socket() as trial:
                 if trial.connect_ex(("127.0.0.1", port)) == 0:
@@ -98,8 +93,8 @@ class Door:
 
     def connect(self):
         if self.tls is None:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        return http.client.HTTPSConnection("localhost", self.port, timeout=30, context=self.tls)
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPSConnection("localhost", self.port, timeout=60, context=self.tls)
 
     def ask(self, method, target, body=None, headers=None):
         connection = self.connect()
@@ -124,7 +119,7 @@ class Slow:
 
     @contextmanager
     def hold(self, round_id):
-        assert self.free.wait(30)
+        assert self.free.wait(60)
         with self.rounds.hold(round_id) as held:
             yield held
 
@@ -174,7 +169,18 @@ def certificate(folder):
 @contextmanager
 def nginx_before(origin_port, folder, slices=None):
     """nginx with the configuration of the page; `slices` takes the place of that upstream."""
-    program, tls, port = needed("nginx", "nginx"), certificate(folder), free_port()
+    program, tls = needed("nginx", "nginx"), certificate(folder)
+    with held_port() as port:
+        configure_nginx(origin_port, folder, port, slices)
+        is_root = Path("/proc/self").stat().st_uid == 0
+        first = f"daemon off; pid {folder}/nginx.pid;" + (" user root;" if is_root else "")
+        command = [program, "-p", folder, "-c", folder / "nginx.conf", "-g", first]
+        command += ["-e", folder / "error.log"]
+        with running(command, port, folder / "nginx.out"):
+            yield Door(port, tls, (folder / "access.log").read_text)
+
+
+def configure_nginx(origin_port, folder, port, slices):
     text = blocks("nginx")[0]
     if slices is not None:
         text = put_in(text, {"upstream slices { server 127.0.0.1:8100; keepalive 64; }": slices})
@@ -189,12 +195,6 @@ def nginx_before(origin_port, folder, slices=None):
         "http {\n": "http {\n" + temporary_paths(folder),
     }
     (folder / "nginx.conf").write_text(put_in(text, changes))
-    is_root = Path("/proc/self").stat().st_uid == 0
-    first = f"daemon off; pid {folder}/nginx.pid;" + (" user root;" if is_root else "")
-    command = [program, "-p", folder, "-c", folder / "nginx.conf", "-g", first]
-    command += ["-e", folder / "error.log"]
-    with running(command, port, folder / "nginx.out"):
-        yield Door(port, tls, (folder / "access.log").read_text)
 
 
 def temporary_paths(folder):
@@ -205,7 +205,7 @@ def temporary_paths(folder):
 @contextmanager
 def varnish_before(origin_port, folder, slices=None):
     """Varnish with the configuration of the page, and its access log."""
-    program, port = needed("varnishd", "varnish"), free_port()
+    program = needed("varnishd", "varnish")
     default, coordinator, rest = blocks("vcl")[0].partition("backend coordinator")
     text = put_in(default, {'.port = "8100"': f'.port = "{slices or origin_port}"'})
     text += put_in(coordinator + rest, {'.port = "8100"': f'.port = "{origin_port}"'})
@@ -213,14 +213,16 @@ def varnish_before(origin_port, folder, slices=None):
     work = folder / "varnish"
     command = [program, "-j", "none", "-F", "-n", work, "-f", folder / "keyhole.vcl"]
     command += ["-s", "malloc,64m"]
-    command += ["-a", f"127.0.0.1:{port}", "-p", "thread_pool_min=50", "-p", "thread_pools=1"]
+    command += ["-p", "thread_pool_min=50", "-p", "thread_pools=1"]
     logger = [needed("varnishncsa", "varnish"), "-n", work, "-d"]  # what there is, then it ends
 
     def read():
         return subprocess.run(logger, check=True, capture_output=True, text=True).stdout
 
-    with running(command, port, folder / "varnishd.out"):
-        yield Door(port, read_log=read)
+    with held_port() as port:
+        command += ["-a", f"127.0.0.1:{port}"]
+        with running(command, port, folder / "varnishd.out"):
+            yield Door(port, read_log=read)
 
 
 BEFORE = {"nginx": nginx_before, "varnish": varnish_before}

@@ -38,7 +38,7 @@ class Service:
             **settings,
         )
 
-    def ask(self, method, path, **request):
+    def ask(self, method, path, loop_factory=None, **request):
         """One request; `{id}` in the path is the round."""
 
         async def run():
@@ -46,7 +46,8 @@ class Service:
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
                 return await client.request(method, path.format(id=self.round.id), **request)
 
-        return asyncio.run(run())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(run())
 
     def query(self, *asks, method="POST", **headers):
         body = wire.encode_query(asks)

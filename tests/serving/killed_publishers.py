@@ -1,8 +1,9 @@
 """Publishers that are killed at random moments; run as a script: DIRECTORY KILLS SEED.
 
 Each is a fork of this process, which has everything compiled, and publishes every round twice, as
-if the first were damaged. After every kill, this process reads the current round and compares every
-byte with the state that the round was made from.
+if the first were damaged. Every third one lives until it has published a round, however slow the
+machine is. After every kill, this process reads the current round and compares every byte with the
+state that the round was made from.
 """
 
 import os
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ def can_exchange(number):
     return number % 3 > 0
 
 
-def publish_for_ever(directory, state, number):
+def publish_for_ever(directory, state, number, tell):
     publishing._is_whole = lambda *_: False  # so that a round published again replaces the first
     if not can_exchange(number):
         retiring._exchange = lambda *_: False
@@ -35,6 +37,7 @@ def publish_for_ever(directory, state, number):
         while True:
             for durable in (number % 2 == 0, False):
                 publisher.publish_state(state, number=number, durable=durable, **OPTIONS)
+                tell()
             number += 1
             step(state, [number % 40])
 
@@ -62,16 +65,21 @@ def main(directory, kills, seed):
         publisher.publish_state(small_state(), number=1, **OPTIONS)
         usual = min(time.perf_counter() - started, 0.03)
     check_current(directory / "warm")
-    for _ in range(kills):
+    for kill in range(kills):
+        told, tells = os.pipe()
         child = os.fork()
         if child == 0:
             copy = small_state()
             while copy.steps < number + 1:
                 step(copy, [(copy.steps + 1) % 40])
-            publish_for_ever(directory, copy, number + 1)
+            publish_for_ever(directory, copy, number + 1, partial(os.write, tells, b"x"))
+        os.close(tells)
+        if kill % 3 == 0:
+            assert os.read(told, 1) == b"x", "the publisher has ended"
         time.sleep(rng.uniform(0, 4 * usual))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(told)
         if not can_exchange(number + 1):  # between two renames: the next one puts things right
             Publisher(directory).close()
         number = check(directory, state, number)

@@ -1,8 +1,9 @@
-"""A trainer over the service that kills itself; run as a script: DIRECTORY RUN ROUNDS ROUND MOMENT.
+"""A trainer over the service that kills itself; run as a script:
+[--asynchronous] DIRECTORY RUN ROUNDS ROUND MOMENT.
 
 DIRECTORY is what somebody else serves, RUN the run's own; ROUND is the one in which it dies, at
 MOMENT: waiting for devices, with the round closed, or before it is committed. A RUN that is there
-goes on. Ends by printing the model in hex.
+goes on. Ends by printing the model in hex. Asynchronous rounds have one client at work at a time.
 """
 
 import os
@@ -11,10 +12,12 @@ import sys
 import warnings
 from pathlib import Path
 
+from keyhole.delivery import pregenerated
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.update_spool import UpdateSpool
 from keyhole.serving.inbox import SpoolInbox
 from keyhole.serving.served import Served
+from keyhole.training.buffering import Buffering
 from keyhole.training.loop import resume_run, start_run
 from tests.training import toy
 
@@ -23,18 +26,19 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(directory, path, rounds, last, moment):
+def main(plan, directory, path, rounds, last, moment):
     spool = UpdateSpool(directory / "updates")
     with Publisher(directory) as publisher:
         kind = Served(publisher, SpoolInbox(spool), poll=0.005)
         begin = resume_run if path.exists() else start_run
-        run = begin(toy.make_state(), toy.make_clients(), toy.make_plan(), path, kind)
+        run = begin(toy.make_state(), toy.make_clients(), plan, path, kind)
         list(run.rounds(last))
         if moment == "waiting":
             kind.on_arrival = lambda here, goal: die() if here else None
         elif moment == "closed":
-            close = spool.close
-            spool.close = lambda round_id: die(close(round_id))
+            owner, name = (spool, "close") if plan.buffering is None else (publisher, "close_round")
+            close = getattr(owner, name)
+            setattr(owner, name, lambda *given: die(close(*given)))
         elif moment == "commit":
             run._commit = die
         list(run.rounds(rounds))
@@ -44,4 +48,7 @@ def main(directory, path, rounds, last, moment):
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    *flags, directory, path, rounds, last, moment = sys.argv[1:]
+    buffering = Buffering(1, 2) if flags else None
+    plan = toy.make_plan(deliver=pregenerated, buffering=buffering)
+    main(plan, Path(directory), Path(path), int(rounds), int(last), moment)

@@ -28,7 +28,7 @@ def start(directory, *options, port=0, env=None):
     line = process.stderr.readline()
     found = re.fullmatch(r"serving .* at (https?://\S+:\d+)\n", line)
     if found is None:
-        rest = process.communicate(timeout=20)[1]
+        rest = process.communicate(timeout=60)[1]
         raise AssertionError(f"the service did not start: {line}{rest}")
     return ServiceProcess(process, found[1])
 

@@ -14,6 +14,8 @@ from keyhole.serving.service.limits import Limits
 from keyhole.serving.service.routes import Route
 from tests.serving.memory_rounds import MemoryRounds
 
+LONG = 60.0  # seconds; only what hangs takes longer, even on a machine that stands still for some
+
 
 def app_with(handler=None, **limits):
     """An app over rounds in memory, perhaps with a route of the test's own at /slow."""
@@ -23,9 +25,19 @@ def app_with(handler=None, **limits):
     return App(rounds, limits=Limits(**limits), extra_routes=[lambda _: extra])
 
 
+@contextlib.contextmanager
+def held_port():
+    """A port that the system gives to nobody else meanwhile; a service that is told of it, and
+    reuses addresses, can listen there, again and again."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
 def connect(url, **settings):
     host, port = url.split("//")[1].split(":")
-    return socket.create_connection((host, int(port)), timeout=20, **settings)
+    return socket.create_connection((host, int(port)), timeout=LONG, **settings)
 
 
 def read_to_end(connection):
@@ -37,13 +49,41 @@ def read_to_end(connection):
     return received
 
 
+def answered(url):
+    """A connection whose first request was answered; one that was cut off before is made anew."""
+
+    def attempt():
+        connection = connect(url)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            if b'{"alive":true}' in connection.recv(4096):
+                return connection
+        connection.close()
+        return None
+
+    return wait_for(attempt)
+
+
+def get(url, **settings):
+    return httpx.get(url, timeout=LONG, **settings)
+
+
 def metric(url, name):
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return _value(get(f"{url}/metrics").text, name)
+
+
+def counted(app, name):
+    """A metric of an app in this process, which takes no connection to be read."""
+    return _value(app.metrics.page().decode(), name)
+
+
+def _value(page, name):
+    lines = page.splitlines()
     return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
 
 
-def wait_for(condition, seconds=20.0):
-    """Waits for something that another process does."""
+def wait_for(condition, seconds=LONG):
+    """Waits for something that another process or thread does."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(httpx.TransportError):

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
 from math import inf
 
 import numpy as np
@@ -13,41 +12,19 @@ import pytest
 
 from keyhole.delivery import Coded, Coding, pregenerated
 from keyhole.server.optimizers import SGD, Adam
-from keyhole.serving.device.participation import fetch_at_home, keep_taking_part, take_part
+from keyhole.serving.device.participation import fetch_at_home, take_part
 from keyhole.serving.device.population import PopulationClient
-from keyhole.serving.device.retrying import Clock
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.inbox import SpoolInbox, device_name
 from keyhole.serving.served import Served
 from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.loop import resume_run, start_run
 from tests.helpers import ROOT
+from tests.serving.living_devices import devices
 from tests.serving.small_service import small_service
 from tests.training import toy
 
 ROUNDS = 4
-EVERYONE = range(len(toy.EXAMPLES))
-
-
-@contextmanager
-def devices(service, clients=EVERYONE):
-    """Devices that take part until the block ends, each in a thread."""
-    stop = threading.Event()
-
-    def live(client):
-        one = PopulationClient(client, lambda settings: toy.make_clients())
-        clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
-        with service.device(name=device_name(client), stop=stop, clock=clock) as device:
-            keep_taking_part(device, one.participant())
-
-    threads = [threading.Thread(target=live, args=(client,)) for client in clients]
-    with ExitStack() as stack:
-        for thread in threads:
-            stack.callback(thread.join)
-        stack.callback(stop.set)
-        for thread in threads:
-            thread.start()
-        yield
 
 
 def served(service, **options):

@@ -55,7 +55,7 @@ def test_fewer_come_when_no_more_are_left():
 @pytest.mark.parametrize("sampling", ["poisson", "cyclic"])
 def test_other_samplings_are_refused(sampling):
     with pytest.raises(InputError, match=f"got {sampling} sampling"):
-        stream(sampling=sampling)
+        stream(sampling=sampling, buffering=Buffering(2, 2))
 
 
 @pytest.mark.parametrize("numbers", [(21, 1), (1, 21)])

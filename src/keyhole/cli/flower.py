@@ -36,6 +36,8 @@ _ARM = (
     "sizes",
     "mean_over",
     "negatives",
+    "concurrency",
+    "most_staleness",
     "seed",
 )
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -46,7 +48,8 @@ _ROUNDS = (
         type=click.FloatRange(1, 86_400),
         default=300.0,
         show_default=True,
-        help="Close a round after so many seconds with what has arrived.",
+        help="Close a round after so many seconds with what has arrived; of asynchronous ones, "
+        "wait so long for a device.",
     ),
     click.option(
         "--over-selection",

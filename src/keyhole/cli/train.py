@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keyhole.cli.aggregators import check_aggregator_flags, sum_services, trainer_sum_options
+from keyhole.cli.asynchronous import asynchronous_fields, asynchronous_options
 from keyhole.cli.engine import check_engine_flags, engine_options, opened_engine
 from keyhole.cli.inputs import (
     data_option,
@@ -117,6 +118,7 @@ SETTINGS = (
     help="With --delivery enclave: without hardware, that is WITHOUT PROTECTION from the host.",
 )
 @secure_sum_options
+@asynchronous_options
 @engine_options
 @click.option(
     "--devices",
@@ -128,7 +130,8 @@ SETTINGS = (
 @click.option(
     "--round-seconds",
     type=click.FloatRange(0, min_open=True),
-    help="With --devices: close a round after so many seconds with what has arrived.",
+    help="With --devices: close a round after so many seconds with what has arrived; of "
+    "asynchronous ones, wait so long for a device.",
 )
 @trainer_sum_options
 @seed_option
@@ -262,6 +265,7 @@ def read_arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
         is_signed=bool(options.get("signed")),
         sampling=options.get("sampling") or "fixed",
         privacy=privacy_of(options),
+        **asynchronous_fields(options),
         seed=options["seed"],
     )
 

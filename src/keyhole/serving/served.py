@@ -22,7 +22,7 @@ from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.inbox import Inbox, SpoolInbox, device_name
-from keyhole.serving.run_settings import run_settings
+from keyhole.serving.round_settings import round_settings
 from keyhole.serving.streamed import Streamed
 from keyhole.serving.summons import CheckIns, Summons
 from keyhole.training.buffering import Buffering
@@ -93,7 +93,7 @@ class Served:
             number=t,
             coding=self.coding,
             cohort=[device_name(client) for client in asked],
-            settings={**run_settings(t, plan), **told},
+            settings={**round_settings(t, plan), **told},
         )
         self.inbox.begin(published.id)
         terms = terms_of(plan.cohorts, asked, self.seconds)

@@ -25,7 +25,7 @@ from keyhole.server.updates import RowUpdate
 from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.round_files import number_of
 from keyhole.serving.inbox import SpoolInbox, device_name, nothing_of
-from keyhole.serving.run_settings import run_settings
+from keyhole.serving.round_settings import round_settings
 from keyhole.serving.summons import Summons
 from keyhole.training.buffering import Buffering
 from keyhole.training.client_stream import ClientStream
@@ -74,12 +74,22 @@ class _End:
 
 @dataclass(frozen=True)
 class _Round:
-    """The round under way."""
+    """The round under way.
+
+    Args:
+        t: its number.
+        machine: that decides.
+        stream: who begins next.
+        tally: what has happened.
+        cohort: who may begin with its slices: whoever was at work at any moment of it. A device
+            that has just ended may have been told so before that was known.
+    """
 
     t: int
     machine: StreamMachine
     stream: ClientStream
     tally: Tally = field(default_factory=Tally)
+    cohort: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,7 +140,7 @@ class Streamed:
         told = self.inbox.open(t, (), state.layout, plan)
         self._look(one)
         if machine.closed is None:
-            self._work(one, state, {**run_settings(t, plan), **told})
+            self._work(one, state, {**round_settings(t, plan), **told})
         self._drawn = one.stream.drawn
         assert machine.closed is not None
         self.publisher.close_round(self._recent(state.steps + (machine.closed == "goal")))
@@ -156,7 +166,7 @@ class Streamed:
     def _work(self, one: _Round, state: ServerState, settings: Mapping[str, object]) -> None:
         """Lets devices begin and end until a step is due."""
         began = self._begin(one)
-        round_id = self._publish(one.t, state, settings)
+        round_id = self._publish(one, state, settings)
         machine = one.machine
         try:
             while machine.closed is None:
@@ -167,7 +177,7 @@ class Streamed:
                 self._look(one)
                 self.on_arrival(machine.counted, self.buffering.goal)
                 if machine.closed is None and (began := self._begin(one)):
-                    self.publisher.invite(self._cohort())
+                    self.publisher.invite(list(one.cohort))
                 elif machine.closed is None and self.stop.wait(self.poll):
                     raise KeyboardInterrupt
         finally:
@@ -181,31 +191,28 @@ class Streamed:
         until = self.clock() + self.seconds
         self._flights |= {client: _Flight(client, one.t, one.t, until) for client in began}
         one.machine.handle(Started(len(began)))
+        one.cohort.update(dict.fromkeys(map(device_name, self._flights)))
         again, self._again = [c for c in self._again if c in self._flights], []
         for client in again:
             self._flights[client] = replace(self._flights[client], called=one.t)
         return again + began
 
-    def _publish(self, t: int, state: ServerState, settings: Mapping[str, object]) -> str:
+    def _publish(self, one: _Round, state: ServerState, settings: Mapping[str, object]) -> str:
         """Publishes round t for everyone at work; returns its name."""
         published = self.publisher.publish_state(
             state,
-            number=t,
+            number=one.t,
             coding=self.coding,
-            cohort=self._cohort(),
+            cohort=list(one.cohort),
             trailing=self._recent(state.steps),
             settings=settings,
         )
         # Too old to be taken, but taken perhaps a moment before: these are looked at once more.
         kept = self._recent(state.steps - 1)
         self._versions = {name: self._versions[name] for name in kept}
-        self._versions[published.id] = _Version(t, state.steps)
+        self._versions[published.id] = _Version(one.t, state.steps)
         self.inbox.begin(published.id, kept)
         return published.id
-
-    def _cohort(self) -> list[str]:
-        """Whoever is at work may begin, or begin anew, with the newest slices."""
-        return [device_name(client) for client in self._flights]
 
     def _recent(self, step: int) -> list[str]:
         """Rounds of which a device at work may send an update that counts after so many steps."""

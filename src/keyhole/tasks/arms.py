@@ -24,6 +24,8 @@ _NEWER = (
     "is_signed",
     "sampling",
     "privacy",
+    "concurrency",
+    "most_staleness",
 )
 
 
@@ -49,6 +51,9 @@ class Arm:
         is_signed: whether clients of a secure sum with one server sign who is left.
         sampling: how cohorts are drawn.
         privacy: fields of `Privacy`; None promises nothing.
+        concurrency: clients at work at any time, of asynchronous rounds whose steps wait for as
+            many updates as a cohort has; None for synchronous rounds.
+        most_staleness: an update older than this many steps is left out.
         is_tuning: whether validation clients are kept out of training.
         seed: of everything random.
     """
@@ -68,6 +73,8 @@ class Arm:
     is_signed: bool = False
     sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
     privacy: Mapping[str, Any] | None = None
+    concurrency: int | None = None
+    most_staleness: int = 20
     is_tuning: bool = False
     seed: int = 0
 
@@ -88,6 +95,9 @@ class Arm:
         if self.privacy:
             words.append(f"noise{self.privacy['noise']:g}-clip{self.privacy['clip']:g}")
             words += [k for k in [self.privacy.get("kind")] if k not in (None, "all-rows")]
+        if self.concurrency is not None:
+            words.append(f"async{self.concurrency}")
+            words += [f"stale{s}" for s in [self.most_staleness] if s != Arm.most_staleness]
         if self.is_tuning:
             words.append(f"client{self.settings.client_lr:g}-server{self.settings.server_lr:g}")
         return "-".join(words)

@@ -40,6 +40,7 @@ from keyhole.tasks.trial_directory import (
 from keyhole.training.aggregation.contract import Aggregation
 from keyhole.training.aggregation.named import aggregation_named
 from keyhole.training.aggregation.rounding import Rounding
+from keyhole.training.buffering import Buffering, exponential
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import Cohorts
 from keyhole.training.local_sgd import LocalSgd
@@ -149,8 +150,16 @@ class Experiment:
             deliver=self._deliver,
             aggregate=self._aggregate,
             privacy=None if self.arm.privacy is None else Privacy(**self.arm.privacy),
+            buffering=self._buffering,
             shared_keys=self.arm.shared_keys,
         )
+
+    @property
+    def _buffering(self) -> Buffering | None:
+        arm, goal = self.arm, self._cohorts.size
+        if arm.concurrency is None:
+            return None
+        return Buffering(arm.concurrency, goal, arm.most_staleness, duration=exponential)
 
     @property
     def _aggregate(self) -> Aggregation:

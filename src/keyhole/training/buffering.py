@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.errors import InputError
 
-__all__ = ["Buffering", "fade", "no_delay"]
+__all__ = ["Buffering", "exponential", "fade", "no_delay"]
 
 
 def fade(staleness: int) -> float:
@@ -20,6 +20,11 @@ def fade(staleness: int) -> float:
 def no_delay(_: np.random.Generator) -> float:
     """Every client answers at once."""
     return 0.0
+
+
+def exponential(rng: np.random.Generator) -> float:
+    """Clients take a random time of mean 1: most are quick, some take long."""
+    return float(rng.exponential())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from keyhole.errors import InputError
 from keyhole.training.cohort import sample_cohort
 from keyhole.training.plan import Plan
 
@@ -19,32 +18,10 @@ class ClientStream:
     Args:
         plan: of the run.
         drawn: how many of the stream have been drawn before.
-
-    Raises:
-        InputError: cohorts of the plan make no stream, or it asks for more clients at once than
-            there are.
     """
 
     plan: Plan
     drawn: int = 0
-
-    def __post_init__(self) -> None:
-        cohorts, buffering = self.plan.cohorts, self.plan.buffering
-        if cohorts.sampling != "fixed":
-            raise InputError(
-                "asynchronous rounds take clients one after the other",
-                got=f"{cohorts.sampling} sampling",
-                allowed="fixed",
-                fix="use synchronous rounds for other sampling",
-            )
-        most = 0 if buffering is None else max(buffering.concurrency, buffering.goal)
-        if most > cohorts.population:
-            raise InputError(
-                "asynchronous rounds need more clients than there are",
-                got=f"{most} at work, or waited for",
-                allowed=f"1..{cohorts.population}",
-                fix="choose a smaller concurrency or goal",
-            )
 
     def take(self, count: int, busy: AbstractSet[int]) -> list[int]:
         """Returns the next clients that can start; fewer than `count` if no more are left.

@@ -48,7 +48,8 @@ class Plan:
             start in one round.
 
     Raises:
-        InputError: `over` or a number is not allowed.
+        InputError: `over` or a number is not allowed, or asynchronous rounds do not go with the
+            rest.
     """
 
     cohorts: Cohorts
@@ -70,13 +71,8 @@ class Plan:
             )
         for name in ("seed", "trial"):
             check_count(name, getattr(self, name), 0)
-        if self.buffering is not None and (self.privacy is not None or self.aggregate != plain):
-            raise InputError(
-                "asynchronous rounds are added up in the clear, without noise",
-                got="a secure sum or privacy",
-                allowed="neither",
-                fix="use synchronous rounds",
-            )
+        if self.buffering is not None:
+            self._check_stream(self.buffering)
         for name, m in self.keys_per_client.items():
             check_count(f"keys_per_client of {name!r}", m, 0)
 
@@ -106,6 +102,31 @@ class Plan:
         budget."""
         check_keys_per_client(layout, self.keys_per_client)
         self._check_sums(layout)
+
+    def _check_stream(self, buffering: Buffering) -> None:
+        """Raises InputError where rounds cannot be asynchronous."""
+        cohorts, most = self.cohorts, max(buffering.concurrency, buffering.goal)
+        if self.privacy is not None or self.aggregate != plain:
+            raise InputError(
+                "asynchronous rounds are added up in the clear, without noise",
+                got="a secure sum or privacy",
+                allowed="neither",
+                fix="use synchronous rounds",
+            )
+        if cohorts.sampling != "fixed":
+            raise InputError(
+                "asynchronous rounds take clients one after the other",
+                got=f"{cohorts.sampling} sampling",
+                allowed="fixed",
+                fix="use synchronous rounds for other sampling",
+            )
+        if most > cohorts.population:
+            raise InputError(
+                "asynchronous rounds need more clients than there are",
+                got=f"{most} at work, or waited for",
+                allowed=f"1..{cohorts.population}",
+                fix="choose a smaller concurrency or cohort",
+            )
 
     def _check_sums(self, layout: Layout) -> None:
         """Rings that are too small, and promises that cannot be kept, show before the first round

@@ -2,13 +2,13 @@
 
 import socket
 import threading
-import time
 from contextlib import contextmanager, suppress
 from itertools import count
 
 import pytest
 
 from keyhole.errors import ServiceError
+from keyhole.serving.device import paced_socket
 from keyhole.serving.device.client import Client
 from keyhole.serving.device.paced_socket import Timeouts
 from keyhole.serving.device.retrying import Clock, Retry
@@ -16,14 +16,32 @@ from tests.serving.clients import BODY, client_of, get, rest, send
 from tests.serving.scripted import answer, scripted
 
 
-def test_a_silent_service_is_given_up_in_time_and_asked_again():
+class ByHand:
+    """A clock that goes as a test moves it."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    """The clock of paced sockets."""
+    clock = ByHand()
+    monkeypatch.setattr(paced_socket, "time", clock)
+    return clock
+
+
+def test_a_silent_service_is_given_up_in_time_and_asked_again(by_hand):
     given_up = threading.Event()
 
     def silent(_):
-        given_up.wait(10)
+        by_hand.now += 0.2
+        given_up.wait(60)
 
     options = {
-        "timeouts": Timeouts(connect=5, read=0.1),
+        "timeouts": Timeouts(connect=60, read=0.1),
         "clock": Clock(sleep=lambda _: given_up.set()),
     }
     with (
@@ -83,7 +101,7 @@ DRIPS = pytest.mark.parametrize(
 @DRIPS
 def test_a_head_that_never_ends_is_given_up_in_time(first, drop):
     with talking(drip(first, drop=drop)) as url:
-        client = Client(url, retry=Retry(1), timeouts=Timeouts(5, 0.3))
+        client = Client(url, retry=Retry(1), timeouts=Timeouts(60, 0.3))
         with pytest.raises(ServiceError, match="no answer in time"):
             get(client)
 
@@ -92,7 +110,7 @@ def test_a_head_that_never_ends_is_given_up_in_time(first, drop):
 def test_a_stop_ends_the_wait_for_a_head(first, drop):
     stop = threading.Event()
     with talking(drip(first, drop=drop, on_drop=lambda n: n == 3 and stop.set())) as url:
-        client = Client(url, retry=Retry(9), timeouts=Timeouts(5, 60), stop=stop)
+        client = Client(url, retry=Retry(9), timeouts=Timeouts(60, 60), stop=stop)
         with pytest.raises(ServiceError, match="stopped"):
             get(client)
 
@@ -105,12 +123,12 @@ def test_a_stop_ends_the_wait_for_a_silent_service():
         connection.recv(1)
 
     with talking(silent) as url:
-        client = Client(url, retry=Retry(9), timeouts=Timeouts(5, 60), stop=stop)
+        client = Client(url, retry=Retry(9), timeouts=Timeouts(60, 60), stop=stop)
         with pytest.raises(ServiceError, match="stopped"):
             get(client)
 
 
-def test_a_line_that_is_slow_all_the_way_to_the_service_may_take_its_time():
+def test_a_line_that_is_slow_all_the_way_to_the_service_may_take_its_time(by_hand):
     """What the system has taken has not left yet: the wait for an answer starts soon after."""
     body = bytes(3_000_000)
 
@@ -119,14 +137,13 @@ def test_a_line_that_is_slow_all_the_way_to_the_service_may_take_its_time():
         while got < len(body) - 1000:
             piece = connection.recv(1 << 16)
             got = got + len(piece) if piece else len(body)
-            time.sleep(0.02)  # a slow line is slow by the clock on the wall
+            by_hand.now += 0.02
         connection.sendall(answer(201))
 
     with talking(read_slowly) as url:
-        client = Client(url, retry=Retry(1), timeouts=Timeouts(5, 0.5))
-        since = time.monotonic()
+        client = Client(url, retry=Retry(1), timeouts=Timeouts(60, 0.5))
         assert send(client, body) == 201
-        assert time.monotonic() - since > 0.5  # else nothing is shown
+        assert by_hand.now > 0.5  # else nothing is shown
         client.close()
 
 

@@ -7,9 +7,28 @@ from contextlib import contextmanager
 
 import pytest
 
+from keyhole.serving.device import paced_socket
 from keyhole.serving.device.paced_socket import PacedSocket, Timeouts
 
 BODY = bytes(2_000_000)
+
+
+class ByHand:
+    """A clock that goes as a test moves it."""
+
+    now = step = 0.0
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    """The clock of paced sockets."""
+    clock = ByHand()
+    monkeypatch.setattr(paced_socket, "time", clock)
+    return clock
 
 
 @contextmanager
@@ -21,19 +40,17 @@ def pair(timeouts, stop=None):
         yield PacedSocket(one, timeouts, stop), other
 
 
-def read_slowly(end, got):
-    while sum(got) < len(BODY):
-        got.append(len(end.recv(1 << 16)))
-        time.sleep(0.02)  # a slow line is slow by the clock on the wall
+def test_an_upload_may_take_longer_than_the_wait_for_its_next_bytes(by_hand):
+    def read_slowly(end, got):
+        while sum(got) < len(BODY):
+            got.append(len(end.recv(1 << 16)))
+            by_hand.now += 0.1
 
-
-def test_an_upload_may_take_longer_than_the_wait_for_its_next_bytes():
-    with pair(Timeouts(read=0.4, slowest=1000)) as (paced, end):
+    with pair(Timeouts(read=1.0, slowest=1000)) as (paced, end):
         thread = threading.Thread(target=read_slowly, args=(end, got := []))
         thread.start()
-        since = time.monotonic()
         paced.sendall(BODY)
-        assert time.monotonic() - since > 0.4  # else nothing is shown
+        assert by_hand.now > 1.0  # else nothing is shown
         thread.join()
     assert sum(got) == len(BODY)
 
@@ -68,25 +85,30 @@ def test_a_stop_ends_an_upload():
         timer.join()
 
 
-def test_bytes_have_a_limit_each_or_altogether():
-    done = threading.Event()
-
-    def drip(end):
-        while not done.wait(0.05):
-            end.send(b"x")
-
+def test_bytes_have_a_limit_each_or_altogether(by_hand):
     with pair(Timeouts(read=0.4)) as (paced, end), paced.makefile("rb") as answers:
-        thread = threading.Thread(target=drip, args=(end,))
-        thread.start()
-        assert answers.read(12) == b"x" * 12  # takes 0.6 s
-        with paced.one_limit(), pytest.raises(TimeoutError):
-            answers.read()
-        done.set()
-        thread.join()
+
+        def drip():
+            by_hand.now += 0.3
+            end.send(b"x")
+            return answers.read(1)
+
+        assert [drip() for _ in range(3)] == [b"x"] * 3
+        with paced.one_limit():
+            assert drip() == b"x"
+            with pytest.raises(TimeoutError):
+                drip()
+
+
+def test_a_byte_that_does_not_come_is_given_up(by_hand):
+    with pair(Timeouts(read=0.4)) as (paced, _), paced.makefile("rb") as answers:
+        by_hand.step = 0.3  # with every look
+        with pytest.raises(TimeoutError):
+            answers.read(1)
 
 
 def test_the_socket_stays_open_until_its_answer_is_closed():
-    with pair(Timeouts(read=0.2)) as (paced, end):
+    with pair(Timeouts(read=60)) as (paced, end):
         answers = paced.makefile("rb")
         paced.close()
         end.sendall(b"late")

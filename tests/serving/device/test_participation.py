@@ -69,6 +69,17 @@ def test_a_round_that_closed_is_refused_before_bytes_are_wasted(service, device,
         take_part(device, Participant(choose, train))
 
 
+def test_an_update_is_sent_though_newer_rounds_are_there_while_its_own_trails(service, device):
+    begun = service.publish().published
+
+    def train(known, fetched):
+        service.publish(trailing=[begun.id])
+        return fetched.model
+
+    assert take_part(device, Participant(lambda _: KEYS, train)).round == begun.id
+    assert service.spool.devices(begun.id) == ["phone"]
+
+
 @pytest.mark.parametrize("phase", ["open", "closed"])
 def test_a_replica_that_lags_behind_makes_no_round_too_late(service, device, phase):
     older = service.publish().published
@@ -157,7 +168,7 @@ def test_a_stop_ends_waiting_at_once(service):
         thread = threading.Thread(target=keep_taking_part, args=(device, HABIT))
         thread.start()
         stop.set()
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 

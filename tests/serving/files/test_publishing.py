@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from hashlib import sha256
+from itertools import count
 
 import numpy as np
 import pytest
@@ -235,6 +236,31 @@ def test_the_round_is_open_until_it_is_closed(tmp_path):
         }
         publisher.close_round()
         assert RoundsDirectory(tmp_path).current().phase == "closed"
+
+
+def test_others_are_invited_to_the_round_that_is_there(tmp_path):
+    with Publisher(tmp_path) as publisher:
+        with pytest.raises(InputError, match="no round yet"):
+            publisher.invite(["a"])
+        found = publisher.publish_state(small_state(), number=7, cohort=["a"])
+        rounds = RoundsDirectory(tmp_path, clock=count().__next__)
+        assert list(rounds.current().cohort) == ["a"]
+        files = files_of(tmp_path / "rounds" / found.id / "table-0")
+        publisher.invite(["a", "b"])
+        assert list(rounds.current().cohort) == ["a", "b"]
+        assert files_of(tmp_path / "rounds" / found.id / "table-0") == files
+
+
+def test_earlier_rounds_trail_for_as_long_as_they_are_named(tmp_path):
+    state, rounds = small_state(), RoundsDirectory(tmp_path, clock=count().__next__)
+    with Publisher(tmp_path) as publisher:
+        first = publisher.publish_state(state, number=0).id
+        second = publisher.publish_state(state, number=1, trailing=[first]).id
+        assert (rounds.current().round, rounds.current().trailing) == (second, (first,))
+        publisher.close_round([first, second])
+        assert rounds.current().trailing == (first, second)
+        publisher.publish_state(state, number=2)
+        assert rounds.current().trailing == ()
 
 
 def test_the_same_round_again_is_harmless_and_open(tmp_path):

@@ -94,7 +94,7 @@ def killed(directory, kills, seed):
 def test_a_publisher_killed_at_any_moment_leaves_whole_rounds(tmp_path, kills, seed):
     done = killed(tmp_path, kills, seed)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 0  # rounds were published between the kills
+    assert int(done.stdout) >= kills // 3 - 1  # rounds were published between the kills
 
 
 READER = """

@@ -16,6 +16,7 @@ from keyhole.serving.mirror.object_store import StoreSettings, open_store
 from keyhole.serving.mirror.pull import fetch_round
 from keyhole.serving.mirror.push import push_round
 from keyhole.serving.mirror.settings import MirrorSettings
+from tests.serving.sockets import held_port
 
 DENIED = 1  # a port where nobody listens
 SIGNED = {"access_key_id": "tester", "secret_access_key": "secret"}
@@ -54,24 +55,22 @@ def s3_server(log, **environment):
     """The port of an S3 server, as a process of its own."""
     if not all(find_spec(name) for name in ("moto", "flask", "flask_cors")):
         pytest.skip("an S3 server to test against is missing: pip install 'keyhole[dev]'")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, env={**os.environ, **environment}
-        )
-    try:
-        wait_until_open(process, port, log)
-        yield port
-    finally:
-        process.kill()
-        process.wait()
+    with held_port() as port:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=out, env={**os.environ, **environment}
+            )
+        try:
+            wait_until_open(process, port, log)
+            yield port
+        finally:
+            process.kill()
+            process.wait()
 
 
 def wait_until_open(process, port, log):
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         with socket.socket() as trial:
             if trial.connect_ex(("127.0.0.1", port)) == 0:
@@ -81,7 +80,7 @@ def wait_until_open(process, port, log):
 
 
 def ask_s3(port, method, target, body=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(method, target, body)
     assert connection.getresponse().status < 300
     connection.close()

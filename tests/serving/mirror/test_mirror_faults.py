@@ -138,6 +138,7 @@ def test_damage_in_the_store_is_found_and_nothing_appears(place, origin, edge, h
         b'{"round": "1-0123456789abcdef", "number": 2, "phase": "open"}',
         b'{"round": "1-0123456789abcdef", "number": 1, "phase": "ajar"}',
         b'{"round": "01-0123456789abcdef", "number": 1, "phase": "open"}',
+        b'{"round": "1-0123456789abcdef", "number": 1, "phase": "open", "trailing": ["../x"]}',
         b"x" * 100_000,
     ],
 )

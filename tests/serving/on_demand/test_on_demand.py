@@ -43,7 +43,7 @@ class CountingSource:
         self.calls.append(keys.copy())
         self.is_called.set()
         if self._gate is not None:
-            assert self._gate.wait(10)
+            assert self._gate.wait(60)
         if self.fails:
             raise ZeroDivisionError(f"no slice for {keys}")
         return self.plain(keys)
@@ -159,7 +159,7 @@ def test_the_event_loop_goes_on_while_a_batch_is_computed(executor: ThreadPoolEx
 
     async def play() -> None:
         asked = asyncio.create_task(table.fetch(np.arange(5)))
-        await asyncio.to_thread(source.is_called.wait, 10)
+        await asyncio.to_thread(source.is_called.wait, 60)
         assert not asked.done()
         gate.set()  # only a loop that runs gets here
         await asked
@@ -176,7 +176,7 @@ def test_a_key_under_way_is_waited_for_and_not_evaluated_again(
 
     async def play() -> None:
         first = asyncio.create_task(table.fetch(np.array([1, 2])))
-        await asyncio.to_thread(source.is_called.wait, 10)
+        await asyncio.to_thread(source.is_called.wait, 60)
         second = asyncio.create_task(fetch_all(table, [np.array([2, 3, 1])]))
         await asyncio.sleep(0)
         gate.set()
@@ -231,7 +231,7 @@ def test_a_cancelled_request_does_not_cancel_what_others_wait_for(
 
     async def play() -> None:
         gone = asyncio.create_task(table.fetch(np.array([1, 2])))
-        await asyncio.to_thread(source.is_called.wait, 10)
+        await asyncio.to_thread(source.is_called.wait, 60)
         stays = asyncio.create_task(fetch_all(table, [np.array([2, 1])]))
         await asyncio.sleep(0)
         gone.cancel()
@@ -254,7 +254,7 @@ def test_a_failure_that_nobody_waits_for_is_silent_and_tried_again(
 
     async def play() -> None:
         gone = asyncio.create_task(table.fetch(np.array([1])))
-        await asyncio.to_thread(source.is_called.wait, 10)
+        await asyncio.to_thread(source.is_called.wait, 60)
         gone.cancel()
         gate.set()
         while not table.counts.failures:

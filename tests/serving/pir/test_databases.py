@@ -40,7 +40,7 @@ def counted(monkeypatch):
 
     def of(name, records):
         calls.append(name)
-        go.wait(10)
+        go.wait(60)
         return real(name, records)
 
     monkeypatch.setattr(module.Database, "of", staticmethod(of))

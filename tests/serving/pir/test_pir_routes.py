@@ -210,7 +210,7 @@ class Blocked:
 
     def answer_many(self, queries):
         self.started.set()
-        self.go.wait(10)
+        self.go.wait(60)
         self.batches.append(len(queries))
         return self.server.answer_many(queries)
 
@@ -329,7 +329,7 @@ def test_more_queries_than_may_wait_are_told_to_come_back():
             tasks = [asyncio.create_task(post(queries[0]))]
             await wait_for(server.started.is_set)
             tasks.append(asyncio.create_task(post(queries[1])))
-            await asyncio.sleep(0.01)
+            await wait_for(lambda: service.metric("keyhole_requests_waiting") == 1)
             sent_away = await post(queries[2])
             server.go.set()
             return sent_away, await asyncio.gather(*tasks)

@@ -105,7 +105,7 @@ def test_a_relay_that_breaks_off_leaves_nobody_waiting():
         asyncio.get_running_loop().set_exception_handler(lambda _, c: panics.append(c["exception"]))
         mixer = Mixer(forward, Mix(LONG, 2))
         asked = [mixer.ask(requests_of(client, 1)) for client in range(2)]
-        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5.0)
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), LONG)
 
     assert [type(answer) for answer in asyncio.run(all_of_them())] == [ServiceError, ServiceError]
     assert [type(panic) for panic in panics] == [PanicError]

@@ -50,7 +50,7 @@ def both(tmp_path):
 @pytest.fixture(scope="module", autouse=True)
 def http():
     """One client for all tests: to make one takes longer than to use it."""
-    with httpx.Client() as client:
+    with httpx.Client(timeout=60) as client:
         yield client
 
 

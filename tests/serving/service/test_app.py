@@ -20,7 +20,12 @@ def service():
 
 def test_the_current_round_is_told_and_not_cached(service):
     answer = service.ask("GET", "/v1/rounds/current")
-    assert answer.json() == {"round": service.round.id, "number": 3, "phase": "open"}
+    assert answer.json() == {
+        "round": service.round.id,
+        "number": 3,
+        "phase": "open",
+        "trailing": [],
+    }
     assert answer.headers["cache-control"] == "no-store"
 
 

@@ -199,3 +199,29 @@ def test_a_service_without_a_spool_takes_no_updates(service):
     answer = only_reads.ask("POST", "/v1/checkin")
     only_reads.refused(answer, 404, "NotFoundError")
     assert "--token-key" in answer.json()["error"]["fix"]
+
+
+def test_an_update_of_a_trailing_round_is_taken_even_when_its_slices_are_gone(taking):
+    token, earlier = round_token(taking), taking.round.id
+    path, headers = f"/v1/rounds/{earlier}/updates", {**BINARY, **bearer(token)}
+    newest = taking.rounds.open(4)
+    taking.rounds.removed.add(earlier)
+    taking.rounds.now = Current(newest.id, 4, "open", {}, trailing=(earlier,))
+    answer = taking.ask("POST", path, content=update_of(), headers=headers)
+    assert (answer.status_code, answer.json()) == (201, {"update": "stored"})
+    assert taking.spool.read(earlier, "phone-1") == update_of()
+    other = device_token()
+    refused = taking.ask("POST", path, content=update_of(), headers={**BINARY, **bearer(other)})
+    taking.refused(refused, 403, "NotAdmittedError")
+    bad = taking.ask("POST", path, content=b"junk", headers=headers)
+    taking.refused(bad, 400, "RequestError")
+    taking.rounds.now = Current(newest.id, 4, "closed", trailing=(earlier,))
+    assert taking.ask("POST", path, content=update_of(), headers=headers).status_code == 200
+
+
+def test_a_round_that_is_closed_and_trails_takes_updates_and_no_devices(taking):
+    taking.rounds.now = Current(taking.round.id, 3, "closed", trailing=(taking.round.id,))
+    assert taking.ask("POST", "/v1/checkin", headers=bearer(device_token())).json() == {"wait": 5.0}
+    assert send_update(taking).status_code == 201
+    shown = taking.ask("GET", "/v1/rounds/current").json()
+    assert shown["trailing"] == [taking.round.id]

@@ -29,7 +29,6 @@ from tests.serving.fronts import (
     Door,
     blocks,
     certificate,
-    free_port,
     is_error,
     needed,
     nginx_before,
@@ -39,6 +38,7 @@ from tests.serving.fronts import (
 )
 from tests.serving.pir.pair import pair
 from tests.serving.relay.relayed import SETTINGS, Relayed
+from tests.serving.sockets import held_port
 
 KEYS = {"word": [5, 0], "neuron": [1]}
 QUICK = {"retry": Retry(attempts=3, seed=0), "clock": Clock(sleep=lambda _: None)}
@@ -92,7 +92,16 @@ def test_a_query_beyond_the_limit_is_an_error_of_the_same_shape(tmp_path):
 @contextmanager
 def nginx_before_relay(url, folder):
     """The server block of docs/operate.md for the operator of a relay."""
-    program, tls, port = needed("nginx", "nginx"), certificate(folder), free_port()
+    program, tls = needed("nginx", "nginx"), certificate(folder)
+    with held_port() as port:
+        configure_relay(url, folder, port)
+        command = [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]
+        command += ["-g", f"daemon off; pid {folder}/nginx.pid;"]
+        with running(command, port, folder / "nginx.out"):
+            yield Door(port, tls)
+
+
+def configure_relay(url, folder, port):
     changes = {
         "http://127.0.0.1:8101": url,
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
@@ -102,10 +111,6 @@ def nginx_before_relay(url, folder):
     text = put_in(block, changes)
     whole = f"events {{}}\nhttp {{\n{temporary_paths(folder)}{text}}}\n"
     (folder / "nginx.conf").write_text(whole)
-    command = [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]
-    command += ["-g", f"daemon off; pid {folder}/nginx.pid;"]
-    with running(command, port, folder / "nginx.out"):
-        yield Door(port, tls)
 
 
 def test_sealed_requests_pass_the_fronts_of_relay_and_gateway(tmp_path):

@@ -17,7 +17,7 @@ from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.service.supervisor import next_wait
 from tests.serving.memory_rounds import WIDTH, WORDS, layout
 from tests.serving.service_process import COMMAND, service
-from tests.serving.sockets import metric, wait_for
+from tests.serving.sockets import LONG, metric, wait_for
 
 MODEL = {
     "w": np.arange(WORDS * WIDTH, dtype=np.float32).reshape(WORDS, WIDTH),
@@ -96,7 +96,7 @@ def test_a_file_that_shrinks_under_its_readers_does_not_end_the_service(tmp_path
 
         def ask():
             path = f"{running.url}/v1/rounds/{name}/slices"
-            return httpx.post(path, content=query, headers=binary, timeout=20)
+            return httpx.post(path, content=query, headers=binary, timeout=LONG)
 
         assert ask().content == MODEL["w"][[1, 39]].tobytes()
         (before,) = workers_of(running.process.pid)
@@ -115,7 +115,7 @@ def test_a_file_that_shrinks_under_its_readers_does_not_end_the_service(tmp_path
 
 def test_a_worker_that_cannot_start_ends_the_service_in_one_line(tmp_path):
     command = [*COMMAND, str(tmp_path), "--port", "0", "--on-demand"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "is not the directory of a trial" in line
@@ -124,7 +124,7 @@ def test_a_worker_that_cannot_start_ends_the_service_in_one_line(tmp_path):
 @pytest.mark.parametrize("mode", ["fail", "crash"])
 def test_a_start_that_fails_is_not_tried_for_ever(script, tmp_path, mode):
     process = script(mode)
-    said = process.communicate(timeout=60)[1].splitlines()
+    said = process.communicate(timeout=LONG)[1].splitlines()
     expected = {"fail": "StorageError: no model", "crash": "a worker ends before it can answer"}
     assert expected[mode] in said[-1]
     assert process.returncode == 1
@@ -141,7 +141,7 @@ def test_a_worker_that_cannot_be_replaced_yet_is_tried_again(script, tmp_path):
     wait_for(lambda: starts(tmp_path) > 2)
     assert "no model" in process.stderr.readline()
     (tmp_path / "mode").write_text("serve")
-    wait_for(lambda: httpx.get(url + "/healthz", timeout=1).status_code == 200)
+    wait_for(lambda: httpx.get(url + "/healthz", timeout=5).status_code == 200)
     assert metric(url, "keyhole_requests_in_flight") == 1
 
 
@@ -165,7 +165,7 @@ def test_a_signal_to_all_processes_ends_the_service_without_a_word(script, tmp_p
         assert "serving" in process.stderr.readline()
     (worker,) = workers_of(process.pid)
     os.killpg(process.pid, sent)
-    assert process.wait(20) == 0
+    assert process.wait(LONG) == 0
     assert process.stderr.read() == ""
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)

@@ -22,8 +22,10 @@ from keyhole.serving.service.transport import Listen, bind, serving
 from tests.serving.memory_rounds import WIDTH, WORDS, layout
 from tests.serving.service_process import COMMAND, service, start
 from tests.serving.sockets import (
+    LONG,
     app_with,
     connect,
+    get,
     make_certificates,
     metric,
     read_to_end,
@@ -48,7 +50,7 @@ def published(tmp_path_factory):
 
 def fetch(url, keys, **settings):
     """The slices of keys, through the routes a device uses."""
-    with httpx.Client(base_url=url, timeout=20, **settings) as client:
+    with httpx.Client(base_url=url, timeout=LONG, **settings) as client:
         current = client.get("/v1/rounds/current").raise_for_status().json()
         body = wire.encode_query([wire.Ask(1, np.asarray(keys))])
         path = f"/v1/rounds/{current['round']}/slices"
@@ -77,14 +79,14 @@ def test_slices_come_over_tls_and_plain_text_is_not_spoken(published, certificat
         found = fetch(running.url, [3, 1], verify=trusted)
         np.testing.assert_array_equal(found, MODEL["w"][[3, 1]])
         with pytest.raises(httpx.TransportError):
-            httpx.get(running.url.replace("https", "http") + "/healthz")
+            get(running.url.replace("https", "http") + "/healthz")
         with pytest.raises(httpx.ConnectError):
-            httpx.get(running.url + "/healthz")  # an authority that nobody trusts
+            get(running.url + "/healthz")  # an authority that nobody trusts
         old = ssl.create_default_context(cafile=certificates / "ca.pem")
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             old.maximum_version = ssl.TLSVersion.TLSv1_1
         with pytest.raises(httpx.ConnectError):
-            httpx.get(running.url + "/healthz", verify=old)
+            get(running.url + "/healthz", verify=old)
 
 
 def test_mutual_tls_lets_in_only_known_clients(published, certificates):
@@ -98,8 +100,8 @@ def test_mutual_tls_lets_in_only_known_clients(published, certificates):
         nobody = ssl.create_default_context(cafile=certificates / "ca.pem")
         for context in (foreign, nobody):
             with pytest.raises(httpx.TransportError):
-                httpx.get(running.url + "/healthz", verify=context)
-        assert httpx.get(running.url + "/healthz", verify=known).status_code == 200
+                get(running.url + "/healthz", verify=context)
+        assert get(running.url + "/healthz", verify=known).status_code == 200
 
 
 # Where to listen
@@ -156,15 +158,15 @@ def test_the_service_answers_what_is_under_way_before_it_ends():
     answers = []
     context = serving(app_with(slow))
     url = context.__enter__()
-    client = threading.Thread(target=lambda: answers.append(httpx.get(url + "/slow", timeout=20)))
+    client = threading.Thread(target=lambda: answers.append(get(url + "/slow")))
     client.start()
-    assert begun.wait(10)
+    assert begun.wait(LONG)
     ending = threading.Thread(target=lambda: context.__exit__(None, None, None))
     ending.start()
     wait_for(lambda: not _accepts(url))
     go.set()
     for thread in (client, ending):
-        thread.join(20)
+        thread.join(LONG)
     assert answers[0].json() == {"late": True}
 
 
@@ -182,7 +184,7 @@ def _accepts(url):
 def test_a_signal_ends_the_service_with_success(published, sent, workers):
     with service(published, "--workers", workers) as running:
         body = wire.encode_query([wire.Ask(1, np.arange(WORDS))])
-        current = httpx.get(running.url + "/v1/rounds/current").json()["round"]
+        current = get(running.url + "/v1/rounds/current").json()["round"]
         with connect(running.url) as connection:
             head = f"POST /v1/rounds/{current}/slices HTTP/1.1\r\nhost: x\r\n"
             head += f"content-length: {len(body)}\r\ncontent-type: application/octet-stream\r\n\r\n"
@@ -192,7 +194,7 @@ def test_a_signal_ends_the_service_with_success(published, sent, workers):
             wait_for(lambda: not _accepts(running.url))
             connection.sendall(body[-1:])
             assert read_to_end(connection).endswith(MODEL["w"].tobytes())
-        assert running.process.wait(20) == 0
+        assert running.process.wait(LONG) == 0
         assert running.process.stderr.read() == ""
 
 

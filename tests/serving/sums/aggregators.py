@@ -1,6 +1,5 @@
 """Two aggregators on loopback, their tokens, and devices that send shares to them."""
 
-import socket
 import time
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
@@ -23,6 +22,7 @@ from keyhole.serving.sums.routes import Keyrings
 from keyhole.serving.sums.settings import AggregatorSettings
 from keyhole.serving.sums.sum_client import SumClient
 from keyhole.serving.sums.sum_files import SumFiles
+from tests.serving.sockets import held_port
 
 COHORT = [f"device-{i}" for i in range(6)]
 
@@ -62,12 +62,6 @@ def round_name(name=b"a", number=0):
     return f"{number}-{sha256(name).hexdigest()[:16]}"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Pair:
     """Two aggregators that can be stopped and started; their files stay."""
 
@@ -75,7 +69,8 @@ class Pair:
 
     def __init__(self, directory, **settings):
         self.directory, self.settings = directory, settings
-        self.ports = free_port(), free_port()
+        self._held = ExitStack()
+        self.ports = [self._held.enter_context(held_port()) for _ in range(2)]
         self.peer_key = keyring()
         self.keys = [Keyrings(keyring(), keyring(), self.peer_key) for _ in range(2)]
         self.apps, self._stacks = [None, None], [None, None]
@@ -110,6 +105,9 @@ class Pair:
         if (party, name) not in self._lines:
             self._lines[party, name] = self.new_trainer(party, name)
         return self._lines[party, name]
+
+    def give_up_ports(self):
+        self._held.close()
 
     def close_lines(self):
         for line in self._lines.values():
@@ -157,7 +155,7 @@ class Pair:
         for party in (0, 1):
             self.trainer(party).add_up(round_id, taken)
 
-    def wait(self, round_id, phases=("ready", "failed"), seconds=20.0, parties=(0, 1)):
+    def wait(self, round_id, phases=("ready", "failed"), seconds=60.0, parties=(0, 1)):
         """Waits until all are in one of these phases; returns what they say."""
         until = time.monotonic() + seconds
         while True:
@@ -172,7 +170,7 @@ class Pair:
         return combine_shares(*shares)
 
 
-def eventually(holds, seconds=10.0):
+def eventually(holds, seconds=60.0):
     """Whether something comes to hold."""
     until = time.monotonic() + seconds
     while not holds():
@@ -200,6 +198,7 @@ def aggregators(directory, **settings):
         pair.close_lines()
         for party in (0, 1):
             pair.stop(party)
+        pair.give_up_ports()
 
 
 __all__ = [

@@ -1,6 +1,7 @@
 """A run whose devices send shares to two aggregators: a model of which clients touch few rows."""
 
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -67,10 +68,11 @@ def services(pair, **options):
     return SumServices(pair.trainer(0), pair.trainer(1), salt=SALT, **options)
 
 
-def served(service, pair, seconds=8.0, stop=None, **options):
+def served(service, pair, seconds=120.0, stop=None, clock=time.monotonic, **options):
+    """Rounds of devices; these answer long before the deadline, if they answer."""
     stop = stop or threading.Event()
     inbox = services(pair, stop=stop, **options)
-    return Served(service.publisher, inbox, poll=0.01, seconds=seconds, stop=stop)
+    return Served(service.publisher, inbox, poll=0.01, seconds=seconds, stop=stop, clock=clock)
 
 
 @contextmanager

@@ -20,12 +20,11 @@ from keyhole.serving.service.access import Keyring, new_key
 from keyhole.serving.sums.routes import Keyrings
 from keyhole.serving.sums.sum_client import SumClient
 from tests.helpers import ROOT
-from tests.serving.sockets import make_certificates
+from tests.serving.sockets import held_port, make_certificates
 from tests.serving.sums.aggregators import (
     COHORT,
     Pair,
     eventually,
-    free_port,
     plain_sum,
     round_name,
     terms_of,
@@ -87,7 +86,7 @@ class Processes(Pair):
         process, self.running[party] = self.running[party], None
         if process is not None:
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
             process.stderr.close()
 
 
@@ -102,6 +101,7 @@ def pair(tmp_path):
         made.close_lines()
         for party in (0, 1):
             made.kill(party)
+        made.give_up_ports()
 
 
 @pytest.mark.slow
@@ -178,6 +178,7 @@ def test_aggregators_speak_tls_to_each_other_devices_and_trainers(tmp_path):
     finally:
         for party in (0, 1):
             pair.kill(party)
+        pair.give_up_ports()
 
 
 def cohort_of(rounds):
@@ -196,7 +197,7 @@ def token(key, device):
 @pytest.mark.slow
 def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_path):
     """Slice service, trainer, devices and aggregators, all as an operator starts them."""
-    rounds, service_key, port = tmp_path / "rounds", key_file(tmp_path / "service.key"), free_port()
+    rounds, service_key = tmp_path / "rounds", key_file(tmp_path / "service.key")
     rounds.mkdir()
     task = ["--data", "synthetic", "--size", "words=300", "--size", "tags=8", "--client-lr", "1"]
     task += ["--cohort", "3", "--m", "20"]
@@ -206,6 +207,7 @@ def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_pa
         tokens[-1].write_text(token(pair.files[party][1], "trainer"))
     urls = ",".join(pair.urls)
     with ExitStack() as stack:
+        port = stack.enter_context(held_port())
 
         def launch(*args):
             log = stack.enter_context((tmp_path / f"log-{len(started)}").open("w"))

@@ -120,7 +120,8 @@ def test_with_too_few_devices_the_round_makes_no_step(both):
 def test_a_device_refuses_a_smaller_cohort_than_its_own_minimum(both, tmp_path):
     plan = make_plan()
     with devices(*both, policy=SumPolicy(least_clients=3)) as met:
-        kind = served(*both, seconds=1.5)
+        # The deadline comes once all have refused.
+        kind = served(*both, seconds=1.0, clock=lambda: 2.0 * (len(met) == 5))
         run = start_run(make_state(), make_clients(), plan, kind=kind)
         (record,) = run.rounds(1)
     assert all(isinstance(error, ViolationError) for error in met)

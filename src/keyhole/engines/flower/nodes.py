@@ -80,6 +80,7 @@ class Nodes:
     _known: dict[int, int | None] = field(default_factory=dict, repr=False)
     _asked: dict[str, int] = field(default_factory=dict, repr=False)  # message -> node
     _failed: dict[int, str] = field(default_factory=dict, repr=False)
+    _missing_since: float | None = None  # when nodes for those who are asked began to miss
 
     def __post_init__(self) -> None:
         if self.least < 1 or not self.seconds > 0:
@@ -90,27 +91,38 @@ class Nodes:
                 fix="choose other numbers",
             )
 
-    def for_round(self, asked: Sequence[int], may_miss: bool = False) -> dict[int, list[int]]:
+    def for_round(
+        self, asked: Sequence[int], may_miss: bool = False, is_idle: bool = True
+    ) -> dict[int, list[int]]:
         """Returns node -> its clients, once there are nodes enough; waits for them so long.
 
         Args:
             asked: clients of the round.
             may_miss: whether to return nothing, rather than wait, where no node that is there
-                stands for any of them.
+                stands for any of them: others will be asked for.
+            is_idle: whether nobody is at work meanwhile.
 
         Raises:
-            CohortError: too few nodes came, or none of them stands for a client of the round.
+            CohortError: too few nodes came, or none of them stands for a client of the round; nor,
+                where others are asked for, for any of those, while nobody was at work.
         """
-        until = self.clock() + self.seconds
+        began = self.clock()
+        since = self._missing_since if may_miss else None
+        until = (began if since is None else since) + self.seconds
         self._failed = {}  # whoever could not answer then may be able to now
         while True:
             here = self.look()
             found = assign(asked, here, self.silent)
-            if len(here) >= self.least and (found or may_miss):
+            is_enough = len(here) >= self.least
+            if is_enough and (found or (may_miss and not is_idle)):
+                self._missing_since = None
                 return found
             if self.clock() >= until:
                 raise self._too_few(here, asked)
             self.sleep(self.poll)
+            if is_enough and may_miss:
+                self._missing_since = began if since is None else since
+                return {}
 
     def look(self) -> dict[int, int | None]:
         """Nodes that are online and have said whom they stand for; asks those that are new."""

@@ -104,17 +104,16 @@ class FlowerSummons:
             t: its number.
             asked: the clients.
             seconds: until it closes at the latest; messages are good for as long.
-            may_miss: whether others are called next if no node stands for these; as long as
-                somebody is at work, they are not waited for.
+            may_miss: whether others are called next if no node stands for these.
 
         Raises:
-            CohortError: too few nodes, or none that stands for these, for as long as they are
-                waited for.
+            CohortError: too few nodes, or none that stands for anybody who is called, for as long
+                as they are waited for.
         """
         if self._sent:
             self._look(self.clock())
         self._round = round_id
-        shares = self.nodes.for_round(asked, may_miss and bool(self._sent))
+        shares = self.nodes.for_round(asked, may_miss, is_idle=not self._sent)
         ttl = min(seconds, float(DEFAULT_TTL)) if isfinite(seconds) else float(DEFAULT_TTL)
         for node, clients in shares.items():
             content = write(self._call_of(round_id, t, clients, ttl))

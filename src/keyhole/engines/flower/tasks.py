@@ -9,6 +9,7 @@ sizes.neurons = 100                     sizes.*, keys.* and keys-per-client.* (0
 keys.neuron = "independent"
 keys-per-client.neuron = 50
 shared-keys, over, negatives, sampling  as `Arm` has them
+concurrency = 20                        asynchronous rounds; most-staleness as `Arm` has it
 aggregation = "secure-sparse"           with two aggregators; value-clip and ring-bits of their sums
 privacy.noise = 1.0                     privacy.*: noise that they add, as `Privacy` has it
 """
@@ -53,6 +54,8 @@ _FURTHER = (
     "ring_bits",
     "is_signed",
     "sampling",
+    "concurrency",
+    "most_staleness",
     "seed",
 )
 _TABLES = ("settings", "sizes", "keys", "keys-per-client", "privacy")
@@ -69,7 +72,8 @@ def arm_config(arm: Arm) -> dict[str, Any]:
     settings = {f.name: getattr(arm.settings, f.name) or 0 for f in fields(Settings)}
     counts = {space: 0 if m is None else m for space, m in arm.keys_per_client.items()}
     told: dict[str, Any] = {"task": arm.task}
-    told |= {name.replace("_", "-"): getattr(arm, name) for name in _FURTHER}
+    further = {name.replace("_", "-"): getattr(arm, name) for name in _FURTHER}
+    told |= {name: value for name, value in further.items() if value is not None}
     privacy = {name: value for name, value in (arm.privacy or {}).items() if value is not None}
     tables = (settings, arm.sizes, arm.keys, counts, privacy)
     for table, values in zip(_TABLES, tables, strict=True):

@@ -12,6 +12,7 @@ import fcntl
 import sys
 import termios
 from http import HTTPStatus
+from itertools import count
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -89,7 +90,7 @@ class Connection(asyncio.Protocol):
         """Whether the client takes longer than it may, for a head or for an answer.
 
         Args:
-            now: seconds of the loop.
+            now: seconds of `watch`.
         """
         unsent, cycle = self._unsent(), self._inner.cycle
         if unsent:
@@ -175,11 +176,12 @@ class Connections:
 
     async def watch(self) -> None:
         """Looks at all connections, again and again."""
-        loop = asyncio.get_running_loop()
-        shortest = min(self.limits.head_seconds, self.limits.send_seconds)
-        while True:
-            await asyncio.sleep(min(1.0, shortest / 4))
-            now = loop.time()
+        step = min(1.0, self.limits.head_seconds / 4, self.limits.send_seconds / 4)
+        # Time is counted in looks: what clients sent while the service itself stood still has not
+        # been read yet, and a clock would blame them for it.
+        for look in count(1):
+            await asyncio.sleep(step)
+            now = look * step
             for slow in [each for each in self.all if each.is_slow(now)]:
                 self.metrics.add("cut_off")
                 slow.cut_off()

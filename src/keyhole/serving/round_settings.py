@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from keyhole.training.plan import Plan
 
-__all__ = ["run_settings"]
+__all__ = ["round_settings"]
 
 
-def run_settings(t: int, plan: Plan) -> dict[str, object]:
+def round_settings(t: int, plan: Plan) -> dict[str, object]:
     """The settings of round t, with which devices choose and train as clients in process do;
     `RunSettings` of `device/population.py` reads them."""
     return {

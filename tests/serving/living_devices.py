@@ -1,0 +1,33 @@
+"""Devices of the toy population that live beside a test, each in a thread."""
+
+import threading
+from contextlib import ExitStack, contextmanager
+
+from keyhole.serving.device.participation import keep_taking_part
+from keyhole.serving.device.population import PopulationClient
+from keyhole.serving.device.retrying import Clock
+from keyhole.serving.inbox import device_name
+from tests.training import toy
+
+EVERYONE = range(len(toy.EXAMPLES))
+
+
+@contextmanager
+def devices(service, clients=EVERYONE):
+    """Devices that take part until the block ends, each in a thread."""
+    stop = threading.Event()
+
+    def live(client):
+        one = PopulationClient(client, lambda settings: toy.make_clients())
+        clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
+        with service.device(name=device_name(client), stop=stop, clock=clock) as device:
+            keep_taking_part(device, one.participant())
+
+    threads = [threading.Thread(target=live, args=(client,)) for client in clients]
+    with ExitStack() as stack:
+        for thread in threads:
+            stack.callback(thread.join)
+        stack.callback(stop.set)
+        for thread in threads:
+            thread.start()
+        yield
