@@ -10,6 +10,7 @@ import pytest
 
 from keyhole.tasks.named import TASKS
 from keyhole.tasks.sweeps import SWEEPS
+from keyhole.training.record import read_records
 from tests.cli.conftest import COMMAND
 from tests.helpers import ROOT
 
@@ -54,6 +55,16 @@ def test_a_run_says_who_learned_what(keyhole, few_writers, tmp_path):
     }
 
 
+def test_asynchronous_rounds_are_asked_for_by_how_many_are_at_work(keyhole, few_writers, tmp_path):
+    options = ("--data", few_writers, "--m", 8, "--out", tmp_path, "--rounds", 4)
+    done = keyhole("train", "emnist_2nn", *TINY[:-2], *options, "--concurrency", 6)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*-async6/trial-0/records.jsonl")
+    records = read_records(path)
+    assert [len(record.staleness) for record in records] == [3] * 4
+    assert max(age for record in records for age in record.staleness) > 0
+
+
 def test_train_shows_a_table(keyhole, few_writers, tmp_path):
     done = keyhole(
         "train",
@@ -92,6 +103,16 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
         (["train", "so_tag"], "a dataset of posts"),
         (["train", "emnist_2nn", "--m", "100", "--delivery", "pir"], "more than the whole model"),
         (["train", "emnist_2nn", "--delivery", "pir", "--devices", "d"], "choose their own"),
+        (["train", "emnist_2nn", "--most-staleness", "2"], "goes with --concurrency"),
+        (["train", "emnist_2nn", "--concurrency", "99999"], "more clients than there are"),
+        (
+            ["train", "emnist_2nn", "--concurrency", "2", "--sampling", "poisson"],
+            "one after the other: got poisson sampling",
+        ),
+        (
+            ["train", "emnist_2nn", "--concurrency", "2", "--aggregation", "secure-dense"],
+            "in the clear, without noise",
+        ),
         (["train", "emnist_2nn", "--data", "no/such/file.npz"], "no/such/file.npz"),
         (["sweep", "no-such-figure"], "no such sweep: got no-such-figure"),
         (["sweep", "emnist-2nn", "--scale", "huge"], "'huge' is not one of"),

@@ -150,6 +150,19 @@ def test_one_command_makes_secure_rounds_with_noise(tmp_path):
     assert list((folder / "flower" / "rounds" / "updates").glob("*/*")) == []
 
 
+@pytest.mark.slow
+def test_one_command_makes_asynchronous_rounds(tmp_path):
+    with Command(tmp_path, "--concurrency", "4") as command:
+        process = command.start()
+        code, printed = command.finish(process)
+        assert code == 0, printed
+        assert command.is_gone()
+    (folder,) = (tmp_path / "on-flower").iterdir()
+    assert folder.name.endswith("-async4")
+    records = read_records(folder / "trial-0" / "records.jsonl")
+    assert [(record.closed, len(record.staleness)) for record in records] == [("goal", 2)] * 2
+
+
 def test_a_process_that_looks_beyond_this_machine_is_noted(tmp_path):
     code = "import socket; s = socket.socket(); s.settimeout(0.01); s.connect_ex(('192.0.2.1', 9))"
     env = {**os.environ, **variables(tmp_path)}
