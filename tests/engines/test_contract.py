@@ -30,6 +30,7 @@ LOSSES = {"size": 90, "over_selection": 1.3, "lost_before": 0.05, "lost_after": 
 PLANS = {
     "plain": {},
     "one block": {"cohorts": {"size": 20}},
+    "whole blocks": {"cohorts": {"size": 128}},
     "dropouts and over-selection": {"cohorts": LOSSES},
     "over those who chose": {"over": "choosers"},
     "nobody is left": {"cohorts": {"size": 2, "lost_after": 0.9}},

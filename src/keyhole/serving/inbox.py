@@ -184,13 +184,22 @@ class SpoolInbox:
 def _sum_in_blocks(
     coming: Iterable[Visit], layout: Layout, visits: list[Visit]
 ) -> Iterator[BlockSum]:
-    """Adds up what was sent, block by block; puts the visits aside without their updates."""
+    """Adds up what was sent, block by block; puts the visits aside without their updates.
+
+    A block is of those who trained, as in process: a client whose update is refused has its place.
+    """
     held: list[Visit] = []
     for visit in coming:
         visits.append(replace(visit, update=None))
-        if visit.fate == "sent":
+        if visit.fate in ("sent", "refused"):
             held.append(visit)
         if len(held) == BLOCK:
-            yield sum_block(layout, [one.update for one in held], [one.keys for one in held])
+            yield _sum_sent(held, layout)
             held = []
-    yield sum_block(layout, [one.update for one in held], [one.keys for one in held])
+    if held:
+        yield _sum_sent(held, layout)
+
+
+def _sum_sent(visits: Sequence[Visit], layout: Layout) -> BlockSum:
+    sent = [visit for visit in visits if visit.fate == "sent"]
+    return sum_block(layout, [visit.update for visit in sent], [visit.keys for visit in sent])

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,10 +13,8 @@ import numpy as np
 import pytest
 
 from keyhole.engines.flower.processes import QUIET, Children
-from keyhole.errors import InputError
 from keyhole.training.loop import start_run
 from keyhole.training.record import read_records
-from keyhole.training.torch_update import TorchUpdate
 from tests.helpers import ROOT
 
 EXAMPLE = ROOT / "examples" / "flower"
@@ -66,19 +65,22 @@ def test_the_module_makes_the_update_that_numpy_makes(example):
             assert b[name].dtype == np.float32
 
 
-@needs_torch
-def test_a_module_of_another_shape_is_refused(example):
-    from flower_example import module
-
-    wrong = TorchUpdate(lambda slices: module.Ratings(3, 8), module.train)
-    with pytest.raises(InputError, match="does not fit"):
-        wrong(example.make_model(), None, np.random.default_rng(0))
-
-
-@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
-def test_without_torch_one_is_told_what_to_install():
-    with pytest.raises(InputError, match=r"keyhole\[torch\]"):
-        TorchUpdate(lambda slices: None, lambda module, data, generator: None)
+def test_devices_receive_the_package_and_nothing_of_the_run(tmp_path):
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__"))
+    (home,) = re.findall(r"FLWR_HOME=\$PWD/(\S+)", (EXAMPLE / "README.md").read_text())
+    kept = ["run/records.jsonl", "rounds/current.json", "rounds/rounds/0-a/cohort.json", "keys"]
+    for path in (*kept, home + "/app" * 12 + "/manifest.json"):  # deeper than Flower takes
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text("{}")
+    flwr = [str(Path(sys.executable).parent / "flwr"), "build", "--app", str(project)]
+    env = {**os.environ, **QUIET, "FLWR_HOME": str(project / home)}
+    subprocess.run(flwr, check=True, cwd=tmp_path, env=env, timeout=60)
+    (built,) = tmp_path.glob("*.fab")
+    with zipfile.ZipFile(built) as bundle:
+        names = {name for name in bundle.namelist() if not name.startswith(".info/")}
+    package = {f"flower_example/{path.name}" for path in EXAMPLE.glob("flower_example/*.py")}
+    assert names == package | {"pyproject.toml"}
 
 
 @pytest.mark.slow

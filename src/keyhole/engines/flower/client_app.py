@@ -27,6 +27,7 @@ from keyhole.errors import (
     DamageError,
     KeyholeError,
     MalformedError,
+    NotFiniteError,
     RequestError,
     ServiceError,
     StorageError,
@@ -41,7 +42,7 @@ ParticipantOf: TypeAlias = Callable[[int, Context], Participant]
 """`(client, context of the node) -> what that client does in a round`."""
 
 # Errors whose messages may be seen at a server: they carry counts, never a key.
-_TOLD = (RequestError, ServiceError, DamageError, StorageError)
+_TOLD = (RequestError, NotFiniteError, ServiceError, DamageError, StorageError)
 _LOG = logging.getLogger("flwr.keyhole")
 
 

@@ -1,0 +1,40 @@
+"""The contract of engines, on Flower: the plans of `tests/engines/test_contract.py` in which every
+client answers give the same bytes of state, and the same clients the same fate."""
+
+import pytest
+
+from keyhole.serving.device.population import PopulationClient
+from keyhole.training.loop import start_run
+from keyhole.training.record import decode_records
+from tests.engines import crowd
+from tests.engines.flower.test_same_bytes import grid_of, rounds_of
+from tests.engines.test_contract import PLANS, ROUNDS, plan_named, train_alone
+from tests.serving.small_service import small_service
+from tests.training import toy
+
+FATES = ("clients", "closed", "lost_before", "lost_after", "late", "refused", "staleness", "step")
+
+
+def answers(name):
+    """Whether a plan leaves it to devices who drops out, and sums in the clear."""
+    losses = {"lost_before", "lost_after"} & PLANS[name].get("cohorts", {}).keys()
+    return not losses and not {"aggregation", "buffering"} & PLANS[name].keys()
+
+
+def participant_of(client, context):
+    return PopulationClient(client, lambda _: crowd.make_clients()).participant()
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if answers(name)])
+def test_flower_changes_no_byte_of_the_state(tmp_path, name):
+    grid = grid_of(None, None, participant_of=participant_of)
+    with small_service(tmp_path) as service:
+        kind = rounds_of(grid, service)
+        run = start_run(toy.make_state(), crowd.make_clients(), plan_named(name), kind=kind)
+        records = list(run.rounds(ROUNDS))
+        grid.close()
+    state, expected = train_alone(name)
+    assert toy.model_bytes(run.state) == state
+    for record, other in zip(records, decode_records(expected), strict=True):
+        assert [getattr(record, f) for f in FATES] == [getattr(other, f) for f in FATES]
+    assert any(record.refused for record in records) or name == "one block"
