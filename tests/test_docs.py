@@ -24,10 +24,19 @@ def test_generated_pages_are_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def anchors_of(page):
+    """What GitHub makes of its headings: words in lower case, dashes between them."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    headings = re.findall(r"^#+ (.+)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_files_that_a_page_links_to_exist(page):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+def test_what_a_page_links_to_exists(page):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors_of(found), f"{target}#{anchor}"
 
 
 def test_every_file_of_the_paper_map_exists():
