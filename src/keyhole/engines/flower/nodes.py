@@ -80,7 +80,7 @@ class Nodes:
     _known: dict[int, int | None] = field(default_factory=dict, repr=False)
     _asked: dict[str, int] = field(default_factory=dict, repr=False)  # message -> node
     _failed: dict[int, str] = field(default_factory=dict, repr=False)
-    _missing_since: float | None = None  # when nodes for those who are asked began to miss
+    _idle_since: float | None = None  # since when no node stands for those who are asked for
 
     def __post_init__(self) -> None:
         if self.least < 1 or not self.seconds > 0:
@@ -91,38 +91,51 @@ class Nodes:
                 fix="choose other numbers",
             )
 
-    def for_round(
-        self, asked: Sequence[int], may_miss: bool = False, is_idle: bool = True
-    ) -> dict[int, list[int]]:
+    def for_round(self, asked: Sequence[int]) -> dict[int, list[int]]:
         """Returns node -> its clients, once there are nodes enough; waits for them so long.
+
+        Raises:
+            CohortError: too few nodes came, or none of them stands for a client of the round.
+        """
+
+        def is_enough(here: Mapping[int, int | None]) -> bool:
+            return len(here) >= self.least and bool(assign(asked, here, self.silent))
+
+        return assign(asked, self._wait(asked, is_enough), self.silent)
+
+    def for_some(self, asked: Sequence[int], is_idle: bool) -> dict[int, list[int]]:
+        """As `for_round`, but nothing where no node stands for any of these: others will be asked
+        for instead.
 
         Args:
             asked: clients of the round.
-            may_miss: whether to return nothing, rather than wait, where no node that is there
-                stands for any of them: others will be asked for.
-            is_idle: whether nobody is at work meanwhile.
+            is_idle: whether nobody is at work; then there is a pause before others are tried.
 
         Raises:
-            CohortError: too few nodes came, or none of them stands for a client of the round; nor,
-                where others are asked for, for any of those, while nobody was at work.
+            CohortError: too few nodes came; or none that stands for anybody who was asked for,
+                for so long, while nobody was at work.
         """
-        began = self.clock()
-        since = self._missing_since if may_miss else None
-        until = (began if since is None else since) + self.seconds
+        here = self._wait(asked, lambda here: len(here) >= self.least)
+        found, now = assign(asked, here, self.silent), self.clock()
+        if found or not is_idle:
+            self._idle_since = None
+            return found
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        if now >= self._idle_since + self.seconds:
+            raise self._too_few(here, asked)
+        self.sleep(self.poll)
+        return {}
+
+    def _wait(
+        self, asked: Sequence[int], is_enough: Callable[[Mapping[int, int | None]], bool]
+    ) -> dict[int, int | None]:
+        until = self.clock() + self.seconds
         self._failed = {}  # whoever could not answer then may be able to now
-        while True:
-            here = self.look()
-            found = assign(asked, here, self.silent)
-            is_enough = len(here) >= self.least
-            if is_enough and (found or (may_miss and not is_idle)):
-                self._missing_since = None
-                return found
+        while not is_enough(here := self.look()):
             if self.clock() >= until:
                 raise self._too_few(here, asked)
             self.sleep(self.poll)
-            if is_enough and may_miss:
-                self._missing_since = began if since is None else since
-                return {}
+        return here
 
     def look(self) -> dict[int, int | None]:
         """Nodes that are online and have said whom they stand for; asks those that are new."""

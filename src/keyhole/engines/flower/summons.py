@@ -113,7 +113,8 @@ class FlowerSummons:
         if self._sent:
             self._look(self.clock())
         self._round = round_id
-        shares = self.nodes.for_round(asked, may_miss, is_idle=not self._sent)
+        nodes, is_idle = self.nodes, not self._sent
+        shares = nodes.for_some(asked, is_idle) if may_miss else nodes.for_round(asked)
         ttl = min(seconds, float(DEFAULT_TTL)) if isfinite(seconds) else float(DEFAULT_TTL)
         for node, clients in shares.items():
             content = write(self._call_of(round_id, t, clients, ttl))
