@@ -212,22 +212,27 @@ def test_those_at_work_when_a_run_was_stopped_are_called_again_and_count_once(tm
     assert all(len(set(record.clients)) == len(record.clients) for record in records)
 
 
-def test_a_stop_while_waiting_loses_nothing(tmp_path):
+@pytest.mark.parametrize("is_resumed", [True, False], ids=["from disk", "in memory"])
+def test_a_stop_while_waiting_loses_nothing(tmp_path, is_resumed):
     plan, stop = plan_of(1, 2), threading.Event()
     with small_service(tmp_path / "rounds") as service, devices(service):
 
-        def stop_after_one(here, goal):
-            if here == 1:
+        seen = []
+
+        def stop_once(here, goal):
+            if here == 1 and not seen:
+                seen.append(here)
                 stop.set()
 
-        kind = served(service, stop=stop, on_arrival=stop_after_one)
+        kind = served(service, stop=stop, on_arrival=stop_once)
         run = start_run(toy.make_state(), toy.make_clients(), plan, tmp_path / "run", kind)
         with pytest.raises(KeyboardInterrupt):
             list(run.rounds(ROUNDS))
-        run.close()
-        run = resume_run(
-            toy.make_state(), toy.make_clients(), plan, tmp_path / "run", served(service)
-        )
+        if is_resumed:
+            run.close()
+            again = tmp_path / "run", served(service)
+            run = resume_run(toy.make_state(), toy.make_clients(), plan, *again)
+        stop.clear()
         list(run.rounds(ROUNDS))
         run.close()
     expected, _ = trained(plan)

@@ -138,9 +138,14 @@ class Streamed:
         machine = StreamMachine(self.buffering, state.steps, len(self._flights))
         one = _Round(t, machine, ClientStream(plan, self._drawn))
         told = self.inbox.open(t, (), state.layout, plan)
-        self._look(one)
-        if machine.closed is None:
-            self._work(one, state, {**round_settings(t, plan), **told})
+        before = self.dump()
+        try:
+            self._look(one)
+            if machine.closed is None:
+                self._work(one, state, {**round_settings(t, plan), **told})
+        except BaseException:  # the round is made again: whoever has ended must not be forgotten
+            self.load(before)
+            raise
         self._drawn = one.stream.drawn
         assert machine.closed is not None
         self.publisher.close_round(self._recent(state.steps + (machine.closed == "goal")))
@@ -160,7 +165,7 @@ class Streamed:
         until = self.clock() + self.seconds
         self._drawn = told["drawn"]
         self._flights = {c: _Flight(c, t, t, until) for c, t in told["flights"]}
-        self._again = list(self._flights)
+        self._again, self._told = list(self._flights), {}
         self._versions = {name: _Version(*version) for name, version in told["versions"].items()}
 
     def _work(self, one: _Round, state: ServerState, settings: Mapping[str, object]) -> None:
@@ -229,8 +234,10 @@ class Streamed:
         now = self.clock()
         arrived = {name: set(self.inbox.devices(name)) for name in self._versions}
         for flight in list(self._flights.values()):
+            if one.machine.closed is not None:
+                return
             end = self._end_of(flight, arrived, now)
-            if end is not None and one.machine.closed is None:
+            if end is not None:
                 del self._flights[flight.client]
                 self._told.pop(flight.client, None)
                 visit = nothing_of(flight.client, end.fate)
