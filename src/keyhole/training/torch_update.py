@@ -6,8 +6,10 @@ A leaf at the path "items/weight" is the tensor "items.weight" of the module's s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +21,8 @@ from keyhole.types import Tree
 
 __all__ = ["TorchUpdate"]
 
+_SEEDED = Lock()  # the generator that dropout draws from is one for the whole process
+
 
 @dataclass(frozen=True)
 class TorchUpdate:
@@ -27,8 +31,9 @@ class TorchUpdate:
     Args:
         make: `slices -> module` with tensors of their names and shapes: a sub-model, with as many
             rows as the client has keys.
-        train: `(module, data, torch.Generator) -> None`: trains in place. All randomness comes from
-            the generator, which is seeded from the client's place in the run.
+        train: `(module, data, torch.Generator) -> None`: trains in place. The generator is seeded
+            from the client's place in the run, and so is PyTorch's own on the CPU, which layers
+            such as dropout draw from: clients of one process train one after another.
 
     Raises:
         InputError: PyTorch is not installed.
@@ -48,28 +53,43 @@ class TorchUpdate:
         """
         torch = _torch()
         start = tree.flatten(slices)
-        module = self.make(slices)
-        _check(start, module.state_dict())
         tensors = {_name(path): torch.from_numpy(np.array(leaf)) for path, leaf in start.items()}
-        module.load_state_dict(tensors)
-        generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        self.train(module, data, generator)
+        seed, own_seed = (int(seed) for seed in rng.integers(2**63, size=2))
+        with _seeded(torch, own_seed):
+            module = self.make(slices)
+            _check(tensors, module.state_dict())
+            module.load_state_dict(tensors)
+            self.train(module, data, torch.Generator().manual_seed(seed))
         end = module.state_dict()
+        _check(tensors, end)
         update = {
-            path: leaf - end[_name(path)].detach().cpu().numpy().astype(leaf.dtype, copy=False)
+            path: np.asarray(leaf - _array(end[_name(path)], tensors[_name(path)].dtype))
             for path, leaf in start.items()
         }
         return tree.unflatten(slices, update)
+
+
+@contextmanager
+def _seeded(torch: Any, seed: int) -> Iterator[None]:
+    """PyTorch's own generator starts from `seed`, and is afterwards where it was."""
+    with _SEEDED, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _array(tensor: Any, dtype: Any) -> Any:
+    """A tensor as NumPy, which knows no bfloat16, in the dtype of the slices."""
+    return tensor.detach().to("cpu", dtype).numpy()
 
 
 def _name(path: str) -> str:
     return path.replace("/", ".")
 
 
-def _check(start: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def _check(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Every tensor of the module is a leaf of the slices, of the same shape, and the reverse."""
-    wanted = {_name(path): tuple(np.shape(leaf)) for path, leaf in start.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    wanted = {name: tuple(np.shape(tensor)) for name, tensor in wanted.items()}
+    found = {name: tuple(np.shape(value)) for name, value in found.items()}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise ShapeError(
