@@ -19,7 +19,7 @@ def test_generated_pages_are_current():
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -73,7 +73,7 @@ def run_code_of(page, directory):
         capture_output=True,
         text=True,
         cwd=directory,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

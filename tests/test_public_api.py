@@ -68,7 +68,7 @@ def test_exports_are_documented(package):
 
 def run(code):
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     return done.stdout.strip()
 

@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -99,12 +99,19 @@ def test_the_demo_shows_a_table_and_says_where_files_are(keyhole, tmp_path):
     assert (tmp_path / "here" / "demo.png").is_file()
 
 
-def test_ctrl_c_ends_with_one_line_and_130():
+def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
     command = [sys.executable, "-c", "from keyhole.cli.main import main; main()", "demo"]
     process = subprocess.Popen(
-        [*command, "--rounds", "10000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--rounds", "10000", "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": "100"},  # as on a terminal: with bars
     )
-    time.sleep(4)
+    seen = ""
+    while not re.search(r"[1-9]/10000", seen):  # until a round is done
+        seen += (more := process.stderr.read(1))
+        assert more, seen
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130

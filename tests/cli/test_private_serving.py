@@ -55,10 +55,10 @@ def test_two_programs_answer_one_device_each_with_half_a_question(tmp_path):
             found = PirFetch(other)(device, published.id, {"row": [5, 0]})
             assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
             path = f"{first.url}/v1/rounds/{published.id}/tables/0/pir"
-            terms = httpx.get(f"{path}/two-server")
+            terms = httpx.get(f"{path}/two-server", timeout=60)
             assert Terms.decode(terms.content).most_keys == 3
             assert terms.headers["keyhole-server"] == "0"
-            assert httpx.get(f"{path}/one-server").status_code == 404
+            assert httpx.get(f"{path}/one-server", timeout=60).status_code == 404
 
 
 @pytest.mark.parametrize(

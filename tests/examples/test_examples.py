@@ -14,7 +14,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 @cache
 def run(path):
     return subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, path], capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -17,6 +17,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def time(self):
         return self._clock.now
 
+    def stand_still(self, seconds):
+        """As if the process had been stopped meanwhile."""
+        self._clock.now += seconds
+
 
 class _Clock(selectors.DefaultSelector):
     now = 0.0

@@ -174,7 +174,7 @@ def test_a_cluster_that_is_not_there_is_named_at_once(address, kind, said, monke
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(kind, match=said):
-        in_time(lambda: RayEngine(crowd.make_clients, address=address), 15)
+        in_time(lambda: RayEngine(crowd.make_clients, address=address), 60)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
@@ -196,8 +196,8 @@ def test_a_port_that_answers_and_is_not_ray_is_named_in_time(answer, monkeypatch
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         with pytest.raises(WorkerError, match=f"Ray does not answer: got {address}"):
-            in_time(lambda: RayEngine(crowd.make_clients, address=address), 10)
-        thread.join(10)
+            in_time(lambda: RayEngine(crowd.make_clients, address=address), 60)
+        thread.join(60)
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def start_program():
 
 
 def end_of(program, channel):
-    out, err = program.communicate(timeout=10)
+    out, err = program.communicate(timeout=60)
     channel.close()
     return program.returncode, out, err
 

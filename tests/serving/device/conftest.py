@@ -2,6 +2,7 @@
 
 import pytest
 
+from keyhole.serving.device import paced_socket
 from tests.serving.fault_proxy import FaultProxy
 from tests.serving.small_service import small_service
 
@@ -30,3 +31,21 @@ def proxied(service, proxy):
     proxy.arm()
     with service.device(f"http://127.0.0.1:{proxy.port}") as made:
         yield made
+
+
+class ByHand:
+    """A clock that goes as a test moves it, and `step` seconds with every look."""
+
+    now = step = 0.0
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    """The clock of paced sockets, so that tests of their limits hold on any machine."""
+    clock = ByHand()
+    monkeypatch.setattr(paced_socket, "time", clock)
+    return clock

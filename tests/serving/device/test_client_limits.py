@@ -8,29 +8,11 @@ from itertools import count
 import pytest
 
 from keyhole.errors import ServiceError
-from keyhole.serving.device import paced_socket
 from keyhole.serving.device.client import Client
 from keyhole.serving.device.paced_socket import Timeouts
 from keyhole.serving.device.retrying import Clock, Retry
 from tests.serving.clients import BODY, client_of, get, rest, send
 from tests.serving.scripted import answer, scripted
-
-
-class ByHand:
-    """A clock that goes as a test moves it."""
-
-    now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
-@pytest.fixture
-def by_hand(monkeypatch):
-    """The clock of paced sockets."""
-    clock = ByHand()
-    monkeypatch.setattr(paced_socket, "time", clock)
-    return clock
 
 
 def test_a_silent_service_is_given_up_in_time_and_asked_again(by_hand):

@@ -7,28 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from keyhole.serving.device import paced_socket
 from keyhole.serving.device.paced_socket import PacedSocket, Timeouts
 
 BODY = bytes(2_000_000)
-
-
-class ByHand:
-    """A clock that goes as a test moves it."""
-
-    now = step = 0.0
-
-    def monotonic(self):
-        self.now += self.step
-        return self.now
-
-
-@pytest.fixture
-def by_hand(monkeypatch):
-    """The clock of paced sockets."""
-    clock = ByHand()
-    monkeypatch.setattr(paced_socket, "time", clock)
-    return clock
 
 
 @contextmanager

@@ -230,7 +230,7 @@ def _passes(service):
 
 
 async def wait_for(condition):
-    for _ in range(1000):
+    for _ in range(12_000):  # a minute or more
         if condition():
             return
         await asyncio.sleep(0.005)

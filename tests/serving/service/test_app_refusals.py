@@ -171,10 +171,7 @@ def test_a_slow_body_has_more_time_the_more_of_it_has_come():
             yield body[at : at + 8]
             await asyncio.sleep(pause)
 
-    for pause, status in (
-        (3.9, 200),
-        (4.5, 408),
-    ):  # 8 bytes may take 4 seconds, and 1 more at first
+    for pause, status in ((3.9, 200), (4.5, 408)):  # 8 bytes may take 4 s, and the first 1 s more
         answer = service.ask("POST", SLICES, JumpingLoop, content=steady(pause), headers=BINARY)
         assert answer.status_code == status
 

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from keyhole.serving import wire
+from keyhole.serving.service.connections import Connections
 from keyhole.serving.service.limits import Limits
+from keyhole.serving.service.metrics import Metrics
 from keyhole.serving.service.routes import Response
 from keyhole.serving.service.transport import Listen, serving
 from tests.serving.in_process import Service
+from tests.serving.jumping_loop import JumpingLoop
 from tests.serving.sockets import (
     LONG,
     app_with,
@@ -116,6 +119,29 @@ def test_a_client_that_keeps_up_does_not_keep_the_others_waiting():
         assert len(turns) > 90
 
     asyncio.run(story())
+
+
+def test_clients_are_not_blamed_while_the_service_itself_stands_still():
+    """What they sent meanwhile waits to be read: they have a few looks more."""
+    looks = []
+
+    class Client:
+        def is_slow(self, now):
+            looks.append(now)
+
+    async def story():
+        loop = asyncio.get_running_loop()
+        connections = Connections(Limits(head_seconds=1.0), Metrics(), most=1)
+        connections.all.add(Client())
+        watching = loop.create_task(connections.watch())
+        await asyncio.sleep(0.6)
+        loop.stand_still(100.0)
+        await asyncio.sleep(0.6)
+        watching.cancel()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(story())
+    assert looks == [0.25, 0.5, 0.75, 1.0, 1.25]
 
 
 def test_what_everyone_receives_counts_as_memory_too():

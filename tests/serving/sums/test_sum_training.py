@@ -1,6 +1,7 @@
 """Training with two aggregators: the bytes of a run in process, whatever stops on the way."""
 
 import threading
+from itertools import count
 
 import numpy as np
 import pytest
@@ -120,8 +121,8 @@ def test_with_too_few_devices_the_round_makes_no_step(both):
 def test_a_device_refuses_a_smaller_cohort_than_its_own_minimum(both, tmp_path):
     plan = make_plan()
     with devices(*both, policy=SumPolicy(least_clients=3)) as met:
-        # The deadline comes once all have refused.
-        kind = served(*both, seconds=1.0, clock=lambda: 2.0 * (len(met) == 5))
+        looks = count()  # the clock runs once all have refused, a second with every look
+        kind = served(*both, seconds=1.5, clock=lambda: float(next(looks) * (len(met) >= 5)))
         run = start_run(make_state(), make_clients(), plan, kind=kind)
         (record,) = run.rounds(1)
     assert all(isinstance(error, ViolationError) for error in met)
