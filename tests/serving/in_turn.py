@@ -17,16 +17,17 @@ class InTurn:
 
     def __init__(self, service, plan):
         self._service, self._plan = service, plan
-        self._now, self._at_work, self._order = 0.0, [], 0
-        self._refused = []
+        self._now, self._at_work, self._refused = 0.0, [], []
+        self.called = []
         self.trailing = set()  # how many rounds trailed when an update was sent
 
     def call(self, round_id, t, asked, seconds, *, may_miss):
         for client in asked:
             rng = generator(self._plan.seed, self._plan.trial, Place.DURATION, t, client)
             finish = self._now + self._plan.buffering.duration(rng)
-            heapq.heappush(self._at_work, (finish, self._order, self._fetch(client, round_id, t)))
-            self._order += 1
+            work = self._fetch(client, round_id, t)
+            heapq.heappush(self._at_work, (finish, len(self.called), work, client))
+            self.called.append(client)
 
     def news(self, now):
         self._now = self._at_work[0][0]

@@ -134,8 +134,8 @@ class Watched:
         self.cohorts[max(self.cohorts)].append(cohort)
         self._publisher.invite(cohort)
 
-    def close_round(self, trailing):
-        self._publisher.close_round(trailing)
+    def __getattr__(self, name):
+        return getattr(self._publisher, name)
 
 
 def watched_run(tmp_path, plan, rounds=ROUNDS):
@@ -216,7 +216,6 @@ def test_those_at_work_when_a_run_was_stopped_are_called_again_and_count_once(tm
 def test_a_stop_while_waiting_loses_nothing(tmp_path, is_resumed):
     plan, stop = plan_of(1, 2), threading.Event()
     with small_service(tmp_path / "rounds") as service, devices(service):
-
         seen = []
 
         def stop_once(here, goal):

@@ -56,14 +56,14 @@ _ROUNDS = (
         type=click.FloatRange(1, 10),
         default=1.3,
         show_default=True,
-        help="Call so many times more clients than a round waits for.",
+        help="Call so many times more clients than a synchronous round waits for.",
     ),
     click.option(
         "--least-updates",
         type=click.IntRange(1),
         default=1,
         show_default=True,
-        help="With fewer, a round makes no step.",
+        help="With fewer, a synchronous round makes no step.",
     ),
     click.option(
         "--node-seconds",

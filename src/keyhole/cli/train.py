@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["read_arm", "train"]
 
 FIXED = "fixed"
+_DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it would keep its place
 SETTINGS = (
     "rounds",
     "cohort",
@@ -130,8 +131,8 @@ SETTINGS = (
 @click.option(
     "--round-seconds",
     type=click.FloatRange(0, min_open=True),
-    help="With --devices: close a round after so many seconds with what has arrived; of "
-    "asynchronous ones, wait so long for a device.",
+    help="With --devices: close a round after so many seconds with what has arrived. With "
+    "--concurrency: wait so long for a device, 600 seconds unless told.",
 )
 @trainer_sum_options
 @seed_option
@@ -235,7 +236,8 @@ def _rounds(
         def make(stop: threading.Event) -> Rounds:
             spool = SpoolInbox(UpdateSpool(directory / "updates"))
             inbox = sum_services(options, run, stop) if options["aggregators"] else spool
-            return Served(publisher, inbox, seconds=seconds or inf, stop=stop)
+            usual = inf if options["concurrency"] is None else _DEVICE_SECONDS
+            return Served(publisher, inbox, seconds=seconds or usual, stop=stop)
 
         yield make
 

@@ -67,6 +67,7 @@ class Served:
     clock: Callable[[], float] = time.monotonic
     _streamed: Streamed | None = field(default=None, repr=False)
     _under_way: bytes = field(default=b"", repr=False)
+    _goes_on: bool = field(default=False, repr=False)
 
     def next(
         self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
@@ -84,7 +85,7 @@ class Served:
             As `run_round` does.
         """
         if plan.buffering is not None:
-            return self._stream(plan.buffering).next(t, state, plan)
+            return self._stream(t, plan.buffering).next(t, state, plan)
         check_budget(t, state, plan)
         asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
         told = self.inbox.open(t, asked, state.layout, plan)
@@ -93,6 +94,7 @@ class Served:
             number=t,
             coding=self.coding,
             cohort=[device_name(client) for client in asked],
+            may_go_back=self.goes_on(),
             settings={**round_settings(t, plan), **told},
         )
         self.inbox.begin(published.id)
@@ -118,33 +120,28 @@ class Served:
 
     def load(self, data: bytes, layout: Layout) -> None:
         """Goes on from what `dump` returned."""
-        self._streamed, self._under_way = None, data
+        self._streamed, self._under_way, self._goes_on = None, data, True
 
-    def _stream(self, buffering: Buffering) -> Streamed:
+    def goes_on(self) -> bool:
+        """Whether the next round is the first of a run that was stopped: rounds that came to
+        nothing are not stored, so newer ones may be published already. True once."""
+        goes_on, self._goes_on = self._goes_on, False
+        return goes_on
+
+    def _stream(self, t: int, buffering: Buffering) -> Streamed:
         """What makes the rounds of an asynchronous run, with what was under way when it stopped."""
-        if self._streamed is None:
-            if not isinstance(self.inbox, SpoolInbox):
-                raise InputError(
-                    "asynchronous rounds are added up in the clear",
-                    got="updates that go elsewhere",
-                    allowed="updates that go to the service",
-                    fix="use synchronous rounds, or no aggregators",
-                )
-            self._streamed = Streamed(
-                buffering,
-                self.publisher,
-                self.inbox,
-                self.summons,
-                seconds=self.seconds,
-                coding=self.coding,
-                fetched=self.fetched,
-                poll=self.poll,
-                stop=self.stop,
-                on_arrival=self.on_arrival,
-                clock=self.clock,
+        if not isinstance(self.inbox, SpoolInbox):
+            raise InputError(
+                "asynchronous rounds are added up in the clear",
+                got="updates that go elsewhere",
+                allowed="updates that go to the service",
+                fix="use synchronous rounds, or no aggregators",
             )
-            if self._under_way:
-                self._streamed.load(self._under_way)
+        if self._streamed is None or t == 0:  # a run begins with nobody at work
+            self._streamed = Streamed(self, self.inbox, buffering)
+            under_way, self._under_way = self._under_way, b""
+            if under_way:
+                self._streamed.load(under_way)
         return self._streamed
 
     def _watch(self, machine: RoundMachine, round_id: str) -> None:

@@ -2,31 +2,28 @@
 
 Each round is published after a server step, for whoever is at work. A device fetches from the
 newest round and may send its update steps later: earlier rounds trail for as long, though only the
-slices of the newest two stay. What is under way is stored with the step, and updates are in files,
-so a trainer that is killed goes on.
+slices of the newest two stay. Who is at work is stored with the step, and updates are in files
+until the step that counts them is stored, so a trainer that is killed goes on.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import TYPE_CHECKING
 
 from keyhole.delivery.demand import Demand
-from keyhole.delivery.names import DeliveryName
 from keyhole.delivery.parties import PARTIES
-from keyhole.delivery.records import Coding
 from keyhole.delivery.ways import pregenerated_cost
+from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
-from keyhole.serving.files.publishing import Publisher
 from keyhole.serving.files.round_files import number_of
 from keyhole.serving.inbox import SpoolInbox, device_name, nothing_of
 from keyhole.serving.round_settings import round_settings
-from keyhole.serving.summons import Summons
 from keyhole.training.buffering import Buffering
 from keyhole.training.client_stream import ClientStream
 from keyhole.training.fate import Fate
@@ -36,7 +33,12 @@ from keyhole.training.round_machine import Dropped, Event, Refused
 from keyhole.training.stream_machine import Ended, Started, StreamMachine
 from keyhole.training.tally import Tally
 
+if TYPE_CHECKING:
+    from keyhole.serving.served import Served
+
 __all__ = ["Streamed"]
+
+_MOST_TRAILING = 256  # rounds; more only trail where round after round ends without a step
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class _Version:
 
 
 @dataclass(frozen=True)
-class _Flight:
+class _AtWork:
     """A device at work.
 
     Args:
@@ -61,7 +63,7 @@ class _Flight:
     client: int
     number: int
     called: int
-    until: float
+    until: float = inf
 
 
 @dataclass(frozen=True)
@@ -97,35 +99,20 @@ class Streamed:
     """Asynchronous rounds of a run whose clients are devices; each is one server step.
 
     Args:
-        buffering: how they go; how long a device takes is up to the device.
-        publisher: of the directory that the service serves.
+        served: where rounds are published and how devices are told; its `seconds` are those after
+            which a device that was told is no longer waited for.
         inbox: where updates arrive.
-        summons: how devices learn of a round.
-        seconds: after which a device that has begun is no longer waited for.
-        coding: of slices.
-        fetched: how devices were told to fetch them.
-        poll: seconds between two looks at the inbox.
-        stop: once set, waiting ends with KeyboardInterrupt; the round goes on when the run does.
-        on_arrival: called with the number of updates that count, and that are waited for.
-        clock: monotonic seconds.
+        buffering: how rounds go; how long a device takes is up to the device.
     """
 
-    buffering: Buffering
-    publisher: Publisher
+    served: Served
     inbox: SpoolInbox
-    summons: Summons
-    seconds: float
-    coding: Coding
-    fetched: DeliveryName
-    poll: float
-    stop: threading.Event
-    on_arrival: Callable[[int, int], None]
-    clock: Callable[[], float]
+    buffering: Buffering
     _drawn: int = 0
-    _flights: dict[int, _Flight] = field(default_factory=dict, repr=False)  # as they began
+    _at_work: dict[int, _AtWork] = field(default_factory=dict, repr=False)  # as they began
     _versions: dict[str, _Version] = field(default_factory=dict, repr=False)
-    _told: dict[int, _End] = field(default_factory=dict, repr=False)  # what the summons heard
-    _again: list[int] = field(default_factory=list, repr=False)  # at work when a run was stopped
+    _heard: dict[int, _End] = field(default_factory=dict, repr=False)  # from the summons
+    _again: list[int] = field(default_factory=list, repr=False)  # to be told once more
 
     def next(
         self, t: int, state: ServerState, plan: Plan
@@ -135,138 +122,170 @@ class Streamed:
         Updates that arrived after the last step count first. If they are enough for another, there
         is nothing to publish.
         """
-        machine = StreamMachine(self.buffering, state.steps, len(self._flights))
-        one = _Round(t, machine, ClientStream(plan, self._drawn))
-        told = self.inbox.open(t, (), state.layout, plan)
+        machine = StreamMachine(self.buffering, state.steps, len(self._at_work))
+        this = _Round(t, machine, ClientStream(plan, self._drawn))
+        settings = self.inbox.open(t, (), state.layout, plan)
         before = self.dump()
         try:
-            self._look(one)
+            if not self._again:  # else devices may be at work in this round already
+                self._look(this)
             if machine.closed is None:
-                self._work(one, state, {**round_settings(t, plan), **told})
+                self._work(this, state, {**round_settings(t, plan), **settings})
         except BaseException:  # the round is made again: whoever has ended must not be forgotten
             self.load(before)
             raise
-        self._drawn = one.stream.drawn
-        assert machine.closed is not None
-        self.publisher.close_round(self._recent(state.steps + (machine.closed == "goal")))
-        self._add_costs(one.tally, state.layout)
-        return one.tally.close(t, state.steps, machine.closed, state.layout, plan)
+        self._drawn = this.stream.drawn
+        why, steps = machine.closed, state.steps
+        assert why is not None
+        self._forget(steps + (why == "goal"))
+        self._add_costs(this.tally, state.layout)
+        return this.tally.close(t, steps, why, state.layout, self.buffering, plan.over)
 
     def dump(self) -> bytes:
         """Who is at work and on what, to be stored with a step; their updates are in files."""
-        flights = [[flight.client, flight.number] for flight in self._flights.values()]
+        at_work = [[each.client, each.number] for each in self._at_work.values()]
         versions = {name: [v.number, v.step] for name, v in self._versions.items()}
-        told = {"drawn": self._drawn, "flights": flights, "versions": versions}
-        return json.dumps(told).encode()
+        found = {"drawn": self._drawn, "at_work": at_work, "versions": versions}
+        return json.dumps(found).encode()
 
     def load(self, data: bytes) -> None:
-        """Goes on from what `dump` returned; devices are given their time anew."""
-        told = json.loads(data)
-        until = self.clock() + self.seconds
-        self._drawn = told["drawn"]
-        self._flights = {c: _Flight(c, t, t, until) for c, t in told["flights"]}
-        self._again, self._told = list(self._flights), {}
-        self._versions = {name: _Version(*version) for name, version in told["versions"].items()}
+        """Goes on from what `dump` returned: those at work are told again, and given their time
+        anew.
 
-    def _work(self, one: _Round, state: ServerState, settings: Mapping[str, object]) -> None:
+        Raises:
+            InputError: another kind of rounds returned it.
+        """
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise InputError(
+                "the run has clients at work in process",
+                got="devices",
+                allowed="clients in process",
+                fix="go on as it was started",
+            ) from error
+        self._drawn = found["drawn"]
+        self._at_work = {c: _AtWork(c, t, t) for c, t in found["at_work"]}
+        self._versions = {name: _Version(*version) for name, version in found["versions"].items()}
+        self._again, self._heard = list(self._at_work), {}
+
+    def _work(self, this: _Round, state: ServerState, settings: Mapping[str, object]) -> None:
         """Lets devices begin and end until a step is due."""
-        began = self._begin(one)
-        round_id = self._publish(one, state, settings)
-        machine = one.machine
+        served, machine = self.served, this.machine
+        began = self._begin(this)
+        round_id = self._publish(this, state, settings)
         try:
             while machine.closed is None:
-                if began:
-                    self.summons.call(round_id, one.t, began, self.seconds, may_miss=True)
-                for called_to, event in self.summons.news(self.clock()):
+                self._call(round_id, this.t, began)
+                for called_to, event in served.summons.news(served.clock()):
                     self._hear(called_to, event)
-                self._look(one)
-                self.on_arrival(machine.counted, self.buffering.goal)
-                if machine.closed is None and (began := self._begin(one)):
-                    self.publisher.invite(list(one.cohort))
-                elif machine.closed is None and self.stop.wait(self.poll):
+                self._look(this)
+                served.on_arrival(machine.counted, self.buffering.goal)
+                began = [] if machine.closed is not None else self._begin(this)
+                if began:
+                    served.publisher.invite(list(this.cohort))
+                is_waiting = machine.closed is None and not began
+                if served.stop.wait(served.poll if is_waiting else 0.0) and machine.closed is None:
                     raise KeyboardInterrupt
         finally:
-            self.summons.over()
+            served.summons.over()
 
-    def _begin(self, one: _Round) -> list[int]:
-        """Draws as many clients as should be at work; returns whom to call. Those of a run that
-        goes on are called again: whoever was to tell them may be gone."""
-        busy = one.tally.busy(self._flights)
-        began = one.stream.take(one.machine.fill().clients, busy)
-        until = self.clock() + self.seconds
-        self._flights |= {client: _Flight(client, one.t, one.t, until) for client in began}
-        one.machine.handle(Started(len(began)))
-        one.cohort.update(dict.fromkeys(map(device_name, self._flights)))
-        again, self._again = [c for c in self._again if c in self._flights], []
-        for client in again:
-            self._flights[client] = replace(self._flights[client], called=one.t)
+    def _begin(self, this: _Round) -> list[int]:
+        """Draws as many clients as should be at work; returns whom to call."""
+        busy = this.tally.busy(self._at_work)
+        began = this.stream.take(this.machine.fill().clients, busy)
+        self._at_work |= {client: _AtWork(client, this.t, this.t) for client in began}
+        this.machine.handle(Started(len(began)))
+        this.cohort.update(dict.fromkeys(map(device_name, self._at_work)))
+        again, self._again = [client for client in self._again if client in self._at_work], []
         return again + began
 
-    def _publish(self, one: _Round, state: ServerState, settings: Mapping[str, object]) -> str:
+    def _publish(self, this: _Round, state: ServerState, settings: Mapping[str, object]) -> str:
         """Publishes round t for everyone at work; returns its name."""
-        published = self.publisher.publish_state(
+        publisher, trailing = self.served.publisher, self._recent(state.steps)
+        # A device that was let in before the run was stopped stays so.
+        this.cohort.update(dict.fromkeys(publisher.cohort_of(this.t) or ()))
+        published = publisher.publish_state(
             state,
-            number=one.t,
-            coding=self.coding,
-            cohort=list(one.cohort),
-            trailing=self._recent(state.steps),
+            number=this.t,
+            coding=self.served.coding,
+            cohort=list(this.cohort),
+            trailing=trailing,
+            may_go_back=self.served.goes_on(),
             settings=settings,
         )
-        # Too old to be taken, but taken perhaps a moment before: these are looked at once more.
-        kept = self._recent(state.steps - 1)
-        self._versions = {name: self._versions[name] for name in kept}
-        self._versions[published.id] = _Version(one.t, state.steps)
-        self.inbox.begin(published.id, kept)
+        # Uploads of rounds that are stored as under way stay until another step is stored.
+        self.inbox.begin(published.id, list(self._versions))
+        self._versions[published.id] = _Version(this.t, state.steps)
         return published.id
+
+    def _call(self, round_id: str, t: int, began: Collection[int]) -> None:
+        """Tells devices of a round; from then on they are waited for so long."""
+        if not began:
+            return
+        served = self.served
+        served.summons.call(round_id, t, list(began), served.seconds, may_miss=True)
+        until = served.clock() + served.seconds
+        for client in began:
+            self._at_work[client] = replace(self._at_work[client], called=t, until=until)
+
+    def _forget(self, step: int) -> None:
+        """Says which rounds trail, after so many steps. Rounds that are too old for that stay for
+        another look: an update may have been taken a moment before."""
+        self.served.publisher.close_round(self._recent(step))
+        self._versions = {name: self._versions[name] for name in self._recent(step - 1)}
 
     def _recent(self, step: int) -> list[str]:
         """Rounds of which a device at work may send an update that counts after so many steps."""
-        first = min((flight.number for flight in self._flights.values()), default=inf)
-        return [
+        first = min((each.number for each in self._at_work.values()), default=inf)
+        recent = [
             name
             for name, version in self._versions.items()
             if version.number >= first and step - version.step <= self.buffering.most_staleness
         ]
+        return recent[-_MOST_TRAILING:]
 
-    def _look(self, one: _Round) -> None:
-        """Tells the machine who has ended, in the order in which they began, until a step is due:
-        the others end in the next round."""
-        now = self.clock()
+    def _look(self, this: _Round) -> None:
+        """Ends those who have ended, in the order in which they began, until a step is due: the
+        others end in the next round."""
+        now = self.served.clock()
         arrived = {name: set(self.inbox.devices(name)) for name in self._versions}
-        for flight in list(self._flights.values()):
-            if one.machine.closed is not None:
-                return
-            end = self._end_of(flight, arrived, now)
+        for each in list(self._at_work.values()):
+            end = self._end_of(each, arrived, now) if this.machine.closed is None else None
             if end is not None:
-                del self._flights[flight.client]
-                self._told.pop(flight.client, None)
-                visit = nothing_of(flight.client, end.fate)
-                if end.fate == "sent":
-                    visit = self.inbox.visit(end.round, flight.client, "sent", self.coding)
-                version = self._versions.get(end.round)
-                step = 0 if version is None else version.step
-                one.tally.end(visit, one.machine.handle(Ended(step, visit.fate == "sent")))
+                self._end(each.client, end, this)
+
+    def _end(self, client: int, end: _End, this: _Round) -> None:
+        del self._at_work[client]
+        self._heard.pop(client, None)
+        if end.fate != "sent":
+            this.tally.end(nothing_of(client, end.fate), this.machine.handle(Ended(0, False)))
+            return
+        visit = self.inbox.visit(end.round, client, "sent", self.served.coding)
+        ended = Ended(self._versions[end.round].step, visit.fate == "sent")
+        this.tally.end(visit, this.machine.handle(ended))
 
     def _hear(self, round_id: str, event: Event) -> None:
         """A device is said to be gone: the one at work, if it was called to that round."""
-        flight = self._flights.get(event.client) if isinstance(event, Dropped | Refused) else None
-        if flight is not None and number_of(round_id) == flight.called:
-            fate: Fate = "refused" if isinstance(event, Refused) else "lost_before"
-            self._told[flight.client] = _End(fate)
+        each = self._at_work.get(event.client) if isinstance(event, Dropped | Refused) else None
+        if each is not None and number_of(round_id) == each.called:
+            self._heard[each.client] = _End(
+                "refused" if isinstance(event, Refused) else "lost_before"
+            )
 
     def _end_of(
-        self, flight: _Flight, arrived: Mapping[str, Collection[str]], now: float
+        self, each: _AtWork, arrived: Mapping[str, Collection[str]], now: float
     ) -> _End | None:
         """What became of a device; None while it is at work."""
-        device = device_name(flight.client)
+        device = device_name(each.client)
         for name, version in self._versions.items():
-            if version.number >= flight.number and device in arrived[name]:
+            if version.number >= each.number and device in arrived[name]:
                 return _End("sent", name)
-        return self._told.get(flight.client, _End("lost_before") if now >= flight.until else None)
+        return self._heard.get(each.client, _End("lost_before") if now >= each.until else None)
 
     def _add_costs(self, tally: Tally, layout: Layout) -> None:
         """What devices that ended had fetched, and what went wrong among them."""
         demand: Demand = {visit.client: visit.keys for visit in tally.ended if visit.keys}
-        cost = pregenerated_cost(layout, demand, self.coding)
-        tally.costs.append(replace(cost, seen_by=PARTIES[self.fetched].seen_by))
-        tally.incidents += self.summons.incidents()
+        cost = pregenerated_cost(layout, demand, self.served.coding)
+        tally.costs.append(replace(cost, seen_by=PARTIES[self.served.fetched].seen_by))
+        tally.incidents += self.served.summons.incidents()

@@ -40,7 +40,7 @@ class Summons(Protocol):
         ...
 
     def over(self) -> None:
-        """The round has closed: whatever is under way for it is in vain."""
+        """The round has closed: whatever is under way for it is in vain, unless it trails."""
         ...
 
     def incidents(self) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import io
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from keyhole import tree
+from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.server.state import ServerState
 from keyhole.server.updates import RowUpdate
@@ -79,7 +81,8 @@ class Buffered:
                 has_sent = flight.visit.fate == "sent"
                 tally.end(flight.visit, machine.handle(Ended(flight.version, has_sent)))
         self._drawn = stream.drawn
-        return tally.close(t, state.steps, machine.closed, state.layout, plan)
+        why, steps = machine.closed, state.steps
+        return tally.close(t, steps, why, state.layout, self.buffering, plan.over)
 
     def dump(self) -> bytes:
         """What is under way, to be stored with a step."""
@@ -99,9 +102,20 @@ class Buffered:
         return buffer.getvalue()
 
     def load(self, data: bytes, layout: Layout) -> None:
-        """Goes on from what `dump` returned; nothing is under way if it returned nothing."""
+        """Goes on from what `dump` returned; nothing is under way if it returned nothing.
+
+        Raises:
+            InputError: another kind of rounds returned it.
+        """
         if not data:
             return
+        if not zipfile.is_zipfile(io.BytesIO(data)):
+            raise InputError(
+                "the run has devices at work",
+                got="clients in process",
+                allowed="the devices of the run",
+                fix="go on as it was started",
+            )
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = dict(file)
         about = json.loads(arrays.pop("about").tobytes())

@@ -10,9 +10,9 @@ import numpy as np
 from keyhole import tree
 from keyhole.delivery.cost import Cost
 from keyhole.primitives.layout import Layout
-from keyhole.server.aggregation import sum_updates
+from keyhole.server.aggregation import Over, sum_updates
 from keyhole.server.updates import RowUpdate
-from keyhole.training.plan import Plan
+from keyhole.training.buffering import Buffering
 from keyhole.training.record import RoundRecord
 from keyhole.training.round import record_visits
 from keyhole.training.stream_machine import CountIn, LeaveOut, WhyStep
@@ -45,7 +45,7 @@ class Tally:
             self._stale.append(visit.client)
 
     def close(
-        self, t: int, step: int, why: WhyStep, layout: Layout, plan: Plan
+        self, t: int, step: int, why: WhyStep, layout: Layout, buffering: Buffering, over: Over
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """The sum, each update weighed by its age, or None where the goal was not reached; and the
         record.
@@ -55,9 +55,10 @@ class Tally:
             step: how many steps the server has made.
             why: the round closed.
             layout: of the model.
-            plan: of the run, which is asynchronous.
+            buffering: how the rounds go.
+            over: what sums are divided by.
         """
-        is_step = why == "goal" and plan.buffering is not None
+        is_step = why == "goal"
         record = RoundRecord(
             round=t,
             step=step + is_step,
@@ -67,12 +68,11 @@ class Tally:
             incidents=self.incidents,
             **record_visits(self.ended, self.costs),
         )
-        if plan.buffering is None or not is_step:
+        if not is_step:
             return None, record
-        weight = plan.buffering.weight
-        updates = [_scale(visit.update, weight(age)) for visit, age in self._added]
+        updates = [_scale(visit.update, buffering.weight(age)) for visit, age in self._added]
         keys = [visit.keys for visit, _ in self._added]
-        return sum_updates(layout, updates, keys, plan.over), record
+        return sum_updates(layout, updates, keys, over), record
 
 
 def _scale(update: Tree, weight: float) -> Tree:

@@ -1,10 +1,12 @@
 """Asynchronous rounds on Flower: nodes are called whenever others have ended."""
 
 import threading
+from collections import Counter
 
 import pytest
 
 from keyhole.delivery import pregenerated
+from keyhole.engines.flower.nodes import assign
 from keyhole.errors import CohortError
 from keyhole.serving.device.population import PopulationClient
 from keyhole.training.buffering import Buffering
@@ -65,6 +67,15 @@ def test_clients_without_a_node_are_passed_over(tmp_path, concurrency):
     assert run.state.steps == 1
     assert set(record.clients) - set(record.lost_before) <= there
     assert [line.endswith("without a node") for line in record.incidents] == [True]
+
+
+def test_those_who_are_called_one_by_one_are_shared_out_by_who_is_at_work():
+    at_work, nodes = Counter(), dict.fromkeys((10, 11, 12))
+    for client in range(9):
+        ((node, clients),) = assign([client], nodes, at_work=at_work).items()
+        at_work[node] += len(clients)
+    assert at_work == {10: 3, 11: 3, 12: 3}
+    assert list(assign([9], nodes, silent={10}, at_work=at_work)) == [11]
 
 
 def test_nodes_for_other_clients_end_the_run_and_say_so(tmp_path):

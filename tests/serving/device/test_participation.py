@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from keyhole import tree
-from keyhole.errors import StaleError, TooLateError
+from keyhole.errors import AccessError, NotAdmittedError, StaleError, TooLateError
 from keyhole.serving.device.device import Assignment, Device, RoundNow
 from keyhole.serving.device.participation import (
     Participant,
@@ -78,6 +78,20 @@ def test_an_update_is_sent_though_newer_rounds_are_there_while_its_own_trails(se
 
     assert take_part(device, Participant(lambda _: KEYS, train)).round == begun.id
     assert service.spool.devices(begun.id) == ["phone"]
+
+
+@pytest.mark.parametrize("error", [AccessError, NotAdmittedError])
+def test_a_device_that_may_no_longer_send_has_missed_the_round(service, device, error):
+    """Its token has expired, or the service has forgotten that it let the device in."""
+    service.publish()
+
+    def send(*_):
+        raise error("no longer", got=1, allowed=2, fix="check in")
+
+    with pytest.raises(
+        TooLateError, match="takes no update of this device any more: got no longer"
+    ):
+        take_part(device, Participant(HABIT.choose, HABIT.train, send=send))
 
 
 @pytest.mark.parametrize("phase", ["open", "closed"])

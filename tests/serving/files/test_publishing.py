@@ -263,6 +263,21 @@ def test_earlier_rounds_trail_for_as_long_as_they_are_named(tmp_path):
         assert rounds.current().trailing == ()
 
 
+def test_a_run_that_goes_on_from_before_the_current_round_forgets_what_came_since(tmp_path):
+    state, rounds = small_state(), RoundsDirectory(tmp_path, clock=count().__next__)
+    with Publisher(tmp_path) as publisher:
+        first = publisher.publish_state(state, number=3, cohort=["a"]).id
+        for number in (4, 5):
+            publisher.publish_state(state, number=number)
+        assert publisher.cohort_of(3) is None
+        again = publisher.publish_state(state, number=3, cohort=["b"], may_go_back=True).id
+        assert again == first == rounds.current().round
+        assert ids_of(tmp_path) == [first]
+        assert (publisher.cohort_of(3), publisher.cohort_of(4)) == (["b"], None)
+        publisher.publish_state(state, number=4)
+        assert check_current(tmp_path)[0] == 4
+
+
 def test_the_same_round_again_is_harmless_and_open(tmp_path):
     state = small_state()
     with Publisher(tmp_path) as publisher:

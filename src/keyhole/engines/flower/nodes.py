@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,10 @@ _LOG = logging.getLogger("flwr.keyhole")
 
 
 def assign(
-    asked: Sequence[int], stands_for: Mapping[int, int | None], silent: Collection[int] = ()
+    asked: Sequence[int],
+    stands_for: Mapping[int, int | None],
+    silent: Collection[int] = (),
+    at_work: Mapping[int, int] | None = None,
 ) -> dict[int, list[int]]:
     """Shares out the clients of a round among nodes.
 
@@ -32,6 +36,7 @@ def assign(
         asked: clients of the round.
         stands_for: node -> the one client that it is, or None for whoever is asked.
         silent: nodes that did not answer of late; they are asked only where no other is there.
+        at_work: node -> clients it is at work for; those with fewer come first.
 
     Returns:
         Node -> its clients, for nodes that have any. A client that no node stands for is in none.
@@ -44,13 +49,14 @@ def assign(
     free = [node for node in heard_first if stands_for[node] is None]
     free = [node for node in free if node not in silent] or free
     found: dict[int, list[int]] = {}
-    others = 0
+    load = Counter(at_work)
     for client in asked:
         node = own.get(client)
         if node is None and free:
-            node, others = free[others % len(free)], others + 1
+            node = min(free, key=load.__getitem__)  # the first of those with the fewest
         if node is not None:
             found.setdefault(node, []).append(client)
+            load[node] += 1
     return found
 
 
@@ -103,21 +109,22 @@ class Nodes:
 
         return assign(asked, self._wait(asked, is_enough), self.silent)
 
-    def for_some(self, asked: Sequence[int], is_idle: bool) -> dict[int, list[int]]:
+    def for_some(self, asked: Sequence[int], at_work: Mapping[int, int]) -> dict[int, list[int]]:
         """As `for_round`, but nothing where no node stands for any of these: others will be asked
         for instead.
 
         Args:
             asked: clients of the round.
-            is_idle: whether nobody is at work; then there is a pause before others are tried.
+            at_work: node -> clients it is at work for. If it is for none, there is a pause before
+                others are tried.
 
         Raises:
             CohortError: too few nodes came; or none that stands for anybody who was asked for,
                 for so long, while nobody was at work.
         """
         here = self._wait(asked, lambda here: len(here) >= self.least)
-        found, now = assign(asked, here, self.silent), self.clock()
-        if found or not is_idle:
+        found, now = assign(asked, here, self.silent, at_work), self.clock()
+        if found or at_work:
             self._idle_since = None
             return found
         self._idle_since = now if self._idle_since is None else self._idle_since

@@ -113,8 +113,13 @@ class FlowerSummons:
         if self._sent:
             self._look(self.clock())
         self._round = round_id
-        nodes, is_idle = self.nodes, not self._sent
-        shares = nodes.for_some(asked, is_idle) if may_miss else nodes.for_round(asked)
+        if may_miss:
+            at_work: Counter[int] = Counter()
+            for sent in self._sent.values():
+                at_work[sent.node] += len(sent.clients)
+            shares = self.nodes.for_some(asked, at_work)
+        else:
+            shares = self.nodes.for_round(asked)
         ttl = min(seconds, float(DEFAULT_TTL)) if isfinite(seconds) else float(DEFAULT_TTL)
         for node, clients in shares.items():
             content = write(self._call_of(round_id, t, clients, ttl))

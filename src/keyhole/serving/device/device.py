@@ -65,8 +65,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class RoundNow(msgspec.Struct, frozen=True):
-    """The newest round of a service: its identifier, number, and whether it takes updates; and
-    earlier ones that still take those of devices that began in them."""
+    """The newest round of a service, whether it takes updates, and which others still do."""
 
     round: str
     number: int

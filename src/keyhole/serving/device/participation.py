@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from keyhole.errors import ConflictError, RequestError, ServiceError, StaleError, TooLateError
+from keyhole.errors import (
+    AccessError,
+    ConflictError,
+    NotAdmittedError,
+    RequestError,
+    ServiceError,
+    StaleError,
+    TooLateError,
+)
 from keyhole.serving.coordinator import Wait
 from keyhole.serving.device.assembly import KnownRound, Submodel
 from keyhole.serving.device.device import Assignment, Device, DeviceKeys
@@ -121,7 +129,7 @@ def take_part_in(device: Device, told: Assignment, participant: Participant) -> 
     fetched = participant.fetch(device, told, keys)
     update = participant.train(known, fetched)
     _refuse_late(device, told)
-    sent = participant.send(device, told, update, fetched.keys)
+    sent = _send(device, told, participant, update, fetched.keys)
     kept = sum(map(len, fetched.keys.values()))
     return Taken(
         round=told.round,
@@ -200,6 +208,20 @@ def _pause(device: Device, seconds: float) -> None:
             allowed="no stop before the update is sent",
             fix="take part again when there is time",
         )
+
+
+def _send(
+    device: Device, told: Assignment, participant: Participant, update: Tree, keys: DeviceKeys
+) -> int:
+    try:
+        return participant.send(device, told, update, keys)
+    except (AccessError, NotAdmittedError) as error:  # it was let in, so it is too late by now
+        raise TooLateError(
+            "the round takes no update of this device any more",
+            got=str(error),
+            allowed="a token that is still good, of a device that the round waits for",
+            fix="check in again",
+        ) from error
 
 
 def _refuse_late(device: Device, told: Assignment) -> None:

@@ -31,6 +31,7 @@ from keyhole.serving.files.round_files import (
     MANIFEST,
     CurrentRound,
     encode_cohort,
+    read_cohort,
     read_current,
     round_path,
     rounds_path,
@@ -132,6 +133,7 @@ class Publisher:
         settings: Mapping[str, Any] | None = None,
         cohort: Sequence[str] | None = None,
         trailing: Sequence[str] = (),
+        may_go_back: bool = False,
         changed: Changed | None = None,
         durable: bool = True,
         strong: bool = False,
@@ -149,6 +151,8 @@ class Publisher:
             settings: what devices are told about the run.
             cohort: names of the devices that take part; None lets all.
             trailing: earlier rounds of this layout whose updates are still taken.
+            may_go_back: whether the number may be below that of the current round, as where a run
+                goes on from before it: what was published since is forgotten.
             changed: what differs from earlier rounds; without it, everything is written.
             durable: whether the round survives a loss of power from here on.
             strong: whether the manifest has digests of the records, too.
@@ -160,7 +164,7 @@ class Publisher:
             StorageError: the disk refuses; the current round is what it was.
             InputError: the number does not grow, or sources do not fit the layout.
         """
-        is_again = self._check_number(number)
+        is_again = self._check_number(number, may_go_back)
         writing = WriteSettings(threads, segment_bytes, durable, strong)
         devices = None if cohort is None else encode_cohort(cohort)
         infos = _describe(sources, layout)
@@ -190,8 +194,8 @@ class Publisher:
             state: not to be stepped meanwhile.
             number: t.
             coding: how numbers of cut parts are stored.
-            options: settings, cohort, trailing, durable, strong, threads, segment_bytes and
-                progress of `publish`.
+            options: settings, cohort, trailing, may_go_back, durable, strong, threads,
+                segment_bytes and progress of `publish`.
         """
 
         def changed(round_id: str) -> Sequence[KeyArray | None] | None:
@@ -217,13 +221,20 @@ class Publisher:
             cohort: the names of all that take part from here on.
 
         Raises:
-            InputError: there is no round yet.
-            StorageError: the disk refuses.
+            InputError, StorageError: there is no round yet, or the disk refuses.
         """
         current = self._current()
         directory = round_path(self.directory, current.round)
         write_file(directory / COHORT, encode_cohort(cohort), True)
         write_current(self.directory, current, True)  # services look there for what is new
+
+    def cohort_of(self, number: int) -> list[str] | None:
+        """Whom the current round is for; None if it has another number, or is for all."""
+        current = read_current(self.directory)
+        if current is None or current.number != number:
+            return None
+        cohort = read_cohort(round_path(self.directory, current.round))
+        return None if cohort is None else list(cohort)
 
     def close_round(self, trailing: Sequence[str] = ()) -> None:
         """Says that nobody begins in the current round any more; its slices stay.
@@ -245,13 +256,13 @@ class Publisher:
             )
         return current
 
-    def _check_number(self, number: int) -> bool:
+    def _check_number(self, number: int, may_go_back: bool) -> bool:
         """Whether the current round is published again: to repair it, so from nothing else."""
         current = read_current(self.directory)
-        least = 0 if current is None else current.number
+        least = 0 if current is None or may_go_back else current.number
         if not least <= number < _MOST_ROUNDS:
             raise _not_growing(number, f"{least + (current is not None)} or more")
-        return current is not None and number == least
+        return current is not None and number == current.number
 
     @contextmanager
     def _new_directory(self) -> Iterator[Path]:
@@ -307,6 +318,8 @@ class Publisher:
             if durable:
                 sync_directory(named.parent)
             write_current(self.directory, revealed, durable)
+            if current is not None and number < current.number:
+                self._shelf.clean()
         except BaseException:  # nobody was told of it, and it must not pass for the one before
             self._shelf.clean()
             raise

@@ -41,7 +41,7 @@ class UpdateSpool:
         self._directory = directory
 
     def store(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
-        """Keeps an upload. What is acknowledged counts: it is among what `close` returns.
+        """Keeps an upload. What is acknowledged is among what `close` returns.
 
         Returns:
             "known" if the same bytes are there already, or counted before they were removed.
