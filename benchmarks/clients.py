@@ -32,7 +32,7 @@ from keyhole.models.transformer import transformer
 from keyhole.server.allocator import keep_freed_memory
 from keyhole.server.submodels import select_submodels
 from keyhole.training.client_update import ClientUpdate
-from keyhole.training.devices import use_cpu_devices
+from keyhole.training.cores import use_one_thread
 from keyhole.training.local_sgd import LocalSgd, draw_batches
 
 try:
@@ -214,7 +214,7 @@ def make_clients(task: Task, count: int) -> list[Client]:
 
 def train_alone(task: Task) -> None:
     """What a new process does before its first update arrives."""
-    use_cpu_devices(1)
+    use_one_thread()
     by_keyhole(task, make_clients(task, 1))()
 
 
@@ -325,7 +325,7 @@ def show(cells: list[Cell], firsts: list[FirstRound]) -> None:
 def main() -> int:
     flags = parser(__doc__.splitlines()[0], RESULTS).parse_args()
     keep_freed_memory()  # as a run does; it serves both sides
-    use_cpu_devices(1)
+    use_one_thread()
     kept = kept_times()
     cells = [measure_cell(task, kept) for task in tasks(flags.quick)]
     firsts = [measure_first_update(name) for name in ("2NN m=50", "tags m=1000")]

@@ -13,7 +13,7 @@ from keyhole.tasks.arms import arm_of
 from keyhole.tasks.experiment import Experiment
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import Cohorts
-from keyhole.training.devices import use_cpu_devices
+from keyhole.training.cores import use_one_thread
 from keyhole.training.plan import Plan
 from keyhole.training.round import run_round
 from keyhole.training.visit import Executor
@@ -38,7 +38,7 @@ class Crowd:
 
     def __call__(self) -> Clients:
         """The population; both shapes that clients have are compiled before it is returned."""
-        use_cpu_devices(1)
+        use_one_thread()
         made, submodel = _experiment(self.keys_per_client).clients, self._submodel()
         population = replace(
             made,

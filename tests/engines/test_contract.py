@@ -11,7 +11,7 @@ import pytest
 
 from keyhole.training.aggregation.named import aggregation_named
 from keyhole.training.buffering import Buffering
-from keyhole.training.devices import on_devices
+from keyhole.training.cores import Cores
 from keyhole.training.loop import resume_run, start_run
 from keyhole.training.record import encode_records
 from keyhole.training.visit import in_process
@@ -82,7 +82,7 @@ def ray_alone():
 
 
 ENGINES = {
-    "devices": lambda: nullcontext(on_devices),
+    "cores": lambda: nullcontext(Cores(2)),
     "two workers": lambda: Workers(crowd.make_clients, 2),
     "five workers": lambda: Workers(crowd.make_clients, 5),
     "ray": ray_alone,

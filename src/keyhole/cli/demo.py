@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from keyhole.cli.inputs import json_option, out_option, seed_option, use_cores
+from keyhole.cli.inputs import json_option, out_option, seed_option, start_jax
 from keyhole.cli.progress import progress_bars
 from keyhole.server.files import make_directory, storage_errors
 
@@ -38,7 +38,7 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
     of the table is one way to choose keys; all see the same clients in the same rounds. A picture
     of recall over rounds and the table are written to files.
     """
-    use_cores()
+    start_jax()
     make_directory(out)
     results, curves = _train(rounds, seed)
     rows = _rows(results)
@@ -64,10 +64,11 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
     """Result and records of each arm, in memory."""
     from keyhole.tasks.demo import demo_arms, demo_data  # these start JAX: not for --help
     from keyhole.tasks.experiment import Experiment
-    from keyhole.training.devices import on_devices
+    from keyhole.training.cores import Cores, count_cores
 
     results: dict[str, Result] = {}
     records: dict[str, list[RoundRecord]] = {}
+    cores = Cores(count_cores())
     with progress_bars() as bars:
         data = demo_data(seed)
         for label, arm in demo_arms(rounds, seed).items():
@@ -77,7 +78,7 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
                 records[label].append(record)
                 bars.advance(bar)
 
-            result = Experiment(arm, data).run(0, execute=on_devices, on_round=show)
+            result = Experiment(arm, data).run(0, execute=cores, on_round=show)
             assert result is not None
             bars.update(bar, note=f"recall@5 {result.metrics[METRIC]:.1%}")
             results[label] = result

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from keyhole.cli.aggregators import device_sum_options, send_of
 from keyhole.cli.deliveries import delivery_options, fetch_of
-from keyhole.cli.inputs import data_option, load_data, synthetic_sizes, use_cores
+from keyhole.cli.inputs import data_option, load_data, start_jax, synthetic_sizes
 from keyhole.cli.notices import Notices
 from keyhole.cli.token import read_token
 from keyhole.cli.train import SETTINGS, read_arm, train
@@ -182,7 +182,7 @@ def _population(options: Mapping[str, Any]) -> Callable[[RunSettings], Clients]:
     data = options["data"]
 
     def make(settings: RunSettings) -> Clients:
-        use_cores(1)  # one client trains
+        start_jax()
         given = {name: options.get(name) for name in SETTINGS if name != "rounds"}
         rest = {"rounds": None, "counts": (), "mean_over": "cohort", "seed": settings.seed}
         # How this device fetches is its own business, and no part of what it trains.

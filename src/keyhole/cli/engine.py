@@ -77,10 +77,10 @@ def opened_engine(
         sizes: of synthetic data.
     """
     from keyhole.tasks.experiment import hold_here
-    from keyhole.training.devices import on_devices
+    from keyhole.training.cores import Cores, count_cores
 
     if options["engine"] == "local":
-        yield on_devices, hold_here
+        yield Cores(options["workers"] or count_cores()), hold_here
         return
     from keyhole.engines.population import Population
     from keyhole.engines.ray.engine import RayEngine

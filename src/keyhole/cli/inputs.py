@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,8 +24,8 @@ __all__ = [
     "out_option",
     "parse_pairs",
     "seed_option",
+    "start_jax",
     "synthetic_sizes",
-    "use_cores",
 ]
 
 SYNTHETIC = "synthetic"
@@ -108,14 +107,10 @@ def parse_pairs(
     return pairs
 
 
-def use_cores(count: int | None = None) -> None:
-    """One JAX device per core, and compiled code kept between runs.
-
-    Args:
-        count: of cores; None takes all that this process may use.
-    """
+def start_jax() -> None:
+    """One thread for each client that trains, and compiled code kept between runs."""
     # Starting JAX takes a second: commands that do not train go without.
-    from keyhole.training.devices import keep_compiled, use_cpu_devices
+    from keyhole.training.cores import keep_compiled, use_one_thread
 
-    use_cpu_devices(count or len(os.sched_getaffinity(0)))
+    use_one_thread()
     keep_compiled(cache_root() / "compiled")

@@ -15,8 +15,8 @@ from keyhole.cli.inputs import (
     load_data,
     out_option,
     seed_option,
+    start_jax,
     synthetic_sizes,
-    use_cores,
 )
 from keyhole.server.files import make_directory, storage_errors
 
@@ -71,7 +71,7 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     from keyhole.tasks.trial_directory import read_result
 
     asked = _changed(sweep_named(figure, options["scale"]), options)
-    use_cores()
+    start_jax()
     sizes = synthetic_sizes(data, [line.arm for line in asked.lines])
     dataset = load_data(data, task_named(asked.task).kind, options["seed"], **sizes)
     work = _work(asked, dataset, out)

@@ -26,8 +26,8 @@ from keyhole.cli.inputs import (
     out_option,
     parse_pairs,
     seed_option,
+    start_jax,
     synthetic_sizes,
-    use_cores,
 )
 from keyhole.cli.secure_sums import check_sum_flags, privacy_of, secure_sum_options
 from keyhole.delivery.names import DELIVERIES, PRIVATE_DELIVERIES
@@ -156,7 +156,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     options = check_aggregator_flags(options)
     arm = read_arm(kind, options)
     _check_flags(options)
-    use_cores(options["workers"] if options["engine"] == "local" else None)
+    start_jax()
     sizes = synthetic_sizes(data, [arm])
     experiment = Experiment(
         arm,

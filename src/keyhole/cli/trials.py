@@ -13,7 +13,7 @@ from keyhole.cli.progress import progress_bars
 from keyhole.tasks.experiment import Experiment, Hold, hold_here
 from keyhole.tasks.named import task_named
 from keyhole.tasks.trial_directory import Result
-from keyhole.training.devices import on_devices
+from keyhole.training.cores import Cores, count_cores
 from keyhole.training.loop import Rounds, stop_on_signals
 from keyhole.training.record import RoundRecord
 from keyhole.training.visit import Executor
@@ -26,7 +26,7 @@ def run_trials(
     total: int,
     keep_state: bool,
     kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
-    execute: Executor = on_devices,
+    execute: Executor | None = None,
     hold: Hold = hold_here,
 ) -> Iterator[tuple[Path, Result]]:
     """Runs trials one after the other and yields their results.
@@ -39,7 +39,7 @@ def run_trials(
         total: how many there are.
         keep_state: whether models stay on disk.
         kind_of: what makes the rounds, given the event that stops them; None makes them in process.
-        execute: where clients train.
+        execute: where clients train; None takes all cores of this process.
         hold: what holds the server's state.
     """
     with progress_bars() as bars, stop_on_signals() as stop:
@@ -58,7 +58,7 @@ def run_trials(
             result = experiment.run(
                 trial,
                 directory,
-                execute=execute,
+                execute=execute or Cores(count_cores()),
                 stop=stop,
                 on_round=show,
                 keep_state=keep_state,

@@ -13,7 +13,7 @@ from keyhole.tasks.arms import Arm
 from keyhole.tasks.experiment import Experiment
 from keyhole.tasks.named import task_named
 from keyhole.training.clients import Clients
-from keyhole.training.devices import keep_compiled
+from keyhole.training.cores import keep_compiled
 
 __all__ = ["Population"]
 

@@ -1,6 +1,6 @@
 """Algorithms 1 and 2 of the paper, and the simulator that runs them.
 
-What needs JAX has to be asked for: `keyhole.training.local_sgd` and `keyhole.training.devices`.
+What needs JAX has to be asked for: `keyhole.training.local_sgd` and `keyhole.training.cores`.
 """
 
 from typing import TYPE_CHECKING

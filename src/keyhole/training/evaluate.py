@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
 from keyhole.models.model import Batch, Model
+from keyhole.training.cores import count_cores
 from keyhole.types import Array, Tree
 
 __all__ = ["predictor"]
@@ -35,11 +37,12 @@ def predictor(
     def predict(params: Tree, examples: Batch) -> Array:
         count = min(map(len, examples.values()))
         on_device = jax.device_put(params)
-        outputs = [
-            np.asarray(compiled(on_device, _rows(examples, start, batch_size)))
-            for start in range(0, count, batch_size)
-        ]
-        return np.concatenate(outputs)[:count]
+
+        def outputs(start: int) -> Array:
+            return np.asarray(compiled(on_device, _rows(examples, start, batch_size)))
+
+        with ThreadPoolExecutor(count_cores()) as pool:
+            return np.concatenate(list(pool.map(outputs, range(0, count, batch_size))))[:count]
 
     return predict
 

@@ -7,7 +7,6 @@ one job at a time. A worker that dies is replaced, and its job is done again by 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 from collections import deque
@@ -21,6 +20,7 @@ from keyhole.errors import InputError, WorkerError
 from keyhole.server.allocator import keep_freed_memory
 from keyhole.training.clients import Clients
 from keyhole.training.jobs import Job
+from keyhole.training.one_thread import set_one_thread
 from keyhole.types import Tree
 
 __all__ = ["MOST_ATTEMPTS", "Workers", "portable"]
@@ -158,7 +158,7 @@ class Workers:
 def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
     """The life of a worker."""
     keep_freed_memory()
-    os.environ.setdefault("NPROC", "1")  # XLA: workers share the cores, not single operations
+    set_one_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     clients = factory()
     while True:

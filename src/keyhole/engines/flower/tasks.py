@@ -38,7 +38,7 @@ from keyhole.tasks.experiment import Experiment
 from keyhole.tasks.named import task_named
 from keyhole.tasks.task import Settings
 from keyhole.training.clients import Clients
-from keyhole.training.devices import keep_compiled, use_cpu_devices
+from keyhole.training.cores import keep_compiled, use_one_thread
 from keyhole.training.privacy import Privacy
 from keyhole.training.record import RoundRecord
 
@@ -133,7 +133,7 @@ def _load(source: str, arm: Arm) -> Dataset:
 
 
 def _use_one_core() -> None:
-    use_cpu_devices(1)  # one client trains at a time
+    use_one_thread()
     keep_compiled(cache_root() / "compiled")
 
 

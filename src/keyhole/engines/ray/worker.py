@@ -15,6 +15,7 @@ from typing import Any
 from keyhole.engines.ray.session import find_ray
 from keyhole.server.allocator import keep_freed_memory
 from keyhole.training.clients import Clients
+from keyhole.training.one_thread import set_one_thread
 from keyhole.training.workers import portable
 
 __all__ = ["LostError", "RayWorker", "fetch"]
@@ -45,7 +46,7 @@ class RayWorker:
 
     def __init__(self) -> None:
         keep_freed_memory()
-        os.environ.setdefault("NPROC", "1")  # XLA: workers share the cores, not single operations
+        set_one_thread()
         self._clients: Clients | None = None
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 

@@ -1,0 +1,134 @@
+"""Rounds on one or more cores: the same bytes, in the same order."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from keyhole.errors import InputError
+from keyhole.training.clients import Clients
+from keyhole.training.cores import Cores, use_one_thread
+from keyhole.training.jobs import Job
+from tests.helpers import ROOT
+
+RUN = """
+import hashlib, sys
+import numpy as np
+from keyhole import tree
+from keyhole.models.dense import two_layer
+from keyhole.server.optimizers import Adam
+from keyhole.server.state import ServerState
+from keyhole.training.client_update import ClientUpdate
+from keyhole.training.clients import Clients
+from keyhole.training.cohort import Cohorts
+from keyhole.training.cores import Cores, use_one_thread
+from keyhole.training.local_sgd import LocalSgd
+from keyhole.training.loop import start_run
+from keyhole.training.plan import Plan
+from keyhole.training.workers import Workers
+
+model = two_layer()
+(space,) = model.layout.spaces
+
+def data(client):
+    rng = np.random.default_rng(client)
+    return {"pixels": rng.random((20 + client, 784), np.float32),
+            "label": rng.integers(0, 62, 20 + client).astype(np.int32)}
+
+def choose(own, most, rng):
+    return space.keys(rng.choice(space.num_keys, most[space.name], replace=False))
+
+def population():
+    return Clients(7, data, choose, LocalSgd(model, ClientUpdate(0.1, batch_size=20)))
+
+def train(execute):
+    state = ServerState.dense(model.layout, model.init(0), Adam(0.01))
+    run = start_run(state, population(), Plan(Cohorts(7, 6), {space.name: 100}))
+    list(run.rounds(2, execute=execute))
+    digest = hashlib.sha256()
+    for leaf in tree.flatten(run.state.model()).values():
+        digest.update(np.ascontiguousarray(leaf))
+    print(digest.hexdigest())
+
+if __name__ == "__main__":
+    use_one_thread()
+    if sys.argv[1] == "workers":
+        with Workers(population, 2) as workers:
+            train(workers)
+    else:
+        train(Cores(int(sys.argv[1])))
+"""
+
+
+def run(folder, how, *pin):
+    (folder / "run.py").write_text(RUN)
+    done = subprocess.run(
+        [*pin, sys.executable, folder / "run.py", str(how)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        timeout=600,
+    )
+    return done.stdout
+
+
+def test_threads_and_processes_train_the_same_bytes_on_any_number_of_cores(tmp_path):
+    """A product of this size is summed in another order where XLA splits it over threads."""
+    one_core = ("taskset", "-c", "0")
+    digests = [run(tmp_path, 1), run(tmp_path, 2), run(tmp_path, 5), run(tmp_path, "workers")]
+    assert {*digests, run(tmp_path, 2, *one_core)} == {digests[0]}
+
+
+def jobs(count):
+    return [Job(client, (0, client), None, np.float32(client)) for client in range(count)]
+
+
+def clients(train):
+    return Clients(20, np.ones, None, train)
+
+
+def test_updates_come_in_the_order_of_the_jobs():
+    found = Cores(2)(clients(lambda slices, data, rng: slices - data.sum()), jobs(20))
+    assert found == [0.0] * 20
+    assert Cores(2)(clients(lambda slices, data, rng: slices), jobs(20)) == list(range(20))
+
+
+def test_clients_train_at_the_same_time():
+    both = threading.Barrier(2, timeout=60)
+
+    def train(slices, data, rng):
+        both.wait()
+        return slices
+
+    assert Cores(2)(clients(train), jobs(2)) == [0, 1]
+
+
+def test_no_jobs_have_no_updates():
+    assert Cores(1)(clients(None), []) == []
+
+
+def test_the_error_of_a_client_is_raised():
+    def train(slices, data, rng):
+        raise InputError("broken", got=1, allowed=2, fix="mend it")
+
+    with pytest.raises(InputError, match="broken"):
+        Cores(2)(clients(train), jobs(1))
+
+
+def test_a_jax_that_has_started_otherwise_is_told_of(monkeypatch):
+    jax.numpy.zeros(1).block_until_ready()
+    monkeypatch.setenv("NPROC", "1")
+    use_one_thread()
+    monkeypatch.setenv("NPROC", "2")
+    with pytest.raises(InputError, match="too late to let JAX compute with one thread"):
+        use_one_thread()
+
+
+def test_no_core_is_an_error():
+    with pytest.raises(InputError, match="got 0, allowed is 1 or more"):
+        Cores(0)
