@@ -26,8 +26,8 @@ NOISE = ("--dp-noise", "1", "--dp-clip", "1", "--dp-delta", "1e-3")
 
 @pytest.fixture(autouse=True)
 def cores_as_they_are(monkeypatch):
-    """Other tests of this process may have started JAX, which fixes the number of its devices."""
-    monkeypatch.setattr("keyhole.cli.train.use_cores", lambda count=None: None)
+    """Other tests of this process may have started JAX, which fixes the number of its threads."""
+    monkeypatch.setattr("keyhole.cli.train.start_jax", lambda: None)
 
 
 def invoke(*args, rounds=1, out="runs"):

@@ -37,7 +37,8 @@ def use_one_thread() -> None:
         InputError: JAX has started otherwise.
     """
     try:
-        jax.config.update("jax_num_cpu_devices", 1)
+        for count in (2, 1):  # a JAX that has started refuses a change, and only that
+            jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:  # JAX has started
         if not is_one_thread():
             raise InputError(
