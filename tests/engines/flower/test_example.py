@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keyhole.engines.flower.processes import QUIET, Children
+from keyhole.engines.flower.project import write_project
 from keyhole.training.loop import start_run
 from keyhole.training.record import read_records
 from tests.helpers import ROOT
@@ -65,9 +66,20 @@ def test_the_module_makes_the_update_that_numpy_makes(example):
             assert b[name].dtype == np.float32
 
 
-def test_devices_receive_the_package_and_nothing_of_the_run(tmp_path):
-    project = tmp_path / "project"
+def make_example(project):
     shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def make_app(project):
+    write_project(project, {"task": "so_tag"})
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(make_example, "flower_example"), (make_app, "keyhole_app")]
+)
+def test_devices_receive_the_package_and_nothing_of_the_run(tmp_path, make, name):
+    project = tmp_path / "project"
+    make(project)
     (home,) = re.findall(r"FLWR_HOME=\$PWD/(\S+)", (EXAMPLE / "README.md").read_text())
     kept = ["run/records.jsonl", "rounds/current.json", "rounds/rounds/0-a/cohort.json", "keys"]
     for path in (*kept, home + "/app" * 12 + "/manifest.json"):  # deeper than Flower takes
@@ -78,9 +90,10 @@ def test_devices_receive_the_package_and_nothing_of_the_run(tmp_path):
     subprocess.run(flwr, check=True, cwd=tmp_path, env=env, timeout=60)
     (built,) = tmp_path.glob("*.fab")
     with zipfile.ZipFile(built) as bundle:
-        names = {name for name in bundle.namelist() if not name.startswith(".info/")}
-    package = {f"flower_example/{path.name}" for path in EXAMPLE.glob("flower_example/*.py")}
+        names = {path for path in bundle.namelist() if not path.startswith(".info/")}
+    package = {f"{name}/{path.name}" for path in project.glob(f"{name}/*.py")}
     assert names == package | {"pyproject.toml"}
+    assert len(package) > 2
 
 
 @pytest.mark.slow

@@ -27,8 +27,10 @@ description = "A task of federated select, on devices"
 license = "Apache-2.0"
 dependencies = ["flwr==1.41.0", "keyhole"]
 
+# Devices receive the package and nothing else: records and rounds name clients.
 [tool.flwr.app]
 publisher = "keyhole"
+fab-include = ["{package}/**/*.py"]
 
 [tool.flwr.app.components]
 serverapp = "{package}.server:app"
