@@ -37,6 +37,7 @@ _OPTIONS = (
         help="Share of the time that a resource may be in use.  [default: 0.7]",
     ),
 )
+_WIDTH = 110  # characters of the widest line
 _NAMES = ("round_seconds", "cores", "gbit", "memory_gb", "busy")
 
 
@@ -67,6 +68,7 @@ def show_fleet(need: Need, fleet: Fleet, prices: Sequence[Price]) -> None:
     from keyhole.delivery.plan.sums import SUMS, price_sums
 
     console = Console()
+    console.width = max(console.width, _WIDTH)  # else numbers would be cut
     console.print(_table(_title(need, fleet), _deliveries(need, fleet, prices)))
     sums = price_sums(need)
     console.print(_table("Checking in, and adding up", _sums(need, fleet)))

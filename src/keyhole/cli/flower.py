@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -174,7 +175,7 @@ def app(directory: Path, task: str, **options: Any) -> None:
     config = {**_config(arm, options), **told, **told_of_sums(options)}
     RoundsConfig.of(config)  # a ServerApp would say so much later
     write_project(directory, config)
-    click.echo(f"flwr run {directory}")
+    click.echo(f"flwr run {shlex.quote(str(directory))}")
 
 
 def _arm(task: str, options: Mapping[str, Any]) -> Arm:

@@ -104,7 +104,7 @@ def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
     if not path.exists():
         return
     known, given = _compared(_read(path)), _compared(json.loads(json.dumps(asked)))
-    for name in sorted(known.keys() | given):
+    for name in sorted(known.keys() | given, key=lambda name: ("." in name, name)):
         if known.get(name) != given.get(name):
             raise InputError(
                 f"{directory} holds a run with another {name}",
@@ -115,9 +115,14 @@ def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
 
 
 def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs must share, with the settings side by side."""
+    """What two runs must share, by name: settings as they are called, others as `data.kind`."""
     flat = {**run, **run.get("settings", {})}
-    return {k: v for k, v in flat.items() if k not in ("versions", "settings", "rounds")}
+    kept = {k: v for k, v in flat.items() if k not in ("versions", "settings", "rounds")}
+    return {
+        name if inner is None else f"{name}.{inner}": leaf
+        for name, value in kept.items()
+        for inner, leaf in (value.items() if isinstance(value, dict) else [(None, value)])
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:
