@@ -10,6 +10,12 @@ import pytest
 COMMAND = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]
 
 
+@pytest.fixture(autouse=True)
+def threads_as_they_are(monkeypatch):
+    """Other tests of this process may have started JAX, which fixes the number of its threads."""
+    monkeypatch.setattr("keyhole.training.cores.use_one_thread", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
     return {**os.environ, "KEYHOLE_CACHE": str(tmp_path_factory.mktemp("cache")), "COLUMNS": "120"}

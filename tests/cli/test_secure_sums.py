@@ -24,12 +24,6 @@ TASK = ("so_tag", "--size", "words=300", "--size", "tags=10", "--m", "20", "--co
 NOISE = ("--dp-noise", "1", "--dp-clip", "1", "--dp-delta", "1e-3")
 
 
-@pytest.fixture(autouse=True)
-def cores_as_they_are(monkeypatch):
-    """Other tests of this process may have started JAX, which fixes the number of its threads."""
-    monkeypatch.setattr("keyhole.cli.train.start_jax", lambda: None)
-
-
 def invoke(*args, rounds=1, out="runs"):
     """In this process: what is compiled is kept."""
     line = [*TASK, "--rounds", rounds, "--out", out, *args]

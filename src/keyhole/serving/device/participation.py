@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
 
@@ -114,7 +114,7 @@ def take_part(device: Device, participant: Participant, done: str | None = None)
     if told.round == done:
         return Wait(_AFTER_MISS)
     _pause(device, told.fetch_after)
-    return take_part_in(device, told, participant)
+    return take_part_in(device, told, replace(participant, send=_in_time(participant.send)))
 
 
 def take_part_in(device: Device, told: Assignment, participant: Participant) -> Taken:
@@ -129,7 +129,7 @@ def take_part_in(device: Device, told: Assignment, participant: Participant) -> 
     fetched = participant.fetch(device, told, keys)
     update = participant.train(known, fetched)
     _refuse_late(device, told)
-    sent = _send(device, told, participant, update, fetched.keys)
+    sent = participant.send(device, told, update, fetched.keys)
     kept = sum(map(len, fetched.keys.values()))
     return Taken(
         round=told.round,
@@ -210,18 +210,21 @@ def _pause(device: Device, seconds: float) -> None:
         )
 
 
-def _send(
-    device: Device, told: Assignment, participant: Participant, update: Tree, keys: DeviceKeys
-) -> int:
-    try:
-        return participant.send(device, told, update, keys)
-    except (AccessError, NotAdmittedError) as error:  # it was let in, so it is too late by now
-        raise TooLateError(
-            "the round takes no update of this device any more",
-            got=str(error),
-            allowed="a token that is still good, of a device that the round waits for",
-            fix="check in again",
-        ) from error
+def _in_time(send: Send) -> Send:
+    """Sends, where a device that was let in and is so no longer has come too late."""
+
+    def try_send(device: Device, told: Assignment, update: Tree, keys: DeviceKeys) -> int:
+        try:
+            return send(device, told, update, keys)
+        except (AccessError, NotAdmittedError) as error:
+            raise TooLateError(
+                "the round takes no update of this device any more",
+                got=str(error),
+                allowed="a token that is still good, of a device that the round waits for",
+                fix="check in again",
+            ) from error
+
+    return try_send
 
 
 def _refuse_late(device: Device, told: Assignment) -> None:
