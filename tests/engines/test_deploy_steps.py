@@ -125,6 +125,19 @@ def take_part(place, lines):
         place.start(f"{run} --rounds 1", device)
 
 
+def train_one_round(place, lines):
+    """Everything of a step is started, until its trainer is done."""
+    trainer, devices = serve_all(place, lines)
+    take_part(place, devices)
+    place.wait(lambda: trainer.poll() is not None)
+    assert trainer.returncode == 0, place.log("train")
+
+
+def check_one_round(folder):
+    (record,) = records_of(folder, "runs")
+    assert record["closed"] in ("goal", "everyone")
+
+
 def ports_of(lines):
     """Every port of a step, and one that is free."""
     found = sorted(set(re.findall(r"\b8\d\d0\b", "\n".join(lines))))
@@ -138,12 +151,8 @@ def test_devices_train_with_a_service_of_their_own(tmp_path):
     ports = ports_of(lines)
     places |= {"https://slices.example": f"http://127.0.0.1:{ports['8100']}", **ports}
     with machine(tmp_path, places) as place:
-        trainer, devices = serve_all(place, lines)
-        take_part(place, devices)
-        place.wait(lambda: trainer.poll() is not None)
-        assert trainer.returncode == 0, place.log("train")
-    (record,) = records_of(tmp_path, "runs")
-    assert record["closed"] in ("goal", "everyone")
+        train_one_round(place, lines)
+    check_one_round(tmp_path)
 
 
 @pytest.mark.slow
@@ -154,12 +163,8 @@ def test_two_slice_servers_and_two_aggregators_train_together(tmp_path):
         (tmp_path / "srv/keyhole").mkdir()
         for name in ("sums-0", "sums-1"):
             (tmp_path / "srv" / name).mkdir()
-        trainer, devices = serve_all(place, lines)
-        take_part(place, devices)
-        place.wait(lambda: trainer.poll() is not None)
-        assert trainer.returncode == 0, place.log("train")
-    (record,) = records_of(tmp_path, "runs")
-    assert record["closed"] in ("goal", "everyone")
+        train_one_round(place, lines)
+    check_one_round(tmp_path)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ goes on. Ends by printing the model in hex. Asynchronous rounds have one client 
 
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -19,11 +20,35 @@ from keyhole.serving.inbox import SpoolInbox
 from keyhole.serving.served import Served
 from keyhole.training.buffering import Buffering
 from keyhole.training.loop import resume_run, start_run
+from tests.helpers import ROOT
 from tests.training import toy
 
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_every_moment(directory, path, rounds, *flags):
+    """Trainers that go on with one run in processes of their own, of which three kill themselves;
+    returns what the last one prints."""
+
+    def train(last, moment):
+        command = [sys.executable, "-m", "tests.serving.killed_trainer", *flags]
+        return subprocess.run(
+            [*command, str(directory), str(path), str(rounds), str(last), moment],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            cwd=ROOT,
+        )
+
+    for last, moment in enumerate(["waiting", "closed", "commit"]):
+        killed = train(last, moment)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = train(rounds, "never")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def main(plan, directory, path, rounds, last, moment):

@@ -23,6 +23,13 @@ def devices(service, clients=EVERYONE):
         with service.device(name=device_name(client), stop=stop, clock=clock) as device:
             keep_taking_part(device, one.participant())
 
+    with living(live, clients, stop):
+        yield
+
+
+@contextmanager
+def living(live, clients, stop):
+    """Calls `live(client)` in a thread for each; `stop` is set when the block ends."""
     threads = [threading.Thread(target=live, args=(client,)) for client in clients]
     with ExitStack() as stack:
         for thread in threads:

@@ -1,9 +1,6 @@
 """Training over the service: the bytes of a run in process, and what happens when things stop."""
 
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from math import inf
 
@@ -19,7 +16,7 @@ from keyhole.serving.inbox import SpoolInbox, device_name
 from keyhole.serving.served import Served
 from keyhole.training.cohort import Cohorts, sample_cohort
 from keyhole.training.loop import resume_run, start_run
-from tests.helpers import ROOT
+from tests.serving.killed_trainer import die_at_every_moment
 from tests.serving.living_devices import devices
 from tests.serving.small_service import small_service
 from tests.training import toy
@@ -92,30 +89,13 @@ def test_a_round_closes_with_the_first_that_answer(tmp_path):
     assert len(record.staleness) == 5
 
 
-def trained(directory, path, last, moment):
-    """A trainer in a process of its own; what it prints, and how it ended."""
-    command = [sys.executable, "-m", "tests.serving.killed_trainer"]
-    return subprocess.run(
-        [*command, str(directory), str(path), str(ROUNDS), str(last), moment],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=ROOT,
-    )
-
-
 def test_a_trainer_that_is_killed_at_any_moment_goes_on_with_the_same_updates(tmp_path):
     directory, path = tmp_path / "rounds", tmp_path / "run"
     with small_service(directory) as service, devices(service):
         service.publisher.close()  # the trainer is the one that publishes
-        for last, moment in enumerate(["waiting", "closed", "commit"]):
-            killed = trained(directory, path, last, moment)
-            assert killed.returncode == -signal.SIGKILL, killed.stderr
-        done = trained(directory, path, ROUNDS, "never")
-    assert done.returncode == 0, done.stderr
+        printed = die_at_every_moment(directory, path, ROUNDS)
     expected, _ = in_process(toy.make_plan(deliver=pregenerated), SGD(1.0))
-    assert done.stdout.strip() == toy.model_bytes(expected.state).hex()
+    assert printed == toy.model_bytes(expected.state).hex()
 
 
 def test_a_stop_while_waiting_loses_nothing(tmp_path):

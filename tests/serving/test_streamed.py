@@ -1,8 +1,5 @@
 """Asynchronous rounds over the service: as in process where devices end in the same order."""
 
-import signal
-import subprocess
-import sys
 import threading
 from dataclasses import asdict
 from itertools import pairwise
@@ -16,8 +13,8 @@ from keyhole.serving.served import Served
 from keyhole.training.buffering import Buffering
 from keyhole.training.cohort import sample_cohort
 from keyhole.training.loop import resume_run, start_run
-from tests.helpers import ROOT
 from tests.serving.in_turn import InTurn
+from tests.serving.killed_trainer import die_at_every_moment
 from tests.serving.living_devices import EVERYONE, devices
 from tests.serving.small_service import small_service
 from tests.training import toy
@@ -162,31 +159,14 @@ def test_a_device_that_was_let_into_a_round_is_not_turned_out(tmp_path):
     assert any(set(r.clients) & {int(n[7:]) for n in cohorts[r.round][-1]} for r in records)
 
 
-def killed(directory, path, last, moment):
-    """A trainer in a process of its own; what it prints, and how it ended."""
-    command = [sys.executable, "-m", "tests.serving.killed_trainer", "--asynchronous"]
-    return subprocess.run(
-        [*command, str(directory), str(path), str(ROUNDS), str(last), moment],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=ROOT,
-    )
-
-
 def test_a_trainer_that_is_killed_at_any_moment_goes_on(tmp_path):
     """One client at work at a time, so that the bytes do not depend on who is faster."""
     directory, path = tmp_path / "rounds", tmp_path / "run"
     with small_service(directory) as service, devices(service):
         service.publisher.close()  # the trainer is the one that publishes
-        for last, moment in enumerate(["waiting", "closed", "commit"]):
-            ended = killed(directory, path, last, moment)
-            assert ended.returncode == -signal.SIGKILL, ended.stderr
-        done = killed(directory, path, ROUNDS, "never")
-    assert done.returncode == 0, done.stderr
+        printed = die_at_every_moment(directory, path, ROUNDS, "--asynchronous")
     expected, _ = trained(plan_of(1, 2))
-    assert done.stdout.strip() == toy.model_bytes(expected.state).hex()
+    assert printed == toy.model_bytes(expected.state).hex()
 
 
 def test_those_at_work_when_a_run_was_stopped_are_called_again_and_count_once(tmp_path):

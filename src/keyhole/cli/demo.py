@@ -64,7 +64,8 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
     """Result and records of each arm, in memory."""
     from keyhole.tasks.demo import demo_arms, demo_data  # these start JAX: not for --help
     from keyhole.tasks.experiment import Experiment
-    from keyhole.training.cores import Cores, count_cores
+    from keyhole.training.cores import Cores
+    from keyhole.training.threads import count_cores
 
     results: dict[str, Result] = {}
     records: dict[str, list[RoundRecord]] = {}

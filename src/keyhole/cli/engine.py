@@ -77,7 +77,8 @@ def opened_engine(
         sizes: of synthetic data.
     """
     from keyhole.tasks.experiment import hold_here
-    from keyhole.training.cores import Cores, count_cores
+    from keyhole.training.cores import Cores
+    from keyhole.training.threads import count_cores
 
     if options["engine"] == "local":
         yield Cores(options["workers"] or count_cores()), hold_here

@@ -13,9 +13,10 @@ from keyhole.cli.progress import progress_bars
 from keyhole.tasks.experiment import Experiment, Hold, hold_here
 from keyhole.tasks.named import task_named
 from keyhole.tasks.trial_directory import Result
-from keyhole.training.cores import Cores, count_cores
+from keyhole.training.cores import Cores
 from keyhole.training.loop import Rounds, stop_on_signals
 from keyhole.training.record import RoundRecord
+from keyhole.training.threads import count_cores
 from keyhole.training.visit import Executor
 
 __all__ = ["run_trials"]

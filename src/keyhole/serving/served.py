@@ -53,6 +53,10 @@ class Served:
         stop: once set, waiting ends with KeyboardInterrupt; the round goes on when the run does.
         on_arrival: called with the number of updates that are there, and that are waited for.
         clock: monotonic seconds.
+
+    Attributes:
+        goes_on: whether the next round to be published is the first of a run that was stopped.
+            Rounds that came to nothing are not stored, so newer ones may be published already.
     """
 
     publisher: Publisher
@@ -65,9 +69,9 @@ class Served:
     stop: threading.Event = field(default_factory=threading.Event)
     on_arrival: Callable[[int, int], None] = lambda here, goal: None
     clock: Callable[[], float] = time.monotonic
+    goes_on: bool = field(default=False, init=False, repr=False)
     _streamed: Streamed | None = field(default=None, repr=False)
     _under_way: bytes = field(default=b"", repr=False)
-    _goes_on: bool = field(default=False, repr=False)
 
     def next(
         self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
@@ -94,9 +98,10 @@ class Served:
             number=t,
             coding=self.coding,
             cohort=[device_name(client) for client in asked],
-            may_go_back=self.goes_on(),
+            may_go_back=self.goes_on,
             settings={**round_settings(t, plan), **told},
         )
+        self.goes_on = False
         self.inbox.begin(published.id)
         terms = terms_of(plan.cohorts, asked, self.seconds)
         self.summons.call(published.id, t, asked, self.seconds)
@@ -120,13 +125,7 @@ class Served:
 
     def load(self, data: bytes, layout: Layout) -> None:
         """Goes on from what `dump` returned."""
-        self._streamed, self._under_way, self._goes_on = None, data, True
-
-    def goes_on(self) -> bool:
-        """Whether the next round is the first of a run that was stopped: rounds that came to
-        nothing are not stored, so newer ones may be published already. True once."""
-        goes_on, self._goes_on = self._goes_on, False
-        return goes_on
+        self._streamed, self._under_way, self.goes_on = None, data, True
 
     def _stream(self, t: int, buffering: Buffering) -> Streamed:
         """What makes the rounds of an asynchronous run, with what was under way when it stopped."""

@@ -211,9 +211,10 @@ class Streamed:
             coding=self.served.coding,
             cohort=list(this.cohort),
             trailing=trailing,
-            may_go_back=self.served.goes_on(),
+            may_go_back=self.served.goes_on,
             settings=settings,
         )
+        self.served.goes_on = False
         # Uploads of rounds that are stored as under way stay until another step is stored.
         self.inbox.begin(published.id, list(self._versions))
         self._versions[published.id] = _Version(this.t, state.steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,17 +12,10 @@ import jax
 from keyhole.errors import InputError
 from keyhole.training.clients import Clients
 from keyhole.training.jobs import Job
-from keyhole.training.one_thread import is_one_thread, set_one_thread
+from keyhole.training.threads import is_one_thread, set_one_thread
 from keyhole.types import Tree
 
-__all__ = ["Cores", "count_cores", "keep_compiled", "use_one_thread"]
-
-
-def count_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+__all__ = ["Cores", "keep_compiled", "use_one_thread"]
 
 
 def use_one_thread() -> None:

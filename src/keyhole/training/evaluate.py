@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from keyhole.models.model import Batch, Model
-from keyhole.training.cores import count_cores
+from keyhole.training.threads import count_cores
 from keyhole.types import Array, Tree
 
 __all__ = ["predictor"]

@@ -20,7 +20,7 @@ from keyhole.errors import InputError, WorkerError
 from keyhole.server.allocator import keep_freed_memory
 from keyhole.training.clients import Clients
 from keyhole.training.jobs import Job
-from keyhole.training.one_thread import set_one_thread
+from keyhole.training.threads import set_one_thread
 from keyhole.types import Tree
 
 __all__ = ["MOST_ATTEMPTS", "Workers", "portable"]

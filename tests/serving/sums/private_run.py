@@ -23,6 +23,7 @@ from keyhole.training.aggregation.two_servers import TwoServers
 from keyhole.training.clients import Clients
 from keyhole.training.cohort import Cohorts
 from keyhole.training.plan import Plan
+from tests.serving.living_devices import living
 
 ROW = kh.KeySpace("row", 500)
 MODEL = {"bias": np.zeros(3, np.float32), "w": np.zeros((500, 12), np.float32)}
@@ -94,13 +95,7 @@ def devices(service, pair, clients=range(POPULATION), policy=None, to=None, popu
             except kh.KeyholeError as error:
                 met.append(error)
 
-    threads = [threading.Thread(target=live, args=(client,)) for client in clients]
-    with ExitStack() as stack:
-        for thread in threads:
-            stack.callback(thread.join)
-        stack.callback(stop.set)
-        for thread in threads:
-            thread.start()
+    with living(live, clients, stop):
         yield met
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from keyhole.errors import InputError, WorkerError
+from keyhole.training.threads import count_cores
 
 __all__ = ["connected", "find_ray", "living_nodes"]
 
@@ -97,7 +98,7 @@ def living_nodes(ray: Any) -> dict[str, float]:
 def _start(ray: Any, address: str | None, cpus: int | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     own = {
-        "num_cpus": cpus or len(os.sched_getaffinity(0)),
+        "num_cpus": cpus or count_cores(),
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
     }

@@ -15,7 +15,7 @@ from typing import Any
 from keyhole.engines.ray.session import find_ray
 from keyhole.server.allocator import keep_freed_memory
 from keyhole.training.clients import Clients
-from keyhole.training.one_thread import set_one_thread
+from keyhole.training.threads import set_one_thread
 from keyhole.training.workers import portable
 
 __all__ = ["LostError", "RayWorker", "fetch"]
