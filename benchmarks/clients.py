@@ -29,11 +29,11 @@ from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
 from keyhole.models.model import Model
 from keyhole.models.transformer import transformer
+from keyhole.rounds.clients import ClientUpdate
+from keyhole.rounds.cores import use_one_thread
+from keyhole.rounds.local_training import LocalSgd, draw_batches
 from keyhole.server.allocator import keep_freed_memory
-from keyhole.server.submodels import select_submodels
-from keyhole.training.client_update import ClientUpdate
-from keyhole.training.cores import use_one_thread
-from keyhole.training.local_sgd import LocalSgd, draw_batches
+from keyhole.server.state import select_submodels
 
 try:
     import torch

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import Goal, finish, machine_facts, parser, progress
-from keyhole.delivery.plan import capacity
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.prices import price_of
-from keyhole.delivery.plan.service_speeds import ServiceSpeeds
-from keyhole.delivery.plan.sums import sum_price_of
-from keyhole.serving.coordinator import Pace
+from keyhole.planner import capacity
+from keyhole.planner.prices import price_of
+from keyhole.planner.speeds import ServiceSpeeds
+from keyhole.planner.sums import sum_price_of
+from keyhole.planner.workload import Need
+from keyhole.wire.assignment import Pace
 from round_cells.service_costs import (
     ServiceCosts,
     measure_service,

@@ -29,7 +29,7 @@ from harness import (
     parser,
     progress,
 )
-from keyhole.server import gather_rows, scatter_add_rows
+from keyhole.server.rows import gather_rows, scatter_add_rows
 
 CLIENTS = 50
 TABLES = ((10_000, 500), (100_000, 500), (1_000_000, 64))

@@ -94,14 +94,13 @@ def keyhole_round(num_keys: int, m: int, data: list[Data]) -> Callable[[], objec
     """Rounds of the library, each a call."""
     from keyhole.models.logistic import tag_regression
     from keyhole.primitives.layout import Layout
+    from keyhole.rounds.clients import Clients, ClientUpdate
+    from keyhole.rounds.local_training import LocalSgd
+    from keyhole.rounds.round import run_round
+    from keyhole.rounds.spec import Plan
+    from keyhole.sampling import Cohorts
     from keyhole.server.optimizers import Adagrad
     from keyhole.server.state import ServerState
-    from keyhole.training.client_update import ClientUpdate
-    from keyhole.training.clients import Clients
-    from keyhole.training.cohort import Cohorts
-    from keyhole.training.local_sgd import LocalSgd
-    from keyhole.training.plan import Plan
-    from keyhole.training.round import run_round
 
     model = tag_regression(num_keys, TAGS)
     (cut,) = model.cuts

@@ -23,9 +23,9 @@ PACKAGES = {
     "keyhole.delivery": "How slices travel, in process, and what each way costs.",
     "keyhole.keys": "How clients choose keys.",
     "keyhole.data": "Client data: known files, imported once.",
-    "keyhole.training": "Algorithms 1 and 2, and runs of them.",
-    "keyhole.tasks": "The experiments, and what runs them.",
-    "keyhole.serving": "Slices and updates over a network.",
+    "keyhole.rounds": "Algorithms 1 and 2, and runs of them.",
+    "keyhole.experiments": "The experiments, and what runs them.",
+    "keyhole.service": "Slices and updates over a network.",
     "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
 }
 

@@ -15,9 +15,13 @@ from pathlib import Path
 import numpy as np
 
 import keyhole as kh
-from keyhole.delivery.parties import PARTIES
-from keyhole.server import SGD, ServerState
-from keyhole.serving import Device, PirFetch, Publisher, RelayedFetch
+from keyhole.delivery.base import PARTIES
+from keyhole.device.device import Device
+from keyhole.device.private import PirFetch
+from keyhole.device.relayed import RelayedFetch
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.service.publishing import Publisher
 
 WORDS, NUMBERS, MOST_KEYS = 5_000, 64, 100
 WORD = kh.KeySpace("word", WORDS)

@@ -8,14 +8,13 @@ trains, and shares its update so that the servers together learn the sum and nei
 
 import numpy as np
 
-from keyhole.private.pir import two_server
-from keyhole.private.pir.database import Database
-from keyhole.private.pir.terms import name_of_round
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.fixed_point import FixedPoint
-from keyhole.private.secure_sum.sparse_client import share_rows
-from keyhole.private.secure_sum.sparse_server import SparseServer, combine
-from keyhole.private.secure_sum.sparse_terms import SparseTerms
+from keyhole.aggregation.two_servers.client import share_rows
+from keyhole.aggregation.two_servers.sparse import SparseTerms
+from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
+from keyhole.crypto.prg import Prg
+from keyhole.crypto.ring import FixedPoint
+from keyhole.delivery.pir import two_server
+from keyhole.delivery.pir.database import Database, name_of_round
 
 WORDS, WIDTH, MOST_KEYS = 2_000, 16, 100
 CLIENTS = {"ann": range(60), "ben": range(40, 140), "cem": range(1_900, 1_990)}

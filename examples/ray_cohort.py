@@ -15,12 +15,12 @@ import numpy as np
 
 import keyhole as kh
 from keyhole.engines.ray.engine import RayEngine
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import start_run
-from keyhole.training.plan import Plan
 
 WORD = kh.KeySpace("word", 1000)
 LAYOUT = kh.Layout.of({"weight": np.zeros(1000, np.float32)}, kh.Cut(WORD, {"weight": 0}))

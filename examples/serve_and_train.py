@@ -19,20 +19,19 @@ from threading import Thread
 import numpy as np
 
 import keyhole as kh
-from keyhole.server import SGD, ServerState
-from keyhole.serving import (
-    Device,
-    Keyring,
-    PopulationClient,
-    Publisher,
-    Served,
-    SpoolInbox,
-    UpdateSpool,
-    device_name,
-    keep_taking_part,
-    new_key,
-)
-from keyhole.training import Clients, Cohorts, Plan, start_run
+from keyhole.device.device import Device
+from keyhole.device.take_part import PopulationClient, keep_taking_part
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.service.access import Keyring, new_key
+from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.publishing import Publisher
+from keyhole.service.served import Served
+from keyhole.service.spool import UpdateSpool
 
 DEVICES, ROUNDS, FEATURES, OUTPUTS = 5, 4, 10_000, 16
 FEATURE = kh.KeySpace("feature", FEATURES)

@@ -9,10 +9,11 @@ stackexchange in the folder KEYHOLE_DATA. Prints a table for docs/experiments.md
 
 import numpy as np
 
-from keyhole.data import open_dataset
-from keyhole.keys import random_own, top
-from keyhole.tasks import Experiment, sweep_named
-from keyhole.training import generator
+from keyhole.data.open import open_dataset
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.sweeps import sweep_named
+from keyhole.keys.structured import random_own, top
+from keyhole.sampling import generator
 
 ARM = "so_tag-top100-words"
 TRIALS, SHOWN = range(2), (50, 100, 150, 200)

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.tasks.demo import COHORT, demo_arms, demo_data
-from keyhole.tasks.experiment import Experiment
-from keyhole.training.buffering import Buffering, fade
-from keyhole.training.loop import start_run
+from keyhole.experiments.demo import COHORT, demo_arms, demo_data
+from keyhole.experiments.experiment import Experiment
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.machine import Buffering, fade
 
 STEPS, SEEDS = 60, range(3)
 ARM = "top 100 words"

@@ -19,9 +19,9 @@ PACKAGES = [
     "keyhole.keys",
     "keyhole.models",
     "keyhole.server",
-    "keyhole.serving",
-    "keyhole.tasks",
-    "keyhole.training",
+    "keyhole.service",
+    "keyhole.experiments",
+    "keyhole.rounds",
 ]
 
 
@@ -79,7 +79,7 @@ def test_importing_keyhole_loads_nothing_heavy():
 
 
 def test_importing_the_simulator_does_not_load_jax():
-    loaded = run("import sys, keyhole.training, keyhole.server; print(*sys.modules)").split()
+    loaded = run("import sys, keyhole.rounds, keyhole.server; print(*sys.modules)").split()
     assert "jax" not in loaded
 
 

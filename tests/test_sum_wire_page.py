@@ -14,18 +14,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from keyhole.aggregation.two_servers import messages as whole_messages
+from keyhole.aggregation.two_servers.messages import pack_agreed, pack_list, pack_share
+from keyhole.aggregation.two_servers.params import WholeTerms, part_terms
+from keyhole.aggregation.two_servers.server import WholeServer
+from keyhole.aggregation.two_servers.sparse import CHECK_BYTES, HEAD_BYTES, OWN_BYTES
+from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum import whole_messages
-from keyhole.private.secure_sum.framing import CHECK_BYTES, HEAD_BYTES
-from keyhole.private.secure_sum.sparse_messages import OWN_BYTES
-from keyhole.private.secure_sum.whole_messages import pack_agreed, pack_list, pack_share
-from keyhole.private.secure_sum.whole_server import WholeServer
-from keyhole.private.secure_sum.whole_terms import WholeTerms, part_terms
-from keyhole.serving.device.client import Client
-from keyhole.serving.service.access import Keyring
-from keyhole.serving.sums.aggregator import AggregatorApp
-from keyhole.serving.sums.messages import (
+from keyhole.service.access import Keyring
+from keyhole.service.sum_peers import PeerLine
+from keyhole.service.sum_routes import AggregatorApp, Keyrings, SumRoutes
+from keyhole.service.sum_settings import AggregatorSettings, upload_bytes_of
+from keyhole.service.sums import SumFiles
+from keyhole.wire.http import Client
+from keyhole.wire.sums import (
     Closing,
     Failure,
     Opening,
@@ -33,12 +35,8 @@ from keyhole.serving.sums.messages import (
     SumPhase,
     SumStatus,
     peer_name,
+    sum_settings,
 )
-from keyhole.serving.sums.peer_line import PeerLine
-from keyhole.serving.sums.routes import Keyrings, SumRoutes
-from keyhole.serving.sums.settings import AggregatorSettings, upload_bytes_of
-from keyhole.serving.sums.sum_files import SumFiles
-from keyhole.serving.sums.sum_send import sum_settings
 from tests.helpers import ROOT
 from tests.private.secure_sum.whole_sums import PARTS, add_all, agree, shares_of, terms_of
 

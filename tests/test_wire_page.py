@@ -9,21 +9,22 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole import errors
-from keyhole.private.dpf import Domain
-from keyhole.private.enclave.terms import EnclaveTerms
-from keyhole.private.pir import two_server
-from keyhole.private.pir.batch import Batch
-from keyhole.private.pir.database import Database
-from keyhole.private.pir.messages import REFUSAL, seal
-from keyhole.server.record_sums import sum_records
-from keyhole.serving.manifest import FieldInfo, Manifest, SegmentInfo, SpaceInfo, TableInfo
-from keyhole.serving.pir.routes import PirRoutes
-from keyhole.serving.pir.schemes import name_table
-from keyhole.serving.relay import gateway_routes, relay
-from keyhole.serving.service.access import Claims
-from keyhole.serving.service.slice_routes import SliceRoutes
-from keyhole.serving.service.update_routes import UpdateRoutes
-from keyhole.serving.wire import Ask, encode_query
+from keyhole.crypto.dpf import Domain
+from keyhole.delivery.enclave.evidence import EnclaveTerms
+from keyhole.delivery.pir import two_server
+from keyhole.delivery.pir.database import Database
+from keyhole.delivery.pir.messages import REFUSAL, seal
+from keyhole.delivery.pir.two_server import Batch
+from keyhole.server.checksums import sum_records
+from keyhole.service import gateway as gateway_routes
+from keyhole.service import relay
+from keyhole.service.access import Claims
+from keyhole.service.app import UpdateRoutes
+from keyhole.service.private_routes import PirRoutes
+from keyhole.service.slice_routes import SliceRoutes
+from keyhole.wire.manifest import FieldInfo, Manifest, SegmentInfo, SpaceInfo, TableInfo
+from keyhole.wire.messages import Ask, encode_query
+from keyhole.wire.private import name_table
 from tests.helpers import ROOT
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()

@@ -8,16 +8,15 @@ from functools import cache
 
 import numpy as np
 
+from keyhole.arrays import Tree
 from keyhole.data.synthetic import make_synthetic
-from keyhole.tasks.arms import arm_of
-from keyhole.tasks.experiment import Experiment
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.cores import use_one_thread
-from keyhole.training.plan import Plan
-from keyhole.training.round import run_round
-from keyhole.training.visit import Executor
-from keyhole.types import Tree
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.experiment import Experiment
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.cores import use_one_thread
+from keyhole.rounds.round import Executor, run_round
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 
 WRITERS = 200  # with 18 to 180 images; clients beyond them have the same images again
 

@@ -19,11 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import Goal, progress
-from keyhole.engines.flower.local import CONNECTION, superlink_command, supernode_command
-from keyhole.engines.flower.processes import Children, environment, flower_command, free_port
+from keyhole.engines.flower.local import (
+    CONNECTION,
+    Children,
+    environment,
+    flower_command,
+    free_port,
+    listens,
+    superlink_command,
+    supernode_command,
+)
 from keyhole.engines.flower.project import write_project
-from keyhole.engines.flower.services import listens
-from keyhole.serving.service.access import new_key
+from keyhole.service.access import new_key
 
 MOST_ADDED = 0.1  # of Flower's own latency
 PATIENCE = 900.0  # seconds for all rounds of an app

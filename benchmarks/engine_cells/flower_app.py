@@ -16,10 +16,9 @@ from flwr.serverapp import Grid
 
 from engine_cells.crowd import Crowd
 from keyhole import tree
-from keyhole.training.clients import Clients
-from keyhole.training.jobs import Job
-from keyhole.training.randomness import generator
-from keyhole.types import Tree
+from keyhole.arrays import Tree
+from keyhole.rounds.clients import Clients, Job
+from keyhole.sampling import generator
 
 PATIENCE = 300.0  # seconds for a round
 POLL = 0.005  # seconds between two looks at replies; Flower's own `send_and_receive` takes 0.1

@@ -8,8 +8,8 @@ from engine_cells.crowd import Crowd
 from engine_cells.spent import Spent, spent_by
 from harness import Goal
 from keyhole.engines.ray.engine import RayEngine
+from keyhole.rounds.round import in_process
 from keyhole.server.allocator import keep_freed_memory
-from keyhole.training.visit import in_process
 
 WORKERS = 2
 MOST_ADDED = 2.0  # ms for each client

@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 
 from harness import Goal
-from keyhole.private.pir.two_server import TwoServer, TwoServerAsker, terms_of
-from keyhole.serving.wire import Ask, encode_query
+from keyhole.delivery.pir.two_server import TwoServer, TwoServerAsker, terms_of
+from keyhole.wire.messages import Ask, encode_query
 from private_cells.tables import Table
 
 TURNS, TOGETHER = 9, 16

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal, Timing, measure, memcpy
-from keyhole.private.pir.lwe import BLOCK, Columns
-from keyhole.private.pir.lwe_shape import LweShape
+from keyhole.delivery.pir.lwe import BLOCK, Columns, LweShape
 from private_cells.tables import Table
 
 GOAL = 0.6  # of memcpy

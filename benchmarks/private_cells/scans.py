@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal, Timing, measure, memcpy
-from keyhole.private.pir.xor_scan import plain_scan_rows, scan_rows
+from keyhole.delivery.pir.scan import plain_scan_rows, scan_rows
 from private_cells.tables import Table
 
 ONE_GOAL, MANY_GOAL = 0.9, 3.0  # of memcpy

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal
-from keyhole.private.pir.two_server import TwoServer, TwoServerAsker, terms_of
+from keyhole.delivery.pir.two_server import TwoServer, TwoServerAsker, terms_of
 from private_cells.clients import timed
 from private_cells.tables import make_table
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.private.pir.database import Database
-from keyhole.private.pir.terms import name_of_round
+from keyhole.delivery.pir.database import Database, name_of_round
 
 RECORD = 2048  # bytes of a slice
 _PIECE = 1 << 16  # slices drawn at a time

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapreplace
 
-from keyhole.serving.service.limits import Limits
+from keyhole.service.limits import Limits
 
 WAITING = Limits().waiting  # requests that one worker lets wait; it has one worker for each core
 

@@ -23,17 +23,15 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole import Cut, KeySpace, Layout
-from keyhole.delivery.plan.machine import Machine
-from keyhole.delivery.plan.service_speeds import ServiceSpeeds
-from keyhole.primitives.keyspace import Keys
-from keyhole.server.aggregation import sum_updates
+from keyhole.planner.speeds import Machine, ServiceSpeeds
+from keyhole.primitives.keyspace import Keys, KeySpace
+from keyhole.primitives.layout import Cut, Layout
 from keyhole.server.optimizers import SGD
+from keyhole.server.row_sums import sum_updates, usable
 from keyhole.server.state import ServerState
-from keyhole.server.updates import usable
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.service.access import Keyring, new_key
-from keyhole.serving.wire import Ask, decode_update, encode_query, encode_update
+from keyhole.service.access import Keyring, new_key
+from keyhole.service.publishing import Publisher
+from keyhole.wire.messages import Ask, decode_update, encode_query, encode_update
 from slice_peers.processes import cpu_seconds, free_port, serving
 
 NUM_KEYS, WIDTH = 100_000, 64  # rows of 256 bytes

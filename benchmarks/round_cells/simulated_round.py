@@ -20,11 +20,11 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.serving.coordinator import Admission, Pace, admit
-from keyhole.serving.device.retrying import Retry
-from keyhole.serving.served import device_name
-from keyhole.serving.tables import Current
-from keyhole.training.round_machine import Answered, Reached, RoundMachine, Terms
+from keyhole.rounds.machine import Answered, Reached, RoundMachine, Terms
+from keyhole.service.inbox import device_name
+from keyhole.wire.assignment import Admission, Pace, admit
+from keyhole.wire.sockets import Retry
+from keyhole.wire.tables import Current
 from round_cells.queues import Queue
 from round_cells.service_costs import ServiceCosts
 

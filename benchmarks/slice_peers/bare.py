@@ -13,7 +13,7 @@ import uvloop
 
 from keyhole.server.allocator import keep_freed_memory
 
-_BEFORE_KEYS = 16  # bytes of a query in front of its keys: head and block of `serving/wire.py`
+_BEFORE_KEYS = 16  # bytes of a query in front of its keys: head and block of `wire/messages.py`
 
 
 class Gather(asyncio.Protocol):

@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import Goal, aligned_zeros, memcpy, progress
 from keyhole.delivery.sources import sources_of
 from keyhole.server.state import ServerState
-from keyhole.serving.files.publishing import Publisher
+from keyhole.service.publishing import Publisher
 from slice_peers.published import WIDTH, make_state
 
 OF_MEMCPY, DURABLE_OF_MEMCPY = 0.4, 0.15

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from keyhole import Cut, KeySpace, Layout
 from keyhole.delivery.sources import sources_of
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import Cut, Layout
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.slice_files import records_path, table_path
-from keyhole.serving.wire import Ask, encode_query
+from keyhole.service.publishing import Publisher
+from keyhole.service.segments import records_path, table_path
+from keyhole.wire.messages import Ask, encode_query
 from slice_peers.load import ask, http_length
 
 WIDTH = 512  # numbers of a slice of 2 KB

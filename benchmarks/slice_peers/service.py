@@ -19,19 +19,13 @@ import numpy as np
 
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
-from keyhole.server.record_sums import sum_records
-from keyhole.serving.files.reading import RoundsDirectory
-from keyhole.serving.manifest import (
-    TableInfo,
-    describe_round,
-    encode_manifest,
-    name_round,
-    table_info,
-)
-from keyhole.serving.on_demand.rounds import OnDemandRounds
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import Listen, run
-from keyhole.serving.tables import Current, Fetched, OpenRound, RoundSource
+from keyhole.server.checksums import sum_records
+from keyhole.service.app import App
+from keyhole.service.on_demand import OnDemandRounds
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.transport import Listen, run
+from keyhole.wire.manifest import TableInfo, describe_round, encode_manifest, name_round, table_info
+from keyhole.wire.tables import Current, Fetched, OpenRound, RoundSource
 
 WIDTH = 512  # numbers of a slice of 2 KB
 MOST_BYTES = 1 << 30

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal, measure
-from keyhole.private.secure_sum.masks import add_masks
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.crypto.ring import add_masks
 from sum_cells import flower
 from sum_cells.cohort import timed
 from sum_cells.parties import run_timed

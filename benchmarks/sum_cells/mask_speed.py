@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal, Timing, aligned_zeros, measure, memcpy
-from keyhole.private.secure_sum.masks import add_mask, add_masks
+from keyhole.crypto.ring import add_mask, add_masks
 
 GOAL = 0.4  # of memcpy
 MANY = 16

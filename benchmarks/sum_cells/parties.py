@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.private.secure_sum.secagg_client import SecAggClient
-from keyhole.private.secure_sum.secagg_server import SecAggServer
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
+from keyhole.aggregation.masked.client import SecAggClient
+from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.server import SecAggServer
 from sum_cells.cohort import timed
 
 

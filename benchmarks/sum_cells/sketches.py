@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
-from keyhole.private.secure_sum.sketch import SketchShape, decode, encode
+from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.sketch import SketchShape, decode, encode
 from sum_cells.cohort import Cohort, timed
 from sum_cells.parties import run_timed
 

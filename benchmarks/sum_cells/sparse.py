@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal
-from keyhole.private.secure_sum.sparse_client import SparseShares, share_rows
-from keyhole.private.secure_sum.sparse_server import SparseServer
-from keyhole.private.secure_sum.sparse_terms import SparseTerms
+from keyhole.aggregation.two_servers.client import SparseShares, share_rows
+from keyhole.aggregation.two_servers.sparse import SparseTerms
+from keyhole.aggregation.two_servers.sparse_server import SparseServer
 from sum_cells.cohort import Cohort, timed
 
 BYTES_GOAL = 1.5  # times the bytes in the clear

@@ -1,30 +1,26 @@
 """keyhole: federated select. Clients receive, train and return only the slices they name.
 
 The names here are the primitives of the paper and need NumPy alone. What builds on them:
-`keyhole.server` (the same at memory speed), `keyhole.models` (JAX), `keyhole.training` (Algorithms
+`keyhole.server` (the same at memory speed), `keyhole.models` (JAX), `keyhole.rounds` (Algorithms
 1 and 2).
 """
 
 from keyhole.errors import KeyholeError
-from keyhole.primitives.aggregate import (
+from keyhole.primitives.coding import HalfPrecision, Quantized, decode
+from keyhole.primitives.deselect import (
     aggregate,
     aggregate_mean,
     aggregate_median,
     aggregate_sum,
     aggregate_trimmed_mean,
     aggregate_weighted_mean,
-)
-from keyhole.primitives.broadcast import broadcast
-from keyhole.primitives.cuts import Cut
-from keyhole.primitives.deselect import (
     deselect,
     deselect_mean,
     deselect_mean_per_key,
     deselect_sum,
 )
-from keyhole.primitives.keymaps import Buckets, Product, Sequences
-from keyhole.primitives.keyspace import Keys, KeySpace
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.keyspace import Buckets, Keys, KeySpace, Product, Sequences
+from keyhole.primitives.layout import Cut, Layout
 from keyhole.primitives.placement import (
     ClientValue,
     ServerValue,
@@ -32,17 +28,18 @@ from keyhole.primitives.placement import (
     at_server,
     map_clients,
 )
-from keyhole.primitives.reductions import (
+from keyhole.primitives.select import (
+    broadcast,
     broadcast_as_select,
     fuse_broadcast,
     fuse_selects,
+    generalized_select,
     many_as_one,
+    select,
     select_buckets,
     shared_as_key,
     with_shared_key,
 )
-from keyhole.primitives.select import generalized_select, select
-from keyhole.primitives.transforms import HalfPrecision, Quantized, decode
 
 __all__ = [
     "Buckets",

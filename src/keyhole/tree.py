@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Tree
 from keyhole.errors import ShapeError
-from keyhole.types import Tree
-
-__all__ = ["ROOT", "flatten", "get", "map_leaves", "unflatten"]
 
 ROOT = "."
 

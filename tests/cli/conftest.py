@@ -13,7 +13,7 @@ COMMAND = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]
 @pytest.fixture(autouse=True)
 def threads_as_they_are(monkeypatch):
     """Other tests of this process may have started JAX, which fixes the number of its threads."""
-    monkeypatch.setattr("keyhole.training.cores.use_one_thread", lambda: None)
+    monkeypatch.setattr("keyhole.rounds.cores.use_one_thread", lambda: None)
 
 
 @pytest.fixture(scope="session")

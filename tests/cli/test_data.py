@@ -18,8 +18,8 @@ from rich.filesize import decimal
 
 from keyhole.cli.data import data
 from keyhole.cli.main import main
-from keyhole.cli.progress import progress_bars
 from keyhole.cli.report import report
+from keyhole.cli.screen import progress_bars
 from tests.data import files
 from tests.report.runs import write_sweep
 

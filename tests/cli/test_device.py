@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from keyhole.cli.deliveries import fetch_of
-from keyhole.cli.device import _line_of, _take_part, device
-from keyhole.cli.inputs import load_data
-from keyhole.cli.notices import Notices
+from keyhole.cli.device import _line_of, _take_part, device, fetch_of
+from keyhole.cli.options import load_data
+from keyhole.cli.screen import Notices
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
+from keyhole.device.device import Device
+from keyhole.device.take_part import Taken
 from keyhole.errors import AccessError, InputError, KeyholeError, NotFoundError, StorageError
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.participation import Taken
-from keyhole.serving.device.retrying import Clock
-from keyhole.serving.wire import encode_update
-from keyhole.tasks.arms import arm_of
-from keyhole.tasks.experiment import Experiment
-from keyhole.training.clients import choose_keys
-from keyhole.training.jobs import Job
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.experiment import Experiment
+from keyhole.rounds.clients import Job, choose_keys
+from keyhole.wire.messages import encode_update
+from keyhole.wire.sockets import Clock
 from tests.helpers import LAYOUTS
 from tests.serving.scripted import answer, refusal, scripted
 from tests.serving.small_service import small_service

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from keyhole.cli import main as cli
-from keyhole.delivery.names import DELIVERIES
-from keyhole.delivery.plan.capacity import Fleet, delivery_needs
-from keyhole.delivery.plan.planner import Need, price_of
-from keyhole.delivery.plan.trust import TRUSTS
+from keyhole.delivery.base import DELIVERIES
+from keyhole.planner.capacity import Fleet, delivery_needs
+from keyhole.planner.prices import price_of
+from keyhole.planner.workload import TRUSTS, Need
 
 PAPER = ("--num-keys", "1e4", "--keys-per-client", "1_000", "--slice-bytes", "2000")
 COHORT = ("--cohort", "50")

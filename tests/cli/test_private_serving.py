@@ -8,26 +8,23 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.device import device
-from keyhole.cli.inputs import load_data
-from keyhole.cli.private_serving import check_tables, extra_routes
-from keyhole.cli.serve import serve
+from keyhole.cli.options import load_data
+from keyhole.cli.serve import check_tables, extra_routes, serve
 from keyhole.cli.token import token
+from keyhole.delivery.pir.database import Terms
+from keyhole.delivery.relay.ohttp import GatewayKey
+from keyhole.device.device import Device
+from keyhole.device.private import PirFetch
 from keyhole.errors import InputError
-from keyhole.private.oblivious.key_config import GatewayKey
-from keyhole.private.pir.terms import Terms
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.retrying import Retry
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.pir.pir_fetch import PirFetch
-from keyhole.serving.relay.gateway_line import GatewayLine
-from keyhole.serving.relay.gateway_routes import gateway_routes
-from keyhole.serving.relay.mixing import Mix
-from keyhole.serving.relay.relay import RelayApp
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
-from keyhole.tasks.arms import arm_of
-from keyhole.tasks.experiment import Experiment
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.experiment import Experiment
+from keyhole.service.app import App
+from keyhole.service.gateway import gateway_routes
+from keyhole.service.publishing import Publisher
+from keyhole.service.relay import GatewayLine, Mix, RelayApp
+from keyhole.service.transport import serving
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Retry
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.serving.memory_rounds import MemoryRounds
 from tests.serving.pir.pair import ONE, TWO, pair

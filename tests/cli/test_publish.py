@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from keyhole.cli.publish import publish
+from keyhole.device.device import Device
 from keyhole.errors import KeyholeError
 from keyhole.server.snapshots import load_snapshot
-from keyhole.serving.device.device import Device
-from keyhole.serving.files.reading import RoundsDirectory, verify_round
+from keyhole.service.reading import RoundsDirectory, verify_round
 from tests.helpers import assert_trees_equal
 from tests.serving.service_process import service
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from keyhole.aggregation.named import AGGREGATIONS
 from keyhole.cli.train import train
-from keyhole.delivery.names import DELIVERIES
+from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import InputError
+from keyhole.experiments.arms import arm_of
+from keyhole.rounds.record import read_records
 from keyhole.server.store import recover
-from keyhole.tasks import arm_of
-from keyhole.training.aggregation.named import AGGREGATIONS
-from keyhole.training.record import read_records
 from tests.helpers import ROOT
 
 pytest.importorskip("dp_accounting")

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from keyhole.tasks.named import TASKS
-from keyhole.tasks.sweeps import SWEEPS
-from keyhole.training.record import read_records
+from keyhole.experiments.named import TASKS
+from keyhole.experiments.sweeps import SWEEPS
+from keyhole.rounds.record import read_records
 from tests.cli.conftest import COMMAND
 from tests.helpers import ROOT
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from keyhole.cli.trust import trust_table
-from keyhole.training.record import RoundRecord
+from keyhole.cli.screen import trust_table
+from keyhole.rounds.record import RoundRecord
 
 
 @pytest.mark.parametrize(

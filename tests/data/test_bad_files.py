@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from keyhole.data import list_datasets, open_dataset
+from keyhole.data.open import list_datasets, open_dataset
 from keyhole.errors import InputError
 from tests.data import files
 

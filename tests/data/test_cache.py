@@ -9,9 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from keyhole.data import cache_root, list_datasets, open_dataset, verify
-from keyhole.data.cache import read_manifest
-from keyhole.data.open import find_dataset, import_dataset
+from keyhole.data.cache import cache_root, read_manifest
+from keyhole.data.open import find_dataset, import_dataset, list_datasets, open_dataset, verify
 from keyhole.errors import InputError, StorageError
 from tests.data import files
 from tests.helpers import ROOT

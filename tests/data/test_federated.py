@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.data import FederatedData, Ragged, draw_pool, hold_out
-from keyhole.data.texts import Texts, encode_texts
+from keyhole.data.columns import Texts, encode_texts
+from keyhole.data.federated import FederatedData, Ragged, draw_pool, hold_out
 from keyhole.errors import InputError
 
 ROWS = st.lists(st.lists(st.integers(0, 99), max_size=5), max_size=8)

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from keyhole.data import open_dataset
+from keyhole.data.open import open_dataset
 from keyhole.errors import InputError
 from tests.data import files
 

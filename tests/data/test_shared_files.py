@@ -5,7 +5,7 @@ import lzma
 import numpy as np
 import pytest
 
-from keyhole.data import open_dataset
+from keyhole.data.open import open_dataset
 from tests.helpers import shared_file
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.data.synthetic_posts import _word_names, make_posts
+from keyhole.data.posts import _word_names, make_posts
 
 TOPICS = 20
 

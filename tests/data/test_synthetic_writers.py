@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.data.synthetic_writers import (
+from keyhole.data.writers import (
     CHARACTERS,
     CLASS_CONCENTRATION,
     FONTS,

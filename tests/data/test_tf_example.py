@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.data.readers.tf_example import decode_example
+from keyhole.data.readers.tff import decode_example
 from keyhole.errors import InputError
 from tests.data.files import encode_example, field, varint
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.data.vocabulary import Lexicon, renumber_file
+from keyhole.data.columns import Lexicon, renumber_file
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcdefgh")), max_size=8)
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery.assembly import assemble, keep_found, most_keys_of
-from keyhole.delivery.records import PLAIN, records_of
+from keyhole.delivery.records import PLAIN, assemble, keep_found, records_of
+from keyhole.primitives.layout import most_keys_of
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery.excerpt import Excerpt
+from keyhole.delivery.clear import Coded, on_demand
 from keyhole.delivery.records import Coding
-from keyhole.delivery.ways import Coded, on_demand
+from keyhole.delivery.sources import Excerpt
 from keyhole.errors import KeySpaceError
 from keyhole.primitives.layout import select_rows
 from keyhole.primitives.placement import at_clients, observe

@@ -9,17 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery.catalogue import delivery_named
-from keyhole.delivery.leakage import KEYS_OF_SOMEBODY, WHO_TAKES_PART
-from keyhole.delivery.names import PRIVATE_DELIVERIES
-from keyhole.delivery.parties import PARTIES
-from keyhole.delivery.plan.lengths import traffic_of
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.worth import check_model_worth
-from keyhole.delivery.private_way import PrivateWay
+from keyhole.crypto.cuckoo import batch_shape
+from keyhole.delivery.base import KEYS_OF_SOMEBODY, PARTIES, PRIVATE_DELIVERIES, WHO_TAKES_PART
+from keyhole.delivery.exchange import PrivateWay
+from keyhole.delivery.named import delivery_named
+from keyhole.delivery.pir.messages import Retrieved
 from keyhole.errors import AttestationError, CostlyError, InputError, ServiceError
-from keyhole.private.pir.cuckoo import batch_shape
-from keyhole.private.pir.retrieval import Retrieved
+from keyhole.planner.planner import check_model_worth
+from keyhole.planner.prices import traffic_of
+from keyhole.planner.workload import Need
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery import Coded, Coding, broadcast, on_demand, pregenerated
-from keyhole.delivery.records import RecordField, Records, records_of
+from keyhole.delivery.clear import Coded, broadcast, on_demand, pregenerated
+from keyhole.delivery.records import Coding, RecordField, Records, records_of
 from keyhole.delivery.sources import FunctionSource, sources_of
 from keyhole.errors import InputError, NotFiniteError, ShapeError
-from keyhole.primitives.transforms import HalfPrecision, Quantized, decode
+from keyhole.primitives.coding import HalfPrecision, Quantized, decode
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery import broadcast, on_demand, pregenerated
-from keyhole.delivery.leakage import KEYS_AND_WHOSE, NOTHING
+from keyhole.delivery.base import KEYS_AND_WHOSE, NOTHING
+from keyhole.delivery.clear import broadcast, on_demand, pregenerated
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read

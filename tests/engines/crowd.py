@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from keyhole.errors import InputError
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.jobs import Job
+from keyhole.rounds.clients import Clients, Job
+from keyhole.sampling import Cohorts
 from tests.training import toy
 
 COUNT = 260

@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from keyhole.training.aggregation.named import aggregation_named
-from keyhole.training.buffering import Buffering
-from keyhole.training.cores import Cores
-from keyhole.training.loop import resume_run, start_run
-from keyhole.training.record import encode_records
-from keyhole.training.visit import in_process
-from keyhole.training.workers import Workers
+from keyhole.aggregation.named import aggregation_named
+from keyhole.rounds.cores import Cores
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.machine import Buffering
+from keyhole.rounds.record import encode_records
+from keyhole.rounds.round import in_process
+from keyhole.rounds.workers import Workers
 from tests.engines import crowd
 from tests.training import toy
 
@@ -122,7 +122,7 @@ def test_a_run_that_was_stopped_goes_on_elsewhere(engine, tmp_path):
 
 def test_the_contract_has_clients_of_every_fate():
     """Else the rows above would say less than they seem to."""
-    from keyhole.training.record import decode_records
+    from keyhole.rounds.record import decode_records
 
     records = decode_records(train_alone("dropouts and over-selection")[1])
     for fate in ("lost_before", "lost_after", "late", "refused"):

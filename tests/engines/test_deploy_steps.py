@@ -11,8 +11,8 @@ from importlib import import_module
 
 import pytest
 
-from keyhole.engines.flower.processes import QUIET
-from keyhole.serving.files.reading import RoundsDirectory
+from keyhole.engines.flower.local import QUIET
+from keyhole.service.reading import RoundsDirectory
 from tests.engines.deploy_steps import HERE, PAGE, commands, machine
 from tests.serving.fronts import certificate
 

@@ -7,11 +7,11 @@ import numpy as np
 
 import keyhole as kh
 from keyhole.engines.ray.session import find_ray
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.plan import Plan
 
 COUNT = 900
 ROW = kh.KeySpace("row", 120)

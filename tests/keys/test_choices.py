@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole import KeySpace
 from keyhole.errors import InputError
-from keyhole.keys import CHOICES, KeyCounts, always, choice_named, with_negatives
-from keyhole.keys.draws import draw_distinct
+from keyhole.keys.choice import KeyCounts, draw_distinct
+from keyhole.keys.combined import CHOICES, always, choice_named, with_negatives
 from keyhole.keys.sampled import every, independent
 from keyhole.keys.structured import random_own, random_top, top
+from keyhole.primitives.keyspace import KeySpace
 from tests.helpers import SEEDS
 
 STRUCTURED = {"top": top, "random": random_own, "random-top": random_top}

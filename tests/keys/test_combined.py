@@ -5,23 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole import Buckets, KeySpace
 from keyhole.errors import InputError, KeySpaceError
-from keyhole.keys import (
-    CHOICES,
-    KeyCounts,
-    always,
-    choose_with,
-    count_buckets,
-    every,
-    independent,
-    keys_within,
-    random_own,
-    share_of_keys,
-    top,
-    whole_buckets,
-    with_negatives,
-)
+from keyhole.keys.budget import keys_within, share_of_keys
+from keyhole.keys.choice import KeyCounts, choose_with
+from keyhole.keys.combined import CHOICES, always, with_negatives
+from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
+from keyhole.keys.structured import random_own, top
+from keyhole.primitives.keyspace import Buckets, KeySpace
 from tests.helpers import LAYOUTS, SEEDS
 from tests.keys.test_choices import COUNTS, NUMBERS, rng
 

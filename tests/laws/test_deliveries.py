@@ -12,19 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery import Coded, Coding, broadcast, on_demand, pregenerated
+from keyhole.delivery.clear import Coded, broadcast, on_demand, pregenerated
+from keyhole.delivery.records import Coding
+from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.delivery.sources import sources_of
-from keyhole.private.oblivious.key_config import GatewayKey
-from keyhole.serving import App, Device, OnDemandRounds, SliceCache, serving
-from keyhole.serving.device.client import Client
-from keyhole.serving.pir.pir_fetch import OneServerFetch, PirFetch
-from keyhole.serving.pir.routes import pir_routes
-from keyhole.serving.pir.settings import ROLES, PirSettings
-from keyhole.serving.relay.gateway_line import GatewayLine
-from keyhole.serving.relay.gateway_routes import gateway_routes
-from keyhole.serving.relay.mixing import Mix
-from keyhole.serving.relay.relay import RelayApp
-from keyhole.serving.relay.relayed_fetch import RelayedFetch
+from keyhole.device.cache import SliceCache
+from keyhole.device.device import Device
+from keyhole.device.private import OneServerFetch, PirFetch
+from keyhole.device.relayed import RelayedFetch
+from keyhole.service.app import App
+from keyhole.service.gateway import gateway_routes
+from keyhole.service.on_demand import OnDemandRounds
+from keyhole.service.private_routes import pir_routes
+from keyhole.service.relay import GatewayLine, Mix, RelayApp
+from keyhole.service.transport import serving
+from keyhole.wire.http import Client
+from keyhole.wire.private import ROLES, PirSettings
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, read
 from tests.serving.small_service import random_state, small_service
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole import tree
-from keyhole.primitives.padding import count_slots, resize_submodel, slot_masks
+from keyhole.primitives.coding import count_slots, resize_submodel, slot_masks
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, model_of
 
 

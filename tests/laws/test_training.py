@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.server.submodels import (
+from keyhole.rounds.algorithms import train, train_with_select
+from keyhole.server.state import (
     deselect_submodels_mean,
     deselect_submodels_mean_per_key,
     select_submodels,
 )
-from keyhole.training import train, train_with_select
 from tests.helpers import assert_trees_equal, load_example
 
 by_hand = load_example("algorithm2_by_hand")

@@ -9,8 +9,8 @@ from hypothesis.extra import numpy as hnp
 
 import keyhole as kh
 from keyhole.errors import InputError, NotFiniteError
-from keyhole.models import derive_deselect
-from keyhole.primitives.quantize import dequantize_rows, quantize_rows
+from keyhole.models.transpose import derive_deselect
+from keyhole.primitives.coding import dequantize_rows, quantize_rows
 from tests.helpers import assert_trees_equal
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
@@ -80,7 +80,7 @@ def test_numbers_on_a_level_are_exact():
 
 
 def test_noise_is_uniform_over_keys_and_positions():
-    from keyhole.primitives.noise import uniform
+    from keyhole.primitives.coding import uniform
 
     draws = uniform(5, np.arange(1000), 100)
     counts, _ = np.histogram(draws, bins=20, range=(0, 1))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole import tree
 from keyhole.errors import CohortError, KeySpaceError, NotFiniteError, ShapeError
-from keyhole.server.submodels import (
+from keyhole.server.state import (
     deselect_submodels_mean,
     deselect_submodels_mean_per_key,
     deselect_submodels_sum,

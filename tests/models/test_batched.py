@@ -9,8 +9,8 @@ import keyhole as kh
 from keyhole.delivery.records import Coding
 from keyhole.delivery.sources import FunctionSource, coding_of
 from keyhole.errors import ShapeError
-from keyhole.models.batched import batch_select
-from keyhole.primitives.transforms import HalfPrecision, Quantized, decode
+from keyhole.models.transpose import batch_select
+from keyhole.primitives.coding import HalfPrecision, Quantized, decode
 from tests.helpers import assert_trees_equal, key_lists
 
 ROW = kh.KeySpace("row", 6)

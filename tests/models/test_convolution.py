@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from keyhole.models.convolution import convolve, max_pool
-from keyhole.models.matmul import multiply
+from keyhole.models.cnn import convolve, max_pool
+from keyhole.models.dense import multiply
 
 
 def plain_convolve(images, kernel):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from keyhole.models.factorization import factorization
-from keyhole.primitives.padding import resize_submodel
-from keyhole.training.client_update import ClientUpdate
-from keyhole.training.local_sgd import LocalSgd
+from keyhole.primitives.coding import resize_submodel
+from keyhole.rounds.clients import ClientUpdate
+from keyhole.rounds.local_training import LocalSgd
 from tests.helpers import assert_trees_close, assert_trees_equal
 
 MODEL = factorization(movies=12, factors=3)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from keyhole import tree
 from keyhole.errors import ShapeError
-from keyhole.models.logistic import tag_regression
-from keyhole.models.sparse_logistic import _probability_minus, sparse_sgd
+from keyhole.models.logistic import _probability_minus, sparse_sgd, tag_regression
 from tests.helpers import SEEDS, assert_trees_close
 
 MODEL = tag_regression(words=30, tags=6)

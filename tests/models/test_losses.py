@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keyhole.models.losses import cross_entropy, masked_mean
+from keyhole.models.dense import cross_entropy, masked_mean
 
 
 def plain(logits, labels):

@@ -11,7 +11,7 @@ from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
 from keyhole.models.transformer import TransformerSizes, transformer
-from keyhole.primitives.padding import resize_submodel, slot_masks
+from keyhole.primitives.coding import resize_submodel, slot_masks
 from tests.helpers import assert_trees_close, assert_trees_equal
 
 SMALL = TransformerSizes(words=11, embedding=6, width=8, heads=2, neurons=5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.errors import KeySpaceError, NotLinearError, ShapeError
-from keyhole.models import derive_deselect
+from keyhole.models.transpose import derive_deselect
 from tests.helpers import SEEDS, assert_trees_equal, key_lists
 
 ROW = kh.KeySpace("row", 6)

@@ -89,8 +89,8 @@ def test_broadcast_reaches_those_who_are_still_there():
 @pytest.mark.parametrize(
     ("door", "users"),
     [
-        ("contributions", {"primitives/aggregate.py", "server/submodels.py"}),
-        ("observe", {"delivery/demand.py", "training/visit.py"}),
+        ("contributions", {"primitives/deselect.py", "server/state.py"}),
+        ("observe", {"delivery/records.py", "rounds/round.py"}),
     ],
 )
 def test_only_those_named_here_use_a_door_out_of_a_client_placement(door, users):

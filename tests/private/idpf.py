@@ -1,7 +1,7 @@
 """The incremental point function of the VDAF draft, on the steps of our own trees.
 
 The draft gives every level a value, which ours have at the leaves alone: fields, conversions and
-the derivation of keys stand here; extending nodes and correcting them is `keyhole.private.dpf`.
+the derivation of keys stand here; extending nodes and correcting them is `keyhole.crypto.dpf`.
 The last level of the draft extends with TurboSHAKE, the others with AES under a fixed key.
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.private.dpf import apply_corrections, correct_level, extend
-from keyhole.private.prg import FixedKeyAes
+from keyhole.crypto.dpf import apply_corrections, correct_level, extend
+from keyhole.crypto.prg import FixedKeyAes
 from tests.private.turboshake import turboshake128
 
 FIELD_64 = (2**32 * 4294967295 + 1, 8)  # modulus, bytes of an element

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from keyhole.crypto import once as asking
+from keyhole.crypto.once import Once
 from keyhole.errors import ReplayError
-from keyhole.private import asking
-from keyhole.private.asking import Once
 
 
 def test_what_is_for_one_use_is_taken_once():

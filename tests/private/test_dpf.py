@@ -7,8 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from keyhole.errors import InputError, KeySpaceError, MalformedError
-from keyhole.private.dpf import (
+from keyhole.crypto.dpf import (
     Domain,
     PointKeys,
     apply_corrections,
@@ -19,7 +18,8 @@ from keyhole.private.dpf import (
     share_from_roots,
     share_points,
 )
-from keyhole.private.prg import FixedKeyAes, Prg, fixed_key
+from keyhole.crypto.prg import FixedKeyAes, Prg, fixed_key
+from keyhole.errors import InputError, KeySpaceError, MalformedError
 from tests.helpers import vector_file
 from tests.private.idpf import Idpf
 

@@ -6,12 +6,12 @@ from hashlib import sha256
 
 import pytest
 
+from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.two_servers.sparse import SparseTerms
+from keyhole.crypto.codec import read_facts
+from keyhole.delivery.enclave.evidence import EnclaveTerms
+from keyhole.delivery.pir.database import Terms
 from keyhole.errors import MalformedError
-from keyhole.private.enclave.terms import EnclaveTerms
-from keyhole.private.facts import read_facts
-from keyhole.private.pir.terms import Terms
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
-from keyhole.private.secure_sum.sparse_terms import SparseTerms
 from tests.private.pir.mutations import bit_flips, extensions, truncations
 
 NAME, DIGEST = bytes(range(16)), sha256(b"slices").digest()

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyhpke import AEADId, CipherSuite, KDFId, KEMId, KEMKey
 
-from keyhole.errors import InputError, MalformedError
-from keyhole.private import hpke
-from keyhole.private.hpke import (
+from keyhole.crypto import hpke
+from keyhole.crypto.hpke import (
     AES_128_GCM,
     CHACHA20_POLY1305,
     PrivateKey,
@@ -17,7 +16,8 @@ from keyhole.private.hpke import (
     seal_to,
     suite_of,
 )
-from keyhole.private.prg import Prg
+from keyhole.crypto.prg import Prg
+from keyhole.errors import InputError, MalformedError
 
 SUITES = [AES_128_GCM, CHACHA20_POLY1305]
 PLAIN = b"Beauty is truth, truth beauty"

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from keyhole.crypto.prg import FixedKeyAes, Prg, fixed_key
 from keyhole.errors import InputError
-from keyhole.private.prg import FixedKeyAes, Prg, fixed_key
 from tests.helpers import vector_file
 from tests.private.turboshake import turboshake128
 

@@ -137,7 +137,7 @@ def test_the_operating_system_is_asked_in_prg_alone(source):
 @pytest.mark.parametrize(
     "source",
     [
-        "from keyhole.private.prg import Prg\nPrg.fresh().bytes(16)",
+        "from keyhole.crypto.prg import Prg\nPrg.fresh().bytes(16)",
         "'''Uniform and random: see random.org.'''\nrandom_point = 3",
         "import numpy as np\nnp.arange(3)",
         "slices.generate()",

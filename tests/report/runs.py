@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from keyhole.training.record import RoundRecord, encode_records
+from keyhole.rounds.record import RoundRecord, encode_records
 
 
 def write_sweep(out, name, lines, /, **more):

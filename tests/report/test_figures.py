@@ -6,10 +6,11 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from keyhole.errors import InputError, StorageError
-from keyhole.report.figures import KINDS, draw_curves, draw_sweep, save_figure
-from keyhole.report.results import FIGURES, read_sweeps
-from keyhole.report.spread import mean_curve
-from keyhole.report.style import series_styles
+from keyhole.experiments.report.curves import draw_curves
+from keyhole.experiments.report.figures import KINDS, draw_sweep
+from keyhole.experiments.report.results import FIGURES, read_sweeps
+from keyhole.experiments.report.spread import mean_curve
+from keyhole.experiments.report.style import save_figure, series_styles
 from tests.report.runs import rising, write_sweep, write_trial
 
 RATES = (0.01, 0.1, 1.0)

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from keyhole.report.files import write_page, write_section
-from keyhole.report.results import read_sweeps
+from keyhole.experiments.report.page import write_page, write_section
+from keyhole.experiments.report.results import read_sweeps
 from tests.report.runs import write_sweep, write_trial
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}

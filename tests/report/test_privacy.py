@@ -5,10 +5,16 @@ import json
 import pytest
 
 from keyhole.cli import main as cli
-from keyhole.delivery.plan.lengths import traffic_of
-from keyhole.delivery.plan.need import Need
-from keyhole.report.privacy import LABELS, SliceTable, slice_tables, to_json, to_markdown
-from keyhole.report.privacy_figure import draw_privacy
+from keyhole.experiments.report.privacy import (
+    LABELS,
+    SliceTable,
+    draw_privacy,
+    slice_tables,
+    to_json,
+    to_markdown,
+)
+from keyhole.planner.prices import traffic_of
+from keyhole.planner.workload import Need
 
 
 @pytest.fixture(scope="module")

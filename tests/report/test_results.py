@@ -5,7 +5,7 @@ import math
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.report.results import read_sweeps
+from keyhole.experiments.report.results import read_sweeps
 from tests.report.runs import write_sweep, write_trial
 
 LINE = ("CNN", "m = 4", 4, "arm")

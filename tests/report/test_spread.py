@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from keyhole.report.spread import Spread, mean_curve, spread_of
+from keyhole.experiments.report.spread import Spread, mean_curve, spread_of
 
 
 def test_the_deviation_is_the_sample_standard_deviation():

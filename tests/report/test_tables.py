@@ -8,9 +8,15 @@ import os
 
 import pytest
 
-from keyhole.report.paper import FINDINGS, find_number
-from keyhole.report.results import read_sweeps
-from keyhole.report.tables import make_table, to_html, to_json, to_markdown
+from keyhole.experiments.report.results import read_sweeps
+from keyhole.experiments.report.tables import (
+    FINDINGS,
+    find_number,
+    make_table,
+    to_html,
+    to_json,
+    to_markdown,
+)
 from tests.helpers import ROOT
 from tests.report.runs import write_sweep, write_trial
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import StorageError
-from keyhole.server.delta_log import DeltaLog, Entry, create_log, read_log
-from keyhole.server.updates import RowUpdate
+from keyhole.server.log import DeltaLog, Entry, create_log, read_log
+from keyhole.server.row_sums import RowUpdate
 from tests.helpers import LAYOUTS, SEEDS
 
 LAYOUT = LAYOUTS["rows with a broadcast bias"]

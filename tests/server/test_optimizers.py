@@ -14,11 +14,11 @@ from keyhole.server.optimizers import (
     Adagrad,
     Adam,
     Momentum,
+    Slab,
     Yogi,
     describe_optimizer,
     optimizer_named,
 )
-from keyhole.server.slabs import Slab
 from tests.helpers import SEEDS
 
 PAIRS = {

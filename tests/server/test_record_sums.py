@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import ShapeError
-from keyhole.server.record_sums import sum_records, sum_records_by_definition
+from keyhole.server.checksums import sum_records, sum_records_by_definition
 
 ORDER = 2**64
 

@@ -13,9 +13,9 @@ import pytest
 
 from keyhole.errors import InputError, StorageError
 from keyhole.server import store as store_module
-from keyhole.server.delta_log import DeltaLog
+from keyhole.server.log import DeltaLog
+from keyhole.server.row_sums import RowUpdate
 from keyhole.server.store import create_store, recover
-from keyhole.server.updates import RowUpdate
 from tests.helpers import LAYOUTS, ROOT
 from tests.server.test_snapshots import LAYOUT, contents, train, trained
 from tests.server.test_state import random_updates

@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.retrying import Clock, Retry
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Clock, Retry
 from tests.serving.scripted import answer
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keyhole.serving import wire
-from keyhole.serving.files.reading import RoundsDirectory
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.service.access import Access, Keyring
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
+from keyhole.service.access import Access, Keyring
+from keyhole.service.app import App
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.spool import UpdateSpool
+from keyhole.service.transport import serving
+from keyhole.wire import messages as wire
 from tests.helpers import ROOT
 from tests.serving.sockets import held_port
 

@@ -6,8 +6,8 @@ from hashlib import sha256
 import numpy as np
 
 from keyhole.delivery.records import RecordField, Records
-from keyhole.server.record_sums import sum_records
-from keyhole.serving.manifest import (
+from keyhole.server.checksums import sum_records
+from keyhole.wire.manifest import (
     SegmentInfo,
     describe_round,
     encode_manifest,

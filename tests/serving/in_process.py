@@ -7,10 +7,10 @@ from functools import partial
 import httpx
 import numpy as np
 
-from keyhole.serving import wire
-from keyhole.serving.coordinator import Pace, admit
-from keyhole.serving.service.access import Access, Keyring
-from keyhole.serving.service.app import App
+from keyhole.service.access import Access, Keyring
+from keyhole.service.app import App
+from keyhole.wire import messages as wire
+from keyhole.wire.assignment import Pace, admit
 from tests.serving.memory_rounds import MemoryRounds, layout
 
 NOW = 1_800_000_000.0

@@ -2,12 +2,12 @@
 
 import heapq
 
+from keyhole.device.device import Assignment
+from keyhole.device.take_part import PopulationClient
 from keyhole.errors import TooLateError
-from keyhole.serving.device.device import Assignment
-from keyhole.serving.device.population import PopulationClient
-from keyhole.serving.inbox import device_name
-from keyhole.training.randomness import Place, generator
-from keyhole.training.round_machine import Dropped
+from keyhole.rounds.machine import Dropped
+from keyhole.sampling import Place, generator
+from keyhole.service.inbox import device_name
 from tests.training import toy
 
 

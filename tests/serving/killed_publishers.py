@@ -17,8 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from keyhole.serving.files import publishing, retiring
-from keyhole.serving.files.publishing import Publisher
+from keyhole.service import directory as retiring
+from keyhole.service import publishing
+from keyhole.service.publishing import Publisher
 from tests.serving.small_rounds import check_current, small_state, step
 
 OPTIONS = {"segment_bytes": 100, "cohort": ["a"]}

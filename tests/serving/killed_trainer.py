@@ -13,13 +13,13 @@ import sys
 import warnings
 from pathlib import Path
 
-from keyhole.delivery import pregenerated
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.inbox import SpoolInbox
-from keyhole.serving.served import Served
-from keyhole.training.buffering import Buffering
-from keyhole.training.loop import resume_run, start_run
+from keyhole.delivery.clear import pregenerated
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.machine import Buffering
+from keyhole.service.inbox import SpoolInbox
+from keyhole.service.publishing import Publisher
+from keyhole.service.served import Served
+from keyhole.service.spool import UpdateSpool
 from tests.helpers import ROOT
 from tests.training import toy
 

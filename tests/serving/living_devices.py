@@ -3,10 +3,9 @@
 import threading
 from contextlib import ExitStack, contextmanager
 
-from keyhole.serving.device.participation import keep_taking_part
-from keyhole.serving.device.population import PopulationClient
-from keyhole.serving.device.retrying import Clock
-from keyhole.serving.inbox import device_name
+from keyhole.device.take_part import PopulationClient, keep_taking_part
+from keyhole.service.inbox import device_name
+from keyhole.wire.sockets import Clock
 from tests.training import toy
 
 EVERYONE = range(len(toy.EXAMPLES))

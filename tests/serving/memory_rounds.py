@@ -9,15 +9,15 @@ import numpy as np
 import keyhole as kh
 from keyhole.delivery.records import PLAIN, Records
 from keyhole.errors import NotFoundError, TooLateError
-from keyhole.server.record_sums import sum_records
-from keyhole.serving.manifest import (
+from keyhole.server.checksums import sum_records
+from keyhole.wire.manifest import (
     SegmentInfo,
     describe_round,
     encode_manifest,
     name_round,
     table_info,
 )
-from keyhole.serving.tables import Current, Fetched, OpenRound
+from keyhole.wire.tables import Current, Fetched, OpenRound
 
 WORDS, WIDTH, CUT = 40, 3, 25
 

@@ -1,6 +1,6 @@
 """What arrives at a service, kept as it arrives."""
 
-from keyhole.serving.service.routes import WHOLE_BODY
+from keyhole.service.routes import WHOLE_BODY
 
 
 class Recorder:

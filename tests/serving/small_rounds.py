@@ -7,10 +7,10 @@ import numpy as np
 import keyhole as kh
 from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD
+from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
-from keyhole.server.updates import RowUpdate
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.reading import RoundsDirectory, verify_round
+from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory, verify_round
 
 WORD = kh.KeySpace("word", 40)
 LIKE = {"w": np.broadcast_to(np.float32(0), (40, 5)), "b": np.zeros(3, np.float32)}

@@ -8,17 +8,17 @@ from itertools import count
 import numpy as np
 
 from keyhole import tree
+from keyhole.device.device import Device
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.coordinator import Pace, admit
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.retrying import Clock, Retry
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.reading import RoundsDirectory
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.service.access import Access, Keyring, new_key
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
+from keyhole.service.access import Access, Keyring, new_key
+from keyhole.service.app import App
+from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.spool import UpdateSpool
+from keyhole.service.transport import serving
+from keyhole.wire.assignment import Pace, admit
+from keyhole.wire.sockets import Clock, Retry
 from tests.helpers import LAYOUTS
 
 LAYOUT = LAYOUTS["two key spaces"]

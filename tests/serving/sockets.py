@@ -9,9 +9,9 @@ import time
 import httpx
 import pytest
 
-from keyhole.serving.service.app import App
-from keyhole.serving.service.limits import Limits
-from keyhole.serving.service.routes import Route
+from keyhole.service.app import App
+from keyhole.service.limits import Limits
+from keyhole.service.routes import Route
 from tests.serving.memory_rounds import MemoryRounds
 
 LONG = 60.0  # seconds; only what hangs takes longer, even on a machine that stands still for some

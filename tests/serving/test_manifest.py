@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole.delivery.records import Coding, RecordField, Records
 from keyhole.errors import InputError
-from keyhole.serving.manifest import (
+from keyhole.wire.manifest import (
     MOST_BYTES,
     decode_manifest,
     describe_round,

@@ -7,15 +7,15 @@ from math import inf
 import numpy as np
 import pytest
 
-from keyhole.delivery import Coded, Coding, pregenerated
+from keyhole.delivery.clear import Coded, pregenerated
+from keyhole.delivery.records import Coding
+from keyhole.device.take_part import PopulationClient, fetch_at_home, take_part
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD, Adam
-from keyhole.serving.device.participation import fetch_at_home, take_part
-from keyhole.serving.device.population import PopulationClient
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.inbox import SpoolInbox, device_name
-from keyhole.serving.served import Served
-from keyhole.training.cohort import Cohorts, sample_cohort
-from keyhole.training.loop import resume_run, start_run
+from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.publishing import Publisher
+from keyhole.service.served import Served
 from tests.serving.killed_trainer import die_at_every_moment
 from tests.serving.living_devices import devices
 from tests.serving.small_service import small_service

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from keyhole.delivery import pregenerated
+from keyhole.delivery.clear import pregenerated
 from keyhole.errors import InputError
-from keyhole.serving.inbox import SpoolInbox, device_name
-from keyhole.serving.served import Served
-from keyhole.training.buffering import Buffering
-from keyhole.training.cohort import sample_cohort
-from keyhole.training.loop import resume_run, start_run
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.machine import Buffering
+from keyhole.sampling import sample_cohort
+from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.served import Served
 from tests.serving.in_turn import InTurn
 from tests.serving.killed_trainer import die_at_every_moment
 from tests.serving.living_devices import EVERYONE, devices

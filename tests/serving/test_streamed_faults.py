@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from keyhole.delivery import pregenerated
+from keyhole.delivery.clear import pregenerated
 from keyhole.errors import InputError
-from keyhole.serving.inbox import SpoolInbox, device_name
-from keyhole.serving.served import Served
-from keyhole.training.buffering import Buffering
-from keyhole.training.loop import resume_run, start_run
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.machine import Buffering
+from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.served import Served
 from tests.serving.in_turn import InTurn
 from tests.serving.living_devices import devices
 from tests.serving.small_service import small_service

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeError
-from keyhole.serving.wire import (
+from keyhole.wire.messages import (
     MOST_BLOCKS,
     Ask,
     check_of,

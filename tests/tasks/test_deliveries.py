@@ -3,10 +3,11 @@
 import pytest
 
 from keyhole import tree
-from keyhole.data import make_synthetic
-from keyhole.delivery.names import DELIVERIES
+from keyhole.data.synthetic import make_synthetic
+from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import AttestationError, CostlyError
-from keyhole.tasks import Experiment, arm_of
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.experiment import Experiment
 from tests.helpers import assert_trees_equal
 
 WORDS, TAGS, M, COHORT, ROUNDS = 2000, 50, 100, 3, 2  # two servers use buckets from m = 66 on

@@ -9,10 +9,10 @@ import pytest
 
 from keyhole.data.federated import hold_out
 from keyhole.errors import InputError
-from keyhole.tasks.arms import arm_of
-from keyhole.tasks.experiment import Experiment
-from keyhole.tasks.sweeps import SWEEPS, sweep_named
-from keyhole.training.record import read_records
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.sweeps import SWEEPS, sweep_named
+from keyhole.rounds.record import read_records
 from tests.tasks.small import writers
 
 

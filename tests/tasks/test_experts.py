@@ -6,18 +6,17 @@ import pytest
 from keyhole.data.federated import Dataset, FederatedData
 from keyhole.data.synthetic import make_synthetic
 from keyhole.errors import InputError
+from keyhole.experiments.experts import EXPERTS, expert_of
+from keyhole.experiments.named import task_named
 from keyhole.keys.choice import choose_with
-from keyhole.keys.named import choice_named
+from keyhole.keys.combined import choice_named
+from keyhole.rounds.clients import Clients, ClientUpdate
+from keyhole.rounds.local_training import LocalSgd
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.tasks.experts import EXPERTS, expert_of
-from keyhole.tasks.named import task_named
-from keyhole.training.client_update import ClientUpdate
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.local_sgd import LocalSgd
-from keyhole.training.loop import start_run
-from keyhole.training.plan import Plan
 
 SMALL = {"experts": 4, "features": 16, "hidden": 16}
 

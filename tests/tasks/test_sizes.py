@@ -3,12 +3,12 @@
 import pytest
 
 from keyhole.data.synthetic import make_synthetic
-from keyhole.keys.share import share_of_keys
+from keyhole.experiments.named import TASKS
+from keyhole.keys.budget import share_of_keys
 from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
 from keyhole.models.transformer import TransformerSizes, transformer
-from keyhole.tasks.named import TASKS
 
 
 def share(model, **counts):

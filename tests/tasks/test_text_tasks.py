@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole import KeySpace
 from keyhole.data.federated import FederatedData, Ragged
 from keyhole.errors import InputError
-from keyhole.tasks import Experiment, arm_of
-from keyhole.tasks.named import TASKS
-from keyhole.tasks.so_tag import Bags
-from keyhole.tasks.so_word import LENGTH, Tokens, cut_sentences
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.named import TASKS
+from keyhole.experiments.so_tag import Bags
+from keyhole.experiments.so_word import LENGTH, Tokens, cut_sentences
+from keyhole.primitives.keyspace import KeySpace
 from tests.tasks.small import posts, writers
 
 

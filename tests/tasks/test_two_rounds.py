@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
-from keyhole.data import make_synthetic, open_dataset
-from keyhole.tasks import TASKS, Experiment, arm_of
+from keyhole.data.open import open_dataset
+from keyhole.data.synthetic import make_synthetic
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.named import TASKS
 from tests.helpers import shared_file
 
 SIZES = {

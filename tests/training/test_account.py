@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.aggregation.base import Rounding
+from keyhole.aggregation.named import aggregation_named
+from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import BudgetError, InputError
+from keyhole.rounds.account import Account, Attendance
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.machine import Buffering
+from keyhole.rounds.round import Synchronous, run_round
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training import Clients, Cohorts, Plan, start_run
-from keyhole.training.account import Account, Attendance
-from keyhole.training.aggregation.named import aggregation_named
-from keyhole.training.aggregation.rounding import Rounding
-from keyhole.training.buffering import Buffering
-from keyhole.training.loop import resume_run
-from keyhole.training.privacy import Privacy
-from keyhole.training.round import Synchronous, run_round
 
 pytest.importorskip("dp_accounting")
 

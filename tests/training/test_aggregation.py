@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole import tree
+from keyhole.aggregation.base import Adding, Contribution, Rounding
+from keyhole.aggregation.named import AGGREGATIONS, aggregation_named
 from keyhole.errors import InputError
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training import Clients, Cohorts, Plan, start_run
-from keyhole.training.aggregation.contract import Adding, Contribution
-from keyhole.training.aggregation.named import AGGREGATIONS, aggregation_named
-from keyhole.training.aggregation.rounding import Rounding
 from tests.helpers import LAYOUTS, SEEDS
 
 SECURE = [name for name in AGGREGATIONS if name.startswith("secure")]

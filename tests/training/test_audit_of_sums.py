@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.private.dp.audit import epsilon_from_scores
-from keyhole.training import Cohorts
-from keyhole.training.account import Account
-from keyhole.training.aggregation.contract import Adding, Contribution
-from keyhole.training.aggregation.named import aggregation_named
-from keyhole.training.aggregation.rounding import Rounding
-from keyhole.training.privacy import Privacy
-from keyhole.training.private_sum import PrivateSum
+from keyhole.aggregation.base import Adding, Contribution, Rounding
+from keyhole.aggregation.named import aggregation_named
+from keyhole.aggregation.privacy.audit import epsilon_from_scores
+from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
+from keyhole.rounds.account import Account
+from keyhole.sampling import Cohorts
 
 pytest.importorskip("dp_accounting")
 

@@ -3,9 +3,9 @@
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.training.buffering import Buffering, fade
-from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import start_run
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.machine import Buffering, fade
+from keyhole.sampling import Cohorts
 from tests.training import toy
 
 

@@ -3,15 +3,13 @@
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.training.buffering import Buffering
-from keyhole.training.client_stream import ClientStream
-from keyhole.training.cohort import Cohorts, sample_cohort
-from tests.training import toy
+from keyhole.rounds.machine import Buffering
+from keyhole.sampling import ClientStream, Cohorts, sample_cohort
 
 
 def stream(drawn=0, buffering=None, **cohorts):
     made = Cohorts(**{"population": 20, "size": 5, **cohorts})
-    return ClientStream(toy.make_plan(cohorts=made, buffering=buffering), drawn)
+    return ClientStream(made, 3, 0, drawn)
 
 
 def cohort(t):

@@ -11,9 +11,9 @@ from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
 from keyhole.models.model import Model
 from keyhole.models.transformer import TransformerSizes, transformer
-from keyhole.training import generator
-from keyhole.training.client_update import ClientUpdate
-from keyhole.training.local_sgd import LocalSgd, draw_batches, draw_examples
+from keyhole.rounds.clients import ClientUpdate
+from keyhole.rounds.local_training import LocalSgd, draw_batches, draw_examples
+from keyhole.sampling import generator
 from tests.helpers import assert_trees_close, assert_trees_equal
 
 MODEL = two_layer(pixels=6, neurons=9, hidden=5, classes=3)
@@ -128,7 +128,7 @@ def test_padded_examples_do_not_change_the_update(monkeypatch):
     """The same client in a larger shape: to the byte, since the loop never reaches the padding."""
     slices, data, settings = slices_of(5), images(1, 10), ClientUpdate(0.1, batch_size=4)
     expected = LocalSgd(MODEL, settings)(slices, data, generator(0))
-    monkeypatch.setattr("keyhole.training.local_sgd.FEWEST_BATCHES", 64)
+    monkeypatch.setattr("keyhole.rounds.local_training.FEWEST_BATCHES", 64)
     assert_trees_equal(LocalSgd(MODEL, settings)(slices, data, generator(0)), expected)
 
 

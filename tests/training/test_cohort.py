@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.training.cohort import Cohorts, sample_cohort, sample_dropouts
-from keyhole.training.randomness import Place
+from keyhole.sampling import Cohorts, Place, sample_cohort, sample_dropouts
 
 
 def test_a_cohort_has_its_size_and_nobody_twice():

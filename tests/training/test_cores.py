@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.training.clients import Clients
-from keyhole.training.cores import Cores, use_one_thread
-from keyhole.training.jobs import Job
+from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.cores import Cores, use_one_thread
 from tests.helpers import ROOT
 
 RUN = """
@@ -22,14 +21,14 @@ from keyhole import tree
 from keyhole.models.dense import two_layer
 from keyhole.server.optimizers import Adam
 from keyhole.server.state import ServerState
-from keyhole.training.client_update import ClientUpdate
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.cores import Cores, use_one_thread
-from keyhole.training.local_sgd import LocalSgd
-from keyhole.training.loop import start_run
-from keyhole.training.plan import Plan
-from keyhole.training.workers import Workers
+from keyhole.rounds.clients import ClientUpdate
+from keyhole.rounds.clients import Clients
+from keyhole.sampling import Cohorts
+from keyhole.rounds.cores import Cores, use_one_thread
+from keyhole.rounds.local_training import LocalSgd
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.rounds.workers import Workers
 
 model = two_layer()
 (space,) = model.layout.spaces

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.delivery.catalogue import delivery_named
-from keyhole.delivery.names import DELIVERIES
+from keyhole.aggregation.base import Rounding
+from keyhole.aggregation.named import AGGREGATIONS, SIGNED, aggregation_named
+from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.delivery.base import DELIVERIES
+from keyhole.delivery.named import delivery_named
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training import Clients, Cohorts, Plan, start_run
-from keyhole.training.aggregation.named import AGGREGATIONS, SIGNED, aggregation_named
-from keyhole.training.aggregation.rounding import Rounding
-from keyhole.training.privacy import Privacy
 
 pytest.importorskip("dp_accounting")
 

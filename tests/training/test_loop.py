@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError, KeyholeError
+from keyhole.rounds.loop import Evaluation, resume_run, start_run, stop_on_signals
+from keyhole.rounds.machine import Buffering
+from keyhole.rounds.record import read_records
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import Adam
-from keyhole.training.buffering import Buffering
-from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import Evaluation, resume_run, start_run, stop_on_signals
-from keyhole.training.record import read_records
 from tests.helpers import ROOT
 from tests.training import toy
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.training.metrics import accuracy, masked_accuracies, recall_at
+from keyhole.rounds.evaluate import accuracy, masked_accuracies, recall_at
 
 
 def test_recall_counts_true_tags_over_all_examples():

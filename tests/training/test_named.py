@@ -3,8 +3,8 @@
 import pytest
 
 from keyhole.errors import InputError
+from keyhole.rounds.named import ALGORITHMS, algorithm_named
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Yogi
-from keyhole.training.named import ALGORITHMS, algorithm_named
 
 SERVERS = {"FedAvg": SGD, "FedProx": SGD, "FedAdagrad": Adagrad, "FedAdam": Adam, "FedYogi": Yogi}
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.aggregation.base import Adding, Contribution, Rounding
+from keyhole.aggregation.named import AGGREGATIONS, aggregation_named
+from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum, most_asked
 from keyhole.errors import BudgetError, InputError
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training import Clients, Cohorts, Plan, start_run
-from keyhole.training.aggregation.contract import Adding, Contribution
-from keyhole.training.aggregation.named import AGGREGATIONS, aggregation_named
-from keyhole.training.aggregation.rounding import Rounding
-from keyhole.training.cohort import sample_cohort
-from keyhole.training.privacy import Privacy
-from keyhole.training.private_sum import PrivateSum, most_asked
 
 pytest.importorskip("dp_accounting")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.training.record import RoundRecord, decode_records, encode_records, read_records
+from keyhole.rounds.record import RoundRecord, decode_records, encode_records, read_records
 
 RECORDS = [
     RoundRecord(round=0, step=1, clients=[3, 1], staleness=[0, 0], metrics={"accuracy": 0.5}),

@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.delivery import broadcast, on_demand, pregenerated
+from keyhole.delivery.clear import broadcast, on_demand, pregenerated
 from keyhole.errors import InputError
-from keyhole.keys import DeviceClass, KeyCounts, choose_with, independent, top
+from keyhole.keys.budget import DeviceClass
+from keyhole.keys.choice import KeyCounts, choose_with
+from keyhole.keys.sampled import independent
+from keyhole.keys.structured import top
 from keyhole.primitives.placement import observe
+from keyhole.rounds.algorithms import train_with_select
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.machine import Buffering
+from keyhole.rounds.round import run_round
+from keyhole.sampling import Cohorts, Place, generator, sample_cohort
 from keyhole.server.optimizers import Adam
-from keyhole.training import train_with_select
-from keyhole.training.buffering import Buffering
-from keyhole.training.cohort import Cohorts, sample_cohort
-from keyhole.training.loop import start_run
-from keyhole.training.randomness import Place, generator
-from keyhole.training.round import run_round
 from tests.training import toy
 
 

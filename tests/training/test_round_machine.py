@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError
-from keyhole.training.round_machine import (
+from keyhole.rounds.machine import (
     Answered,
     Close,
     Discard,

@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.training.buffering import Buffering
-from keyhole.training.stream_machine import CountIn, Ended, LeaveOut, Start, Started, StreamMachine
+from keyhole.rounds.machine import (
+    Buffering,
+    CountIn,
+    Ended,
+    LeaveOut,
+    Start,
+    Started,
+    StreamMachine,
+)
 
 
 def machine(step=10, at_work=0, **changes):

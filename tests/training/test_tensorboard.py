@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.training.record import RoundRecord
-from keyhole.training.tensorboard import write_tensorboard
+from keyhole.rounds.record import RoundRecord, write_tensorboard
 
 RECORDS = [
     RoundRecord(round=t, step=t + 1, clients=[1, 2], staleness=[0, t], metrics={"accuracy": t / 4})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError, ShapeError
-from keyhole.training.torch_update import TorchUpdate
+from keyhole.rounds.torch_update import TorchUpdate
 
 DATA = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
 

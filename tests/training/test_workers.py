@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from keyhole.errors import InputError, WorkerError
-from keyhole.training.clients import Clients
-from keyhole.training.jobs import Job
-from keyhole.training.loop import start_run
-from keyhole.training.workers import Workers
+from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.workers import Workers
 from tests.training import toy
 
 

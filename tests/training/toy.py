@@ -3,11 +3,11 @@
 import numpy as np
 
 import keyhole as kh
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.plan import Plan
 from tests.helpers import load_example
 
 oracle = load_example("algorithm2_by_hand")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 import keyhole as kh
-from keyhole.training.clients import Clients
-from keyhole.types import Array, Tree
+from keyhole.arrays import Array, Tree
+from keyhole.rounds.clients import Clients
 
 POPULATION = 100
 ROW = kh.KeySpace("row", 10_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_cells.deployed.devices import make_clients
+from keyhole.device.take_part import PopulationClient
 from keyhole.engines.flower.client_app import make_client_app
-from keyhole.serving.device.population import PopulationClient
 
 app = make_client_app(lambda client, _: PopulationClient(client, make_clients).participant())

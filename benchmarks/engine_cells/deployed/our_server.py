@@ -11,14 +11,14 @@ from flwr.app import Context
 
 import keyhole as kh
 from engine_cells.deployed.devices import KEYS, POPULATION, ROW, WIDTH, make_clients
-from keyhole.engines.flower.run_config import RoundsConfig
+from keyhole.engines.flower.config import RoundsConfig
 from keyhole.engines.flower.server_app import make_server_app
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.served import Served
-from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import start_run
-from keyhole.training.plan import Plan
+from keyhole.service.served import Served
 
 
 def train(rounds: Served, config: RoundsConfig, context: Context) -> None:

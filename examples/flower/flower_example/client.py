@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 
 from flower_example.model import make_clients, train_numpy
-from keyhole.engines.flower import make_client_app
-from keyhole.serving.device.population import PopulationClient
+from keyhole.device.take_part import PopulationClient
+from keyhole.engines.flower.client_app import make_client_app
 
 
 def participant_of(client, context):

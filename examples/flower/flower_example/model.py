@@ -6,7 +6,7 @@ A client rates few items. It fetches the vectors of those alone, and the readout
 import numpy as np
 
 import keyhole as kh
-from keyhole.training.clients import Clients
+from keyhole.rounds.clients import Clients
 
 ITEMS, WIDTH, CLIENTS = 500, 8, 2
 RATINGS, STEPS, RATE = 40, 20, 0.5

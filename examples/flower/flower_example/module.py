@@ -3,7 +3,7 @@
 import torch
 
 from flower_example.model import RATE, STEPS
-from keyhole.training.torch_update import TorchUpdate
+from keyhole.rounds.torch_update import TorchUpdate
 
 
 class Ratings(torch.nn.Module):

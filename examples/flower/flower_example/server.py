@@ -3,12 +3,12 @@
 import logging
 
 from flower_example.model import CLIENTS, LAYOUT, RATINGS, loss, make_clients, make_model
-from keyhole.engines.flower import make_server_app
+from keyhole.engines.flower.server_app import make_server_app
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import resume_run, start_run
-from keyhole.training.plan import Plan
 
 LOG = logging.getLogger("flwr.example")
 

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.listening import listen_of, listen_options
+from keyhole.cli.options import listen_of, listen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from keyhole.serving.service.metrics import Metrics
-    from keyhole.serving.sums.aggregator import AggregatorApp
+    from keyhole.service.metrics import Metrics
+    from keyhole.service.sum_routes import AggregatorApp
 
-__all__ = ["aggregator"]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -73,7 +72,7 @@ def aggregator(directory: Path, **options: Any) -> None:
     different people run the two. The aggregators and the trainer of a sum are named to each other,
     and to devices, by their operators.
     """
-    from keyhole.serving.service.transport import run
+    from keyhole.service.transport import run
 
     make = _app_maker(directory, options)
 
@@ -85,16 +84,14 @@ def aggregator(directory: Path, **options: Any) -> None:
 
 def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], AggregatorApp]:
     """What makes the service in its worker; files of keys are read before a port is taken."""
-    from keyhole.serving.device.addresses import Certificate
-    from keyhole.serving.device.client import Client
-    from keyhole.serving.device.retrying import Retry
-    from keyhole.serving.service.access import Keyring
-    from keyhole.serving.service.limits import Limits
-    from keyhole.serving.sums.aggregator import AggregatorApp
-    from keyhole.serving.sums.peer_line import PeerLine
-    from keyhole.serving.sums.routes import Keyrings
-    from keyhole.serving.sums.settings import AggregatorSettings
-    from keyhole.serving.sums.sum_files import SumFiles
+    from keyhole.service.access import Keyring
+    from keyhole.service.limits import Limits
+    from keyhole.service.sum_peers import PeerLine
+    from keyhole.service.sum_routes import AggregatorApp, Keyrings
+    from keyhole.service.sum_settings import AggregatorSettings
+    from keyhole.service.sums import SumFiles
+    from keyhole.wire.http import Client
+    from keyhole.wire.sockets import Certificate, Retry
 
     if (options["peer_cert"] is None) != (options["peer_cert_key"] is None):
         raise click.UsageError("--peer-cert and --peer-cert-key belong together")

@@ -13,17 +13,10 @@ from keyhole.cli.token import read_token
 if TYPE_CHECKING:
     import threading
 
-    from keyhole.serving.device.device import Device
-    from keyhole.serving.device.participation import Send
-    from keyhole.serving.sums.sum_services import SumServices
+    from keyhole.device.device import Device
+    from keyhole.device.take_part import Send
+    from keyhole.service.sum_services import SumServices
 
-__all__ = [
-    "check_aggregator_flags",
-    "device_sum_options",
-    "send_of",
-    "sum_services",
-    "trainer_sum_options",
-]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SALT = "aggregators.salt"
@@ -123,9 +116,8 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
         directory: of the run, which keeps the salt of its sums.
         stop: ends waiting.
     """
-    from keyhole.serving.device.client import Client
-    from keyhole.serving.sums.sum_client import SumClient
-    from keyhole.serving.sums.sum_services import SumServices
+    from keyhole.service.sum_services import SumClient, SumServices
+    from keyhole.wire.http import Client
 
     first, second = (
         SumClient(
@@ -154,14 +146,14 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         connect: makes a device of another service, from what that is, its URL, and the file of the
             token; and closes it in the end.
     """
-    from keyhole.serving.device.device import Device
+    from keyhole.device.device import Device
 
     if not options["aggregators"]:
         for name in ("aggregator_tokens", "least_clients", "least_noise"):
             if options[name]:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --aggregators")
         return Device.send
-    from keyhole.serving.sums.sum_send import SumPolicy, SumSend
+    from keyhole.device.sums import SumPolicy, SumSend
 
     given = options["aggregator_tokens"] or (None, None)
     files = [None if file is None else Path(file) for file in given]
@@ -183,8 +175,8 @@ def _salt(directory: Path) -> bytes:
     """What tells the sums of a run from those of all others; made when the run starts."""
     import secrets
 
-    from keyhole.server.files import make_directory, replacing, write_all
-    from keyhole.serving.sums.sum_services import SALT_BYTES
+    from keyhole.files import make_directory, replacing, write_all
+    from keyhole.service.sum_services import SALT_BYTES
 
     path = directory / _SALT
     if not path.exists():

@@ -11,13 +11,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from keyhole.cli.progress import import_shown
-from keyhole.data.cache import Manifest, cache_root, read_manifest
-from keyhole.data.importing import find_imported
-from keyhole.data.locate import SHARED, data_folder
-from keyhole.data.open import find_current, find_dataset, list_datasets, verify
-
-__all__ = ["data"]
+from keyhole.cli.screen import import_shown
+from keyhole.data.cache import Manifest, cache_root, find_imported, read_manifest
+from keyhole.data.open import SHARED, data_folder, find_current, find_dataset, list_datasets, verify
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -12,15 +12,14 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from keyhole.cli.inputs import json_option, out_option, seed_option, start_jax
-from keyhole.cli.progress import progress_bars
-from keyhole.server.files import make_directory, storage_errors
+from keyhole.cli.options import json_option, out_option, seed_option, start_jax
+from keyhole.cli.screen import progress_bars
+from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
-    from keyhole.tasks.trial_directory import Result
-    from keyhole.training.record import RoundRecord
+    from keyhole.experiments.experiment import Result
+    from keyhole.rounds.record import RoundRecord
 
-__all__ = ["demo"]
 
 METRIC = "recall_at_5"
 COLUMNS = ("client's keys", "recall@5", "numbers held", "share", "KB down", "KB up")
@@ -62,10 +61,10 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
 
 def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[RoundRecord]]]:
     """Result and records of each arm, in memory."""
-    from keyhole.tasks.demo import demo_arms, demo_data  # these start JAX: not for --help
-    from keyhole.tasks.experiment import Experiment
-    from keyhole.training.cores import Cores
-    from keyhole.training.threads import count_cores
+    from keyhole.experiments.demo import demo_arms, demo_data
+    from keyhole.experiments.experiment import Experiment
+    from keyhole.rounds.cores import Cores
+    from keyhole.rounds.threads import count_cores
 
     results: dict[str, Result] = {}
     records: dict[str, list[RoundRecord]] = {}
@@ -88,9 +87,10 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
 
 def _draw(records: dict[str, list[RoundRecord]], stem: Path) -> list[Path]:
     """The picture: recall over rounds, one line for each way to choose."""
-    from keyhole.report.figures import draw_curves, save_figure
-    from keyhole.report.results import curve_of
-    from keyhole.report.spread import mean_curve
+    from keyhole.experiments.report.curves import draw_curves
+    from keyhole.experiments.report.results import curve_of
+    from keyhole.experiments.report.spread import mean_curve
+    from keyhole.experiments.report.style import save_figure
 
     lines = {label: mean_curve([curve_of(made, METRIC)]) for label, made in records.items()}
     return save_figure(draw_curves({"": lines}, METRIC, split="validation"), stem)

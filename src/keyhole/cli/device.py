@@ -1,4 +1,7 @@
-"""`keyhole device`: take part in the rounds of a slice service, or fetch slices of it."""
+"""How `keyhole device` fetches: the options that say so, and the fetch they stand for.
+
+`keyhole device`: take part in the rounds of a slice service, or fetch slices of it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import ZipFile
 
 import click
@@ -17,19 +20,118 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.cli.aggregators import device_sum_options, send_of
-from keyhole.cli.deliveries import delivery_options, fetch_of
-from keyhole.cli.inputs import data_option, load_data, start_jax, synthetic_sizes
-from keyhole.cli.notices import Notices
+from keyhole.cli.options import data_option, load_data, start_jax, synthetic_sizes
+from keyhole.cli.screen import Notices
 from keyhole.cli.token import read_token
 from keyhole.cli.train import SETTINGS, read_arm, train
+from keyhole.errors import InputError, MalformedError
 
 if TYPE_CHECKING:
-    from keyhole.serving.device.device import Device
-    from keyhole.serving.device.participation import Fetch, Send, Taken
-    from keyhole.serving.device.population import RunSettings
-    from keyhole.training.clients import Clients
+    from keyhole.device.device import Device
+    from keyhole.device.take_part import Fetch, RunSettings, Send, Taken
+    from keyhole.rounds.clients import Clients
 
-__all__ = ["device"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--delivery",
+        type=click.Choice(["clear", "broadcast", "pir", "pir-one-server", "relay"]),
+        default="clear",
+        show_default=True,
+        help="How slices are fetched: by keys that the service sees, by downloading whole rounds, "
+        "by private queries to two servers or to one, or through a relay that hides who asks.",
+    ),
+    click.option("--second", metavar="URL", help="With --delivery pir: the second server."),
+    click.option(
+        "--second-token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The token of this device there, from its operator; the other is never shown to it.",
+    ),
+    click.option("--relay", metavar="URL", help="With --delivery relay: the relay."),
+    click.option(
+        "--gateway-config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="With --delivery relay: the keys of the gateway, from its operator. Without, what "
+        "relay and gateway say is compared.",
+    ),
+)
+
+
+def delivery_options(command: _Command) -> _Command:
+    """Adds the options."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def fetch_of(
+    options: Mapping[str, Any],
+    connect: Callable[[str, str, Path | None], Device],
+) -> Fetch:
+    """Returns how slices are fetched.
+
+    Args:
+        options: those of `delivery_options`, checked.
+        connect: makes a device of another service, from what that is, its URL, and the file of the
+            token; and closes it in the end.
+
+    Raises:
+        InputError: the file of --gateway-config holds no keys.
+    """
+    from keyhole.device.device import Device
+    from keyhole.device.take_part import fetch_at_home
+
+    _check(options)
+    way = options["delivery"]
+    if way == "pir":
+        from keyhole.device.private import PirFetch
+
+        return PirFetch(connect("second server", options["second"], options["second_token_file"]))
+    if way == "pir-one-server":
+        from keyhole.device.private import OneServerFetch
+
+        return OneServerFetch()
+    if way == "relay":
+        from keyhole.device.relayed import RelayedFetch
+
+        pinned = _pinned(options["gateway_config"])
+        relay = connect("relay", options["relay"], None)  # never a token
+        return RelayedFetch(relay.client, pinned)
+    return fetch_at_home if way == "broadcast" else Device.fetch
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Each URL belongs to one delivery, which needs it: nothing falls back to a plainer way."""
+    way = options["delivery"]
+    for name, needed in (("second", "pir"), ("relay", "relay")):
+        if (options[name] is None) == (way == needed):
+            raise click.UsageError(f"--{name} and --delivery {needed} belong together")
+    for name, needed in (("second_token_file", "pir"), ("gateway_config", "relay")):
+        if options[name] is not None and way != needed:
+            flag = name.replace("_", "-")
+            raise click.UsageError(f"--{flag} and --delivery {needed} belong together")
+
+
+def _pinned(path: Path | None) -> bytes | None:
+    """What the file of a gateway's keys holds, once it is known to be that."""
+    from keyhole.delivery.relay.ohttp import decode_configs
+
+    if path is None:
+        return None
+    try:
+        found = path.read_bytes()
+        decode_configs(found)
+    except (OSError, MalformedError) as error:
+        raise InputError(
+            "the gateway's keys cannot be read",
+            got=f"file {path}",
+            allowed="a file that `keyhole token gateway-config` has written",
+            fix="ask the operator of the gateway for it",
+        ) from error
+    return found
+
 
 # Options of `keyhole train` that decide how a client chooses and trains; the rest is the run's.
 _ARM = ("choices", "sizes", "algorithm", "client_lr", "batch_size", "max_examples", "min_examples")
@@ -88,7 +190,7 @@ def device(url: str, **options: Any) -> None:
         raise click.UsageError("pass either --task or --table")
     if options["table"] is not None and options["delivery"] != "clear":
         raise click.UsageError("--table fetches in the clear: leave out --delivery")
-    from keyhole.training.loop import stop_on_signals
+    from keyhole.rounds.loop import stop_on_signals
 
     with stop_on_signals() as stop, ExitStack() as stack:
         notices = Notices()
@@ -120,12 +222,9 @@ def _device(
     cache: Path | None,
     tell: Callable[[str], None],
 ) -> Device:
-    from keyhole.serving.device.addresses import (
-        Certificate,  # these need not be waited for by --help
-    )
-    from keyhole.serving.device.device import Device
-    from keyhole.serving.device.retrying import Retry
-    from keyhole.serving.device.slice_cache import SliceCache
+    from keyhole.device.cache import SliceCache
+    from keyhole.device.device import Device
+    from keyhole.wire.sockets import Certificate, Retry
 
     if (options["cert"] is None) != (options["key"] is None):
         raise click.UsageError("--cert and --key belong together")
@@ -150,8 +249,7 @@ def _take_part(
     notices: Notices,
     send: Send | None = None,
 ) -> None:
-    from keyhole.serving.device.participation import keep_taking_part
-    from keyhole.serving.device.population import PopulationClient
+    from keyhole.device.take_part import PopulationClient, keep_taking_part
 
     population = PopulationClient(options["client"], _population(options))
 
@@ -175,8 +273,8 @@ def _take_part(
 
 def _population(options: Mapping[str, Any]) -> Callable[[RunSettings], Clients]:
     """Makes the population as `keyhole train` does, with what the run tells its devices."""
-    from keyhole.tasks.experiment import Experiment
-    from keyhole.tasks.named import task_named
+    from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.named import task_named
 
     kind = task_named(options["task"])
     data = options["data"]
@@ -211,7 +309,7 @@ def _fetch(made: Device, options: Mapping[str, Any]) -> None:
 
 def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Writes an .npz file; `np.savez` would take some names of parameters for its own."""
-    from keyhole.server.files import storage_errors
+    from keyhole.files import storage_errors
 
     with storage_errors(path, "write"), ZipFile(path, "w") as archive:
         for name, array in arrays.items():

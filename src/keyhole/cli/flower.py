@@ -1,4 +1,7 @@
-"""`keyhole flower`: tasks on real devices, with Flower as the control plane."""
+"""Secure rounds of `keyhole flower`: how slices are fetched and updates added up in secret.
+
+`keyhole flower`: tasks on real devices, with Flower as the control plane.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,85 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.flower_sums import check_secure, secure_round_options, sum_options, told_of_sums
-from keyhole.cli.inputs import load_data, synthetic_sizes
+from keyhole.cli.options import load_data, synthetic_sizes
 from keyhole.cli.train import read_arm, train
+from keyhole.cli.train_options import check_sum_flags
 
 if TYPE_CHECKING:
-    from keyhole.tasks.arms import Arm
+    from keyhole.experiments.arms import Arm
 
-__all__ = ["flower"]
+
+# Options of `keyhole train` that say how two aggregators add up.
+_SUMS = ("value_clip", "ring_bits", "dp_noise", "dp_clip", "dp_delta", "dp_budget")
+_NAMED = ("aggregators", "aggregator_tokens")
+_SECURE_SPARSE = "secure-sparse"
+_SERVICES = (
+    click.option(
+        "--delivery",
+        type=click.Choice(["clear", "pir"]),
+        default="clear",
+        show_default=True,
+        help="How devices fetch: by keys that the service sees, or from two servers that learn "
+        "none while they do not work together.",
+    ),
+    click.option(
+        "--second", metavar="URL", default="", help="With --delivery pir: the second slice server."
+    ),
+    click.option(
+        "--aggregator-ca",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="PEM file of the authorities to trust at aggregators, on the server.",
+    ),
+)
+
+
+def sum_options(command: click.Command) -> click.Command:
+    """Adds the options of secure sums."""
+    command.params.extend(param for param in train.params if param.name in _SUMS)
+    return command
+
+
+def secure_round_options(command: click.Command) -> click.Command:
+    """Adds the options that name the services of a secure round."""
+    for option in _SERVICES:
+        option(command)
+    command.params.extend(param for param in train.params if param.name in _NAMED)
+    return command
+
+
+def check_secure(options: Mapping[str, Any], is_secure: bool, flag: str) -> dict[str, Any]:
+    """The options, with the sum that two aggregators make where there are two.
+
+    Args:
+        options: of the command.
+        is_secure: whether there are aggregators.
+        flag: what asks for them.
+
+    Raises:
+        click.UsageError: options that would do nothing.
+    """
+    if not is_secure:
+        for name in (*_SUMS, "aggregator_tokens", "aggregator_ca"):
+            if options.get(name):
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with {flag}")
+        return dict(options)
+    told = {**options, "aggregation": _SECURE_SPARSE, "signed": False}
+    check_sum_flags(told)
+    return told
+
+
+def told_of_sums(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run config says of the services of a secure round."""
+    ca = options["aggregator_ca"]
+    files = [str(Path(file).absolute()) for file in options["aggregator_tokens"]]
+    return {
+        "delivery": options["delivery"],
+        "second": options["second"],
+        "aggregators": " ".join(options["aggregators"]),
+        "aggregator-tokens": " ".join(files),
+        "aggregator-ca": "" if ca is None else str(ca.absolute()),
+    }
+
 
 # Options of `keyhole train` that say what is trained; how slices travel is up to the run config.
 _ARM = (
@@ -159,8 +233,8 @@ def app(directory: Path, task: str, **options: Any) -> None:
 
     Paths are those of the machine that the SuperLink runs on.
     """
+    from keyhole.engines.flower.config import RoundsConfig
     from keyhole.engines.flower.project import write_project
-    from keyhole.engines.flower.run_config import RoundsConfig
 
     options = check_secure(options, bool(options["aggregators"]), "--aggregators")
     arm = _arm(task, options)
@@ -179,15 +253,15 @@ def app(directory: Path, task: str, **options: Any) -> None:
 
 
 def _arm(task: str, options: Mapping[str, Any]) -> Arm:
-    from keyhole.tasks.named import task_named
+    from keyhole.experiments.named import task_named
 
     return read_arm(task_named(task), options)
 
 
 def _checked_arm(task: str, options: Mapping[str, Any]) -> Arm:
     """The arm, once it is known to fit its data: children would take a minute to say so."""
-    from keyhole.tasks.experiment import Experiment
-    from keyhole.tasks.named import task_named
+    from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.named import task_named
 
     arm, data = _arm(task, options), options["data"]
     sizes = synthetic_sizes(data, [arm])
@@ -199,7 +273,7 @@ def _checked_arm(task: str, options: Mapping[str, Any]) -> Arm:
 
 def _config(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
     """The run config: the arm, and how its rounds are made."""
-    from keyhole.engines.flower.tasks import arm_config
+    from keyhole.engines.flower.config import arm_config
 
     names = ("round_seconds", "over_selection", "least_updates", "node_seconds")
     rounds = {name.replace("_", "-"): options[name] for name in names}
@@ -211,7 +285,7 @@ def _config(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _rounds_shown(name: str, run: Path, rounds: int) -> Iterator[Callable[[], bool]]:
     """Bars that move with the records of a run; tells whether the run is done."""
-    from keyhole.cli.progress import progress_bars
+    from keyhole.cli.screen import progress_bars
 
     records, result = run / "records.jsonl", run / "result.json"
     with progress_bars() as bars:

@@ -25,8 +25,6 @@ from keyhole.cli.train import train
 from keyhole.errors import KeyholeError
 from keyhole.server.allocator import keep_freed_memory
 
-__all__ = ["keyhole", "main"]
-
 INTERRUPTED = 130
 
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.filesize import decimal
 
-from keyhole.cli.progress import progress_bars
+from keyhole.cli.screen import progress_bars
 
 if TYPE_CHECKING:
-    from keyhole.serving.mirror.meter import Moved
+    from keyhole.service.mirror import Moved
 
-__all__ = ["mirror"]
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
@@ -58,7 +57,7 @@ def push(directory: Path, url: str, as_json: bool, **options: Any) -> None:
     The round is current there once all of it is stored. An upload that broke off goes on when the
     command is given again.
     """
-    from keyhole.serving.mirror.push import push_round
+    from keyhole.service.mirror import push_round
 
     def copy(**known: Any) -> Moved:
         return push_round(directory, url, **known)
@@ -76,7 +75,7 @@ def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
     Everything is checked against the manifest before the round is current in DIR; a service that
     serves DIR then changes over by itself.
     """
-    from keyhole.serving.mirror.pull import fetch_round
+    from keyhole.service.mirror_pull import fetch_round
 
     def copy(**known: Any) -> Moved:
         return fetch_round(url, directory, **known)
@@ -86,8 +85,8 @@ def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
 
 def _show(title: str, copy: Callable[..., Moved], as_json: bool, options: dict[str, Any]) -> None:
     """Copies with a bar, and says what was done."""
-    from keyhole.serving.mirror.object_store import StoreSettings
-    from keyhole.serving.mirror.settings import MirrorSettings
+    from keyhole.service.mirror import MirrorSettings
+    from keyhole.service.object_store import StoreSettings
 
     store = StoreSettings(options["endpoint"], options["region"], options["anonymous"])
     settings = MirrorSettings(

@@ -1,10 +1,16 @@
-"""`keyhole plan`: what each way of delivery would cost, and which to use."""
+"""Numbers as people type them and read them: whole numbers, bytes and seconds.
+
+What `keyhole plan --round-seconds` adds: how many servers a round takes, and what runs out.
+
+`keyhole plan`: what each way of delivery would cost, and which to use.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
@@ -12,20 +18,204 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli.fleet import fleet_as_json, fleet_of, fleet_options, show_fleet
-from keyhole.cli.inputs import json_option
-from keyhole.cli.numbers import parse_whole, write_bytes, write_count, write_seconds
-from keyhole.delivery.names import DELIVERIES, DeliveryName
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.trust import TRUSTS, Trust
+from keyhole.cli.options import json_option
+from keyhole.delivery.base import DELIVERIES, DeliveryName
+from keyhole.planner.workload import TRUSTS, Need, Trust
 
 if TYPE_CHECKING:
-    from keyhole.delivery.plan.machine import Machine
-    from keyhole.delivery.plan.prices import Price
+    from keyhole.planner.capacity import Fleet, PartyNeed
+    from keyhole.planner.prices import Price
+    from keyhole.planner.speeds import Machine
+    from keyhole.planner.workload import Need
 
-__all__ = ["plan"]
+
+_MOST = 10**15
+
+
+def parse_whole(_: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Turns `250`, `1_000_000` or `1e6` into a whole number; a callback of click."""
+    if text is None:
+        return None
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("nan")
+    # The bound comes first: 1e999999999 is a number of a gigabyte.
+    if not value.is_finite() or not 0 <= value <= _MOST or value != int(value):
+        raise click.BadParameter(
+            f"{text!r} is not a whole number of 0 to {_MOST:,}, such as 250, 1_000_000 or 1e6",
+            param=option,
+        )
+    return int(value)
+
+
+def write_bytes(count: float) -> str:
+    """Returns a size in the unit that leaves few digits.
+
+    >>> write_bytes(5_352_144), write_bytes(72), write_bytes(2e12)
+    ('5.4 MB', '72 B', '2.0 TB')
+    """
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 999.5:
+            return f"{_short(count)} {unit}"
+    return f"{_short(count / 1000)} TB"
+
+
+def write_count(count: int) -> str:
+    """Returns a whole number with commas."""
+    return f"{count:,}"
+
+
+def write_seconds(seconds: float) -> str:
+    """Returns a time in the unit that leaves few digits.
+
+    >>> [write_seconds(t) for t in (0.0, 2.5e-5, 0.0461, 2.84, 90, 5000, 3e5)]
+    ['-', '25 us', '46 ms', '2.8 s', '90 s', '83 min', '83 h']
+    """
+    if seconds == 0:
+        return "-"
+    for limit, unit, size in ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (300.0, "s", 1.0)):
+        if seconds < limit:
+            return f"{_short(seconds / size)} {unit}"
+    if seconds < 3 * 3600:
+        return f"{_short(seconds / 60)} min"
+    return f"{_short(seconds / 3600)} h"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_ABOVE = click.FloatRange(0, min_open=True)
+_OPTIONS = (
+    click.option(
+        "--round-seconds",
+        type=_ABOVE,
+        help="Count the servers instead, if the devices of a round come spread over so long.",
+    ),
+    click.option("--cores", type=click.IntRange(1), help="Of a server.  [default: 32]"),
+    click.option("--gbit", type=_ABOVE, help="Of its line, a second.  [default: 25]"),
+    click.option("--memory-gb", type=_ABOVE, help="Of a server.  [default: 512]"),
+    click.option(
+        "--busy",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="Share of the time that a resource may be in use.  [default: 0.7]",
+    ),
+)
+_WIDTH = 110  # characters of the widest line
+_NAMES = ("round_seconds", "cores", "gbit", "memory_gb", "busy")
+
+
+def fleet_options(command: _Command) -> _Command:
+    """Adds the options."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def fleet_of(options: Mapping[str, Any]) -> Fleet | None:
+    """The servers to count with; None where they are not to be counted."""
+    given = {name: options[name] for name in _NAMES if options[name] is not None}
+    if not given:
+        return None
+    if "round_seconds" not in given:
+        name = next(iter(given)).replace("_", "-")
+        raise click.UsageError(f"--{name} goes with --round-seconds")
+    from keyhole.planner.capacity import Fleet
+
+    names = {"round_seconds": "seconds", "memory_gb": "memory"}
+    scale = {"memory_gb": 1e9}
+    return Fleet(**{names.get(name, name): n * scale.get(name, 1) for name, n in given.items()})
+
+
+def show_fleet(need: Need, fleet: Fleet, prices: Sequence[Price]) -> None:
+    """Prints what deliveries and sums take."""
+    from keyhole.planner.sums import SUMS, price_sums
+
+    console = Console()
+    console.width = max(console.width, _WIDTH)  # else numbers would be cut
+    console.print(_table(_fleet_title(need, fleet), _deliveries(need, fleet, prices)))
+    sums = price_sums(need)
+    console.print(_table("Checking in, and adding up", _sums(need, fleet)))
+    if beyond := [way for way in SUMS if way not in {price.way for price in sums}]:
+        click.echo(f"beyond the limits of its messages: {', '.join(beyond)}")
+
+
+def fleet_as_json(need: Need, fleet: Fleet, prices: Sequence[Price]) -> dict[str, Any]:
+    """The same for programs."""
+    lines = [*_deliveries(need, fleet, prices), *_sums(need, fleet)]
+    needs = [
+        {
+            "way": way,
+            "bytes_total": sent,
+            **{name: getattr(one, name) for name in ("party", "gbit", "cores", "requests")},
+            **{name: getattr(one, name) for name in ("memory", "servers", "fits", "first")},
+            "by": dict(one.by),
+        }
+        for way, sent, one in lines
+    ]
+    return {"fleet": vars(fleet), "needs": needs}
+
+
+def _deliveries(
+    need: Need, fleet: Fleet, prices: Sequence[Price]
+) -> Iterator[tuple[str, int, PartyNeed]]:
+    """A way, the bytes of a device and what one party needs."""
+    from keyhole.planner.capacity import delivery_needs
+
+    for price in prices:
+        for one in delivery_needs(price, need, fleet):
+            yield price.way, price.bytes_total, one
+
+
+def _sums(need: Need, fleet: Fleet) -> Iterator[tuple[str, int, PartyNeed]]:
+    from keyhole.planner.capacity import checkin_need, sum_needs
+    from keyhole.planner.sums import price_sums
+
+    yield "check-in", 0, checkin_need(need, fleet)
+    for price in price_sums(need):
+        for one in sum_needs(price, need, fleet):
+            yield price.way, price.bytes_up + price.bytes_down, one
+
+
+def _table(title: str, lines: Iterator[tuple[str, int, PartyNeed]]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("way", "party"):
+        table.add_column(name, no_wrap=True)
+    for name in ("a device", "Gbit/s", "cores", "memory", "servers"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("first", no_wrap=True)
+    for way, sent, one in lines:
+        table.add_row(
+            way,
+            one.party,
+            write_bytes(sent) if sent else "-",
+            _write_number(one.gbit),
+            _write_number(one.cores),
+            write_bytes(one.memory) if one.memory else "-",
+            write_count(one.servers) if one.fits else "-",
+            one.first,
+        )
+    return table
+
+
+def _write_number(value: float) -> str:
+    """Two digits of what is small, whole numbers of what is not."""
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+
+
+def _fleet_title(need: Need, fleet: Fleet) -> str:
+    return (
+        f"{write_count(need.cohort)} devices in {fleet.seconds:g} s, each "
+        f"{write_count(need.keys_per_client)} of {write_count(need.num_keys)} slices of "
+        f"{write_bytes(need.slice_bytes)};\nservers of {fleet.cores} cores, {fleet.gbit:g} Gbit/s "
+        f"and {write_bytes(fleet.memory)}, {100 * fleet.busy:.0f}% in use"
+    )
 
 
 def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Command], _Command]:
@@ -78,7 +268,8 @@ def plan(
     which of their resources runs out first; docs/deploy.md works from that.
     """
     # Lengths come from the private protocols, which take a while to import: not for --help.
-    from keyhole.delivery.plan.planner import best, check_worth, price_all, price_of
+    from keyhole.planner.planner import best, check_worth
+    from keyhole.planner.prices import price_all, price_of
 
     if force and way is None:
         raise click.UsageError("--force goes with --way")
@@ -106,11 +297,11 @@ def plan(
 
 def _machine(calibrate: bool) -> Machine:
     """The speeds to reckon with."""
-    from keyhole.delivery.plan.machine import Machine
+    from keyhole.planner.speeds import Machine
 
     if not calibrate:
         return Machine()
-    from keyhole.delivery.plan.calibration import calibrate as measure
+    from keyhole.planner.calibration import calibrate as measure
 
     return measure()
 

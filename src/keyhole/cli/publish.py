@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.inputs import data_option, json_option
-from keyhole.cli.progress import progress_bars
+from keyhole.cli.options import data_option, json_option
 from keyhole.cli.runs import coding_option, read_run, run_settings
+from keyhole.cli.screen import progress_bars
 from keyhole.delivery.records import Coding
 
 if TYPE_CHECKING:
-    from keyhole.serving.files.publishing import Published, Publisher
-    from keyhole.tasks.experiment import Experiment
+    from keyhole.experiments.experiment import Experiment
+    from keyhole.service.publishing import Published, Publisher
 
-__all__ = ["publish"]
 
 _MEGABYTE = 1 << 20
 
@@ -52,7 +51,7 @@ def publish(
     A round appears whole or not at all; `keyhole serve DIRECTORY` serves it. The two newest rounds
     are kept. --data is what the run was trained with: the model's shape follows from it.
     """
-    from keyhole.serving.files.publishing import Publisher  # these start numba and JAX
+    from keyhole.service.publishing import Publisher
 
     experiment = read_run(run, data)
     with Publisher(directory) as publisher:
@@ -71,7 +70,7 @@ def _publish(
     publisher: Publisher, run: Path, experiment: Experiment, coding: str, options: dict[str, Any]
 ) -> Published:
     from keyhole.server.store import recover
-    from keyhole.serving.files.round_files import read_current
+    from keyhole.service.directory import read_current
 
     current = read_current(publisher.directory)
     found = recover(run / "state", experiment.task.model.layout, threads=options["threads"])

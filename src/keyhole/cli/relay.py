@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.listening import listen_of, listen_options
+from keyhole.cli.options import listen_of, listen_options
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
-    from keyhole.serving.device.client import Client
-    from keyhole.serving.relay.relay import RelayApp
-    from keyhole.serving.service.metrics import Metrics
+    from keyhole.service.metrics import Metrics
+    from keyhole.service.relay import RelayApp
+    from keyhole.wire.http import Client
 
-__all__ = ["relay"]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -59,7 +58,7 @@ def relay(**options: Any) -> None:
     The relay sees who asks and how many requests, and cannot read them; the service sees what is
     asked and not who asks. That holds as long as different people run the two.
     """
-    from keyhole.serving.service.transport import run
+    from keyhole.service.transport import run
 
     client, token = _gateway(options)  # before a port is taken, and a process made
 
@@ -78,8 +77,8 @@ def _gateway(options: dict[str, Any]) -> tuple[Client, str | None]:
     Raises:
         InputError: the URL or a file cannot be used.
     """
-    from keyhole.serving.device.client import Client
-    from keyhole.serving.device.retrying import Retry
+    from keyhole.wire.http import Client
+    from keyhole.wire.sockets import Retry
 
     client = Client(
         options["gateway"],
@@ -95,10 +94,8 @@ def _app(client: Client, token: str | None, options: dict[str, Any], metrics: Me
     """Makes the relay, in its worker: its line has a thread, which no fork carries over."""
     from math import inf
 
-    from keyhole.serving.relay.gateway_line import GatewayLine
-    from keyhole.serving.relay.mixing import Mix
-    from keyhole.serving.relay.relay import RelayApp
-    from keyhole.serving.service.limits import Limits
+    from keyhole.service.limits import Limits
+    from keyhole.service.relay import GatewayLine, Mix, RelayApp
 
     limits = Limits(rate_per_address=options["rate_per_address"] or inf)
     return RelayApp(

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.inputs import json_option
-from keyhole.cli.progress import progress_bars
+from keyhole.cli.options import json_option
+from keyhole.cli.screen import progress_bars
 
 if TYPE_CHECKING:
-    from keyhole.report.page import Section
-    from keyhole.report.results import Sweep
+    from keyhole.experiments.report.page import Section
+    from keyhole.experiments.report.results import Sweep
 
-__all__ = ["PRIVACY", "report"]
 
 PRIVACY = "privacy"
 """In place of a directory: the report on private select."""
@@ -63,10 +62,9 @@ def report(out: Path | None, to: Path | None, as_json: bool) -> None:
 def _report_sweeps(out: Path, to: Path) -> tuple[list[Path], list[dict[str, Any]]]:
     """Writes the report on sweeps; returns its files and its tables as plain values."""
     # matplotlib takes most of a second to import, and no other command needs it.
-    from keyhole.report.files import write_page
-    from keyhole.report.paper import place_in_paper
-    from keyhole.report.results import read_sweeps
-    from keyhole.report.tables import to_json
+    from keyhole.experiments.report.page import write_page
+    from keyhole.experiments.report.results import read_sweeps
+    from keyhole.experiments.report.tables import place_in_paper, to_json
 
     sweeps = sorted(read_sweeps(out), key=lambda sweep: place_in_paper(sweep.name))
     sections, files = _write_sections(sweeps, to)
@@ -76,8 +74,8 @@ def _report_sweeps(out: Path, to: Path) -> tuple[list[Path], list[dict[str, Any]
 
 def _report_privacy(to: Path) -> tuple[list[Path], list[dict[str, Any]]]:
     """Writes the report on private select; returns its files and its tables as plain values."""
-    from keyhole.report.files import write_privacy
-    from keyhole.report.privacy import slice_tables, to_json
+    from keyhole.experiments.report.page import write_privacy
+    from keyhole.experiments.report.privacy import slice_tables, to_json
 
     tables = slice_tables()
     return write_privacy(tables, to), to_json(tables)
@@ -85,7 +83,7 @@ def _report_privacy(to: Path) -> tuple[list[Path], list[dict[str, Any]]]:
 
 def _write_sections(sweeps: list[Sweep], to: Path) -> tuple[list[Section], list[Path]]:
     """Writes one sweep after the other, with a bar on standard error."""
-    from keyhole.report.files import write_section
+    from keyhole.experiments.report.page import write_section
 
     sections, files = [], []
     with progress_bars() as bars:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from keyhole.cli.inputs import load_data, synthetic_sizes
+from keyhole.cli.options import load_data, synthetic_sizes
 from keyhole.delivery.records import CodingKind
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
-    from keyhole.tasks.arms import Arm
-    from keyhole.tasks.experiment import Experiment
+    from keyhole.experiments.arms import Arm
+    from keyhole.experiments.experiment import Experiment
 
-__all__ = ["coding_option", "read_run", "run_settings"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -40,9 +39,8 @@ def read_run(run: Path, data: str) -> Experiment:
     Raises:
         InputError: it is not the directory of a trial, or was trained with other data.
     """
-    from keyhole.tasks.experiment import Experiment
-    from keyhole.tasks.named import task_named
-    from keyhole.tasks.trial_directory import read_result
+    from keyhole.experiments.experiment import Experiment, read_result
+    from keyhole.experiments.named import task_named
 
     arm, trial = _read_arm(run)
     sizes = synthetic_sizes(data, [arm])
@@ -54,8 +52,8 @@ def read_run(run: Path, data: str) -> Experiment:
 
 def _read_arm(run: Path) -> tuple[Arm, int]:
     """What a run's directory says was asked, and which trial it is."""
-    from keyhole.tasks.arms import Arm
-    from keyhole.tasks.task import Settings
+    from keyhole.experiments.arms import Arm
+    from keyhole.experiments.task import Settings
 
     path = run / "run.json"
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.inputs import (
+from keyhole.cli.options import (
     data_option,
     json_option,
     load_data,
@@ -18,14 +18,12 @@ from keyhole.cli.inputs import (
     start_jax,
     synthetic_sizes,
 )
-from keyhole.server.files import make_directory, storage_errors
+from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
     from keyhole.data.federated import Dataset
-    from keyhole.tasks.arms import Arm
-    from keyhole.tasks.sweeps import Sweep
-
-__all__ = ["sweep"]
+    from keyhole.experiments.arms import Arm
+    from keyhole.experiments.sweeps import Sweep
 
 
 @click.command()
@@ -65,10 +63,10 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     What is finished is not run again, so a sweep that was stopped goes on where it was. Draw the
     figure with `keyhole report`.
     """
-    from keyhole.cli.trials import run_trials  # these start JAX, which --help need not wait for
-    from keyhole.tasks.named import task_named
-    from keyhole.tasks.sweeps import sweep_named
-    from keyhole.tasks.trial_directory import read_result
+    from keyhole.cli.screen import run_trials
+    from keyhole.experiments.experiment import read_result
+    from keyhole.experiments.named import task_named
+    from keyhole.experiments.sweeps import sweep_named
 
     asked = _changed(sweep_named(figure, options["scale"]), options)
     start_jax()
@@ -108,7 +106,7 @@ def _changed(asked: Sweep, options: dict[str, Any]) -> Sweep:
 
 def _work(asked: Sweep, dataset: Dataset, out: Path) -> list[tuple[str, Any, int, Path]]:
     """Every trial of every arm, each arm once; first trial of all arms, then the second."""
-    from keyhole.tasks.experiment import Experiment
+    from keyhole.experiments.experiment import Experiment
 
     arms = {line.arm.name: line.arm for line in asked.lines}
     experiments = {name: Experiment(arm, dataset) for name, arm in arms.items()}

@@ -10,8 +10,6 @@ import click
 
 from keyhole.errors import InputError
 
-__all__ = ["read_token", "token"]
-
 _DAY = 86_400.0
 _MOST_TOKEN = 4096  # bytes of a file that can hold one
 
@@ -28,7 +26,7 @@ def new_key(file: Path) -> None:
 
     A file may hold several keys, one a line: the first signs, all are accepted.
     """
-    from keyhole.serving.service.access import new_key as make_key
+    from keyhole.service.access import new_key as make_key
 
     _write_new(file, f"{make_key()}\n".encode("ascii"))
 
@@ -48,7 +46,7 @@ def gateway_key(file: Path, number: int) -> None:
     Requests that come through a relay are sealed to it. A file may hold several keys, one a line:
     devices use the first, all are accepted.
     """
-    from keyhole.private.oblivious.key_config import GatewayKey, encode_gateway_key
+    from keyhole.delivery.relay.ohttp import GatewayKey, encode_gateway_key
 
     _write_new(file, encode_gateway_key(GatewayKey.fresh(number)).encode("ascii"))
 
@@ -66,8 +64,8 @@ def gateway_config(key_file: Path, file: Path | None) -> None:
     It goes to FILE, which must not exist, or to standard output. Nothing in it is secret; give the
     same to all devices.
     """
-    from keyhole.private.oblivious.key_config import encode_configs
-    from keyhole.serving.relay.gateway_keys import load_gateway_keys
+    from keyhole.delivery.relay.ohttp import encode_configs
+    from keyhole.service.gateway import load_gateway_keys
 
     listed = encode_configs([key.config for key in load_gateway_keys(key_file)])
     if file is None:
@@ -109,7 +107,7 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
 @click.option("--most-keys", type=click.IntRange(1), help="Keys that one query may name.")
 def issue(key: Path, device: str, days: float, most_keys: int | None) -> None:
     """Print a token with which a device checks in."""
-    from keyhole.serving.service.access import Keyring
+    from keyhole.service.access import Keyring
 
     ring = Keyring.load(key)
     made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, most_keys=most_keys)

@@ -17,9 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keyhole.cli.aggregators import check_aggregator_flags, sum_services, trainer_sum_options
-from keyhole.cli.asynchronous import asynchronous_fields, asynchronous_options
-from keyhole.cli.engine import check_engine_flags, engine_options, opened_engine
-from keyhole.cli.inputs import (
+from keyhole.cli.options import (
     data_option,
     json_option,
     load_data,
@@ -29,17 +27,25 @@ from keyhole.cli.inputs import (
     start_jax,
     synthetic_sizes,
 )
-from keyhole.cli.secure_sums import check_sum_flags, privacy_of, secure_sum_options
-from keyhole.delivery.names import DELIVERIES, PRIVATE_DELIVERIES
+from keyhole.cli.train_options import (
+    asynchronous_fields,
+    asynchronous_options,
+    check_engine_flags,
+    check_sum_flags,
+    engine_options,
+    opened_engine,
+    privacy_of,
+    secure_sum_options,
+)
+from keyhole.delivery.base import DELIVERIES, PRIVATE_DELIVERIES
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
-    from keyhole.tasks.arms import Arm
-    from keyhole.tasks.task import TaskKind
-    from keyhole.tasks.trial_directory import Result
-    from keyhole.training.loop import Rounds
+    from keyhole.experiments.arms import Arm
+    from keyhole.experiments.experiment import Result
+    from keyhole.experiments.task import TaskKind
+    from keyhole.rounds.loop import Rounds
 
-__all__ = ["read_arm", "train"]
 
 FIXED = "fixed"
 _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it would keep its place
@@ -147,10 +153,9 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     A run directory holds run.json (what was asked, versions, seed), records.jsonl (one line a
     round), state/ (the model) and result.json (metrics on the test split, sizes, bytes).
     """
-    from keyhole.cli.trials import run_trials  # these start JAX, which --help need not wait for
-    from keyhole.cli.trust import last_record, privacy_line, trust_table
-    from keyhole.tasks.experiment import Experiment
-    from keyhole.tasks.named import task_named
+    from keyhole.cli.screen import last_record, privacy_line, run_trials, trust_table
+    from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.named import task_named
 
     kind = task_named(task)
     options = check_aggregator_flags(options)
@@ -189,7 +194,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
 
 def _described(directory: Path, result: Result) -> dict[str, Any]:
     """A trial as JSON."""
-    from keyhole.cli.trust import last_record
+    from keyhole.cli.screen import last_record
 
     last = last_record(directory)
     told = ("seen_by", "seen_in_sum", "privacy")
@@ -226,10 +231,10 @@ def _rounds(
         return
     if trials > 1:
         raise click.UsageError("--devices trains one trial at a time")
-    from keyhole.serving.files.publishing import Publisher
-    from keyhole.serving.files.update_spool import UpdateSpool
-    from keyhole.serving.inbox import SpoolInbox
-    from keyhole.serving.served import Served
+    from keyhole.service.inbox import SpoolInbox
+    from keyhole.service.publishing import Publisher
+    from keyhole.service.served import Served
+    from keyhole.service.spool import UpdateSpool
 
     with Publisher(directory) as publisher:
 
@@ -244,7 +249,7 @@ def _rounds(
 
 def read_arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
     """The arm that the options of `keyhole train` describe."""
-    from keyhole.tasks.arms import arm_of
+    from keyhole.experiments.arms import arm_of
 
     choices = _by_space(kind, options["choices"])
     counts = {space: _count(text) for space, text in _by_space(kind, options["counts"]).items()}

@@ -1,22 +1,196 @@
-"""The array files of a dataset, written from the clients that a reader yields."""
+"""Many short texts in two arrays, so that names of words and clients can stay on disk.
+
+Arrays that grow on disk: .npy files written row by row, their length known at the end.
+
+Words numbered by how many users use them: counted as they come, ranked at the end.
+
+Words get a number when they are first met, so text can go to disk before the ranking is known; a
+second pass over the numbers on disk puts the ranks in their place. Memory holds the words that
+differ, never the text.
+
+The array files of a dataset, written from the clients that a reader yields.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
+from numpy.lib import format as npy_format
 
-from keyhole.data.federated import Kind
-from keyhole.data.npy import ArrayFile, RaggedFile
-from keyhole.data.source import Client, Examples, Post
-from keyhole.data.texts import encode_texts
-from keyhole.data.vocabulary import Lexicon, renumber_file
-from keyhole.types import Array
+from keyhole.arrays import Array
+from keyhole.data.federated import Ragged
+from keyhole.data.readers.source import Client, Examples, Kind, Post
 
-__all__ = ["COLUMNS", "write_clients", "write_texts"]
+
+class Texts(Sequence[str]):
+    """A list of texts that are decoded when they are asked for.
+
+    Args:
+        rows: the UTF-8 bytes of each text, uint8.
+
+    >>> names = Texts(encode_texts(["the", "naïve", ""]))
+    >>> len(names), names[1], names[:2]
+    (3, 'naïve', ['the', 'naïve'])
+    """
+
+    def __init__(self, rows: Ragged) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        """Text `at`, or the texts of a slice as a list."""
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        number = at + len(self) if at < 0 else at
+        if not 0 <= number < len(self):
+            raise IndexError(f"text {at} of {len(self)}")  # what ends a loop over a sequence
+        return bytes(self._rows[number]).decode()
+
+
+def encode_texts(texts: Iterable[str]) -> Ragged:
+    """Returns the UTF-8 bytes of each text."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    return Ragged(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+
+_BUFFER = 1 << 20  # bytes; clients are small, so most appends do not reach the disk
+
+
+class ArrayFile:
+    """Appends rows to a .npy file; memory does not grow with the rows.
+
+    Args:
+        path: the file to be made.
+        dtype: of the array.
+        row_shape: the shape of one row, () for an array of rank 1.
+    """
+
+    def __init__(self, path: Path, dtype: Any, row_shape: tuple[int, ...] = ()) -> None:
+        self.rows = 0
+        self._dtype = np.dtype(dtype)
+        self._row_shape = row_shape
+        self._file = path.open("xb", buffering=_BUFFER)
+        self._write_header()
+
+    def append(self, rows: Array) -> None:
+        """Adds rows at the end."""
+        block = np.ascontiguousarray(rows, self._dtype)
+        assert block.shape[1:] == self._row_shape, "rows of one shape"
+        self._file.write(block.tobytes())
+        self.rows += len(block)
+
+    def close(self) -> None:
+        """Writes the true length into the header, which has room for any."""
+        if self._file.closed:
+            return
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        descr = npy_format.dtype_to_descr(self._dtype)
+        shape = (self.rows, *self._row_shape)
+        header = {"descr": descr, "fortran_order": False, "shape": shape}
+        npy_format.write_array_header_1_0(self._file, header)
+
+
+class RaggedFile:
+    """Appends rows of unequal length to a pair of .npy files: `stem.values`, `stem.offsets`.
+
+    Args:
+        directory: where the files are made.
+        stem: how their names begin.
+        dtype: of the values.
+    """
+
+    def __init__(self, directory: Path, stem: str, dtype: Any) -> None:
+        self._values = ArrayFile(directory / f"{stem}.values.npy", dtype)
+        self._offsets = ArrayFile(directory / f"{stem}.offsets.npy", np.int64)
+        self._offsets.append(np.zeros(1, np.int64))
+
+    def append(self, values: Array, lengths: Array | list[int]) -> None:
+        """Adds rows: their values one after the other, and the length of each."""
+        ends = self._values.rows + np.cumsum(np.asarray(lengths, np.int64))
+        assert len(values) == (ends[-1] - self._values.rows if len(ends) else 0)
+        self._values.append(values)
+        self._offsets.append(ends)
+
+    def close(self) -> None:
+        """Finishes both files."""
+        self._values.close()
+        self._offsets.close()
+
+
+_BLOCK = 1 << 22  # numbers that are renumbered at a time
+
+
+class Lexicon:
+    """The words met so far and the number of users of each.
+
+    >>> lexicon = Lexicon()
+    >>> for text in ("b a", "c a a"):  # two users
+    ...     lexicon.count_user(lexicon.number(text.split()))
+    >>> words, ranks = lexicon.rank()
+    >>> words, ranks.tolist()  # "b" came first and is second now
+    (['a', 'b', 'c'], [1, 0, 2])
+    """
+
+    def __init__(self) -> None:
+        self._numbers = _Numbers()
+        self._users = np.zeros(1024, np.int64)
+
+    def number(self, words: Iterable[str]) -> Array:
+        """Returns the provisional number of each word, int32; new words get the next ones."""
+        return np.fromiter(map(self._numbers.__getitem__, words), np.int32)
+
+    def count_user(self, numbers: Array) -> None:
+        """Counts one user for each different number: all that one user has written."""
+        if len(self._numbers) > len(self._users):
+            self._users = np.pad(self._users, (0, len(self._numbers)))
+        self._users[np.unique(numbers)] += 1
+
+    def rank(self) -> tuple[list[str], Array]:
+        """Returns the words by falling number of users, then by alphabet; and the place of each.
+
+        Returns:
+            words: words[r] is the word of rank r.
+            ranks: int32, ranks[number] is the rank of the word with this provisional number.
+        """
+        words = list(self._numbers)
+        users = self._users.tolist()
+        order = sorted(range(len(words)), key=lambda i: (-users[i], words[i]))
+        ranks = np.empty(len(words), np.int32)
+        ranks[order] = np.arange(len(words), dtype=np.int32)
+        return [words[i] for i in order], ranks
+
+
+class _Numbers(dict[str, int]):
+    """Gives a word that is not there the next number."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = number = len(self)
+        return number
+
+
+def renumber_file(path: Path, ranks: Array, block: int = _BLOCK) -> None:
+    """Replaces every number in a .npy file by its rank, in place and block by block."""
+    numbers = np.load(path, mmap_mode="r+")
+    for start in range(0, len(numbers), block):
+        numbers[start : start + block] = ranks[numbers[start : start + block]]
+    numbers.flush()
+
 
 COLUMNS: Mapping[Kind, Mapping[str, tuple[Any, tuple[int, ...] | None]]] = {
     "writers": {"pixels": (np.uint8, (28, 28)), "label": (np.uint8, ())},

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from keyhole.arrays import Array
+from keyhole.data.readers.source import Kind
 from keyhole.errors import InputError
-from keyhole.types import Array
-
-__all__ = ["Column", "Dataset", "FederatedData", "Kind", "Ragged", "draw_pool", "hold_out"]
-
-Kind: TypeAlias = Literal["writers", "posts", "ratings"]
-"""What the examples are, and so which columns there are (see `Dataset`)."""
 
 
 @dataclass(frozen=True, eq=False)

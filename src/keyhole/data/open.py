@@ -1,25 +1,63 @@
-"""Opening a dataset: found by path or name, imported once, then read from the cache."""
+"""Where a dataset comes from: a path, or a bare name in the folder KEYHOLE_DATA.
+
+Opening a dataset: found by path or name, imported once, then read from the cache.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from keyhole.data import cache as store
+from keyhole.data.cache import find_imported, find_source, import_source
 from keyhole.data.federated import Dataset
-from keyhole.data.importing import find_imported, import_source
-from keyhole.data.locate import locate
-from keyhole.data.readers.find import find_source
-from keyhole.data.source import Progress, bad_file
+from keyhole.data.readers.source import Progress, bad_file
 from keyhole.errors import InputError
 
-__all__ = [
-    "find_current",
-    "find_dataset",
-    "import_dataset",
-    "list_datasets",
-    "open_dataset",
-    "verify",
-]
+SHARED = {
+    "femnist": "femnist.npz",
+    "femnist_mini": "femnist_mini.npz",
+    "movielens_small": "movielens_small.npz",
+    "stackexchange": "stackexchange.jsonl.xz",
+    "stackexchange_mini": "stackexchange_mini.jsonl.xz",
+}
+"""Files that go by a bare name: name -> the file in the folder KEYHOLE_DATA."""
+
+
+def data_folder() -> Path | None:
+    """Returns the folder that the environment variable KEYHOLE_DATA names."""
+    folder = os.environ.get("KEYHOLE_DATA")
+    return Path(folder) if folder else None
+
+
+def locate(source: str | Path) -> Path:
+    """Returns the path of a source; a bare name is looked up in the folder KEYHOLE_DATA only.
+
+    Raises:
+        InputError: there is nothing there.
+    """
+    name = str(source)
+    path = _shared(name) if name in SHARED else Path(source)
+    if not path.exists():
+        raise InputError(
+            f"cannot find {name}",
+            got=f"no file {path}",
+            allowed=f"a path, an imported dataset, or one of {', '.join(SHARED)}",
+            fix="give the path of a file, or a name of `keyhole data list`",
+        )
+    return path
+
+
+def _shared(name: str) -> Path:
+    folder = data_folder()
+    if folder is None:
+        raise InputError(
+            f"cannot find {name}",
+            got="no environment variable KEYHOLE_DATA",
+            allowed=f"the folder that holds {SHARED[name]}",
+            fix="set KEYHOLE_DATA, or give the path of a file",
+        )
+    return folder / SHARED[name]
 
 
 def open_dataset(

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
 
-from keyhole.data.federated import Dataset, Kind
-from keyhole.data.synthetic_posts import make_posts
-from keyhole.data.synthetic_ratings import make_ratings
-from keyhole.data.synthetic_writers import make_writers
+from keyhole.data.federated import Dataset
+from keyhole.data.posts import make_posts
+from keyhole.data.ratings import make_ratings
+from keyhole.data.readers.source import Kind
+from keyhole.data.writers import make_writers
 from keyhole.errors import InputError
-
-__all__ = ["GENERATOR", "make_synthetic"]
 
 GENERATOR = "1"
 """Version of the makers: raised when the same arguments give other bytes."""

@@ -3,11 +3,15 @@
 A record is what a slice is on a disk and on a wire: its arrays one after the other in path order,
 little-endian, without padding. Every slice of a table has the same length, so key k lies at
 k * record_bytes.
+
+Demand: the keys that a cohort asks for, counted.
+
+Assembly: a sub-model from the records of its slices, whichever way they came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,18 +20,13 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from keyhole import tree
+from keyhole.arrays import Array, ClientId, KeyArray, Tree
 from keyhole.errors import InputError, ShapeError
-from keyhole.primitives.layout import Layout
-from keyhole.primitives.parts import Part
-from keyhole.primitives.quantize import (
-    QuantizedRows,
-    check_fits,
-    dequantize_rows,
-    quantize_rows,
-)
-from keyhole.types import Array, KeyArray
-
-__all__ = ["PLAIN", "Coding", "CodingKind", "RecordArray", "RecordField", "Records", "records_of"]
+from keyhole.primitives.coding import QuantizedRows, check_fits, dequantize_rows, quantize_rows
+from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.layout import Layout, Part
+from keyhole.primitives.placement import ClientValue, observe
 
 CodingKind: TypeAlias = Literal["plain", "half", "uint8", "uint4"]
 """How numbers are stored: as they are, in float16, or as 8 or 4 bits with a scale per array."""
@@ -234,3 +233,103 @@ def records_of(layout: Layout, coding: Coding) -> list[Records]:
     return [
         Records.of_part(part, coding if part.product.factors else PLAIN) for part in layout.parts
     ]
+
+
+Demand: TypeAlias = Mapping[ClientId, Mapping[str, Keys]]
+"""Each client's keys by the name of their key space."""
+
+
+def demand_of(layout: Layout, keys: ClientValue[Any]) -> Demand:
+    """Each client's keys by the name of their key space."""
+    return {client: layout.keys_by_space(z) for client, z in observe(keys).items()}
+
+
+def model_bytes(layout: Layout, tables: Sequence[Records], counts: Mapping[str, int]) -> int:
+    """The bytes of a sub-model with so many keys of each key space; `tables` are of each part."""
+    return sum(
+        records.record_bytes * prod(counts[factor.name] for factor in part.product.factors)
+        for part, records in zip(layout.parts, tables, strict=True)
+    )
+
+
+def count_asked(layout: Layout, demand: Demand) -> int:
+    """How many slices of the cut parts the cohort asked for."""
+    return sum(
+        prod(len(z[factor.name]) for factor in part.product.factors)
+        for part in cut_parts(layout)
+        for z in demand.values()
+    )
+
+
+def count_distinct(layout: Layout, demand: Demand) -> int:
+    """How many different slices those are."""
+    total = 0
+    for part in cut_parts(layout):
+        asked = [part.keys_of(z).array for z in demand.values()]
+        total += len(np.unique(np.concatenate(asked))) if asked else 0
+    return total
+
+
+def cut_parts(layout: Layout) -> list[Part]:
+    """The parts that some key space cuts; what is left is sent to everyone."""
+    return [part for part in layout.parts if part.product.factors]
+
+
+Mask = NDArray[np.bool_]
+
+
+def assemble(
+    layout: Layout,
+    tables: Sequence[Records],
+    found: Sequence[RecordArray],
+    keys: Mapping[str, Keys],
+) -> Tree:
+    """Returns the sub-model that records stand for.
+
+    Args:
+        layout: the model and its cuts.
+        tables: what the records of each part hold.
+        found: the records of each part, in the order of `part.keys_of(keys)`.
+        keys: of each key space, by name.
+    """
+    leaves: dict[str, Array] = {}
+    for part, table, records in zip(layout.parts, tables, found, strict=True):
+        counts = [len(keys[factor.name]) for factor in part.product.factors]
+        leaves |= part.from_rows(table.decode_rows(records), counts)
+    return tree.unflatten(layout.structure, leaves)
+
+
+def keep_found(
+    layout: Layout,
+    found: Sequence[RecordArray],
+    is_found: Sequence[Mask],
+    keys: Mapping[str, Keys],
+) -> tuple[list[RecordArray], dict[str, Keys]]:
+    """Drops the keys whose slices are missing, so that what is left is a sub-model.
+
+    A slice of a part that two key spaces cut is missing for a pair of keys: the first of them is
+    dropped, from every part.
+
+    Args:
+        layout: the model and its cuts.
+        found: the records of each part, in the order of `part.keys_of(keys)`.
+        is_found: which of them are there.
+        keys: what was asked for.
+
+    Returns:
+        The records of each part and the keys that are left, order and repeats kept.
+    """
+    kept = {name: np.ones(len(z), bool) for name, z in keys.items()}
+    for part, there in zip(layout.parts, is_found, strict=True):
+        if part.product.factors:
+            first, *others = (factor.name for factor in part.product.factors)
+            pairs = len(kept[first]), prod(len(keys[name]) for name in others)
+            kept[first] &= there.reshape(pairs).all(axis=1)
+    left = {name: Keys(z.space, z.array[kept[name]]) for name, z in keys.items()}
+    records = []
+    for part, rows in zip(layout.parts, found, strict=True):
+        masks = [kept[factor.name] for factor in part.product.factors]
+        grid = rows.reshape(*map(len, masks), rows.shape[1])
+        chosen = grid[np.ix_(*masks)] if masks else rows
+        records.append(chosen.reshape(prod(int(m.sum()) for m in masks), rows.shape[1]))
+    return records, left

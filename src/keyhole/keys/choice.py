@@ -1,17 +1,79 @@
-"""Choices: which keys a client selects, given what occurs in its data."""
+"""Key counts: how often the keys of a space occur in one client's data.
+
+Draws: some of the numbers below n, each at most once, at the cost of those drawn.
+
+Choices: which keys a client selects, given what occurs in its data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from keyhole.keys.counts import KeyCounts
+from keyhole.arrays import Array, KeyArray
+from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import ClientKeys
-from keyhole.types import KeyArray
 
-__all__ = ["Choice", "choose_with"]
+
+@dataclass(frozen=True, eq=False)
+class KeyCounts:
+    """What a client knows when it chooses keys: the key space, and what occurs in its own data.
+
+    Args:
+        space: all keys there are.
+        keys: those that occur, int64 (own,), each once, rising.
+        counts: how often, int64 (own,), 1 or more.
+
+    >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([7, 3, 7]))
+    >>> counts.keys.tolist(), counts.counts.tolist()
+    ([3, 7], [1, 2])
+    """
+
+    space: KeySpace
+    keys: KeyArray
+    counts: Array
+
+    @staticmethod
+    def of(space: KeySpace, occurrences: Array) -> KeyCounts:
+        """Counts keys in the order they occur in; out of range is an error."""
+        found, counts = np.unique(space.keys(occurrences).array, return_counts=True)
+        return KeyCounts(space, found, counts.astype(np.int64))
+
+    @staticmethod
+    def none(space: KeySpace) -> KeyCounts:
+        """Nothing in the data names a key, as with pixels and filters."""
+        return KeyCounts(space, np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def draw_distinct(below: int, count: int, rng: np.random.Generator) -> KeyArray:
+    """Draws different numbers, uniformly and in random order.
+
+    These are the first `count` places of a Fisher-Yates shuffle of 0..below-1, of which only the
+    numbers that moved are held: time and memory go by `count`. Of equal generators, a smaller draw
+    is the beginning of a larger one.
+
+    Args:
+        below: n, from 0 to 2^63.
+        count: how many; all n in random order if there are not more.
+        rng: where the draw comes from.
+
+    Returns:
+        int64 (min(count, n),), in the order drawn.
+
+    >>> draw_distinct(10**12, 3, np.random.default_rng(0)).tolist()
+    [636961687321, 269786713764, 40973523938]
+    """
+    count = min(count, below)
+    partners = rng.integers(np.arange(count), below - 1, endpoint=True).tolist()
+    moved: dict[int, int] = {}
+    drawn = []
+    for place, partner in enumerate(partners):
+        drawn.append(moved.get(partner, partner))
+        moved[partner] = moved.get(place, place)
+    return np.array(drawn, np.int64)
 
 
 class Choice(Protocol):

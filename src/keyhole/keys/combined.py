@@ -1,18 +1,89 @@
-"""Combined keys: choices made of other choices."""
+"""Sampled softmax: what the random words of a client stand for in its loss (section 4.1.1).
+
+Combined keys: choices made of other choices.
+
+Choices by name, as a command takes them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 import numpy as np
 
-from keyhole.keys.choice import Choice
-from keyhole.keys.counts import KeyCounts
-from keyhole.keys.draws import draw_distinct
-from keyhole.keys.softmax import check_share, num_negatives
-from keyhole.types import KeyArray
+from keyhole.arrays import KeyArray
+from keyhole.errors import InputError
+from keyhole.keys.choice import Choice, KeyCounts, draw_distinct
+from keyhole.keys.sampled import every, independent
+from keyhole.keys.structured import random_own, random_top, top
+from keyhole.primitives.keyspace import Keys
 
-__all__ = ["always", "with_negatives"]
+
+def sampled_correction(
+    keys: Keys, counts: KeyCounts, share: float, first: Sequence[int] = ()
+) -> tuple[int, float]:
+    r"""Returns how many keys of a client are not sampled, and what to add to the logits of the
+    rest.
+
+    With n words of which `own` were chosen and s drawn from the n - own others, each drawn word
+    stands for (n - own) / s words. Its logit is raised by the logarithm of that, so that
+
+    $$\hat Z = \sum_{j \le own} e^{o_j} + \frac{n - own}{s} \sum_{j > own} e^{o_j}$$
+
+    Over the draw of the s words:
+
+    - unbiased: $\hat Z$, the partition function of the softmax over all n words, at given logits.
+    - not unbiased: the loss $\log \hat Z - o_{label}$ and its gradient. The logarithm is concave,
+      so the loss is too small on average, by about Var($\hat Z$) / 2 $Z^2$, which falls as 1 / s:
+      they are consistent, and exact where s = n - own.
+    - not corrected: words of the client that it did not choose are no targets of its loss unless
+      they are drawn, and its inputs lack them.
+
+    Args:
+        keys: what the client selected with `with_negatives(choice, share)`.
+        counts: what it chose from.
+        share: as given to `with_negatives`.
+        first: as given to `always`, where `choice` is one of those.
+
+    Returns:
+        own, and log((n - own) / s), which is 0.0 where nothing was drawn or nothing is missing.
+        `choice` is taken to choose as many of the client's own keys as it may, as the
+        structured ones do.
+
+    >>> from keyhole import KeySpace
+    >>> word = KeySpace("word", 100)
+    >>> counts = KeyCounts.of(word, np.array([1, 1, 1, 9, 9, 5]))
+    >>> own, correction = sampled_correction(word.keys([1, 9, 85, 64]), counts, share=0.5)
+    >>> own, round(float(np.exp(correction)), 6)  # each of two stands for 49
+    (2, 49.0)
+
+    Waghmare et al., Efficient Image Representation Learning with Federated Sampled Softmax, 2022.
+    """
+    n, selected = keys.space.num_keys, len(keys)
+    if selected == n:
+        return n, 0.0
+    # A client with enough own keys filled its part of m; one with too few chose all it had.
+    had = len(np.union1d(np.asarray(first, np.int64), counts.keys))
+    own = min(had, selected - num_negatives(selected, share))
+    sampled = selected - own
+    return own, log((n - own) / sampled) if sampled else 0.0
+
+
+def num_negatives(keys_per_client: int, share: float) -> int:
+    """How many of m keys are drawn at random."""
+    return round(share * keys_per_client)
+
+
+def check_share(share: float) -> None:
+    """Raises InputError unless there is room for own keys."""
+    if not 0 <= share < 1:
+        raise InputError(
+            "share of random keys is out of range",
+            got=share,
+            allowed="at least 0, below 1",
+            fix="leave room for the client's own keys",
+        )
 
 
 def always(first: Sequence[int], choice: Choice) -> Choice:
@@ -80,3 +151,35 @@ def _draw_others(num_keys: int, taken: KeyArray, count: int, rng: np.random.Gene
     # The i-th taken key, in rising order, has `key - i` free keys below it.
     free_below = np.sort(taken) - np.arange(len(taken))
     return ranks + np.searchsorted(free_below, ranks, side="right")
+
+
+CHOICES: dict[str, Choice] = {
+    "top": top,
+    "random": random_own,
+    "random-top": random_top,
+    "independent": independent,
+    "all": every,
+}
+"""Ways to choose keys that need no settings: the paper's sections 5.2 and 5.3."""
+
+
+def choice_named(name: str) -> Choice:
+    """Returns the choice of that name.
+
+    Args:
+        name: a key of `CHOICES`, in any case.
+
+    Raises:
+        InputError: there is no such choice.
+
+    >>> choice_named("Random-Top").__name__
+    'random_top'
+    """
+    if name.lower() not in CHOICES:
+        raise InputError(
+            "no such way to choose keys",
+            got=name,
+            allowed=", ".join(CHOICES),
+            fix="choose one of them, or pass a function: docs/own-keys.md",
+        )
+    return CHOICES[name.lower()]

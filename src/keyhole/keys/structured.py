@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.keys.counts import KeyCounts
-from keyhole.keys.draws import draw_distinct
-from keyhole.types import KeyArray
-
-__all__ = ["random_own", "random_top", "top"]
+from keyhole.arrays import KeyArray
+from keyhole.keys.choice import KeyCounts, draw_distinct
 
 
 def top(counts: KeyCounts, keys_per_client: int, _: np.random.Generator | None = None) -> KeyArray:

@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keyhole.arrays import Tree
 from keyhole.models.model import Batch, Model
-from keyhole.primitives.cuts import Cut
 from keyhole.primitives.keyspace import KeySpace
-from keyhole.types import Tree
-
-__all__ = ["factorization"]
+from keyhole.primitives.layout import Cut
 
 CENTRE = 3.5  # stars; levels of users and biases of movies take up what it leaves
 INITIAL = 0.03  # deviation of a movie's factors before anybody rated it

@@ -11,13 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keyhole.models.losses import masked_mean
+from keyhole.arrays import Tree
+from keyhole.models.dense import masked_mean
 from keyhole.models.model import Batch, Model, glorot
-from keyhole.primitives.cuts import Cut
 from keyhole.primitives.keyspace import KeySpace
-from keyhole.types import Tree
-
-__all__ = ["mixture"]
+from keyhole.primitives.layout import Cut
 
 HIDDEN_LOGIT = -1e30  # its exponential is 0 in float32: a padded expert has no share in the gate
 

@@ -9,11 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from keyhole.primitives.cuts import Cut
-from keyhole.primitives.layout import Layout
-from keyhole.types import Array, Tree
-
-__all__ = ["Batch", "Model", "glorot"]
+from keyhole.arrays import Array, Tree
+from keyhole.primitives.layout import Cut, Layout
 
 Batch: TypeAlias = Mapping[str, Any]
 """Named arrays whose first axis counts examples."""

@@ -9,15 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keyhole.arrays import Array, Tree
 from keyhole.errors import InputError
-from keyhole.models.losses import cross_entropy, masked_mean
-from keyhole.models.matmul import multiply
+from keyhole.models.dense import cross_entropy, masked_mean, multiply
 from keyhole.models.model import Batch, Model, glorot
-from keyhole.primitives.cuts import Cut
 from keyhole.primitives.keyspace import KeySpace
-from keyhole.types import Array, Tree
-
-__all__ = ["PAD", "TransformerSizes", "transformer"]
+from keyhole.primitives.layout import Cut
 
 PAD = 0
 """The token that fills up a sentence, as a client counts its words: its first word key."""

@@ -1,18 +1,188 @@
-"""Deselect: adds up updates of different sub-models under the keys they came from."""
+"""Aggregates: one server value from the values of the clients that remain.
+
+Each works leaf by leaf on trees of arrays, adds in cohort order (so the same cohort gives the same
+bytes), takes dropouts as they are, and refuses NaN and infinity.
+
+Deselect: adds up updates of different sub-models under the keys they came from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.primitives.aggregate import aggregate_mean, aggregate_sum
-from keyhole.primitives.placement import ClientValue, ServerValue, map_clients
-from keyhole.types import DeselectFn, Tree
+from keyhole.arrays import Array, DeselectFn, Tree
+from keyhole.errors import InputError, NotFiniteError, ShapeError
+from keyhole.primitives.placement import ClientValue, ServerValue, contributions, map_clients
 
-__all__ = ["deselect", "deselect_mean", "deselect_mean_per_key", "deselect_sum"]
+
+def aggregate(
+    values: ClientValue[Tree], combine: Callable[[Sequence[Array]], Any]
+) -> ServerValue[Tree]:
+    """Combines the clients' values leaf by leaf.
+
+    Args:
+        values: x_n, client-placed trees with equal paths and shapes.
+        combine: takes the N arrays of one leaf, in cohort order, and returns one.
+
+    Returns:
+        The combined tree, at the server.
+
+    Raises:
+        CohortError: nobody is left.
+        ShapeError: the clients' trees or shapes differ.
+        NotFiniteError: a value holds NaN or infinity.
+
+    >>> from keyhole.primitives.placement import at_clients
+    >>> aggregate(at_clients([3, 9, 4]), combine=max).value
+    np.int64(9)
+    """
+    held = contributions(values)
+    return ServerValue(tree.map_leaves(lambda *leaves: combine(_checked(leaves)), *held))
+
+
+def aggregate_sum(values: ClientValue[Tree]) -> ServerValue[Tree]:
+    r"""Adds up the clients' values: $\sum_n x_n$, from the first client to the last."""
+    return aggregate(values, _total)
+
+
+def aggregate_mean(values: ClientValue[Tree]) -> ServerValue[Tree]:
+    r"""Averages the clients' values.
+
+    Eq. 1: $\text{Aggregate}_\text{mean}(\{x_1, \dots, x_N\}@C) = (\frac1N \sum_n x_n)@S$, where N
+    counts the clients that remain.
+
+    >>> from keyhole.primitives.placement import at_clients
+    >>> aggregate_mean(at_clients({"w": 1.0, "e": 3.0, "s": 8.0}).drop("s")).value
+    np.float64(2.0)
+    """
+    return aggregate(values, lambda leaves: divide(_total(leaves), len(leaves)))
+
+
+def aggregate_weighted_mean(
+    values: ClientValue[Tree], weights: ClientValue[float]
+) -> ServerValue[Tree]:
+    r"""Averages with a weight per client: $\sum_n w_n x_n / \sum_n w_n$.
+
+    Args:
+        values: x_n, client-placed trees.
+        weights: w_n >= 0, client-placed scalars of the same cohort, not all zero.
+
+    Raises:
+        InputError: a weight is negative, or all are zero.
+
+    >>> from keyhole.primitives.placement import at_clients
+    >>> aggregate_weighted_mean(at_clients([1.0, 4.0]), at_clients([2, 1])).value
+    np.float64(2.0)
+    """
+    total = aggregate_sum(map_clients(_weight, weights, values)).value
+    if total == 0:
+        raise InputError(
+            "weights add up to zero",
+            got=total,
+            allowed="a positive sum",
+            fix="weight clients by their number of examples, or use aggregate_mean",
+        )
+    weighted = aggregate_sum(map_clients(_scale, weights, values)).value
+    return ServerValue(tree.map_leaves(lambda leaf: divide(leaf, total), weighted))
+
+
+def aggregate_median(values: ClientValue[Tree]) -> ServerValue[Tree]:
+    """Takes the median of each coordinate: half of the clients may be arbitrary.
+
+    >>> from keyhole.primitives.placement import at_clients
+    >>> aggregate_median(at_clients([1.0, 2.0, 900.0])).value
+    np.float64(2.0)
+    """
+    return aggregate(values, lambda leaves: np.median(np.stack(leaves), axis=0))
+
+
+def aggregate_trimmed_mean(values: ClientValue[Tree], trim: float) -> ServerValue[Tree]:
+    """Averages each coordinate without its floor(trim * N) smallest and as many largest values.
+
+    Args:
+        values: x_n, client-placed trees.
+        trim: share to leave out at each end, in [0, 0.5).
+
+    Raises:
+        InputError: `trim` is outside [0, 0.5).
+
+    >>> from keyhole.primitives.placement import at_clients
+    >>> aggregate_trimmed_mean(at_clients([0.0, 1.0, 3.0, 900.0]), trim=0.25).value
+    np.float64(2.0)
+    """
+    if not 0 <= trim < 0.5:
+        raise InputError(
+            "trim leaves nothing to average",
+            got=trim,
+            allowed="0 <= trim < 0.5",
+            fix="trim less, or use aggregate_median",
+        )
+
+    def combine(leaves: Sequence[Array]) -> Any:
+        cut = int(trim * len(leaves))
+        kept = np.sort(np.stack(leaves), axis=0)[cut : len(leaves) - cut]
+        return divide(_total(list(kept)), len(kept))
+
+    return aggregate(values, combine)
+
+
+def _total(leaves: Sequence[Array]) -> Any:
+    """Adds from the first to the last: the order is part of the result."""
+    return reduce(np.add, leaves)
+
+
+def divide(total: Any, count: Any) -> Any:
+    """Divides without leaving the float type of `total`; integers become float64."""
+    is_float = np.issubdtype(np.asarray(total).dtype, np.floating)
+    return np.divide(total, np.asarray(count, total.dtype if is_float else np.float64))
+
+
+def _weight(weight: float, _: Tree) -> Array:
+    if not weight >= 0:
+        raise InputError(
+            "a client's weight is negative",
+            got=weight,
+            allowed="0 or more",
+            fix="weight by a count",
+        )
+    return np.asarray(weight, np.float64)
+
+
+def _scale(weight: float, value: Tree) -> Tree:
+    return tree.map_leaves(lambda leaf: np.multiply(leaf, np.asarray(weight, _float(leaf))), value)
+
+
+def _float(leaf: Any) -> np.dtype[Any]:
+    """The float type that a leaf is weighted in: its own, or float64 for integers."""
+    dtype = np.asarray(leaf).dtype
+    return dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float64)
+
+
+def _checked(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves as arrays of one shape, all finite."""
+    arrays = [np.asarray(leaf)[()] for leaf in leaves]
+    shapes = {np.shape(array) for array in arrays}
+    if len(shapes) > 1:
+        raise ShapeError(
+            "clients hold arrays of different shapes",
+            got=", ".join(map(str, sorted(shapes))),
+            allowed="one shape",
+            fix="deselect sub-models before adding them up",
+        )
+    broken = sum(not np.all(np.isfinite(array)) for array in arrays)
+    if broken:
+        raise NotFiniteError(
+            "values to aggregate hold NaN or infinity",
+            got=f"{broken} of {len(arrays)} clients",
+            allowed="finite numbers",
+            fix="lower client_lr or clip gradients; drop those clients from the round",
+        )
+    return arrays
 
 
 def deselect(

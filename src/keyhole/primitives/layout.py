@@ -1,23 +1,228 @@
-"""Layout: a model and its cuts, from which select, deselect and sizes follow."""
+"""Cuts: which axis of which parameter belongs to which key space, declared once.
+
+Parts: the parameters that one key selects together, and the slice they make.
+
+Parameters that share their cuts form a part: the filters of a convolution, their biases and the
+dense weights they feed are one part, because one key selects all three. A part cut by two key
+spaces is keyed by their product, and what no cut touches is the part with the empty product: one
+key for everyone, which is a broadcast (section 3.3).
+
+Layout: a model and its cuts, from which select, deselect and sizes follow.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from math import prod
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.errors import KeySpaceError, ShapeError
-from keyhole.primitives.cuts import Cut, check_names, claim_axes
-from keyhole.primitives.keymaps import Product
-from keyhole.primitives.keyspace import Keys, KeySpace
-from keyhole.primitives.parts import Field, Part
-from keyhole.types import Array, KeyArray, Tree
+from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.errors import CutError, KeySpaceError, ShapeError
+from keyhole.primitives.keyspace import Keys, KeySpace, Product
 
-__all__ = ["ClientKeys", "Layout", "RowSource", "select_rows"]
+
+@dataclass(frozen=True)
+class Cut:
+    """Key k of `space` owns index k of the given axis of each named parameter.
+
+    Args:
+        space: the key space; its size must be the length of every axis it cuts.
+        axes: parameter path -> axis.
+
+    A neuron with its incoming weights, bias and outgoing weights:
+
+    >>> Cut(KeySpace("neuron", 200), {"in/kernel": 1, "in/bias": 0, "out/kernel": 0}).space.name
+    'neuron'
+    """
+
+    space: KeySpace
+    axes: Mapping[str, int]
+
+
+def check_names(spaces: Sequence[KeySpace]) -> None:
+    """Raises CutError where two cuts share a name."""
+    names = [space.name for space in spaces]
+    if len(set(names)) < len(names):
+        raise CutError(
+            "two cuts use one key space",
+            got=", ".join(names),
+            allowed="one cut per key space",
+            fix="put all axes that a key owns into one cut",
+        )
+
+
+def claim_axes(leaves: Mapping[str, Any], cuts: Sequence[Cut]) -> dict[str, dict[int, KeySpace]]:
+    """Which key space owns which axis of which parameter; refuses what cannot be."""
+    claims: dict[str, dict[int, KeySpace]] = {}
+    for cut in cuts:
+        for path, given in cut.axes.items():
+            axis = _axis(leaves, path, given, cut.space)
+            owned = claims.setdefault(path, {})
+            if axis in owned:
+                raise CutError(
+                    f"axis {axis} of {path!r} is claimed twice",
+                    got=f"key spaces {owned[axis].name!r} and {cut.space.name!r}",
+                    allowed="one key space per axis",
+                    fix="cut another axis, or join the key spaces into a Product",
+                )
+            owned[axis] = cut.space
+    return claims
+
+
+def _axis(leaves: Mapping[str, Any], path: str, axis: int, space: KeySpace) -> int:
+    """The axis of a parameter, counted from the front, once it is known to fit the key space."""
+    if path not in leaves:
+        raise CutError(
+            f"key space {space.name!r} cuts a parameter that does not exist",
+            got=repr(path),
+            allowed=", ".join(map(repr, leaves)),
+            fix="name a path of the model",
+        )
+    shape = tuple(leaves[path].shape)
+    if not -len(shape) <= axis < len(shape):
+        raise CutError(
+            f"key space {space.name!r} cuts an axis that {path!r} does not have",
+            got=axis,
+            allowed=f"0..{len(shape) - 1}" if shape else "none: it is a scalar",
+            fix="count axes from 0",
+        )
+    if shape[axis] != space.num_keys:
+        raise CutError(
+            f"axis {axis} of {path!r} is not as long as key space {space.name!r}",
+            got=shape[axis],
+            allowed=space.num_keys,
+            fix="store it so that a key is one index of one axis, or resize the key space",
+        )
+    return axis % len(shape)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One parameter within a part: where it is, and the axes that the part's key spaces cut."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    axes: tuple[int, ...]
+
+    @cached_property
+    def slice_shape(self) -> tuple[int, ...]:
+        """The shape of one slice: the parameter's without the cut axes."""
+        return tuple(n for axis, n in enumerate(self.shape) if axis not in self.axes)
+
+    @cached_property
+    def _leads(self) -> bool:
+        """Whether the cut axes come first, in order: then slices lie as they are."""
+        return self.axes == tuple(range(len(self.axes)))
+
+    def client_shape(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """The shape on a client that selected `counts[i]` keys of the i-th key space."""
+        shape = list(self.shape)
+        for axis, count in zip(self.axes, counts, strict=True):
+            shape[axis] = count
+        return tuple(shape)
+
+    def index(self, keys: Sequence[Any]) -> tuple[Any, ...]:
+        """The index of one slice, for NumPy and JAX arrays alike."""
+        chosen = dict(zip(self.axes, keys, strict=True))
+        return tuple(chosen.get(axis, slice(None)) for axis in range(len(self.shape)))
+
+    def stack(self, slices: Sequence[Array] | Array, counts: Sequence[int]) -> Array:
+        """The client's parameter from its slices, which come in the order of `Product.grid`."""
+        stacked = np.asarray(slices, self.dtype).reshape(*counts, *self.slice_shape)
+        if self._leads:
+            return stacked
+        return np.moveaxis(stacked, range(len(counts)), self.axes)
+
+    def unstack(self, value: Array) -> Array:
+        """The slices of a client's parameter, shape (number of slices, *slice_shape)."""
+        moved = value if self._leads else np.moveaxis(value, self.axes, range(len(self.axes)))
+        return moved.reshape(prod(moved.shape[: len(self.axes)]), *self.slice_shape)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The parameters that the same key spaces cut: what one key selects."""
+
+    product: Product
+    fields: tuple[Field, ...]
+
+    @property
+    def space(self) -> KeySpace:
+        """The key space of this part; one key where nothing is cut."""
+        return self.product.space
+
+    @cached_property
+    def record(self) -> np.dtype[Any]:
+        """The bytes of one slice: little-endian fields in path order, without padding."""
+        spec = [(f.path, f.dtype.newbyteorder("<"), f.slice_shape) for f in self.fields]
+        return np.dtype(spec)
+
+    @cached_property
+    def slice_size(self) -> int:
+        """How many numbers a slice holds."""
+        return sum(prod(field.slice_shape) for field in self.fields)
+
+    def select_fn(self, server_value: Tree, key: int) -> dict[str, Any]:
+        """psi: the slice of every field at `key`."""
+        keys = [k for (k,) in self.product.split(self.space.keys([key]))]
+        return {f.path: tree.get(server_value, f.path)[f.index(keys)] for f in self.fields}
+
+    def keys_of(self, keys: Mapping[str, Keys]) -> Keys:
+        """The keys of this part for a client that selected `keys`: every combination."""
+        return self.product.grid(*(keys[factor.name] for factor in self.product.factors))
+
+    def to_rows(self, leaves: Mapping[str, Array], out: Array | None = None) -> Array:
+        """The slices of a model or sub-model as rows, (number of slices, slice_size).
+
+        The fields of a slice stand side by side, in the order of `record`.
+
+        Args:
+            leaves: the model's, by path.
+            out: where to write them; without it, rows of one field may be a view of its leaf.
+        """
+        blocks = [field.unstack(np.asarray(leaves[field.path])) for field in self.fields]
+        flat = [
+            b.reshape(len(b), prod(f.slice_shape)) for b, f in zip(blocks, self.fields, strict=True)
+        ]
+        if out is None and len(flat) == 1:
+            return flat[0]
+        return np.concatenate(flat, axis=1, out=out)
+
+    def from_rows(self, rows: Array, counts: Sequence[int]) -> dict[str, Array]:
+        """The parameters of a client with `counts` keys: the inverse of `to_rows`."""
+        leaves, start = {}, 0
+        for field in self.fields:
+            stop = start + prod(field.slice_shape)
+            leaves[field.path] = field.stack(rows[:, start:stop], counts)
+            start = stop
+        return leaves
+
+    def pack(self, piece: Mapping[str, Array]) -> bytes:
+        """The bytes of one slice, laid out as `record`."""
+        row = np.zeros((), self.record)
+        for field in self.fields:
+            row[field.path] = piece[field.path]
+        return row.tobytes()
+
+    def unpack(self, data: bytes) -> dict[str, Array]:
+        """The slice whose bytes are `data`."""
+        if len(data) != self.record.itemsize:
+            raise ShapeError(
+                f"bytes are not one slice of {self.space.name!r}",
+                got=f"{len(data)} bytes",
+                allowed=f"{self.record.itemsize}",
+                fix="check that both sides use the same cuts",
+            )
+        row = np.frombuffer(data, self.record)[0]
+        return {field.path: np.asarray(row[field.path], field.dtype) for field in self.fields}
+
 
 ClientKeys: TypeAlias = Keys | Sequence[Keys]
 """One client's keys: one `Keys` for each key space; one alone need not be wrapped."""
@@ -41,7 +246,7 @@ class Layout:
     """How a model is cut into parts, checked against its shapes.
 
     Made by `Layout.of`. `select` and `deselect` here are the plain definitions, slice by slice;
-    `keyhole.server.submodels` has the fast ones.
+    `keyhole.server.state` has the fast ones.
 
     >>> neuron = KeySpace("neuron", 200)
     >>> model = {"in": np.zeros((784, 200)), "bias": np.zeros(200), "out": np.zeros((200, 10))}
@@ -207,3 +412,29 @@ def select_rows(source: RowSource, keys: ClientKeys) -> Tree:
         counts = [len(chosen[factor.name]) for factor in part.product.factors]
         leaves |= part.from_rows(source.rows(place, part.keys_of(chosen).array), counts)
     return tree.unflatten(layout.structure, leaves)
+
+
+def layout_digest(layout: Layout) -> bytes:
+    """Returns 32 bytes that differ between layouts whose rows differ in meaning."""
+    lines = []
+    for part in layout.parts:
+        factors = [(factor.name, factor.num_keys) for factor in part.product.factors]
+        fields = [(f.path, f.shape, f.dtype.str, f.axes) for f in part.fields]
+        lines.append(repr((factors, fields)))
+    return sha256("\n".join(lines).encode()).digest()
+
+
+def most_keys_of(layout: Layout, keys_per_client: Mapping[str, int]) -> list[int]:
+    """The most keys that a client asks of each part; every key where nothing is cut.
+
+    Args:
+        layout: the model and its cuts.
+        keys_per_client: key space -> m, which is public.
+    """
+    return [
+        min(
+            prod(keys_per_client[factor.name] for factor in part.product.factors),
+            part.space.num_keys,
+        )
+        for part in layout.parts
+    ]

@@ -12,19 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
+from keyhole.arrays import ClientId
 from keyhole.errors import CohortError, PlacementError
-from keyhole.types import ClientId
-
-__all__ = [
-    "ClientValue",
-    "ServerValue",
-    "at_clients",
-    "at_server",
-    "contributions",
-    "map_clients",
-    "map_clients_later",
-    "observe",
-]
 
 T = TypeVar("T")
 
@@ -174,7 +163,7 @@ def map_clients(fn: Callable[..., T], *values: ClientValue[Any]) -> ClientValue[
         PlacementError: one of `values` is not client-placed.
         CohortError: the values belong to different cohorts.
 
-    >>> from keyhole.primitives.aggregate import aggregate_mean
+    >>> from keyhole.primitives.deselect import aggregate_mean
     >>> aggregate_mean(map_clients(round, at_clients([20.4, 22.9]))).value
     np.float64(21.5)
     """

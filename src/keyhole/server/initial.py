@@ -1,8 +1,10 @@
-"""Initial values of rows that do not exist yet: a pure function of seed, key and position.
+"""The hash behind initial values and the key index: `noise.mix`, compiled for single numbers.
+
+Initial values of rows that do not exist yet: a pure function of seed, key and position.
 
 A table of a billion rows starts without memory: a row is made when a client first trains it, and
 until then every reader computes the same numbers. Uniform numbers are those of
-`keyhole.primitives.noise.uniform`, made without its temporary arrays.
+`keyhole.primitives.coding.uniform`, made without its temporary arrays.
 """
 
 from __future__ import annotations
@@ -10,18 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from keyhole.arrays import Array, KeyArray
 from keyhole.errors import InputError
-from keyhole.primitives.noise import GOLDEN
-from keyhole.primitives.parts import Part
-from keyhole.server.mixing import mix
-from keyhole.types import Array, KeyArray
+from keyhole.primitives import coding
+from keyhole.primitives.coding import GOLDEN
+from keyhole.primitives.layout import Part
 
-__all__ = ["Initial", "Normal", "RowInitial", "Uniform", "Zeros"]
+mix: Any = njit(cache=True, nogil=True)(coding.mix)
+
 
 _ZEROS, _UNIFORM, _NORMAL = np.uint8(0), np.uint8(1), np.uint8(2)
 

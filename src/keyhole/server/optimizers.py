@@ -1,4 +1,6 @@
-"""Row-sparse server optimizers: the dense optimizer's result, at the cost of the touched rows.
+"""Slabs: the arrays that hold rows, their optimizer state, and the step each row is current at.
+
+Row-sparse server optimizers: the dense optimizer's result, at the cost of the touched rows.
 
 A dense optimizer moves every row in every step: where the gradient is zero, momentum still decays
 and still moves the value. Here a row remembers the step it is current at. When it is next touched
@@ -16,24 +18,66 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from keyhole.arrays import Array, KeyArray
 from keyhole.errors import InputError
-from keyhole.server import row_steps
-from keyhole.server.decay import Decay, decay_of, moments_horizon, momentum_horizon, momentum_sums
-from keyhole.server.slabs import Slab
-from keyhole.types import Array, KeyArray
+from keyhole.server import steps
+from keyhole.server.steps import Decay, decay_of, moments_horizon, momentum_horizon, momentum_sums
 
-__all__ = [
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "Momentum",
-    "Optimizer",
-    "Span",
-    "Yogi",
-    "describe_optimizer",
-    "optimizer_named",
-]
+
+@dataclass
+class Slab:
+    """Rows side by side in anonymous memory; the last dimension is one row.
+
+    Args:
+        values: (capacity, width) float32.
+        moments: as many arrays of that shape as the optimizer keeps, none to two.
+        last: (capacity,) int32; the step a row is current at, 0 for one that was never touched.
+    """
+
+    values: NDArray[np.float32]
+    moments: tuple[NDArray[np.float32], ...]
+    last: NDArray[np.int32]
+
+    @staticmethod
+    def empty(capacity: int, width: int, moments: int) -> Slab:
+        """Memory that is not filled: pages cost nothing until they are written."""
+        shape = (capacity, width)
+        states = tuple(np.empty(shape, np.float32) for _ in range(moments))
+        return Slab(np.empty(shape, np.float32), states, np.empty(capacity, np.int32))
+
+    @property
+    def first(self) -> NDArray[np.float32]:
+        """The first state array; the values stand in where there is none and are not read as
+        such."""
+        return self.moments[0] if self.moments else self.values
+
+    @property
+    def arrays(
+        self,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]:
+        """Values, first and second moments, last: what a kernel takes."""
+        second = self.moments[1] if len(self.moments) > 1 else self.first
+        return self.values, self.first, second, self.last
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all arrays; pages that were never written take no memory."""
+        return self.values.nbytes + sum(m.nbytes for m in self.moments) + self.last.nbytes
+
+    def grown(self, capacity: int, count: int) -> Slab:
+        """A larger slab with the first `count` rows copied."""
+        larger = Slab.empty(capacity, self.values.shape[1], len(self.moments))
+        for old, new in zip(self.named().values(), larger.named().values(), strict=True):
+            new[:count] = old[:count]
+        return larger
+
+    def named(self) -> dict[str, NDArray[np.float32] | NDArray[np.int32]]:
+        """The arrays by name, in a fixed order: what a snapshot stores."""
+        moments = {f"moment{i}": moment for i, moment in enumerate(self.moments)}
+        return {"values": self.values, **moments, "last": self.last}
+
 
 Span: TypeAlias = Callable[[int, int], None]
 """Work on touched rows start..stop; spans may run in any order and in any thread."""
@@ -94,13 +138,13 @@ class SGD:
     def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
         """Implements `Optimizer.step`."""
         lr = np.float32(self.lr)
-        return lambda start, stop: row_steps.sgd(
+        return lambda start, stop: steps.sgd(
             slab.values, slab.last, slots, rows, now, lr, start, stop
         )
 
     def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
         """Implements `Optimizer.read`."""
-        return lambda start, stop: row_steps.copy(slab.values, slots, out, start, stop)
+        return lambda start, stop: steps.copy(slab.values, slots, out, start, stop)
 
 
 @dataclass(frozen=True)
@@ -137,13 +181,13 @@ class Adagrad:
     def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
         """Implements `Optimizer.step`."""
         settings = np.float32(self.lr), np.float32(self.eps)
-        return lambda start, stop: row_steps.adagrad(
+        return lambda start, stop: steps.adagrad(
             slab.values, slab.first, slab.last, slots, rows, now, *settings, start, stop
         )
 
     def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
         """Implements `Optimizer.read`."""
-        return lambda start, stop: row_steps.copy(slab.values, slots, out, start, stop)
+        return lambda start, stop: steps.copy(slab.values, slots, out, start, stop)
 
 
 @dataclass(frozen=True)
@@ -181,7 +225,7 @@ class Momentum:
         """Implements `Optimizer.step`."""
         sums, powers, base = momentum_sums(self.lr, self.beta, self.nesterov)
         settings = np.float32(self.lr), np.float32(self.beta), self.nesterov
-        return lambda start, stop: row_steps.momentum(
+        return lambda start, stop: steps.momentum(
             *slab.arrays[:2],
             slab.last,
             slots,
@@ -198,7 +242,7 @@ class Momentum:
     def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
         """Implements `Optimizer.read`."""
         sums, _, _ = momentum_sums(self.lr, self.beta, self.nesterov)
-        return lambda start, stop: row_steps.read_momentum(
+        return lambda start, stop: steps.read_momentum(
             slab.values, slab.first, slab.last, slots, out, now, sums, start, stop
         )
 
@@ -333,14 +377,14 @@ def _step_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, rows: Array, now:
     decay = _decay(o, now)
     numbers = (o.lr, o.b1, 1 - o.b1, o.b2, 1 - o.b2, o.eps)
     settings = np.array(numbers, np.float32)
-    return lambda start, stop: row_steps.moments(
+    return lambda start, stop: steps.moments(
         *slab.arrays, slots, rows, now, settings, o.is_yogi, o.moves_all, decay, start, stop
     )
 
 
 def _read_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
     decay, eps = _decay(o, now), np.float32(o.eps)
-    return lambda start, stop: row_steps.read_moments(
+    return lambda start, stop: steps.read_moments(
         *slab.arrays, slots, out, now, eps, o.moves_all, decay, start, stop
     )
 

@@ -17,15 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from keyhole.errors import InputError, StorageError
+from keyhole.files import lock_file, make_directory, storage_errors, sync_directory
 from keyhole.primitives.layout import Layout
-from keyhole.server.delta_log import DeltaLog, Entry, LogEnd, create_log, read_log
-from keyhole.server.files import lock_file, make_directory, storage_errors, sync_directory
+from keyhole.server.log import DeltaLog, Entry, LogEnd, create_log, read_log
+from keyhole.server.row_sums import RowUpdate
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
 from keyhole.server.tables import Table
-from keyhole.server.updates import RowUpdate
-
-__all__ = ["Recovered", "Store", "create_store", "holds_store", "recover"]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-__all__ = ["sum_words"]
-
 
 @njit(cache=True, nogil=True)
 def sum_words(words, a, b, out):  # type: ignore[no-untyped-def]

@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from keyhole.delivery.names import DELIVERIES
-from keyhole.delivery.plan.capacity import Fleet, checkin_need, delivery_needs, sum_needs
-from keyhole.delivery.plan.machine import Machine
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.prices import price_all, price_of
-from keyhole.delivery.plan.service_speeds import ServiceSpeeds
-from keyhole.delivery.plan.sums import sum_price_of
+from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import InputError
+from keyhole.planner.capacity import Fleet, checkin_need, delivery_needs, sum_needs
+from keyhole.planner.prices import price_all, price_of
+from keyhole.planner.speeds import Machine, ServiceSpeeds
+from keyhole.planner.sums import sum_price_of
+from keyhole.planner.workload import Need
 from tests.helpers import ROOT
 
 RESULTS = ROOT / "benchmarks/results"

@@ -4,21 +4,19 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.delivery import broadcast, on_demand, pregenerated
-from keyhole.delivery.plan.lengths import traffic_of
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.prices import price_of
-from keyhole.private.enclave import sealed
-from keyhole.private.enclave import terms as enclave_terms
-from keyhole.private.enclave.evidence import NONCE_BYTES, Evidence
-from keyhole.private.hpke import PrivateKey
-from keyhole.private.oblivious.blind_select import BlindClient
-from keyhole.private.oblivious.gateway import Gateway
-from keyhole.private.oblivious.key_config import GatewayKey
-from keyhole.private.oblivious.slice_requests import TableShape, slice_handler
-from keyhole.private.pir import chor, one_server, two_server
-from keyhole.private.pir.database import Database
-from keyhole.private.prg import Prg
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.clear import broadcast, on_demand, pregenerated
+from keyhole.delivery.enclave import evidence as enclave_terms
+from keyhole.delivery.enclave import sealed
+from keyhole.delivery.enclave.evidence import NONCE_BYTES, Evidence
+from keyhole.delivery.pir import chor, one_server, two_server
+from keyhole.delivery.pir.database import Database
+from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
+from keyhole.delivery.relay.gateway import Gateway
+from keyhole.delivery.relay.ohttp import GatewayKey
+from keyhole.planner.prices import price_of, traffic_of
+from keyhole.planner.workload import Need
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import vector_file

@@ -2,8 +2,8 @@
 
 import pytest
 
-from keyhole.delivery.plan.need import Need
 from keyhole.errors import InputError
+from keyhole.planner.workload import Need
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.delivery.names import DELIVERIES, PRIVATE_DELIVERIES
-from keyhole.delivery.plan.lengths import traffic_of
-from keyhole.delivery.plan.planner import (
-    TRUSTS,
-    Need,
-    best,
-    break_even,
-    check_worth,
-    price_all,
-    price_of,
-    satisfies,
-)
+from keyhole.delivery.base import DELIVERIES, PRIVATE_DELIVERIES
 from keyhole.errors import CostlyError, InputError
+from keyhole.planner.planner import best, break_even, check_worth, satisfies
+from keyhole.planner.prices import price_all, price_of, traffic_of
+from keyhole.planner.workload import TRUSTS, Need
 
 NEEDS = st.builds(
     lambda num_keys, share, slice_bytes, cohort, shared: Need(

@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from keyhole import Cut, KeySpace, Layout
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.sums import SUMS, price_sums, sum_price_of
-from keyhole.private.secure_sum.secagg_run import run_secagg
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
-from keyhole.private.secure_sum.sparse_client import share_rows
-from keyhole.private.secure_sum.sparse_terms import SparseTerms
-from keyhole.serving.wire import encode_update
-from keyhole.training.aggregation.named import AGGREGATIONS
+from keyhole.aggregation.masked.method import run_secagg
+from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.named import AGGREGATIONS
+from keyhole.aggregation.two_servers.client import share_rows
+from keyhole.aggregation.two_servers.sparse import SparseTerms
+from keyhole.planner.sums import SUMS, price_sums, sum_price_of
+from keyhole.planner.workload import Need
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import Cut, Layout
+from keyhole.wire.messages import encode_update
 from tests.helpers import ROOT
 
 CELLS = json.loads((ROOT / "benchmarks/results/secure_sum.json").read_text())["cells"]

@@ -5,14 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from keyhole.delivery.plan.calibration import calibrate
-from keyhole.delivery.plan.machine import Machine
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.prices import price_all, price_of
-from keyhole.private.pir.batch import Batch
-from keyhole.private.pir.database import Database
-from keyhole.private.pir.two_server import terms_of
-from keyhole.serving.pir.schemes import table_bytes
+from keyhole.delivery.pir.database import Database
+from keyhole.delivery.pir.two_server import Batch, terms_of
+from keyhole.planner.calibration import calibrate
+from keyhole.planner.prices import price_all, price_of
+from keyhole.planner.speeds import Machine
+from keyhole.planner.workload import Need
+from keyhole.wire.private import table_bytes
 from tests.helpers import ROOT
 
 CELLS = json.loads((ROOT / "benchmarks/results/private_select.json").read_text())["cells"]

@@ -9,12 +9,19 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from keyhole.engines.flower.local import CONNECTION, superlink_command, supernode_command
-from keyhole.engines.flower.processes import Children, environment, flower_command, free_port
+from keyhole.engines.flower.local import (
+    CONNECTION,
+    Children,
+    environment,
+    flower_command,
+    free_port,
+    listens,
+    superlink_command,
+    supernode_command,
+)
 from keyhole.engines.flower.project import write_project
-from keyhole.engines.flower.services import listens
-from keyhole.serving.service.access import Keyring, new_key
-from keyhole.training.record import read_records
+from keyhole.rounds.record import read_records
+from keyhole.service.access import Keyring, new_key
 from tests.helpers import ROOT
 
 _SERVE = [sys.executable, "-c", "from keyhole.cli.main import main; main()", "serve"]

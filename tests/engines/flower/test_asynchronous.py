@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from keyhole.delivery import pregenerated
-from keyhole.engines.flower.nodes import assign
+from keyhole.delivery.clear import pregenerated
+from keyhole.device.take_part import PopulationClient
+from keyhole.engines.flower.messages import assign
 from keyhole.errors import CohortError
-from keyhole.serving.device.population import PopulationClient
-from keyhole.training.buffering import Buffering
-from keyhole.training.loop import resume_run, start_run
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.machine import Buffering
 from tests.engines.flower.test_same_bytes import grid_of, in_process, rounds_of, run_on
 from tests.serving.small_service import small_service
 from tests.training import toy

@@ -11,15 +11,14 @@ from click.testing import CliRunner
 from flwr.app import Message
 
 from keyhole.cli.flower import flower
-from keyhole.engines.flower import RoundsConfig, make_client_app
-from keyhole.engines.flower.messages import TRAIN, Call, write
+from keyhole.engines.flower.client_app import make_client_app
+from keyhole.engines.flower.config import RoundsConfig, arm_config, read_arm
+from keyhole.engines.flower.local import QUIET, Children, environment
+from keyhole.engines.flower.messages import TRAIN, Call, assign, write
 from keyhole.engines.flower.node_config import NodeConfig
-from keyhole.engines.flower.nodes import assign
-from keyhole.engines.flower.processes import QUIET, Children, environment
 from keyhole.engines.flower.project import write_project
-from keyhole.engines.flower.tasks import arm_config, read_arm
 from keyhole.errors import InputError, NotAdmittedError, ServiceError
-from keyhole.tasks.arms import arm_of
+from keyhole.experiments.arms import arm_of
 from tests.engines.flower.in_process_grid import InProcessGrid
 
 LEAST = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
@@ -233,10 +232,10 @@ def test_help_does_not_wait_for_flower():
 def test_a_node_starts_without_what_its_round_does_not_need():
     """Flower starts a process for every message: what it imports is paid in every round."""
     loaded = _run(
-        "import sys, keyhole.engines.flower.client_app, keyhole.serving.device.population\n"
+        "import sys, keyhole.engines.flower.client_app, keyhole.device.take_part\n"
         "print(*sys.modules)"
     )
-    assert not {"numba", "jax", "keyhole.private.secure_sum", "keyhole.tasks"} & set(loaded)
+    assert not {"numba", "jax", "keyhole.aggregation", "keyhole.experiments"} & set(loaded)
 
 
 # Tells what would have been sent; nothing is.
@@ -306,7 +305,7 @@ def test_children_end_when_their_parent_is_killed(tmp_path):
     code = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from keyhole.engines.flower.processes import Children\n"
+        "from keyhole.engines.flower.local import Children\n"
         f"children = Children(Path({str(tmp_path)!r}), os.environ).__enter__()\n"
         "children.start('one', [sys.executable, '-c', 'import time; print(1, flush=True); "
         "time.sleep(60)'])\n"

@@ -3,9 +3,9 @@ client answers give the same bytes of state, and the same clients the same fate.
 
 import pytest
 
-from keyhole.serving.device.population import PopulationClient
-from keyhole.training.loop import start_run
-from keyhole.training.record import decode_records
+from keyhole.device.take_part import PopulationClient
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.record import decode_records
 from tests.engines import crowd
 from tests.engines.flower.test_same_bytes import grid_of, rounds_of
 from tests.engines.test_contract import PLANS, ROUNDS, plan_named, train_alone

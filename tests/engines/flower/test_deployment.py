@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from keyhole.delivery import pregenerated
-from keyhole.training.loop import start_run
+from keyhole.delivery.clear import pregenerated
+from keyhole.rounds.loop import start_run
 from tests.engines.flower.deployment import deployment
 from tests.engines.flower.toy_app import plan_of
 from tests.serving.fronts import certificate

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keyhole.engines.flower.processes import QUIET, Children
+from keyhole.engines.flower.local import QUIET, Children
 from keyhole.engines.flower.project import write_project
-from keyhole.training.loop import start_run
-from keyhole.training.record import read_records
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.record import read_records
 from tests.helpers import ROOT
 
 EXAMPLE = ROOT / "examples" / "flower"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keyhole.training.record import read_records
+from keyhole.rounds.record import read_records
 from tests.engines.flower.outward import outward, started, variables
 
 KEYHOLE = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]

@@ -4,14 +4,16 @@ import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
-from keyhole.delivery import pregenerated
-from keyhole.engines.flower import Addresses, FlowerSummons, Nodes, make_client_app
+from keyhole.delivery.clear import pregenerated
+from keyhole.device.take_part import PopulationClient
+from keyhole.engines.flower.client_app import make_client_app
+from keyhole.engines.flower.messages import Nodes
+from keyhole.engines.flower.summons import Addresses, FlowerSummons
 from keyhole.errors import CohortError
-from keyhole.serving.device.population import PopulationClient
-from keyhole.serving.inbox import SpoolInbox
-from keyhole.serving.served import Served
-from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import start_run
+from keyhole.rounds.loop import start_run
+from keyhole.sampling import Cohorts
+from keyhole.service.inbox import SpoolInbox
+from keyhole.service.served import Served
 from tests.engines.flower.in_process_grid import InProcessGrid
 from tests.serving.small_service import small_service
 from tests.training import toy

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from keyhole.engines.flower.processes import free_port
-from keyhole.training.aggregation.two_servers import TwoServers
-from keyhole.training.loop import start_run
+from keyhole.aggregation.two_servers.method import TwoServers
+from keyhole.engines.flower.local import free_port
+from keyhole.rounds.loop import start_run
 from tests.engines.flower.deployment import deployment
 from tests.engines.flower.toy_app import plan_of
 from tests.training import toy

@@ -8,11 +8,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from keyhole.engines.flower import make_client_app, make_server_app
-from keyhole.serving.device.population import PopulationClient
-from keyhole.training.aggregation.two_servers import TwoServers
-from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import resume_run, start_run
+from keyhole.aggregation.two_servers.method import TwoServers
+from keyhole.device.take_part import PopulationClient
+from keyhole.engines.flower.client_app import make_client_app
+from keyhole.engines.flower.server_app import make_server_app
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.sampling import Cohorts
 from tests.training import toy
 
 

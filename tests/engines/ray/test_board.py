@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.engines.ray.board import Board, Task
-from keyhole.engines.ray.graph import steps_of_choices, steps_of_sums, steps_of_updates
-from keyhole.server.aggregation import BLOCK
+from keyhole.engines.ray.schedule import (
+    Board,
+    Task,
+    steps_of_choices,
+    steps_of_sums,
+    steps_of_updates,
+)
+from keyhole.server.row_sums import BLOCK
 
 NODES = st.lists(st.sampled_from("abc"), min_size=1, max_size=7)
 

@@ -12,9 +12,9 @@ import pytest
 
 from keyhole.engines.ray.engine import RayEngine
 from keyhole.errors import InputError, WorkerError
-from keyhole.server.aggregation import pair_up
-from keyhole.training.loop import start_run
-from keyhole.training.visit import Engine, add_up_jobs
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.round import Engine, add_up_jobs
+from keyhole.server.row_sums import pair_up
 from tests.engines import crowd
 from tests.training import toy
 

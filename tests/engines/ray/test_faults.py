@@ -10,13 +10,13 @@ from functools import partial
 import pytest
 
 from keyhole.engines.ray.engine import RayEngine
-from keyhole.engines.ray.graph import steps_of_sums
+from keyhole.engines.ray.schedule import steps_of_sums
 from keyhole.engines.ray.session import connected
 from keyhole.errors import WorkerError
-from keyhole.training.cohort import sample_cohort
-from keyhole.training.loop import start_run
-from keyhole.training.record import encode_records
-from keyhole.training.round import run_round
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.record import encode_records
+from keyhole.rounds.round import run_round
+from keyhole.sampling import sample_cohort
 from tests.engines import crowd, wide
 from tests.engines.ray.clusters import cluster_of
 from tests.training import toy

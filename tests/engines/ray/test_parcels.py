@@ -8,9 +8,8 @@ import pytest
 
 import keyhole as kh
 from keyhole.engines.ray import parcels
-from keyhole.engines.ray.key_bundle import KeyBundle
-from keyhole.engines.ray.parcels import packing_of
-from keyhole.training.jobs import Job, Jobs
+from keyhole.engines.ray.parcels import KeyBundle, packing_of
+from keyhole.rounds.clients import Job, Jobs
 from tests.engines import wide
 from tests.training import toy
 

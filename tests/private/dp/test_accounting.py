@@ -7,10 +7,9 @@ from math import comb, erf, exp, inf, log, sqrt
 
 import pytest
 
+from keyhole.aggregation.privacy.accountant import Accountant, Mechanism, epsilon_of
+from keyhole.aggregation.privacy.calibration import noise_for
 from keyhole.errors import BudgetError, InputError, StorageError
-from keyhole.private.dp.accounting import Accountant
-from keyhole.private.dp.calibration import noise_for
-from keyhole.private.dp.loss import Mechanism, epsilon_of
 
 dp_accounting = pytest.importorskip("dp_accounting")
 

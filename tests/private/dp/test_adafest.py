@@ -5,10 +5,10 @@ from math import erfc, inf, sqrt
 import numpy as np
 import pytest
 
+from keyhole.aggregation.privacy.gaussian import add_noise, add_ring_noise, normal
+from keyhole.aggregation.privacy.thresholded import AdaFest, keep_keys, threshold_rows
+from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, ShapeError
-from keyhole.private.dp.adafest import AdaFest, keep_keys, threshold_rows
-from keyhole.private.dp.gaussian import add_noise, add_ring_noise, normal
-from keyhole.private.prg import Prg
 
 KEYS = np.array([2, 3, 7, 40, 99])
 COUNTS = np.array([1, 500, 30, 999, 2])

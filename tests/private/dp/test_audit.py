@@ -5,14 +5,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from keyhole.aggregation.privacy.accountant import Mechanism, epsilon_of
+from keyhole.aggregation.privacy.audit import audit, epsilon_from_scores, upper_rate
+from keyhole.aggregation.privacy.clipping import clip
+from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
+from keyhole.aggregation.privacy.gaussian import add_noise, add_ring_noise, normal
+from keyhole.aggregation.privacy.thresholded import AdaFest, threshold_rows
+from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
-from keyhole.private.dp.adafest import AdaFest, threshold_rows
-from keyhole.private.dp.audit import audit, epsilon_from_scores, upper_rate
-from keyhole.private.dp.clipping import clip
-from keyhole.private.dp.correlated import Strategy, add_correlated_noise
-from keyhole.private.dp.gaussian import add_noise, add_ring_noise, normal
-from keyhole.private.dp.loss import Mechanism, epsilon_of
-from keyhole.private.prg import Prg
 
 pytest.importorskip("dp_accounting")
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from keyhole.aggregation.privacy.clipping import clip, merge_rows, norm, norm_before_rounding
 from keyhole.errors import InputError, NotFiniteError, ShapeError
-from keyhole.private.dp.clipping import clip, merge_rows, norm, norm_before_rounding
 
 
 def floats(dtype):

@@ -6,10 +6,15 @@ from math import comb, sqrt
 import numpy as np
 import pytest
 
+from keyhole.aggregation.privacy.correlated import (
+    Strategy,
+    add_correlated_noise,
+    inverse_of,
+    square_root,
+)
+from keyhole.aggregation.privacy.gaussian import LARGEST
 from keyhole.errors import InputError, ShapeError
-from keyhole.private.dp.correlated import Strategy, add_correlated_noise, inverse_of, square_root
-from keyhole.private.dp.gaussian import LARGEST
-from keyhole.private.dp.participation import Participation
+from keyhole.rounds.account import Participation
 
 SECRET = b"secret of a run!"
 KINDS = [("full", 0), ("banded", 3), ("banded", 8), ("banded-inverse", 3), ("banded-inverse", 1)]

@@ -6,9 +6,15 @@ import mpmath
 import numpy as np
 import pytest
 
+from keyhole.aggregation.privacy.gaussian import (
+    LARGEST,
+    add_noise,
+    add_ring_noise,
+    noise_room,
+    normal,
+)
+from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, ShapeError
-from keyhole.private.dp.gaussian import LARGEST, add_noise, add_ring_noise, noise_room, normal
-from keyhole.private.prg import Prg
 
 
 class Chosen:

@@ -7,9 +7,9 @@ from math import inf
 import numpy as np
 import pytest
 
+from keyhole.aggregation.privacy.accountant import Mechanism, epsilon_of
 from keyhole.errors import InputError
-from keyhole.private.dp.loss import Mechanism, epsilon_of
-from keyhole.private.dp.withholding import odds_of_deciding
+from keyhole.rounds.account import odds_of_deciding
 
 pytest.importorskip("dp_accounting")
 

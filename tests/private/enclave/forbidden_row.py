@@ -14,7 +14,7 @@ import resource
 
 import numpy as np
 
-from keyhole.private.enclave.oblivious_select import oblivious_select
+from keyhole.delivery.enclave.program import oblivious_select
 from tests.private.pir.forbidden_rows import forbid
 
 NUM_KEYS = 29  # tiles of eight rows, and some that are left

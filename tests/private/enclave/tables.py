@@ -6,13 +6,10 @@ from datetime import datetime
 
 import numpy as np
 
-from keyhole.private.enclave.claims import Measurement
-from keyhole.private.enclave.client import ask, fresh_nonce
-from keyhole.private.enclave.evidence import Evidence
-from keyhole.private.enclave.inside import Inside
-from keyhole.private.enclave.policy import Policy
-from keyhole.private.enclave.simulated import SimulatedAttester
-from keyhole.private.enclave.terms import terms_of
+from keyhole.delivery.enclave.client import ask, fresh_nonce
+from keyhole.delivery.enclave.evidence import Evidence, Measurement, terms_of
+from keyhole.delivery.enclave.program import Inside
+from keyhole.delivery.enclave.verifier import Policy, SimulatedAttester
 from tests.helpers import vector_file
 
 ROUND = bytes(range(16))

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.delivery.enclave.evidence import EnclaveTerms, Evidence, report_data_of, terms_of
 from keyhole.errors import InputError, MalformedError, ShapeError
-from keyhole.private.enclave.evidence import Evidence, report_data_of
-from keyhole.private.enclave.terms import EnclaveTerms, terms_of
 from tests.private.enclave.tables import ROUND, flipped, table
 
 EVIDENCE = Evidence("tdx", b"quote", b"collateral", bytes(range(32)), bytes(range(32, 64)))

@@ -10,6 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from keyhole.delivery.enclave import program as inside_module
+from keyhole.delivery.enclave.client import fresh_nonce
+from keyhole.delivery.enclave.evidence import terms_of
+from keyhole.delivery.enclave.host import Channel, Kind
+from keyhole.delivery.enclave.program import Inside, serve
+from keyhole.delivery.enclave.sealed import reply_bytes, request_bytes, seal_request
+from keyhole.delivery.enclave.verifier import SimulatedAttester
 from keyhole.errors import (
     IntegrityError,
     KeyholeError,
@@ -18,14 +25,6 @@ from keyhole.errors import (
     StaleError,
     TooManyError,
 )
-from keyhole.private.enclave import inside as inside_module
-from keyhole.private.enclave.client import fresh_nonce
-from keyhole.private.enclave.frames import Channel, Kind
-from keyhole.private.enclave.inside import Inside
-from keyhole.private.enclave.program import serve
-from keyhole.private.enclave.sealed import reply_bytes, request_bytes, seal_request
-from keyhole.private.enclave.simulated import SimulatedAttester
-from keyhole.private.enclave.terms import terms_of
 from tests.private.enclave.tables import PROGRAM, ROUND, flipped, inside_with, question, table
 
 RECORDS = table()

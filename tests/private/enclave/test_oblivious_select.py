@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.private.enclave.oblivious_select import oblivious_select, oblivious_select_plain
+from keyhole.delivery.enclave.program import oblivious_select, oblivious_select_plain
 from tests.helpers import ROOT
 from tests.private.enclave.forbidden_row import NUM_KEYS, selections
 

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from keyhole.delivery.enclave.evidence import (
+    NO_HARDWARE_PROTECTION,
+    TCB_STATUSES,
+    Claims,
+    Measurement,
+)
+from keyhole.delivery.enclave.verifier import Policy
 from keyhole.errors import AttestationError, InputError
-from keyhole.private.enclave.claims import NO_HARDWARE_PROTECTION, TCB_STATUSES, Claims, Measurement
-from keyhole.private.enclave.policy import Policy
 
 KNOWN = Measurement("tdx", (bytes(48),) * 5)
 NOW = 1000

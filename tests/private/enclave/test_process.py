@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keyhole.delivery.enclave.client import ask, fresh_nonce
+from keyhole.delivery.enclave.host import Channel, EnclaveProcess, Kind
+from keyhole.delivery.enclave.verifier import simulation_policy
 from keyhole.errors import InputError, ProtocolError, ServiceError
-from keyhole.private.enclave.client import ask, fresh_nonce
-from keyhole.private.enclave.frames import Channel, Kind
-from keyhole.private.enclave.host import EnclaveProcess
-from keyhole.private.enclave.simulated import simulation_policy
 from tests.private.enclave.tables import ROUND, table
 
 RECORDS = table(num_keys=301)
@@ -185,7 +184,7 @@ def start_program():
     near, far = socket.socketpair()
     with far:
         program = subprocess.Popen(
-            [sys.executable, "-m", "keyhole.private.enclave.program", "--attester", "simulated"],
+            [sys.executable, "-m", "keyhole.delivery.enclave.program", "--attester", "simulated"],
             stdin=far.fileno(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,10 +7,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pyhpke import AEADId, CipherSuite, KDFId, KEMId, KEMKey
 
-from keyhole.private.enclave.sealed import open_request, seal_reply, seal_request
-from keyhole.private.enclave.terms import EnclaveTerms
-from keyhole.private.hpke import PrivateKey
-from keyhole.private.prg import Prg
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.enclave.evidence import EnclaveTerms
+from keyhole.delivery.enclave.sealed import open_request, seal_reply, seal_request
 
 TERMS = EnclaveTerms(bytes(range(16)), 37, 3, 4, bytes(range(32)))
 NONCE = bytes(range(100, 132))

@@ -8,14 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.delivery.enclave.client import ask, fresh_nonce
+from keyhole.delivery.enclave.evidence import NO_HARDWARE_PROTECTION, Measurement, terms_of
+from keyhole.delivery.enclave.verifier import Policy, SimulatedAttester, simulation_policy, verify
 from keyhole.errors import AttestationError, KeySpaceError
-from keyhole.private.enclave.claims import NO_HARDWARE_PROTECTION, Measurement
-from keyhole.private.enclave.client import ask, fresh_nonce
-from keyhole.private.enclave.policy import Policy
-from keyhole.private.enclave.simulated import SimulatedAttester, simulation_policy
-from keyhole.private.enclave.terms import terms_of
-from keyhole.private.enclave.verifier import verify
-from keyhole.private.hpke import PrivateKey
 from tests.private.enclave.tables import (
     DAY,
     NOW,

@@ -10,12 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from keyhole.delivery.enclave.client import ask, fresh_nonce
+from keyhole.delivery.enclave.evidence import Measurement, terms_of
+from keyhole.delivery.enclave.verifier import Policy, verify, verify_quote
 from keyhole.errors import AttestationError, InputError
-from keyhole.private.enclave.claims import Measurement
-from keyhole.private.enclave.client import ask, fresh_nonce
-from keyhole.private.enclave.policy import Policy
-from keyhole.private.enclave.terms import terms_of
-from keyhole.private.enclave.verifier import verify, verify_quote
 from tests.private.enclave.tables import (
     DAY,
     ROUND,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.errors import InputError, MalformedError
-from keyhole.private.oblivious.binary_http import (
+from keyhole.crypto.codec import Reader, encode_varint, prefixed
+from keyhole.delivery.relay.binary_http import (
     BinaryRequest,
     BinaryResponse,
     Informational,
@@ -14,7 +14,7 @@ from keyhole.private.oblivious.binary_http import (
     encode_request,
     encode_response,
 )
-from keyhole.private.oblivious.varints import Reader, encode_varint, prefixed
+from keyhole.errors import InputError, MalformedError
 
 # RFC 9292, section 5: figures 8, 9, 11 and 13.
 KNOWN_REQUEST = bytes.fromhex(

@@ -5,22 +5,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.errors import KeySpaceError, MalformedError, NotFoundError, ReplayError, ServiceError
-from keyhole.private.oblivious import gateway as gateways
-from keyhole.private.oblivious.binary_http import BinaryRequest, decode_request
-from keyhole.private.oblivious.blind_select import BlindClient
-from keyhole.private.oblivious.gateway import Gateway
-from keyhole.private.oblivious.key_config import GatewayKey, KeyConfig
-from keyhole.private.oblivious.ohttp import open_request
-from keyhole.private.oblivious.relay import Relay
-from keyhole.private.oblivious.slice_requests import (
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.relay import gateway as gateways
+from keyhole.delivery.relay.binary_http import BinaryRequest, decode_request
+from keyhole.delivery.relay.client import (
+    BlindClient,
     TableShape,
     parse_slice_path,
     slice_handler,
     slice_path,
     slice_reply_bytes,
 )
-from keyhole.private.prg import Prg
+from keyhole.delivery.relay.gateway import Gateway, Relay
+from keyhole.delivery.relay.ohttp import GatewayKey, KeyConfig, open_request
+from keyhole.errors import KeySpaceError, MalformedError, NotFoundError, ReplayError, ServiceError
 
 ROUND = "3-0123456789abcdef"
 KEY = GatewayKey.fresh(1)

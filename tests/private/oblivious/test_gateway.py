@@ -7,19 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.errors import InputError, MalformedError, NotFoundError, ServiceError
-from keyhole.private.oblivious.binary_http import (
+from keyhole.crypto.once import ReplayWindow
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.relay.binary_http import (
     BinaryRequest,
     BinaryResponse,
     decode_response,
     encode_request,
 )
-from keyhole.private.oblivious.gateway import ERROR_BYTES, PROBLEM, Gateway, Reply, refusal
-from keyhole.private.oblivious.key_config import GatewayKey, KeyConfig
-from keyhole.private.oblivious.ohttp import open_response, response_overhead, seal_request
-from keyhole.private.oblivious.relay import Relay, mix
-from keyhole.private.oblivious.replay_window import ReplayWindow
-from keyhole.private.prg import Prg
+from keyhole.delivery.relay.gateway import ERROR_BYTES, PROBLEM, Gateway, Relay, Reply, mix, refusal
+from keyhole.delivery.relay.ohttp import (
+    GatewayKey,
+    KeyConfig,
+    open_response,
+    response_overhead,
+    seal_request,
+)
+from keyhole.errors import InputError, MalformedError, NotFoundError, ServiceError
 
 KEY = GatewayKey.fresh(1)
 GOOD = BinaryRequest(b"GET", b"/a")

@@ -2,9 +2,8 @@
 
 import pytest
 
-from keyhole.errors import InputError, MalformedError
-from keyhole.private.hpke import AES_128_GCM, CHACHA20_POLY1305, PrivateKey
-from keyhole.private.oblivious.key_config import (
+from keyhole.crypto.hpke import AES_128_GCM, CHACHA20_POLY1305, PrivateKey
+from keyhole.delivery.relay.ohttp import (
     GatewayKey,
     KeyConfig,
     decode_configs,
@@ -12,6 +11,7 @@ from keyhole.private.oblivious.key_config import (
     encode_configs,
     encode_gateway_key,
 )
+from keyhole.errors import InputError, MalformedError
 
 # RFC 9458, appendix A.
 SECRET = "3c168975674b2fa8e465970b79c8dcf09f1c741626480bd4c6162fc5b6a98e1a"

@@ -4,18 +4,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.errors import MalformedError
-from keyhole.private.hpke import AES_128_GCM, CHACHA20_POLY1305, PrivateKey, expand, extract
-from keyhole.private.oblivious import ohttp
-from keyhole.private.oblivious.key_config import GatewayKey, KeyConfig
-from keyhole.private.oblivious.ohttp import (
+from keyhole.crypto.hpke import AES_128_GCM, CHACHA20_POLY1305, PrivateKey, expand, extract
+from keyhole.delivery.relay import ohttp
+from keyhole.delivery.relay.ohttp import (
     REQUEST_OVERHEAD,
+    GatewayKey,
+    KeyConfig,
     open_request,
     open_response,
     response_overhead,
     seal_request,
     seal_response,
 )
+from keyhole.errors import MalformedError
 
 # RFC 9458, appendix A.
 PRIVATE = PrivateKey(

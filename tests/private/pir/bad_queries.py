@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from keyhole.delivery.pir.database import name_of_round
+from keyhole.delivery.pir.messages import REFUSAL, seal
 from keyhole.errors import MalformedError, ReplayError, StaleError
-from keyhole.private.pir.messages import REFUSAL, seal
-from keyhole.private.pir.terms import name_of_round
 from tests.private.pir.mutations import (
     HEAD_BYTES,
     bit_flips,

@@ -4,7 +4,7 @@ from hashlib import sha256
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from keyhole.private.pir.messages import FRAME_BYTES
+from keyhole.delivery.pir.messages import FRAME_BYTES
 
 CHECK_BYTES = 16
 HEAD_BYTES = FRAME_BYTES - CHECK_BYTES

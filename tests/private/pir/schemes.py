@@ -10,12 +10,11 @@ from types import ModuleType
 
 import numpy as np
 
-from keyhole.private.pir import chor, one_server, two_server
-from keyhole.private.pir.batch import Batch
-from keyhole.private.pir.database import Database
-from keyhole.private.pir.retrieval import Answerer, Asker
-from keyhole.private.pir.terms import Terms, name_of_round
-from keyhole.private.prg import Prg
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir import chor, one_server, two_server
+from keyhole.delivery.pir.database import Database, Terms, name_of_round
+from keyhole.delivery.pir.messages import Answerer, Asker
+from keyhole.delivery.pir.two_server import Batch
 
 ROUND = name_of_round("round-7")
 

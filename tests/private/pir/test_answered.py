@@ -6,9 +6,9 @@ from threading import Barrier, Thread
 
 import pytest
 
+from keyhole.delivery.pir import messages as module
+from keyhole.delivery.pir.messages import MOST_QUERIES, Answered
 from keyhole.errors import ReplayError
-from keyhole.private.pir import answered as module
-from keyhole.private.pir.answered import MOST_QUERIES, Answered
 
 QUERIES = [bytes([i]) * 40 for i in range(9)]
 

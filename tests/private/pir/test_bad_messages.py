@@ -10,16 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.errors import (
-    IntegrityError,
-    MalformedError,
-    ProtocolError,
-    ReplayError,
-    StaleError,
-)
-from keyhole.private.pir.database import Database
-from keyhole.private.pir.messages import FRAME_BYTES, REFUSAL, seal
-from keyhole.private.pir.terms import name_of_round
+from keyhole.delivery.pir.database import Database, name_of_round
+from keyhole.delivery.pir.messages import FRAME_BYTES, REFUSAL, seal
+from keyhole.errors import IntegrityError, MalformedError, ProtocolError, ReplayError, StaleError
 from tests.helpers import ROOT
 from tests.private.pir.bad_queries import bad_queries, replayed
 from tests.private.pir.mutations import (

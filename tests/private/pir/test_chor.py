@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir.chor import ChorAsker, ChorServer, query_bytes, reply_bytes, terms_of
+from keyhole.delivery.pir.database import Database
+from keyhole.delivery.pir.messages import FRAME_BYTES, seal
 from keyhole.errors import MalformedError
-from keyhole.private.pir.chor import ChorAsker, ChorServer, query_bytes, reply_bytes, terms_of
-from keyhole.private.pir.database import Database
-from keyhole.private.pir.messages import FRAME_BYTES, seal
-from keyhole.private.prg import Prg
 from tests.private.pir.mutations import rows_of
 from tests.private.pir.schemes import ROUND, records_of, seeded, table_of
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir.database import Terms, name_of_round
+from keyhole.delivery.pir.two_server import Batch
 from keyhole.errors import InputError, KeySpaceError, ReplayError, StaleError
-from keyhole.private.pir.batch import Batch
-from keyhole.private.pir.terms import Terms, name_of_round
-from keyhole.private.prg import Prg
 from tests.private.pir.golden import assert_golden
 from tests.private.pir.schemes import BATCHED, SCHEMES, seeded, table_of
 

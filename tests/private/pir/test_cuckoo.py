@@ -8,9 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from keyhole.crypto.cuckoo import (
+    BatchShape,
+    Permutations,
+    Placement,
+    _match,
+    batch_shape,
+    place,
+    plain_keys,
+    plain_ranks,
+)
 from keyhole.errors import InputError
-from keyhole.private.pir.cuckoo import BatchShape, Placement, _match, batch_shape, place
-from keyhole.private.pir.permutation import Permutations, plain_keys, plain_ranks
 
 SIZES = [1, 2, 3, 4, 5, 8, 9, 10, 16, 17, 99, 100, 101, 997, 1000, 1024, 4097, 10_000]
 

@@ -11,8 +11,9 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from keyhole.private.pir import two_server, xor_scan
-from keyhole.private.pir.batch import Batch
+from keyhole.delivery.pir import scan as xor_scan
+from keyhole.delivery.pir import two_server
+from keyhole.delivery.pir.two_server import Batch
 from tests.helpers import ROOT
 from tests.private.pir.distinguisher import MOST_SD, bits_of, compare
 from tests.private.pir.mutations import body_of

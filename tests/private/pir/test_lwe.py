@@ -8,11 +8,19 @@ from math import exp, log2
 import numpy as np
 import pytest
 
-from keyhole.private.pir.lwe import BLOCK, add_product, public_matrix
-from keyhole.private.pir.lwe_noise import draw_errors, thresholds
-from keyhole.private.pir.lwe_queries import Opening, encrypt
-from keyhole.private.pir.lwe_shape import LweShape, failure_of_byte, most_columns
-from keyhole.private.prg import Prg
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir.lwe import (
+    BLOCK,
+    LweShape,
+    Opening,
+    add_product,
+    draw_errors,
+    encrypt,
+    failure_of_byte,
+    most_columns,
+    public_matrix,
+    thresholds,
+)
 
 SIGMA = 6.4
 

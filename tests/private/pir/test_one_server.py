@@ -12,20 +12,13 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.errors import (
-    InputError,
-    IntegrityError,
-    MalformedError,
-    ReplayError,
-    StaleError,
-)
-from keyhole.private.pir import one_server
-from keyhole.private.pir.database import Database
-from keyhole.private.pir.lwe_shape import DIMENSION, HINT_HEAD_BYTES, LweShape
-from keyhole.private.pir.messages import FRAME_BYTES, seal
-from keyhole.private.pir.one_server import OneServer, OneServerAsker
-from keyhole.private.pir.terms import name_of_round
-from keyhole.private.prg import Prg
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir import one_server
+from keyhole.delivery.pir.database import Database, name_of_round
+from keyhole.delivery.pir.lwe import DIMENSION, HINT_HEAD_BYTES, LweShape
+from keyhole.delivery.pir.messages import FRAME_BYTES, seal
+from keyhole.delivery.pir.one_server import OneServer, OneServerAsker
+from keyhole.errors import InputError, IntegrityError, MalformedError, ReplayError, StaleError
 from tests.private.pir.mutations import bit_flips, body_of, flipped, rows_of, with_rows
 
 ROUND = name_of_round("round-7")

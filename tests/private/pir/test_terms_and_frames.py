@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.errors import InputError, MalformedError, ProtocolError, StaleError
-from keyhole.private.pir import messages
-from keyhole.private.pir.messages import (
+from keyhole.delivery.pir import messages
+from keyhole.delivery.pir.database import Scheme, Terms, name_of_round
+from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     REFUSAL,
     REPLY_BYTES,
@@ -23,7 +23,7 @@ from keyhole.private.pir.messages import (
     unseal,
     unseal_reply,
 )
-from keyhole.private.pir.terms import Scheme, Terms, name_of_round
+from keyhole.errors import InputError, MalformedError, ProtocolError, StaleError
 from tests.private.pir.golden import assert_golden
 from tests.private.pir.mutations import bit_flips, extensions, resealed, truncations
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.errors import InputError, IntegrityError, ReplayError
-from keyhole.private.pir.batch import Batch
-from keyhole.private.pir.database import Database, tags_of
-from keyhole.private.pir.messages import FRAME_BYTES, check_of
-from keyhole.private.pir.two_server import (
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir.database import Database, tags_of
+from keyhole.delivery.pir.messages import FRAME_BYTES, check_of
+from keyhole.delivery.pir.two_server import (
+    Batch,
     TwoServer,
     TwoServerAsker,
     query_bytes,
     reply_bytes,
     terms_of,
 )
-from keyhole.private.prg import Prg
+from keyhole.errors import InputError, IntegrityError, ReplayError
 from tests.private.pir.mutations import rows_of, with_rows
 from tests.private.pir.schemes import ROUND, records_of, seeded, table_of
 

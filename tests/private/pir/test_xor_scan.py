@@ -5,14 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.crypto.cuckoo import Placement
+from keyhole.delivery.pir.scan import plain_scan_buckets, plain_scan_rows, scan_buckets, scan_rows
 from keyhole.errors import ShapeError
-from keyhole.private.pir.cuckoo import Placement
-from keyhole.private.pir.xor_scan import (
-    plain_scan_buckets,
-    plain_scan_rows,
-    scan_buckets,
-    scan_rows,
-)
 
 FEW, MANY = (1, 2, 4), (5, 6, 33)  # queries: either side of where tables begin to pay
 

@@ -4,13 +4,12 @@ from functools import cache
 
 import numpy as np
 
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.secagg_client import SecAggClient
-from keyhole.private.secure_sum.secagg_keys import Identity
-from keyhole.private.secure_sum.secagg_messages import open_slots
-from keyhole.private.secure_sum.secagg_secrets import Secrets
-from keyhole.private.secure_sum.secagg_server import SecAggServer
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
+from keyhole.aggregation.masked.client import SecAggClient, Secrets
+from keyhole.aggregation.masked.keys import Identity
+from keyhole.aggregation.masked.messages import open_slots
+from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.server import SecAggServer
+from keyhole.crypto.prg import Prg
 
 ROUND = bytes(range(16))
 STEPS = ("keys", "shares", "input", "confirmation", "unmasking")

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.private.dpf import apply_corrections, extend, root_seeds
-from keyhole.private.pir.terms import name_of_round
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.sparse_client import share_rows
-from keyhole.private.secure_sum.sparse_points import convert, tree_aes
-from keyhole.private.secure_sum.sparse_server import SparseServer, combine
-from keyhole.private.secure_sum.sparse_terms import SparseTerms
+from keyhole.aggregation.two_servers.client import share_rows
+from keyhole.aggregation.two_servers.sparse import SparseTerms, convert, tree_aes
+from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
+from keyhole.crypto.dpf import apply_corrections, extend, root_seeds
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir.database import name_of_round
 
 ROUND = name_of_round("round-7")
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keyhole.crypto.prg import Prg
+from keyhole.crypto.ring import FixedPoint, ring_dtype
 from keyhole.errors import InputError, NotFiniteError, ShapeError
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.fixed_point import FixedPoint, ring_dtype
 
 SEED = bytes(range(16))
 BITS = st.sampled_from([16, 32])

@@ -8,15 +8,15 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from keyhole.errors import InputError
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.graph import (
+from keyhole.aggregation.masked.params import (
     COMPLETE_BELOW,
     Risk,
     degree_of,
     neighbours,
     threshold_of,
 )
+from keyhole.crypto.prg import Prg
+from keyhole.errors import InputError
 
 SEED = bytes(range(16))
 

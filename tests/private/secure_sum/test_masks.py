@@ -10,10 +10,10 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from keyhole.crypto.hpke import PrivateKey, expand, extract
+from keyhole.crypto.prg import Prg
+from keyhole.crypto.ring import add_mask, add_masks, pair_seed
 from keyhole.errors import InputError, MalformedError, ShapeError
-from keyhole.private.hpke import PrivateKey, expand, extract
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.masks import add_mask, add_masks, pair_seed
 
 SEED = bytes(range(16))
 ROUND = bytes(range(100, 116))

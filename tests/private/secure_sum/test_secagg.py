@@ -5,15 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from keyhole.aggregation.masked.messages import Asked, open_slots, seal_asked, seal_slots
+from keyhole.aggregation.masked.method import run_secagg
+from keyhole.aggregation.masked.params import SecAggSettings
 from keyhole.errors import InputError, MalformedError, ReplayError, ShapeError, ThresholdError
-from keyhole.private.secure_sum.secagg_messages import (
-    Asked,
-    open_slots,
-    seal_asked,
-    seal_slots,
-)
-from keyhole.private.secure_sum.secagg_run import run_secagg
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
 from tests.private.secure_sum.secagg_parties import (
     ROUND,
     Parties,

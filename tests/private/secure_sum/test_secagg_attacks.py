@@ -3,6 +3,15 @@
 import numpy as np
 import pytest
 
+from keyhole.aggregation.masked import client as secagg_client
+from keyhole.aggregation.masked.client import SecAggClient, Secrets
+from keyhole.aggregation.masked.messages import Asked, seal_asked
+from keyhole.aggregation.masked.method import run_secagg
+from keyhole.aggregation.masked.server import SecAggServer
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.crypto.once import Rounds
+from keyhole.crypto.ring import add_mask, add_masks
+from keyhole.crypto.shamir import combine
 from keyhole.errors import (
     InputError,
     MalformedError,
@@ -11,19 +20,6 @@ from keyhole.errors import (
     ThresholdError,
     ViolationError,
 )
-from keyhole.private.hpke import PrivateKey
-from keyhole.private.secure_sum import secagg_client
-from keyhole.private.secure_sum.masks import add_mask, add_masks
-from keyhole.private.secure_sum.rounds import Rounds
-from keyhole.private.secure_sum.secagg_client import SecAggClient
-from keyhole.private.secure_sum.secagg_messages import (
-    Asked,
-    seal_asked,
-)
-from keyhole.private.secure_sum.secagg_run import run_secagg
-from keyhole.private.secure_sum.secagg_secrets import Secrets
-from keyhole.private.secure_sum.secagg_server import SecAggServer
-from keyhole.private.secure_sum.shamir import combine
 from tests.private.secure_sum.secagg_parties import (
     Parties,
     forgot_everything,

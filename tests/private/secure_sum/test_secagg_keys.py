@@ -6,20 +6,11 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from keyhole.errors import (
-    MalformedError,
-    MismatchError,
-    ReplayError,
-    ViolationError,
-)
-from keyhole.private.secure_sum.masks import pair_seed
-from keyhole.private.secure_sum.secagg_keys import Keys, commitment_of
-from keyhole.private.secure_sum.secagg_messages import (
-    open_slots,
-    seal,
-    seal_slots,
-)
-from keyhole.private.secure_sum.secagg_secrets import Secrets
+from keyhole.aggregation.masked.client import Secrets
+from keyhole.aggregation.masked.keys import Keys, commitment_of
+from keyhole.aggregation.masked.messages import open_slots, seal, seal_slots
+from keyhole.crypto.ring import pair_seed
+from keyhole.errors import MalformedError, MismatchError, ReplayError, ViolationError
 from tests.private.secure_sum.secagg_parties import (
     ROUND,
     Parties,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from keyhole.aggregation.masked.messages import FRAME_BYTES, REFUSAL
+from keyhole.aggregation.masked.params import SecAggSettings
 from keyhole.errors import MalformedError, ProtocolError, ReplayError, StaleError
-from keyhole.private.secure_sum.secagg_messages import FRAME_BYTES, REFUSAL
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
 from tests.private.pir.golden import assert_golden
 from tests.private.pir.mutations import bit_flips, truncations
 from tests.private.secure_sum.secagg_parties import (

@@ -5,6 +5,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from keyhole.aggregation.masked.client import SecAggClient, Secrets
+from keyhole.aggregation.masked.keys import Identity
+from keyhole.aggregation.masked.messages import Asked, seal, seal_asked, seal_slots
+from keyhole.aggregation.masked.server import SecAggServer
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.crypto.ring import add_masks
+from keyhole.crypto.shamir import combine
 from keyhole.errors import (
     InputError,
     MalformedError,
@@ -14,19 +21,6 @@ from keyhole.errors import (
     ThresholdError,
     ViolationError,
 )
-from keyhole.private.hpke import PrivateKey
-from keyhole.private.secure_sum.masks import add_masks
-from keyhole.private.secure_sum.secagg_client import SecAggClient
-from keyhole.private.secure_sum.secagg_keys import Identity
-from keyhole.private.secure_sum.secagg_messages import (
-    Asked,
-    seal,
-    seal_asked,
-    seal_slots,
-)
-from keyhole.private.secure_sum.secagg_secrets import Secrets
-from keyhole.private.secure_sum.secagg_server import SecAggServer
-from keyhole.private.secure_sum.shamir import combine
 from tests.private.secure_sum.secagg_parties import (
     ROUND,
     STEPS,

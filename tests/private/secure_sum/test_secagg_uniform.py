@@ -9,7 +9,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from keyhole.private.prg import Prg
+from keyhole.crypto.prg import Prg
 from tests.private.secure_sum.secagg_parties import Parties, body_of, settings_of
 
 LENGTH = 1 << 17

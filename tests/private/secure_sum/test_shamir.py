@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.errors import InputError, MalformedError, ThresholdError
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.shamir import (
+from keyhole.crypto.prg import Prg
+from keyhole.crypto.shamir import (
     PRIME,
     SHARE_BYTES,
     Combiner,
@@ -22,6 +21,7 @@ from keyhole.private.secure_sum.shamir import (
     value_at,
     weights_at_zero,
 )
+from keyhole.errors import InputError, MalformedError, ThresholdError
 
 SECRET = bytes(range(100, 132))
 

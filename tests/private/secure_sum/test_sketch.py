@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.aggregation.masked.sketch import SketchShape, decode, encode
 from keyhole.errors import InputError, KeySpaceError, ShapeError, SketchError
-from keyhole.private.secure_sum.sketch import SketchShape, decode, encode
 
 SEED = bytes(range(16))
 RINGS = [16, 32]

@@ -4,8 +4,8 @@ that somebody chose."""
 import numpy as np
 import pytest
 
+from keyhole.aggregation.masked.sketch import SketchShape, decode, encode
 from keyhole.errors import SketchError
-from keyhole.private.secure_sum.sketch import SketchShape, decode, encode
 
 SEED = bytes(range(16))
 

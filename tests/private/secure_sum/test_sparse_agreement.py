@@ -8,6 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 
+from keyhole.aggregation.two_servers import sparse_server
+from keyhole.aggregation.two_servers.sparse import pack_sparse_own
+from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
+from keyhole.crypto.once import Rounds
+from keyhole.delivery.pir.database import name_of_round
 from keyhole.errors import (
     MalformedError,
     MismatchError,
@@ -16,11 +21,6 @@ from keyhole.errors import (
     ThresholdError,
     TooLateError,
 )
-from keyhole.private.pir.terms import name_of_round
-from keyhole.private.secure_sum import sparse_server
-from keyhole.private.secure_sum.rounds import Rounds
-from keyhole.private.secure_sum.sparse_messages import pack_own
-from keyhole.private.secure_sum.sparse_server import SparseServer, combine
 from tests.private.pir.mutations import bit_flips, extensions, truncations
 from tests.private.secure_sum.sparse_sums import (
     client_of,
@@ -82,7 +82,7 @@ def test_a_client_that_tells_each_server_another_public_message_is_found():
     terms = terms_of()
     first, forged = client_of(terms, [3], 1), client_of(terms, [4], 2)
     servers = servers_of(terms, clients_of(terms, 2))
-    own = pack_own(terms, 1, bytes(range(16)), forged.shares.public)
+    own = pack_sparse_own(terms, 1, bytes(range(16)), forged.shares.public)
     servers[0].add(9, *first.to(0))
     servers[1].add(9, forged.shares.public, own)
     for server, other in (servers, servers[::-1]):

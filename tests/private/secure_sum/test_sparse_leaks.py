@@ -11,9 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from keyhole.private import dpf
-from keyhole.private.secure_sum import sparse_points
-from keyhole.private.secure_sum.sparse_server import SparseServer
+from keyhole.aggregation.two_servers import sparse as sparse_points
+from keyhole.aggregation.two_servers.sparse_server import SparseServer
+from keyhole.crypto import dpf
 from tests.helpers import ROOT
 from tests.private.pir.distinguisher import bits_of, compare
 from tests.private.secure_sum.sparse_sums import client_of, servers_of, shares_of, terms_of

@@ -7,11 +7,15 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
+from keyhole.aggregation.two_servers.sparse import (
+    OWN_BYTES,
+    SparseTerms,
+    public_bytes,
+    upload_bytes,
+)
+from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
+from keyhole.delivery.pir.database import name_of_round
 from keyhole.errors import InputError, MalformedError, MismatchError, ReplayError, StaleError
-from keyhole.private.pir.terms import name_of_round
-from keyhole.private.secure_sum.sparse_messages import OWN_BYTES, public_bytes, upload_bytes
-from keyhole.private.secure_sum.sparse_server import SparseServer, combine
-from keyhole.private.secure_sum.sparse_terms import SparseTerms
 from tests.private.pir.golden import assert_golden
 from tests.private.pir.mutations import bit_flips, extensions, flipped, truncations
 from tests.private.secure_sum.sparse_sums import (

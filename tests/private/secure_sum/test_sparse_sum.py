@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keyhole.aggregation.two_servers import batches as sparse_batches
+from keyhole.aggregation.two_servers import sparse_server
+from keyhole.aggregation.two_servers.batches import ClientShare, add_clients
+from keyhole.aggregation.two_servers.client import dense_shares, share_rows
+from keyhole.aggregation.two_servers.sparse import public_bytes, read_sparse_own, read_sparse_public
+from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
+from keyhole.crypto import cuckoo
+from keyhole.crypto.ring import add_mask
 from keyhole.errors import InputError, KeySpaceError, ShapeError
-from keyhole.private.pir import cuckoo
-from keyhole.private.secure_sum import sparse_batches, sparse_server
-from keyhole.private.secure_sum.masks import add_mask
-from keyhole.private.secure_sum.sparse_batches import ClientShare, add_clients
-from keyhole.private.secure_sum.sparse_client import dense_shares, share_rows
-from keyhole.private.secure_sum.sparse_messages import public_bytes, read_own, read_public
-from keyhole.private.secure_sum.sparse_server import SparseServer, combine
 from tests.private.secure_sum.sparse_sums import (
     client_of,
     plain_share,
@@ -59,8 +60,8 @@ def test_a_servers_share_is_what_the_equation_says_at_every_position(bits, party
     terms = terms_of(*shape, bits=bits, with_counts=True)
     client = client_of(terms, range(min(2, shape[2])), 5)
     public, own = client.to(party)
-    root, _ = read_own(terms, party, own)
-    corrections = read_public(terms, public)
+    root, _ = read_sparse_own(terms, party, own)
+    corrections = read_sparse_public(terms, public)
     total = np.zeros((terms.num_keys, terms.row), terms.dtype)
     add_clients(total, terms, party, [ClientShare(root, corrections)])
     total = total if party == 0 else -total
@@ -208,7 +209,7 @@ def test_printing_shows_no_keys_rows_or_secrets():
     terms = terms_of(5000, 1, 2)
     client = client_of(terms, [4321], 1, np.array([[987654321]], np.uint32))
     servers = servers_of(terms, [client])
-    corrections = read_public(terms, client.shares.public)
+    corrections = read_sparse_public(terms, client.shares.public)
     share = ClientShare(bytes(16), corrections)
     shown = f"{client.shares!r} {servers} {corrections!r} {share!r} {share}"
     assert not any(secret in shown for secret in ("4321", "987654321", "array", r"\x"))

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.errors import InputError, KeySpaceError, MalformedError, ShapeError
-from keyhole.private.secure_sum.secagg_run import run_secagg
-from keyhole.private.secure_sum.secagg_settings import SecAggSettings
-from keyhole.private.secure_sum.sketch import SketchShape, decode, encode
-from keyhole.private.secure_sum.union import (
+from keyhole.aggregation.masked.method import run_secagg
+from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.sketch import SketchShape, decode, encode
+from keyhole.aggregation.masked.union import (
     UnionTerms,
     lay_out,
     mark,
@@ -17,6 +16,7 @@ from keyhole.private.secure_sum.union import (
     sum_over_union,
     union_of,
 )
+from keyhole.errors import InputError, KeySpaceError, MalformedError, ShapeError
 
 RINGS = [16, 32]
 

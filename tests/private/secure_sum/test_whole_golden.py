@@ -5,9 +5,9 @@ Renew them with KEYHOLE_RENEW_GOLDEN=1.
 
 import numpy as np
 
-from keyhole.private.secure_sum.whole_messages import pack_share
-from keyhole.private.secure_sum.whole_server import WholeServer
-from keyhole.private.secure_sum.whole_terms import PartTerms
+from keyhole.aggregation.two_servers.messages import pack_share
+from keyhole.aggregation.two_servers.params import PartTerms
+from keyhole.aggregation.two_servers.server import WholeServer
 from tests.private.pir.golden import assert_golden
 from tests.private.secure_sum.whole_sums import COHORT, add_all, shares_of, terms_of
 

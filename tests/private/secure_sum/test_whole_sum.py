@@ -5,6 +5,20 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from keyhole.aggregation.two_servers.messages import (
+    pack_agreed,
+    pack_list,
+    pack_share,
+    read_list,
+    read_share,
+    share_bytes,
+    whole_own_bytes,
+    whole_public_bytes,
+    whole_upload_bytes,
+)
+from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms
+from keyhole.aggregation.two_servers.server import WholeServer, cohort_digest, combine_shares
+from keyhole.crypto.prg import Prg
 from keyhole.errors import (
     InputError,
     KeySpaceError,
@@ -18,20 +32,6 @@ from keyhole.errors import (
     TooLateError,
     ViolationError,
 )
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.whole_messages import (
-    pack_agreed,
-    pack_list,
-    pack_share,
-    read_list,
-    read_share,
-    share_bytes,
-    whole_own_bytes,
-    whole_public_bytes,
-    whole_upload_bytes,
-)
-from keyhole.private.secure_sum.whole_server import WholeServer, cohort_digest, combine_shares
-from keyhole.private.secure_sum.whole_terms import PartTerms, WholeTerms
 from tests.private.secure_sum.whole_sums import (
     COHORT,
     add_all,

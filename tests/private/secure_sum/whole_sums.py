@@ -4,10 +4,10 @@ from hashlib import sha256
 
 import numpy as np
 
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.whole_client import share_update
-from keyhole.private.secure_sum.whole_server import WholeServer
-from keyhole.private.secure_sum.whole_terms import PartTerms, WholeTerms
+from keyhole.aggregation.two_servers.client import share_update
+from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms
+from keyhole.aggregation.two_servers.server import WholeServer
+from keyhole.crypto.prg import Prg
 
 COHORT = [f"client-{i}" for i in range(6)]
 # Sparse, dense and sparse again, whatever would take fewer bytes.

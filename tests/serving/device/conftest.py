@@ -2,7 +2,7 @@
 
 import pytest
 
-from keyhole.serving.device import paced_socket
+from keyhole.wire import sockets as paced_socket
 from tests.serving.fault_proxy import FaultProxy
 from tests.serving.small_service import small_service
 

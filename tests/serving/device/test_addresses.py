@@ -3,8 +3,8 @@
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.serving.device.addresses import Certificate
-from keyhole.serving.device.client import Client
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Certificate
 
 
 @pytest.mark.parametrize(

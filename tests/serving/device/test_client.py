@@ -14,9 +14,8 @@ from keyhole.errors import (
     ServiceError,
     TooLateError,
 )
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.refusals import refusal_of
-from keyhole.serving.device.retrying import Clock, Retry
+from keyhole.wire.http import Client, refusal_of
+from keyhole.wire.sockets import Clock, Retry
 from tests.serving.clients import BODY, client_of, get, rest, send
 from tests.serving.scripted import HEAD, answer, refusal, scripted
 

@@ -8,9 +8,8 @@ from itertools import count
 import pytest
 
 from keyhole.errors import ServiceError
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.paced_socket import Timeouts
-from keyhole.serving.device.retrying import Clock, Retry
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Clock, Retry, Timeouts
 from tests.serving.clients import BODY, client_of, get, rest, send
 from tests.serving.scripted import answer, scripted
 

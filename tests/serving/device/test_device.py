@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from keyhole import tree
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
+from keyhole.device.cache import SliceCache
 from keyhole.errors import (
     AccessError,
     ConflictError,
@@ -18,8 +19,7 @@ from keyhole.errors import (
     ServiceError,
     TooLateError,
 )
-from keyhole.serving.coordinator import Wait
-from keyhole.serving.device.slice_cache import SliceCache
+from keyhole.wire.assignment import Wait
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.serving.scripted import answer, scripted
 

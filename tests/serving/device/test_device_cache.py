@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole as kh
+from keyhole.device.cache import SliceCache
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.device.slice_cache import SliceCache
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.serving.fault_proxy import CUT
 
@@ -106,7 +106,7 @@ def test_a_full_disk_keeps_no_device_from_fetching(service, tmp_path, monkeypatc
     cache, state = SliceCache(tmp_path / "cache"), service.publish(WIDE)
     with service.device(cache=cache) as device, monkeypatch.context() as patch:
         device.known(state.published.id)
-        patch.setattr("keyhole.serving.device.slice_cache.write_all", full)
+        patch.setattr("keyhole.device.cache.write_all", full)
         found = device.fetch(state.published.id, {"row": [1, 2]})
     assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
     assert list((tmp_path / "cache").iterdir()) == []

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import DamageError, InputError
-from keyhole.serving.device.paced_socket import Timeouts
-from keyhole.serving.device.retrying import Clock, Retry
+from keyhole.wire.sockets import Clock, Retry, Timeouts
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.serving.fault_proxy import CUT, DELAY, FLIP, HALF_CLOSE, RESET
 

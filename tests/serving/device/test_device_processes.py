@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from keyhole.device.device import Device
 from keyhole.errors import ServiceError
-from keyhole.serving.device.addresses import Certificate
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.retrying import Clock, Retry
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.service.access import Keyring, new_key
+from keyhole.service.access import Keyring, new_key
+from keyhole.service.publishing import Publisher
+from keyhole.service.spool import UpdateSpool
+from keyhole.wire.sockets import Certificate, Clock, Retry
 from tests.helpers import assert_trees_equal
 from tests.serving.fault_proxy import CUT, FaultProxy
 from tests.serving.service_process import service, start

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from keyhole.serving.device.paced_socket import PacedSocket, Timeouts
+from keyhole.wire.sockets import PacedSocket, Timeouts
 
 BODY = bytes(2_000_000)
 

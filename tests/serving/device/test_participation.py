@@ -6,15 +6,10 @@ from dataclasses import replace
 import pytest
 
 from keyhole import tree
+from keyhole.device.device import Assignment, Device, RoundNow
+from keyhole.device.take_part import Participant, fetch_at_home, keep_taking_part, take_part
 from keyhole.errors import AccessError, NotAdmittedError, StaleError, TooLateError
-from keyhole.serving.device.device import Assignment, Device, RoundNow
-from keyhole.serving.device.participation import (
-    Participant,
-    fetch_at_home,
-    keep_taking_part,
-    take_part,
-)
-from keyhole.serving.device.retrying import Clock, Retry
+from keyhole.wire.sockets import Clock, Retry
 from tests.helpers import assert_trees_equal
 
 KEYS = {"word": [3, 1, 3], "neuron": [5]}

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.delivery.records import Coding, RecordField, Records
+from keyhole.device.cache import SliceCache
 from keyhole.errors import InputError, StorageError
-from keyhole.server.record_sums import sum_records
-from keyhole.serving.device.slice_cache import SliceCache
+from keyhole.server.checksums import sum_records
 
 F4 = np.dtype("f4")
 WORD = Records("word", 1000, (RecordField("w", (10,), F4),))

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from keyhole import tree
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.participation import Participant, fetch_at_home, take_part
-from keyhole.serving.service.transport import serving
-from keyhole.serving.wire import decode_query, decode_update
+from keyhole.device.device import Device
+from keyhole.device.take_part import Participant, fetch_at_home, take_part
+from keyhole.service.transport import serving
+from keyhole.wire.messages import decode_query, decode_update
 from tests.serving.recorder import Recorder
 from tests.serving.small_service import LAYOUT
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from keyhole.errors import ConflictError, TooLateError
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.wire import encode_update
+from keyhole.service.spool import UpdateSpool
+from keyhole.wire.messages import encode_update
 from tests.serving.small_service import LAYOUT, small_service
 from tests.serving.sockets import connect
 

@@ -6,8 +6,8 @@ from itertools import count
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.reading import RoundsDirectory
+from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory
 from tests.serving.small_rounds import check_current, files_of, names_of, small_state, step
 
 

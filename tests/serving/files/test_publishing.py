@@ -12,9 +12,10 @@ from keyhole.delivery.records import Coding, RecordField, Records
 from keyhole.delivery.sources import FunctionSource, sources_of
 from keyhole.errors import InputError, StorageError
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
-from keyhole.serving.files import slice_files, slice_patches
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.reading import RoundsDirectory
+from keyhole.service import patches as slice_patches
+from keyhole.service import segments as slice_files
+from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory
 from tests.helpers import ROOT
 from tests.serving.small_rounds import (
     LAYOUT,
@@ -253,9 +254,7 @@ def test_a_second_publisher_is_refused_at_once(tmp_path):
     with Publisher(tmp_path) as publisher:
         with pytest.raises(StorageError, match="has a publisher already"):
             Publisher(tmp_path)
-        script = (
-            f"from keyhole.serving.files.publishing import Publisher; Publisher({str(tmp_path)!r})"
-        )
+        script = f"from keyhole.service.publishing import Publisher; Publisher({str(tmp_path)!r})"
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
         )

@@ -12,8 +12,9 @@ import pytest
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
 from keyhole.errors import StorageError
-from keyhole.serving.files import publishing, retiring
-from keyhole.serving.files.publishing import Publisher
+from keyhole.service import directory as retiring
+from keyhole.service import publishing
+from keyhole.service.publishing import Publisher
 from tests.helpers import ROOT
 from tests.serving.files.disks import leave_room
 from tests.serving.small_rounds import check_current, flip, names_of, published, small_state, step
@@ -100,7 +101,7 @@ def test_a_publisher_killed_at_any_moment_leaves_whole_rounds(tmp_path, kills, s
 READER = """
 import sys, numpy as np
 from keyhole.errors import TooLateError
-from keyhole.serving.files.reading import RoundsDirectory, verify_round
+from keyhole.service.reading import RoundsDirectory, verify_round
 rounds, seen = RoundsDirectory(sys.argv[1], linger=0.01), set()
 print("ready", flush=True)
 while (current := rounds.current()).phase == "open":
@@ -233,7 +234,7 @@ def test_a_second_publisher_that_starts_while_the_first_writes_disturbs_nothing(
         first.start()
         try:
             assert writing.wait(60)
-            script = "import sys; from keyhole.serving.files.publishing import Publisher;"
+            script = "import sys; from keyhole.service.publishing import Publisher;"
             second = subprocess.run(
                 [sys.executable, "-c", f"{script} Publisher(sys.argv[1])", str(tmp_path)],
                 capture_output=True,

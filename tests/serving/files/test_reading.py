@@ -9,9 +9,9 @@ import pytest
 
 from keyhole.delivery.sources import sources_of
 from keyhole.errors import NotFoundError, StorageError, TooLateError
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.reading import RoundsDirectory, verify_round
-from keyhole.serving.files.round_files import locked_manifest
+from keyhole.service.directory import locked_manifest
+from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory, verify_round
 from tests.serving.small_rounds import LAYOUT, flip, names_of, published, small_state, step
 from tests.serving.sockets import wait_for
 

@@ -17,18 +17,13 @@ from hypothesis import strategies as st
 from keyhole.delivery.records import Coding, RecordField, Records
 from keyhole.delivery.sources import FunctionSource, sources_of
 from keyhole.errors import InputError, KeySpaceError, NotFoundError, StorageError
+from keyhole.server.checksums import sum_records_by_definition
 from keyhole.server.optimizers import SGD, Adam
-from keyhole.server.record_sums import sum_records_by_definition
-from keyhole.serving.files import slice_files
-from keyhole.serving.files.mapped_tables import open_table
-from keyhole.serving.files.slice_files import (
-    SegmentWriter,
-    WriteSettings,
-    cut_segments,
-    range_reader,
-)
-from keyhole.serving.files.slice_patches import BaseTable, write_table
-from keyhole.serving.manifest import table_info
+from keyhole.service import segments as slice_files
+from keyhole.service.mapped import open_table
+from keyhole.service.patches import BaseTable, write_table
+from keyhole.service.segments import SegmentWriter, WriteSettings, cut_segments, range_reader
+from keyhole.wire.manifest import table_info
 from tests.serving.small_rounds import flip, small_state, step
 
 KEYS = 23

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from keyhole.errors import ConflictError, InputError, NotFoundError, StorageError, TooLateError
-from keyhole.serving.files import update_spool
-from keyhole.serving.files.update_spool import UpdateSpool
+from keyhole.service import spool as update_spool
+from keyhole.service.spool import UpdateSpool
 from tests.serving.files.disks import leave_room
 
 ROUND = "3-0123456789abcdef"
@@ -87,7 +87,7 @@ def test_a_process_killed_while_storing_leaves_no_upload(tmp_path):
     code = """if True:
         import os, sys
         from pathlib import Path
-        from keyhole.serving.files import update_spool
+        from keyhole.service import update_spool
         update_spool.os.fsync = lambda _: os.kill(os.getpid(), 9)
         update_spool.UpdateSpool(Path(sys.argv[1])).store(sys.argv[2], "a", b"one")
     """

@@ -12,10 +12,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from keyhole.serving.mirror.object_store import StoreSettings, open_store
-from keyhole.serving.mirror.pull import fetch_round
-from keyhole.serving.mirror.push import push_round
-from keyhole.serving.mirror.settings import MirrorSettings
+from keyhole.service.mirror import MirrorSettings, push_round
+from keyhole.service.mirror_pull import fetch_round
+from keyhole.service.object_store import StoreSettings, open_store
 from tests.serving.sockets import held_port
 
 DENIED = 1  # a port where nobody listens

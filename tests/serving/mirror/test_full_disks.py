@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from keyhole.errors import DamageError, NotFoundError, StorageError
-from keyhole.serving.mirror.pull import fetch_round
+from keyhole.service.mirror_pull import fetch_round
 from tests.serving.hand_made import content_of, write_round
 from tests.serving.mirror.places import Place, is_one_line, state_of
 
@@ -20,7 +20,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from keyhole.errors import StorageError
-from keyhole.serving.mirror.pull import fetch_round
+from keyhole.service.mirror_pull import fetch_round
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, resource.RLIM_INFINITY))
 try:
     fetch_round(sys.argv[1], Path(sys.argv[2]))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from keyhole.errors import DamageError, InputError, NotFoundError, StorageError
-from keyhole.serving.mirror.push import push_round
+from keyhole.service.mirror import push_round
 from tests.serving.hand_made import content_of, write_round
 from tests.serving.mirror.places import Place, is_one_line, state_of
 
@@ -18,9 +18,9 @@ pytest.importorskip("obstore", reason="object stores: pip install 'keyhole[s3]'"
 COPY = """
 import sys
 from pathlib import Path
-from keyhole.serving.{module} import {name}
-from keyhole.serving.mirror.settings import MirrorSettings
-from keyhole.serving.mirror.object_store import StoreSettings
+from keyhole.service.{module} import {name}
+from keyhole.service.mirror import MirrorSettings
+from keyhole.service.object_store import StoreSettings
 stop = int(sys.argv[3])
 def tell(done, total):
     if done >= stop:

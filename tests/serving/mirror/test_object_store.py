@@ -10,23 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.mirror import mirror
-from keyhole.errors import (
-    InputError,
-    KeyholeError,
-    NotFoundError,
-    ServiceError,
-)
-from keyhole.primitives.cuts import Cut
+from keyhole.errors import InputError, KeyholeError, NotFoundError, ServiceError
 from keyhole.primitives.keyspace import KeySpace
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.layout import Cut, Layout
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.reading import RoundsDirectory, verify_round
-from keyhole.serving.files.round_files import number_of
-from keyhole.serving.mirror.object_store import StoreSettings, open_store
-from keyhole.serving.mirror.push import push_round
-from keyhole.serving.mirror.settings import MirrorSettings
+from keyhole.service.mirror import MirrorSettings, push_round
+from keyhole.service.object_store import StoreSettings, open_store
+from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory, verify_round
+from keyhole.wire.manifest import number_of
 from tests.serving.hand_made import content_of, write_round
 from tests.serving.mirror.places import (
     DENIED,

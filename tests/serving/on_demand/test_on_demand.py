@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.arrays import KeyArray
 from keyhole.delivery.records import Coding, RecordArray, RecordField, Records
 from keyhole.delivery.sources import FunctionSource
 from keyhole.errors import InputError, KeyholeError, NotFoundError, ShapeError
-from keyhole.server.record_sums import sum_records
-from keyhole.serving.manifest import table_info
-from keyhole.serving.on_demand.slab import Slab, whole_bytes
-from keyhole.serving.on_demand.slab_table import SlabTable
-from keyhole.types import KeyArray
+from keyhole.server.checksums import sum_records
+from keyhole.service.on_demand import SlabTable
+from keyhole.service.slabs import Slab, whole_bytes
+from keyhole.wire.manifest import table_info
 
 WIDTH = 3  # numbers of a slice
 

@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from keyhole import Cut, KeySpace, Layout
 from keyhole.delivery.sources import sources_of
 from keyhole.errors import InputError, NotFoundError, TooLateError
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import Cut, Layout
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.manifest import decode_manifest, name_round
-from keyhole.serving.on_demand.rounds import OnDemandRounds
+from keyhole.service.on_demand import OnDemandRounds
+from keyhole.wire.manifest import decode_manifest, name_round
 
 WORD = KeySpace("word", 40)
 

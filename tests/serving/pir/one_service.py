@@ -6,11 +6,10 @@ from contextlib import asynccontextmanager
 import httpx
 import numpy as np
 
-from keyhole.private.pir.terms import Terms
-from keyhole.serving.pir.routes import pir_routes
-from keyhole.serving.pir.schemes import open_asker
-from keyhole.serving.pir.settings import PirSettings, Role
-from keyhole.serving.service.app import App
+from keyhole.delivery.pir.database import Terms
+from keyhole.service.app import App
+from keyhole.service.private_routes import pir_routes
+from keyhole.wire.private import PirSettings, Role, open_asker
 from tests.serving.memory_rounds import MemoryRounds
 
 BINARY = {"content-type": "application/octet-stream"}

@@ -4,15 +4,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from keyhole.private.pir.terms import Terms
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.retrying import Clock, Retry
-from keyhole.serving.files.reading import RoundsDirectory
-from keyhole.serving.pir.pir_fetch import PirFetch
-from keyhole.serving.pir.routes import pir_routes
-from keyhole.serving.pir.settings import PirSettings, Role
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
+from keyhole.delivery.pir.database import Terms
+from keyhole.device.device import Device
+from keyhole.device.private import PirFetch
+from keyhole.service.app import App
+from keyhole.service.private_routes import pir_routes
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.transport import serving
+from keyhole.wire.private import PirSettings, Role
+from keyhole.wire.sockets import Clock, Retry
 from tests.serving.recorder import Recorder
 from tests.serving.small_service import Service
 

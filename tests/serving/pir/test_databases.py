@@ -7,16 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from keyhole.delivery.pir.database import Database
 from keyhole.delivery.sources import sources_of
 from keyhole.errors import NotFoundError, StorageError, TooLateError
-from keyhole.private.pir.database import Database
-from keyhole.serving.on_demand.rounds import OnDemandRounds
-from keyhole.serving.pir import databases as module
-from keyhole.serving.pir.databases import Databases
-from keyhole.serving.pir.schemes import open_asker, table_bytes
-from keyhole.serving.pir.settings import PirSettings
-from keyhole.serving.service.limits import Gate
-from keyhole.serving.service.metrics import Metrics
+from keyhole.service import private as module
+from keyhole.service.limits import Gate
+from keyhole.service.metrics import Metrics
+from keyhole.service.on_demand import OnDemandRounds
+from keyhole.service.private import Databases
+from keyhole.wire.private import PirSettings, open_asker, table_bytes
 from tests.helpers import LAYOUTS
 from tests.serving.memory_rounds import MemoryRounds
 from tests.serving.pir.one_service import SERVER_0, SERVER_1, WORD

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 import keyhole as kh
+from keyhole.delivery.pir.database import Terms
+from keyhole.device.private import OneServerFetch
 from keyhole.errors import InputError, ServiceError
-from keyhole.private.pir.terms import Terms
-from keyhole.serving.pir.pir_fetch import OneServerFetch
-from keyhole.serving.pir.schemes import lengths_of
+from keyhole.wire.private import lengths_of
 from tests.helpers import LAYOUTS, assert_trees_equal, zeros
 from tests.serving.pir.pair import ONE, TWO, pair
 from tests.serving.recorder import Recorder

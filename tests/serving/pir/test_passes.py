@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from keyhole.errors import BusyError, KeyholeError
-from keyhole.serving.pir.passes import Passes
-from keyhole.serving.service.limits import Gate
+from keyhole.service.limits import Gate
+from keyhole.service.private import Passes
 
 SECONDS = 60.0  # after which a test counts as one that hangs
 

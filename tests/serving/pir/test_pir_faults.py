@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from keyhole import tree
+from keyhole.delivery.pir.messages import REFUSAL
+from keyhole.device.private import OneServerFetch, PirFetch
+from keyhole.device.take_part import Participant, keep_taking_part, take_part
 from keyhole.errors import IntegrityError, ServiceError, StaleError, TooLateError
-from keyhole.private.pir.messages import REFUSAL
-from keyhole.serving.device.participation import Participant, keep_taking_part, take_part
-from keyhole.serving.device.retrying import Clock
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.pir.pir_fetch import OneServerFetch, PirFetch
-from keyhole.serving.service.routes import WHOLE_BODY
+from keyhole.service.publishing import Publisher
+from keyhole.service.routes import WHOLE_BODY
+from keyhole.wire.sockets import Clock
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.private.pir.mutations import HEAD_BYTES, body_of, flipped, with_body
 from tests.serving.clients import client_of

@@ -9,15 +9,14 @@ import pytest
 
 import keyhole as kh
 from keyhole import tree
+from keyhole.delivery.pir import two_server as batch
 from keyhole.delivery.records import Coding
+from keyhole.device.private import OneServerFetch, PirFetch
+from keyhole.device.take_part import Participant, take_part
 from keyhole.errors import KeySpaceError, NotFoundError, ServiceError, StaleError
-from keyhole.private.pir import batch
-from keyhole.serving.coordinator import Pace, admit
-from keyhole.serving.device.participation import Participant, take_part
-from keyhole.serving.pir.pir_fetch import OneServerFetch, PirFetch
-from keyhole.serving.pir.schemes import lengths_of
-from keyhole.serving.pir.settings import Role
-from keyhole.serving.service.access import Access, Keyring
+from keyhole.service.access import Access, Keyring
+from keyhole.wire.assignment import Pace, admit
+from keyhole.wire.private import Role, lengths_of
 from tests.helpers import LAYOUTS, assert_trees_equal, zeros
 from tests.serving.pir.pair import ONE, pair, second_device
 

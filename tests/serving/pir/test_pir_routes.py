@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.private.pir.messages import REFUSAL, seal
-from keyhole.private.pir.terms import Terms
-from keyhole.serving.pir.schemes import lengths_of, name_table
-from keyhole.serving.pir.settings import PirSettings, Role
-from keyhole.serving.service.access import Access
-from keyhole.serving.service.limits import Limits
+from keyhole.delivery.pir.database import Terms
+from keyhole.delivery.pir.messages import REFUSAL, seal
+from keyhole.service.access import Access
+from keyhole.service.limits import Limits
+from keyhole.wire.private import PirSettings, Role, lengths_of, name_table
 from tests.private.pir.mutations import HEAD_BYTES, body_of, flipped, resealed, with_body
 from tests.private.pir.schemes import two_server_zero_bits
 from tests.serving.in_process import NOW, RING, bearer

@@ -4,13 +4,12 @@ import threading
 
 import pytest
 
-from keyhole.serving.device.participation import take_part
-from keyhole.serving.device.population import PopulationClient
-from keyhole.serving.inbox import SpoolInbox, device_name
-from keyhole.serving.pir.pir_fetch import OneServerFetch
-from keyhole.serving.served import Served
-from keyhole.training.cohort import Cohorts, sample_cohort
-from keyhole.training.loop import start_run
+from keyhole.device.private import OneServerFetch
+from keyhole.device.take_part import PopulationClient, take_part
+from keyhole.rounds.loop import start_run
+from keyhole.sampling import Cohorts, sample_cohort
+from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.served import Served
 from tests.serving.pir.pair import ONE, TWO, pair
 from tests.training import toy
 

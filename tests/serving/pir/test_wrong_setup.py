@@ -4,14 +4,14 @@ from contextlib import ExitStack
 
 import pytest
 
+from keyhole.device.private import PirFetch
+from keyhole.device.take_part import Participant, keep_taking_part
 from keyhole.errors import ServiceError
-from keyhole.serving.device.participation import Participant, keep_taking_part
-from keyhole.serving.pir.pir_fetch import PirFetch
-from keyhole.serving.pir.routes import pir_routes
-from keyhole.serving.pir.settings import ROLES, PirSettings
-from keyhole.serving.relay.relay import RelayApp
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
+from keyhole.service.app import App
+from keyhole.service.private_routes import pir_routes
+from keyhole.service.relay import RelayApp
+from keyhole.service.transport import serving
+from keyhole.wire.private import ROLES, PirSettings
 from tests.helpers import LAYOUTS
 from tests.serving.pir.one_service import PirService
 from tests.serving.pir.pair import second_device

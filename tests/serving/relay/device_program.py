@@ -9,11 +9,11 @@ import socket
 import sys
 
 from keyhole import tree
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.participation import Participant, take_part
-from keyhole.serving.device.retrying import Retry
-from keyhole.serving.relay.relayed_fetch import RelayedFetch
+from keyhole.device.device import Device
+from keyhole.device.relayed import RelayedFetch
+from keyhole.device.take_part import Participant, take_part
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Retry
 
 connect = socket.create_connection
 

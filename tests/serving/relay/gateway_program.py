@@ -8,14 +8,13 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from keyhole.serving.coordinator import Pace, admit
-from keyhole.serving.files.reading import RoundsDirectory
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.relay.gateway_keys import load_gateway_keys
-from keyhole.serving.relay.gateway_routes import gateway_routes
-from keyhole.serving.service.access import Access, Keyring
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
+from keyhole.service.access import Access, Keyring
+from keyhole.service.app import App
+from keyhole.service.gateway import gateway_routes, load_gateway_keys
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.spool import UpdateSpool
+from keyhole.service.transport import serving
+from keyhole.wire.assignment import Pace, admit
 
 
 class Noting:

@@ -2,16 +2,14 @@
 
 from contextlib import ExitStack, closing, contextmanager
 
-from keyhole.private.oblivious.key_config import GatewayKey
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.retrying import Clock, Retry
-from keyhole.serving.relay.gateway_line import GatewayLine
-from keyhole.serving.relay.gateway_routes import gateway_routes
-from keyhole.serving.relay.mixing import Mix
-from keyhole.serving.relay.relay import RelayApp
-from keyhole.serving.relay.relayed_fetch import RelayedFetch
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
+from keyhole.delivery.relay.ohttp import GatewayKey
+from keyhole.device.relayed import RelayedFetch
+from keyhole.service.app import App
+from keyhole.service.gateway import gateway_routes
+from keyhole.service.relay import GatewayLine, Mix, RelayApp
+from keyhole.service.transport import serving
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Clock, Retry
 from tests.serving.recorder import Recorder
 from tests.serving.small_service import Service
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.errors import MalformedError, TooLargeError
-from keyhole.serving.relay.batches import (
+from keyhole.delivery.relay.batches import (
     decode_answers,
     decode_requests,
     encode_answers,
     encode_requests,
 )
+from keyhole.errors import MalformedError, TooLargeError
 
 
 def test_the_bytes_of_a_batch_are_those_of_the_wire_page():

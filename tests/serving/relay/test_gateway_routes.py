@@ -5,22 +5,27 @@ import json
 import numpy as np
 import pytest
 
-from keyhole.errors import StorageError
-from keyhole.private.oblivious.binary_http import BinaryRequest, decode_response, encode_request
-from keyhole.private.oblivious.gateway import ERROR_BYTES, PROBLEM
-from keyhole.private.oblivious.key_config import GatewayKey, decode_configs
-from keyhole.private.oblivious.ohttp import REQUEST_TYPE, open_response, seal_request
-from keyhole.private.oblivious.slice_requests import slice_path, slice_reply_bytes
-from keyhole.serving.relay.batches import (
+from keyhole.delivery.relay.batches import (
     ANSWERS_TYPE,
     REQUESTS_TYPE,
     decode_answers,
     encode_requests,
 )
-from keyhole.serving.relay.gateway_routes import gateway_routes
-from keyhole.serving.service.access import Access
-from keyhole.serving.service.limits import Limits
-from keyhole.serving.wire import check_of
+from keyhole.delivery.relay.binary_http import BinaryRequest, decode_response, encode_request
+from keyhole.delivery.relay.client import slice_path, slice_reply_bytes
+from keyhole.delivery.relay.gateway import ERROR_BYTES, PROBLEM
+from keyhole.delivery.relay.ohttp import (
+    REQUEST_TYPE,
+    GatewayKey,
+    decode_configs,
+    open_response,
+    seal_request,
+)
+from keyhole.errors import StorageError
+from keyhole.service.access import Access
+from keyhole.service.gateway import gateway_routes
+from keyhole.service.limits import Limits
+from keyhole.wire.messages import check_of
 from tests.serving.in_process import NOW, RING, SHAPE, WORD_TABLE, Service
 
 KEY = GatewayKey.fresh(1)

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, ServiceError
-from keyhole.private.prg import Prg
-from keyhole.serving.relay.mixing import Mix, Mixer
+from keyhole.service.relay import Mix, Mixer
 
 LONG = 50.0  # seconds that no test waits
 

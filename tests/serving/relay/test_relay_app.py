@@ -8,28 +8,26 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from keyhole.errors import ServiceError
-from keyhole.private.oblivious.binary_http import BinaryRequest, decode_response, encode_request
-from keyhole.private.oblivious.gateway import PROBLEM
-from keyhole.private.oblivious.key_config import GatewayKey
-from keyhole.private.oblivious.ohttp import REQUEST_TYPE, open_response, seal_request
-from keyhole.private.oblivious.slice_requests import slice_path
-from keyhole.serving.relay import gateway_line
-from keyhole.serving.relay.batches import (
+from keyhole.delivery.relay.batches import (
     ANSWERS_TYPE,
     REQUESTS_TYPE,
     decode_answers,
     encode_answers,
     encode_requests,
 )
-from keyhole.serving.relay.gateway_routes import gateway_routes
-from keyhole.serving.relay.mixing import Mix
-from keyhole.serving.relay.relay import RelayApp
-from keyhole.serving.relay.relayed_fetch import RelayedFetch
-from keyhole.serving.service.access import Access, Keyring
-from keyhole.serving.service.app import App
-from keyhole.serving.service.limits import Limits
-from keyhole.serving.service.transport import Listen, serving
+from keyhole.delivery.relay.binary_http import BinaryRequest, decode_response, encode_request
+from keyhole.delivery.relay.client import slice_path
+from keyhole.delivery.relay.gateway import PROBLEM
+from keyhole.delivery.relay.ohttp import REQUEST_TYPE, GatewayKey, open_response, seal_request
+from keyhole.device.relayed import RelayedFetch
+from keyhole.errors import ServiceError
+from keyhole.service import relay as gateway_line
+from keyhole.service.access import Access, Keyring
+from keyhole.service.app import App
+from keyhole.service.gateway import gateway_routes
+from keyhole.service.limits import Limits
+from keyhole.service.relay import Mix, RelayApp
+from keyhole.service.transport import Listen, serving
 from tests.helpers import assert_trees_equal
 from tests.serving.in_process import SHAPE
 from tests.serving.relay.relayed import SETTINGS, line_to, relayed

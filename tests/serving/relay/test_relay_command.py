@@ -7,13 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
+from keyhole.delivery.relay.ohttp import GatewayKey, encode_configs, encode_gateway_key
 from keyhole.errors import InputError
-from keyhole.private.oblivious.key_config import (
-    GatewayKey,
-    encode_configs,
-    encode_gateway_key,
-)
-from keyhole.serving.relay.gateway_keys import load_gateway_keys
+from keyhole.service.gateway import load_gateway_keys
 
 
 def run(*args):

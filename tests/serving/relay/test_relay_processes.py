@@ -19,16 +19,16 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.private.oblivious.key_config import GatewayKey, encode_gateway_key
+from keyhole.delivery.relay.ohttp import GatewayKey, encode_gateway_key
+from keyhole.device.device import Device
+from keyhole.device.relayed import RelayedFetch
+from keyhole.device.take_part import take_part
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.participation import take_part
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.relay.relayed_fetch import RelayedFetch
-from keyhole.serving.service.access import Keyring, new_key
+from keyhole.service.access import Keyring, new_key
+from keyhole.service.publishing import Publisher
+from keyhole.service.spool import UpdateSpool
+from keyhole.wire.http import Client
 from tests.serving.relay.device_program import from_another_address, participant
 from tests.serving.relay.gateway_program import gateway_service
 from tests.serving.relay.memory_scan import found_in_memory

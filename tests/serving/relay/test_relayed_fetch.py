@@ -5,20 +5,13 @@ from dataclasses import replace
 import pytest
 
 import keyhole as kh
-from keyhole.errors import (
-    DamageError,
-    InputError,
-    KeySpaceError,
-    ServiceError,
-    TooLateError,
-)
-from keyhole.private.hpke import PrivateKey
-from keyhole.private.oblivious.key_config import GatewayKey, encode_configs
-from keyhole.serving.relay import relayed_fetch
-from keyhole.serving.relay.batches import encode_answers
-from keyhole.serving.relay.mixing import Mix
-from keyhole.serving.relay.relay import RelayApp
-from keyhole.serving.service.transport import serving
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.delivery.relay.batches import encode_answers
+from keyhole.delivery.relay.ohttp import GatewayKey, encode_configs
+from keyhole.device import relayed as relayed_fetch
+from keyhole.errors import DamageError, InputError, KeySpaceError, ServiceError, TooLateError
+from keyhole.service.relay import Mix, RelayApp
+from keyhole.service.transport import serving
 from tests.helpers import LAYOUTS, assert_trees_equal, zeros
 from tests.serving.recorder import Recorder
 from tests.serving.relay.relayed import SETTINGS, line_to, relayed

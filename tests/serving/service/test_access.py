@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import AccessError, InputError, NotAdmittedError
-from keyhole.serving.service.access import LEEWAY, Access, Keyring, check_device_name, new_key
+from keyhole.service.access import LEEWAY, Access, Keyring, check_device_name, new_key
 
 NOW = 1_800_000_000.0
 ROUND = "3-0123456789abcdef"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.serving import wire
+from keyhole.wire import messages as wire
 from tests.serving.in_process import (
     EVERYONE_TABLE,
     IMMUTABLE,

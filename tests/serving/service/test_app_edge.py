@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from keyhole import errors
-from keyhole.serving import wire
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.service.responses import error_response, json_response
-from keyhole.serving.service.routes import Route
+from keyhole.service.responses import error_response, json_response
+from keyhole.service.routes import Route
+from keyhole.service.spool import UpdateSpool
+from keyhole.wire import messages as wire
 from tests.helpers import ROOT
 from tests.serving.in_process import (
     SHAPE,

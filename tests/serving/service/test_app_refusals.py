@@ -7,9 +7,9 @@ import httpx
 import numpy as np
 import pytest
 
-from keyhole.serving import wire
-from keyhole.serving.service.access import Access
-from keyhole.serving.service.limits import Limits
+from keyhole.service.access import Access
+from keyhole.service.limits import Limits
+from keyhole.wire import messages as wire
 from tests.serving.in_process import (
     BINARY,
     RING,

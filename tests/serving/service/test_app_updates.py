@@ -7,11 +7,11 @@ import httpx
 import numpy as np
 import pytest
 
-from keyhole.serving import wire
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.service.access import Access, Keyring
-from keyhole.serving.service.limits import Limits
-from keyhole.serving.tables import Current
+from keyhole.service.access import Access, Keyring
+from keyhole.service.limits import Limits
+from keyhole.service.spool import UpdateSpool
+from keyhole.wire import messages as wire
+from keyhole.wire.tables import Current
 from tests.serving.in_process import (
     BINARY,
     NOW,

@@ -9,12 +9,12 @@ import threading
 import numpy as np
 import pytest
 
-from keyhole.serving import wire
-from keyhole.serving.service.connections import Connections
-from keyhole.serving.service.limits import Limits
-from keyhole.serving.service.metrics import Metrics
-from keyhole.serving.service.routes import Response
-from keyhole.serving.service.transport import Listen, serving
+from keyhole.service.connections import Connections
+from keyhole.service.limits import Limits
+from keyhole.service.metrics import Metrics
+from keyhole.service.routes import Response
+from keyhole.service.transport import Listen, serving
+from keyhole.wire import messages as wire
 from tests.serving.in_process import Service
 from tests.serving.jumping_loop import JumpingLoop
 from tests.serving.sockets import (

@@ -7,20 +7,17 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
+from keyhole.delivery.relay.ohttp import decode_configs
+from keyhole.device.device import Device
+from keyhole.device.private import PirFetch
+from keyhole.device.relayed import RelayedFetch
 from keyhole.errors import ServiceError
-from keyhole.private.oblivious.key_config import decode_configs
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.retrying import Clock, Retry
-from keyhole.serving.pir.pir_fetch import PirFetch
-from keyhole.serving.relay.gateway_keys import load_gateway_keys
-from keyhole.serving.relay.gateway_line import GatewayLine
-from keyhole.serving.relay.gateway_routes import gateway_routes
-from keyhole.serving.relay.mixing import Mix
-from keyhole.serving.relay.relay import RelayApp
-from keyhole.serving.relay.relayed_fetch import RelayedFetch
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
+from keyhole.service.app import App
+from keyhole.service.gateway import gateway_routes, load_gateway_keys
+from keyhole.service.relay import GatewayLine, Mix, RelayApp
+from keyhole.service.transport import serving
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Clock, Retry
 from tests.helpers import assert_trees_equal
 from tests.serving.fronts import (
     BEFORE,

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.serving import wire
-from keyhole.serving.coordinator import Pace, admit
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.service.access import Access, Keyring
-from keyhole.serving.service.app import App
-from keyhole.serving.service.limits import Limits
+from keyhole.service.access import Access, Keyring
+from keyhole.service.app import App
+from keyhole.service.limits import Limits
+from keyhole.service.spool import UpdateSpool
+from keyhole.wire import messages as wire
+from keyhole.wire.assignment import Pace, admit
 from tests.serving.memory_rounds import WORDS, MemoryRounds, layout, make_round
 
 NOW = 1_800_000_000.0

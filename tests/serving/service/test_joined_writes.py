@@ -10,7 +10,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.serving.service.joined_writes import JoinedWrites
+from keyhole.service.connections import JoinedWrites
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
 

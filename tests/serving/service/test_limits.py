@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import BusyError, InputError
-from keyhole.serving.service.limits import Bucket, Buckets, Gate, Limits, take
+from keyhole.service.limits import Bucket, Buckets, Gate, Limits, take
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan")])

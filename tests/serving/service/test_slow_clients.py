@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from keyhole.serving.service.routes import Response
-from keyhole.serving.service.transport import Listen, serving
+from keyhole.service.routes import Response
+from keyhole.service.transport import Listen, serving
 from tests.serving.sockets import (
     LONG,
     answered,

@@ -12,9 +12,9 @@ import pytest
 
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving import wire
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.service.supervisor import next_wait
+from keyhole.service.process import next_wait
+from keyhole.service.publishing import Publisher
+from keyhole.wire import messages as wire
 from tests.serving.memory_rounds import WIDTH, WORDS, layout
 from tests.serving.service_process import COMMAND, service
 from tests.serving.sockets import LONG, metric, wait_for
@@ -29,8 +29,8 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from keyhole.errors import StorageError
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import Listen, run
+from keyhole.service.app import App
+from keyhole.service.transport import Listen, run
 from tests.serving.memory_rounds import MemoryRounds
 
 mode = Path(sys.argv[1])
@@ -177,8 +177,8 @@ def test_queries_compile_nothing_after_the_warm_up(tmp_path):
     code = f"""
 import asyncio, numpy as np
 from keyhole.server import index, record_sums, row_kernels
-from keyhole.serving.files.reading import RoundsDirectory
-from keyhole.serving.service.warm_up import warm_up
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.transport import warm_up
 
 def compiled():
     kernels = [each for module in (index, record_sums, row_kernels)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from keyhole.cli.token import token
 from keyhole.errors import InputError
-from keyhole.serving.service.access import Keyring
+from keyhole.service.access import Keyring
 
 
 def run(*args):

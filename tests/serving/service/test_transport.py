@@ -15,10 +15,10 @@ import pytest
 from keyhole.errors import InputError
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving import wire
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.service.responses import json_response
-from keyhole.serving.service.transport import Listen, bind, serving
+from keyhole.service.publishing import Publisher
+from keyhole.service.responses import json_response
+from keyhole.service.transport import Listen, bind, serving
+from keyhole.wire import messages as wire
 from tests.serving.memory_rounds import WIDTH, WORDS, layout
 from tests.serving.service_process import COMMAND, service, start
 from tests.serving.sockets import (

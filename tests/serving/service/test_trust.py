@@ -15,15 +15,15 @@ import keyhole as kh
 from keyhole.delivery.sources import sources_of
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving import wire
-from keyhole.serving.coordinator import Pace, admit
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.files.reading import RoundsDirectory
-from keyhole.serving.files.update_spool import UpdateSpool
-from keyhole.serving.on_demand.rounds import OnDemandRounds
-from keyhole.serving.service.access import Access, Keyring
-from keyhole.serving.service.app import App
-from keyhole.serving.service.transport import serving
+from keyhole.service.access import Access, Keyring
+from keyhole.service.app import App
+from keyhole.service.on_demand import OnDemandRounds
+from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.spool import UpdateSpool
+from keyhole.service.transport import serving
+from keyhole.wire import messages as wire
+from keyhole.wire.assignment import Pace, admit
 
 KEY, NUM_KEYS, DEVICE = 48_611, 50_000, "the-phone-in-question"
 OUTSIDE = 77_377

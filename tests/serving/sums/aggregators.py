@@ -6,22 +6,21 @@ from hashlib import sha256
 
 import numpy as np
 
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.whole_client import share_update
-from keyhole.private.secure_sum.whole_messages import read_share
-from keyhole.private.secure_sum.whole_server import combine_shares
-from keyhole.private.secure_sum.whole_terms import WholeTerms, part_terms
-from keyhole.serving.device.client import OCTETS, Client
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.retrying import Retry
-from keyhole.serving.service.access import Keyring, new_key
-from keyhole.serving.service.transport import Listen, serving
-from keyhole.serving.sums.aggregator import AggregatorApp
-from keyhole.serving.sums.peer_line import PeerLine
-from keyhole.serving.sums.routes import Keyrings
-from keyhole.serving.sums.settings import AggregatorSettings
-from keyhole.serving.sums.sum_client import SumClient
-from keyhole.serving.sums.sum_files import SumFiles
+from keyhole.aggregation.two_servers.client import share_update
+from keyhole.aggregation.two_servers.messages import read_share
+from keyhole.aggregation.two_servers.params import WholeTerms, part_terms
+from keyhole.aggregation.two_servers.server import combine_shares
+from keyhole.crypto.prg import Prg
+from keyhole.device.device import Device
+from keyhole.service.access import Keyring, new_key
+from keyhole.service.sum_peers import PeerLine
+from keyhole.service.sum_routes import AggregatorApp, Keyrings
+from keyhole.service.sum_services import SumClient
+from keyhole.service.sum_settings import AggregatorSettings
+from keyhole.service.sums import SumFiles
+from keyhole.service.transport import Listen, serving
+from keyhole.wire.http import OCTETS, Client
+from keyhole.wire.sockets import Retry
 from tests.serving.sockets import held_port
 
 COHORT = [f"device-{i}" for i in range(6)]

@@ -9,20 +9,19 @@ import numpy as np
 
 import keyhole as kh
 from keyhole import tree
+from keyhole.aggregation.base import Rounding
+from keyhole.aggregation.two_servers.method import TwoServers
+from keyhole.device.sums import SumPolicy, SumSend
+from keyhole.device.take_part import PopulationClient, keep_taking_part
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.serving.device.participation import keep_taking_part
-from keyhole.serving.device.population import PopulationClient
-from keyhole.serving.device.retrying import Clock
-from keyhole.serving.inbox import device_name
-from keyhole.serving.served import Served
-from keyhole.serving.sums.sum_send import SumPolicy, SumSend
-from keyhole.serving.sums.sum_services import SumServices
-from keyhole.training.aggregation.rounding import Rounding
-from keyhole.training.aggregation.two_servers import TwoServers
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.plan import Plan
+from keyhole.service.inbox import device_name
+from keyhole.service.served import Served
+from keyhole.service.sum_services import SumServices
+from keyhole.wire.sockets import Clock
 from tests.serving.living_devices import living
 
 ROW = kh.KeySpace("row", 500)

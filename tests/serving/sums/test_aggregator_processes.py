@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.retrying import Retry
-from keyhole.serving.files.reading import RoundsDirectory
-from keyhole.serving.service.access import Keyring, new_key
-from keyhole.serving.sums.routes import Keyrings
-from keyhole.serving.sums.sum_client import SumClient
+from keyhole.service.access import Keyring, new_key
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.sum_routes import Keyrings
+from keyhole.service.sum_services import SumClient
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Retry
 from tests.helpers import ROOT
 from tests.serving.sockets import held_port, make_certificates
 from tests.serving.sums.aggregators import (

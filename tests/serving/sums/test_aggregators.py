@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from keyhole.aggregation.two_servers.messages import whole_own_bytes
 from keyhole.errors import (
     AccessError,
     BusyError,
@@ -22,8 +23,7 @@ from keyhole.errors import (
     TooLargeError,
     TooLateError,
 )
-from keyhole.private.secure_sum.whole_messages import whole_own_bytes
-from keyhole.serving.sums.sum_files import SumFiles
+from keyhole.service.sums import SumFiles
 from tests.serving.sums.aggregators import (
     COHORT,
     aggregators,

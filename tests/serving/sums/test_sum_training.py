@@ -6,18 +6,17 @@ from itertools import count
 import numpy as np
 import pytest
 
+from keyhole.aggregation.base import Rounding
+from keyhole.aggregation.plain import plain
+from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.aggregation.two_servers.method import TwoServers
+from keyhole.device.sums import SumPolicy, terms_in
 from keyhole.errors import InputError, NotFiniteError, ServiceError, ViolationError
-from keyhole.serving.device.client import Client
-from keyhole.serving.device.retrying import Retry
-from keyhole.serving.sums.sum_client import SumClient
-from keyhole.serving.sums.sum_send import SumPolicy, terms_in
-from keyhole.serving.sums.sum_services import SumServices
-from keyhole.training.aggregation.plain import plain
-from keyhole.training.aggregation.rounding import Rounding
-from keyhole.training.aggregation.two_servers import TwoServers
-from keyhole.training.cohort import Cohorts, sample_cohort
-from keyhole.training.loop import start_run
-from keyhole.training.privacy import Privacy
+from keyhole.rounds.loop import start_run
+from keyhole.sampling import Cohorts, sample_cohort
+from keyhole.service.sum_services import SumClient, SumServices
+from keyhole.wire.http import Client
+from keyhole.wire.sockets import Retry
 from tests.serving.small_service import small_service
 from tests.serving.sums.aggregators import aggregators
 from tests.serving.sums.private_run import (

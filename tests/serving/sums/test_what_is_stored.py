@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from keyhole.private.prg import Prg
-from keyhole.private.secure_sum.whole_client import share_update
-from keyhole.private.secure_sum.whole_messages import whole_own_bytes
-from keyhole.private.secure_sum.whole_terms import PartTerms, WholeTerms
-from keyhole.serving.sums.messages import Opening
-from keyhole.serving.sums.settings import AggregatorSettings
-from keyhole.serving.sums.sum_files import SumFiles
-from keyhole.serving.sums.sums import Sums
+from keyhole.aggregation.two_servers.client import share_update
+from keyhole.aggregation.two_servers.messages import whole_own_bytes
+from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms
+from keyhole.crypto.prg import Prg
+from keyhole.service.sum_settings import AggregatorSettings
+from keyhole.service.sums import SumFiles, Sums
+from keyhole.wire.sums import Opening
 from tests.private.pir.distinguisher import bits_of, compare
 from tests.serving.sums.aggregators import round_name
 

@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keyhole.data.readers.writers import class_names, to_examples
-from keyhole.data.source import Client, Progress, Source, bad_file, reading
-
-__all__ = ["find"]
+from keyhole.data.readers.images import class_names, to_examples
+from keyhole.data.readers.source import Client, Progress, Source, bad_file, reading
 
 _SPLITS = ("train", "test")
 _FACTS = {
@@ -23,7 +21,7 @@ _FACTS = {
 }
 
 
-def find(path: Path) -> Source | None:
+def find_leaf(path: Path) -> Source | None:
     """Returns the source of which this path is one file, or the directory."""
     files = _in_directory(path) if path.is_dir() else _beside(path)
     if files is None:

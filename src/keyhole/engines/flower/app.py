@@ -8,10 +8,8 @@ clientapp = "my_project.client:app"      # from keyhole.engines.flower.app impor
 from __future__ import annotations
 
 from keyhole.engines.flower.client_app import make_client_app
+from keyhole.engines.flower.config import TaskClients, train_task
 from keyhole.engines.flower.server_app import make_server_app
-from keyhole.engines.flower.tasks import TaskClients, train_task
-
-__all__ = ["client_app", "server_app"]
 
 server_app = make_server_app(train_task)
 client_app = make_client_app(TaskClients())

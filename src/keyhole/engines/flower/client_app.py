@@ -19,10 +19,10 @@ from typing import TypeAlias
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from keyhole.engines.flower.incidents import FAILED
-from keyhole.engines.flower.messages import Call, Here, Report, read, write
-from keyhole.engines.flower.node_config import NodeConfig
-from keyhole.engines.flower.ways import participant_for
+from keyhole.device.device import Assignment, Device
+from keyhole.device.take_part import Participant, Taken, take_part_in
+from keyhole.engines.flower.messages import FAILED, Call, Here, Report, read, write
+from keyhole.engines.flower.node_config import NodeConfig, participant_for
 from keyhole.errors import (
     DamageError,
     KeyholeError,
@@ -33,10 +33,6 @@ from keyhole.errors import (
     StorageError,
     TooLateError,
 )
-from keyhole.serving.device.device import Assignment, Device
-from keyhole.serving.device.participation import Participant, Taken, take_part_in
-
-__all__ = ["ParticipantOf", "join", "make_client_app"]
 
 ParticipantOf: TypeAlias = Callable[[int, Context], Participant]
 """`(client, context of the node) -> what that client does in a round`."""

@@ -1,4 +1,6 @@
-"""What a node's own operator says: `flower-supernode --node-config "..."`.
+"""Token files: what operators of other services hand out.
+
+What a node's own operator says: `flower-supernode --node-config "..."`.
 
     client=7                 the node is client 7 of the population; without, whoever is asked
     data="/srv/posts"        the data on this node, where it is not where the run config says
@@ -14,6 +16,8 @@
 The last three are the node's own word against the server's. The code that reads them comes with
 the app: whoever does not trust the operator of the server also lets the node take only apps that
 were signed by others (`--trusted-entities` of Flower).
+
+Ways: how a call says that slices are fetched and updates are sent, and what stands for it.
 """
 
 from __future__ import annotations
@@ -21,16 +25,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from keyhole.device.cache import SliceCache
+from keyhole.device.device import Device
+from keyhole.device.take_part import Fetch, Participant, Send
 from keyhole.engines.flower.messages import Call
 from keyhole.errors import InputError, NotAdmittedError
-from keyhole.serving.device.device import Device
-from keyhole.serving.device.slice_cache import SliceCache
 
-__all__ = ["Connect", "NodeConfig"]
+_MOST_SECRET = 4096  # bytes of a file that holds one
+
+
+def read_secret(path: Path) -> str:
+    """The token in a file.
+
+    Raises:
+        InputError: it holds none.
+    """
+    try:
+        found = path.read_bytes()[:_MOST_SECRET].decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        found = ""
+    if not found or " " in found:
+        raise InputError(
+            "no token can be read",
+            got=f"file {path}",
+            allowed="a file with one token",
+            fix="ask the operator for one: `keyhole token` makes them",
+        )
+    return found
+
 
 Connect: TypeAlias = Callable[[str, str | None], Device]
 """`(URL, token of the device there) -> a device`, closed when the round is over."""
@@ -130,3 +156,63 @@ def _refused(got: str, allowed: str) -> NotAdmittedError:
         allowed=allowed,
         fix="change the run config of the app, or ask the operator of the node",
     )
+
+
+DELIVERIES = ("clear", "pir")
+"""How devices of a Flower run fetch: by keys that the service sees, or from two servers."""
+
+
+def participant_for(
+    call: Call, participant: Participant, connect: Connect, node: NodeConfig
+) -> Participant:
+    """The participant, fetching and sending as the call says.
+
+    Args:
+        call: of the round.
+        participant: what the client does; a way of its own stays where the call names none.
+        connect: makes devices of further services.
+        node: what the operator of the node says.
+
+    Raises:
+        InputError: the call names a way that this version does not know, or a token is missing.
+    """
+    if call.delivery not in DELIVERIES:
+        raise InputError(
+            "a call names a delivery that is not known here",
+            got=repr(call.delivery),
+            allowed=", ".join(DELIVERIES),
+            fix="run one version of keyhole on the server and on all nodes",
+        )
+    if call.delivery == "pir":
+        participant = replace(participant, fetch=_pir(call, connect, node))
+    if call.aggregators:
+        participant = replace(participant, send=_shares(call, connect, node))
+    return participant
+
+
+def _pir(call: Call, connect: Connect, node: NodeConfig) -> Fetch:
+    from keyhole.device.private import PirFetch
+
+    return PirFetch(connect(call.second, _token(node.second_token)))
+
+
+def _shares(call: Call, connect: Connect, node: NodeConfig) -> Send:
+    from keyhole.device.sums import SumSend
+
+    named = node.aggregator_tokens
+    files: list[str | None] = [None, None] if named is None else [*named.split()]
+    if len(call.aggregators) != 2 or len(files) != 2:
+        raise InputError(
+            "a secure sum needs two aggregators, and a token for both or for none",
+            got=f"{len(call.aggregators)} aggregators, {len(files)} files of tokens",
+            allowed="two of each",
+            fix="check the run config, and aggregator-tokens of --node-config",
+        )
+    first, second = (
+        connect(url, _token(file)) for url, file in zip(call.aggregators, files, strict=True)
+    )
+    return SumSend(first, second)
+
+
+def _token(path: str | None) -> str | None:
+    return None if path is None else read_secret(Path(path))

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.errors import InputError
-from keyhole.server.files import storage_errors
-
-__all__ = ["write_project"]
+from keyhole.files import storage_errors
 
 _PACKAGE = "keyhole_app"
 
@@ -36,7 +34,7 @@ fab-include = ["{package}/**/*.py"]
 serverapp = "{package}.server:app"
 clientapp = "{package}.client:app"
 
-# What may stand here is told in keyhole.engines.flower.run_config and .tasks.
+# What may stand here is told in keyhole.engines.flower.config and .tasks.
 [tool.flwr.app.config]
 {config}
 """

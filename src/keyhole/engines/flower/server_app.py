@@ -1,4 +1,6 @@
-"""The ServerApp: rounds of a run, whose devices are called by Flower and served by the service.
+"""Where the updates of a Flower run arrive: at the service, or in shares at two aggregators.
+
+The ServerApp: rounds of a run, whose devices are called by Flower and served by the service.
 
 A run is kept in its directory. A ServerApp that is killed and started again with the same run
 config goes on with the same round: the updates that had arrived are there.
@@ -7,24 +9,60 @@ config goes on with the same round: the updates that had arrived are there.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from keyhole.engines.flower.inboxes import inbox_of
-from keyhole.engines.flower.messages import Report
-from keyhole.engines.flower.nodes import Nodes
-from keyhole.engines.flower.run_config import RoundsConfig
+from keyhole.engines.flower.config import RoundsConfig
+from keyhole.engines.flower.messages import Nodes, Report
+from keyhole.engines.flower.node_config import read_secret
 from keyhole.engines.flower.summons import Addresses, FlowerSummons
 from keyhole.errors import StorageError
-from keyhole.serving.files.publishing import Publisher
-from keyhole.serving.served import Served
-from keyhole.serving.service.access import Keyring
+from keyhole.files import make_directory, replacing, write_all
+from keyhole.service.access import Keyring
+from keyhole.service.inbox import Inbox, SpoolInbox
+from keyhole.service.publishing import Publisher
+from keyhole.service.served import Served
+from keyhole.service.spool import UpdateSpool
+from keyhole.wire.http import Client
 
-__all__ = ["Train", "make_server_app", "rounds_on"]
+
+def inbox_of(config: RoundsConfig) -> Inbox:
+    """The inbox that a run config describes.
+
+    Raises:
+        InputError: a token of the trainer at an aggregator cannot be read.
+    """
+    if not config.aggregators:
+        return SpoolInbox(UpdateSpool(config.rounds / "updates"))
+    from keyhole.service.sum_services import SumClient, SumServices
+
+    ca = None if config.aggregator_ca is None else str(config.aggregator_ca)
+    first, second = (
+        SumClient(Client(url, ca=ca), read_secret(path), party)
+        for party, (url, path) in enumerate(
+            zip(config.aggregators, config.aggregator_tokens, strict=True)
+        )
+    )
+    return SumServices(first, second, salt=_salt(config.run), seconds=config.round_seconds)
+
+
+def _salt(run: Path) -> bytes:
+    """What tells the sums of this run from those of all others; kept as long as the run is."""
+    from keyhole.service.sum_services import SALT_BYTES
+
+    path = run.with_name(f"{run.name}.salt")  # a run's directory is the training loop's to make
+    if not path.exists():
+        make_directory(path.parent)
+        with replacing(path) as file:
+            write_all(file, [secrets.token_bytes(SALT_BYTES)])
+    return path.read_bytes()
+
 
 Train: TypeAlias = Callable[[Served, RoundsConfig, Context], None]
 """`(rounds, their config, context of the app) -> None`: trains to the end.

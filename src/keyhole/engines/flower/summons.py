@@ -17,15 +17,21 @@ from flwr.app import DEFAULT_TTL, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from keyhole.engines.flower.incidents import failure_of, sentences, told_by_a_node
-from keyhole.engines.flower.messages import TRAIN, Call, Report, read, write
-from keyhole.engines.flower.nodes import Nodes
+from keyhole.engines.flower.messages import (
+    TRAIN,
+    Call,
+    Nodes,
+    Report,
+    failure_of,
+    read,
+    sentences,
+    told_by_a_node,
+    write,
+)
 from keyhole.errors import MalformedError
-from keyhole.serving.inbox import device_name
-from keyhole.serving.service.access import Keyring
-from keyhole.training.round_machine import Dropped, Event, Reached, Refused
-
-__all__ = ["Addresses", "FlowerSummons"]
+from keyhole.rounds.machine import Dropped, Event, Reached, Refused
+from keyhole.service.access import Keyring
+from keyhole.service.inbox import device_name
 
 _LOG = logging.getLogger("flwr.keyhole")
 # A message whose time is up says no more than the deadline, which follows at once.

@@ -1,31 +1,81 @@
-"""RayEngine: a cohort on Ray, on one machine or on a cluster, with the bytes of one process."""
+"""The population of an arm, built again in each worker of a cluster.
+
+RayEngine: a cohort on Ray, on one machine or on a cluster, with the bytes of one process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.engines.ray.call import Call, Do, Submit
-from keyhole.engines.ray.crew import Crew
-from keyhole.engines.ray.graph import Step, steps_of_choices, steps_of_sums, steps_of_updates
-from keyhole.engines.ray.key_bundle import KeyBundle
-from keyhole.engines.ray.parcels import Parcel, dense_leaves, packing_of
+from keyhole.arrays import Tree
+from keyhole.data.cache import cache_root, load
+from keyhole.data.synthetic import make_synthetic
+from keyhole.engines.ray.crew import Crew, fetch
+from keyhole.engines.ray.parcels import KeyBundle, Parcel, dense_leaves, packing_of
+from keyhole.engines.ray.schedule import (
+    Call,
+    Do,
+    Step,
+    Submit,
+    steps_of_choices,
+    steps_of_sums,
+    steps_of_updates,
+)
 from keyhole.engines.ray.session import connected
-from keyhole.engines.ray.worker import fetch
 from keyhole.errors import InputError
+from keyhole.experiments.arms import Arm
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.named import task_named
 from keyhole.primitives.layout import ClientKeys, Layout
-from keyhole.server.aggregation import BLOCK, BlockSum, pair_up
-from keyhole.training.clients import Choosing, Clients, choose_all
-from keyhole.training.jobs import Job
-from keyhole.training.visit import add_up_jobs
-from keyhole.types import Tree
+from keyhole.rounds.clients import Choosing, Clients, Job, choose_all
+from keyhole.rounds.cores import keep_compiled
+from keyhole.rounds.round import add_up_jobs
+from keyhole.server.row_sums import BLOCK, BlockSum, pair_up
 
-__all__ = ["RayEngine"]
+
+@dataclass(frozen=True)
+class Population:
+    """Makes the clients of an arm: a factory that can be sent to other machines.
+
+    Args:
+        arm: how they train.
+        directory: of an imported dataset, at the same path on every machine; None makes synthetic
+            data, with the arm's seed.
+        sizes: of synthetic data, where they differ from its defaults.
+    """
+
+    arm: Arm
+    directory: Path | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def __call__(self) -> Clients:
+        """Opens the data and returns the population; what JAX compiles is kept on the machine.
+
+        Raises:
+            InputError: the data are not on this machine.
+        """
+        keep_compiled(cache_root() / "compiled")
+        if self.directory is None:
+            kind = task_named(self.arm.task).kind
+            data = make_synthetic(kind, self.arm.seed, **self.sizes)
+        elif self.directory.is_dir():
+            data = load(self.directory)
+        else:
+            raise InputError(
+                "a worker does not find the data",
+                got=f"no directory {self.directory}",
+                allowed="the imported dataset at the same path on every machine",
+                fix="let KEYHOLE_CACHE be a folder that all machines share, or copy it to them",
+            )
+        return Experiment(self.arm, data).clients
 
 
 class RayEngine:

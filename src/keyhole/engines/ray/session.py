@@ -18,9 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from keyhole.errors import InputError, WorkerError
-from keyhole.training.threads import count_cores
-
-__all__ = ["connected", "find_ray", "living_nodes"]
+from keyhole.rounds.threads import count_cores
 
 # Ray reads these when it is imported.
 _QUIET = {

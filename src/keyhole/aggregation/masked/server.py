@@ -1,0 +1,403 @@
+"""What a server of a secure sum rebuilds at its end: the masks that did not cancel.
+
+The server of a secure sum: a state machine, bytes in and bytes out (Bonawitz et al., CCS 2017).
+
+It relays keys and sealed shares, adds up masked vectors as they arrive, asks the survivors for the
+shares that remove the masks, and learns the sum. What it cannot learn is told in
+`secagg_client.py`: the clients do not rely on this code, but on what they refuse.
+
+The first list that is made of a step closes it: what comes later is refused and not kept. If too
+few clients are left at any step, everything is dropped and nothing is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from keyhole.aggregation.masked.keys import (
+    Keys,
+    bad_keys,
+    check_keys,
+    check_order,
+    commitment_of,
+    is_signed,
+    keys_text,
+    survivors_text,
+)
+from keyhole.aggregation.masked.messages import (
+    SEALED_BYTES,
+    Asked,
+    malformed,
+    not_invited,
+    not_now,
+    open_slots,
+    other_list,
+    other_secret,
+    out_of_turn,
+    seal_asked,
+    seal_slots,
+    too_few,
+    unseal,
+)
+from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.crypto.once import Rounds
+from keyhole.crypto.prg import SEED_BYTES
+from keyhole.crypto.ring import RingArray, add_masks, pair_seed
+from keyhole.crypto.shamir import Combiner
+from keyhole.errors import InputError, MalformedError, ReplayError
+
+
+class Rebuilder:
+    """Rebuilds secrets from what their holders have sent.
+
+    On the complete graph the same holders serve all secrets, so their weights are computed once.
+
+    Args:
+        settings: of the sum.
+        unmasking: by holder, its share of whose secret.
+    """
+
+    def __init__(
+        self, settings: SecAggSettings, unmasking: Mapping[int, Mapping[int, bytes]]
+    ) -> None:
+        self._settings = settings
+        self._unmasking = unmasking
+        self._combiners: dict[tuple[int, ...], Combiner] = {}
+
+    def secret(self, place: int, length: int) -> bytes:
+        """Returns the secret of a client of which the holders have sent shares.
+
+        Raises:
+            ThresholdError: too few have.
+            MismatchError: shares that do not belong together.
+        """
+        needed = self._settings.shares_needed
+        holders = [member for member in self._settings.group(place) if member in self._unmasking]
+        if len(holders) < needed:
+            raise too_few(len(holders), needed)
+        xs = tuple(holder + 1 for holder in holders[:needed])
+        if xs not in self._combiners:
+            self._combiners[xs] = Combiner(xs)
+        try:
+            shares = {x: self._unmasking[x - 1][place] for x in xs}
+            return self._combiners[xs].combine(shares, length)
+        except MalformedError as error:
+            raise other_secret(place) from error
+
+
+def masks_left(
+    settings: SecAggSettings,
+    keys: Mapping[int, Keys],
+    survivors: frozenset[int],
+    unmasking: Mapping[int, Mapping[int, bytes]],
+) -> list[tuple[bytes, int]]:
+    """Returns seeds and signs of the masks that turn the sum of masked vectors into the sum.
+
+    Args:
+        settings: of the sum.
+        keys: that clients advertised, by place.
+        survivors: whose vectors have been added.
+        unmasking: by holder, its share of whose secret: of those who survived the seed, of the
+            others the key.
+
+    Raises:
+        ThresholdError: too few shares of one secret.
+        MismatchError: a secret is not the one behind a client's keys; its place is named.
+    """
+    rebuild = Rebuilder(settings, unmasking)
+    shared = {place for shares in unmasking.values() for place in shares}
+    masks = []
+    for place in sorted(shared):
+        if place in survivors:
+            masks.append((_seed(settings, rebuild, place, keys[place]), -1))
+        else:
+            masks.extend(_pair_masks(settings, rebuild, place, keys, survivors))
+    return masks
+
+
+def _seed(settings: SecAggSettings, rebuild: Rebuilder, place: int, keys: Keys) -> bytes:
+    """The seed of a survivor's own mask."""
+    seed = rebuild.secret(place, SEED_BYTES)
+    if commitment_of(settings, place, seed) != keys.commitment:
+        raise other_secret(place)
+    return seed
+
+
+def _pair_masks(
+    settings: SecAggSettings,
+    rebuild: Rebuilder,
+    place: int,
+    keys: Mapping[int, Keys],
+    survivors: frozenset[int],
+) -> Iterator[tuple[bytes, int]]:
+    """What the neighbours of a lost client have left over: the opposite of what they added."""
+    secret = PrivateKey(rebuild.secret(place, 32))
+    if secret.public != keys[place].mask:
+        raise other_secret(place)
+    for other in settings.group(place):
+        if other in survivors:
+            low, high = sorted((place, other))
+            seed = pair_seed(secret, keys[other].mask, settings.round, low, high)
+            yield seed, (-1 if other < place else 1)
+
+
+Step: TypeAlias = Literal["keys", "shares", "inputs", "confirmations", "unmasking", "over"]
+_STEPS: tuple[Step, ...] = ("keys", "shares", "inputs", "confirmations", "unmasking", "over")
+
+
+class SecAggServer:
+    """The server of one secure sum.
+
+    Every message comes with the place of the client that the transport says it is from. A message
+    that is refused changes nothing; the answer to it is `REFUSAL`.
+
+    Args:
+        settings: of the sum.
+        public_keys: of Ed25519, one a place, if the settings ask for signatures: a client whose
+            signature is false is refused, since others would leave because of it.
+        rounds: what this server has added up, so that no name of a round is used twice.
+
+    Raises:
+        InputError: signatures without a public key for every place.
+        ReplayError: this server has run the round before.
+    """
+
+    def __init__(
+        self,
+        settings: SecAggSettings,
+        public_keys: tuple[bytes, ...] | None = None,
+        rounds: Rounds | None = None,
+    ) -> None:
+        if settings.signed and len(public_keys or ()) != settings.cohort:
+            raise InputError(
+                "a signed sum needs the public keys of its clients",
+                got=len(public_keys or ()),
+                allowed=settings.cohort,
+                fix="pass the public_keys of all places",
+            )
+        if rounds is not None:
+            rounds.claim(settings.round)
+        self.settings = settings
+        self._public_keys = public_keys or ()
+        self._probe = PrivateKey.fresh()
+        self._step: Step = "keys"
+        self._keys: dict[int, Keys] = {}
+        self._seen: set[bytes] = set()
+        self._heard: set[tuple[Step, int]] = set()
+        self._shares: dict[int, dict[int, bytes]] = {}
+        self._shared: frozenset[int] = frozenset()
+        self._survivors: set[int] = set()
+        self._confirmations: dict[int, bytes] = {}
+        self._unmasking: dict[int, dict[int, bytes]] = {}
+        self._total: RingArray | None = None
+
+    def __repr__(self) -> str:
+        return f"SecAggServer(step={self._step}, {len(self._survivors)} inputs)"
+
+    @property
+    def survivors(self) -> frozenset[int]:
+        """Whose vectors are in the sum, so far."""
+        return frozenset(self._survivors)
+
+    def receive_keys(self, place: int, data: bytes) -> None:
+        """Takes the keys of a client.
+
+        Raises:
+            ProtocolError: the message, or a key in it, cannot be used, or the step is over.
+        """
+        self._turn("keys", place, range(self.settings.cohort))
+        keys = Keys.decode(unseal(data, "keys", self.settings, place))
+        text = keys_text(self.settings, place, keys)
+        if self.settings.signed and not is_signed(self._public_keys[place], text, keys.signature):
+            raise bad_keys(place, "a signature that is not its own")
+        check_order(place, keys, self._probe)
+        check_keys(place, keys, self._seen)
+        self._keys[place] = keys
+        self._heard.add(("keys", place))
+
+    def key_list(self, place: int) -> bytes:
+        """Returns the keys of a client's group, and closes the step.
+
+        Raises:
+            ThresholdError: too few clients are there.
+            StaleError: the client is not among them.
+        """
+        self._close("keys", "shares", self._keys, self._keys, place)
+        near = self._near(place, self._keys)
+        slots = {member: self._keys[member].encode() for member in near}
+        return seal_slots("key list", self.settings, place, slots)
+
+    def receive_shares(self, place: int, data: bytes) -> None:
+        """Takes the sealed shares of a client's secrets.
+
+        Raises:
+            ProtocolError: the message cannot be used, or the step is over.
+        """
+        self._turn("shares", place, self._keys)
+        sealed = open_slots(data, "shares", self.settings, place)
+        if sealed.keys() != self._near(place, self._keys) - {place}:
+            raise malformed(f"shares for {len(sealed)} clients", "for those on the list of keys")
+        self._shares[place] = sealed
+        self._heard.add(("shares", place))
+
+    def share_list(self, place: int) -> bytes:
+        """Returns the shares that others have sealed for a client, and closes the step.
+
+        Raises:
+            ThresholdError: too few clients are left.
+            StaleError: the client is not among them.
+        """
+        self._close("shares", "inputs", self._shares, self._shares, place)
+        self._shared = self._shared or frozenset(self._shares)
+        # Of the client's own there is none to seal; its bit says that the others have arrived.
+        near, empty = self._near(place, self._shared), bytes(SEALED_BYTES)
+        slots = {member: self._shares[member].get(place, empty) for member in near}
+        return seal_slots("share list", self.settings, place, slots)
+
+    def receive_input(self, place: int, data: bytes) -> None:
+        """Adds the masked vector of a client.
+
+        Raises:
+            ProtocolError: the message cannot be used, or the step is over: a vector that comes too
+                late is not kept.
+        """
+        self._turn("inputs", place, self._shared)
+        body = unseal(data, "input", self.settings, place)
+        vector: RingArray = np.frombuffer(body, self.settings.dtype)
+        if self._total is None:
+            self._total = vector.astype(f"u{vector.itemsize}")
+        else:
+            self._total += vector
+        self._survivors.add(place)
+        self._heard.add(("inputs", place))
+
+    def survivor_list(self, place: int) -> bytes:
+        """Returns what is asked of a survivor, and closes the step.
+
+        Raises:
+            ThresholdError: too few clients are left.
+            StaleError: the client's vector is not in the sum.
+        """
+        following: Step = "confirmations" if self.settings.signed else "unmasking"
+        self._close("inputs", following, self._survivors, self._shared, place)
+        self._shares = {}
+        near = self._near(place, self._survivors)
+        lost = self.settings.group_set(place) & self._shared - self._survivors
+        return seal_asked(self.settings, place, Asked(near, lost))
+
+    def receive_confirmation(self, place: int, data: bytes) -> None:
+        """Takes a client's signature over the list of survivors.
+
+        Raises:
+            ProtocolError: the message cannot be used, or the step is over.
+            MismatchError: the client has signed something else.
+        """
+        self._turn("confirmations", place, self._survivors)
+        signature = bytes(unseal(data, "confirmation", self.settings, place))
+        text = survivors_text(self.settings, self.survivors)
+        if not is_signed(self._public_keys[place], text, signature):
+            raise other_list(place)
+        self._confirmations[place] = signature
+        self._heard.add(("confirmations", place))
+
+    def confirmation_list(self, place: int) -> bytes:
+        """Returns the signatures of all survivors, and closes the step.
+
+        Raises:
+            ThresholdError: too few clients are left.
+            StaleError: the client is not among them.
+        """
+        self._close("confirmations", "unmasking", self._confirmations, self._shared, place)
+        self._near(place, self._confirmations)
+        return seal_slots("confirmation list", self.settings, place, self._confirmations)
+
+    def receive_unmasking(self, place: int, data: bytes) -> None:
+        """Takes the shares with which a survivor helps to remove masks.
+
+        Raises:
+            ProtocolError: the message cannot be used, or the step is over.
+        """
+        asked = self._confirmations if self.settings.signed else self._survivors
+        self._turn("unmasking", place, asked)
+        shares = open_slots(data, "unmasking", self.settings, place)
+        if shares.keys() != self.settings.group_set(place) & self._shared:
+            raise malformed(f"shares of {len(shares)} clients", "of all that have shared")
+        self._unmasking[place] = shares
+        self._heard.add(("unmasking", place))
+
+    def sum(self) -> RingArray:
+        """Returns the sum over the survivors, (length,) ring elements, once.
+
+        Raises:
+            ThresholdError: too few clients have helped.
+            MismatchError: a secret that was rebuilt is not the one behind a client's keys; its
+                place is named.
+            ReplayError: the sum has been taken, or the round given up.
+        """
+        self._close("unmasking", "over", self._unmasking, self._shared)
+        total, keys, unmasking = self._total, self._keys, self._unmasking
+        self._drop()
+        assert total is not None, "there were survivors"
+        add_masks(total, masks_left(self.settings, keys, self.survivors, unmasking))
+        return total
+
+    def _turn(self, step: Step, place: int, invited: Collection[int]) -> None:
+        """Refuses a message out of its turn, of nobody who is there, or a second one."""
+        if not 0 <= place < self.settings.cohort:
+            raise malformed(f"place {place}", f"0..{self.settings.cohort - 1}")
+        if (step, place) in self._heard:
+            raise ReplayError(
+                "a second message of one client in one step",
+                got=f"{step} of place {place} again",
+                allowed="one a step",
+                fix="take part in a new round",
+            )
+        if step != self._step:
+            raise not_now(step, self._step)
+        if place not in invited:
+            raise not_invited(place)
+
+    def _near(self, place: int, members: Collection[int]) -> frozenset[int]:
+        """The members of a client's group among some clients, of which it must be one."""
+        if place not in members:
+            raise not_invited(place)
+        return frozenset(filter(members.__contains__, self.settings.group(place)))
+
+    def _close(
+        self,
+        step: Step,
+        following: Step,
+        there: Collection[int],
+        needing: Collection[int],
+        place: int | None = None,
+    ) -> None:
+        """Ends a step: those who are there must be enough for everyone who needs their shares.
+        Whoever asks without being there does not end it."""
+        if self._step == following and following != "over":
+            return
+        if self._step != step:
+            raise out_of_turn(_STEPS, step, self._step)
+        if place is not None and place not in there:
+            raise not_invited(place)
+        least, needed = self.settings.least_survivors, self.settings.shares_needed
+        if len(there) < least:
+            self._drop()
+            raise too_few(len(there), least)
+        # On the complete graph that was all: everyone is near.
+        groups = () if self.settings.is_complete else map(self.settings.group_set, needing)
+        members = frozenset(there)
+        near = min((len(group & members) for group in groups), default=needed)
+        if near < needed:
+            self._drop()
+            raise too_few(near, needed)
+        self._step = following
+
+    def _drop(self) -> None:
+        """Nothing of the round is kept but who took part."""
+        self._total = None
+        self._keys, self._shares, self._unmasking = {}, {}, {}
+        self._step = "over"

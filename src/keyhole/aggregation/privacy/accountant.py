@@ -1,0 +1,468 @@
+"""What rounds of one mechanism cost: epsilon for a delta, by `dp-accounting`.
+
+The library's events say less than they seem to. What each of our cases becomes:
+
+| sampling | neighbours | event |
+|---|---|---|
+| poisson | add-or-remove | Poisson-sampled Gaussian with z |
+| poisson | replace-one | the same; its PLD shifts by -C and +C itself (RDP does not know it) |
+| fixed | replace-one | drawn without replacement, with **z / 2** (RDP; PLD: truncated Poisson) |
+| fixed | add-or-remove | Poisson-sampled Gaussian with **z / 2** |
+| separated | add-or-remove | one Gaussian with z for the whole run, nothing gained by sampling |
+| separated | replace-one | one Gaussian with **z / 2** |
+
+z / 2 with fixed-size cohorts and replace-one: the library passes the multiplier on as "standard
+deviation over sensitivity", and replacing a client moves a sum of clipped updates by 2 C.
+
+z / 2 with fixed-size cohorts and add-or-remove: with n clients, one of them, x, is in a cohort of N
+with probability q = N / n; else there is another one, r, in its place. Given the other N - 1
+members and r, the sum without x is around r, and with x it is around r with probability 1 - q and
+around x with q: a Poisson-sampled Gaussian whose shift |x - r| is up to 2 C. The hockey-stick
+divergence is jointly convex, so that averaging over the others makes it no larger.
+
+The account of a run: how much it has told about one client, and whether another round fits.
+
+The guarantee is about the released models (and whatever is computed from them): whoever sees all of
+them, and knows all other clients, learns little about whether one client took part, or with which
+data. It says nothing about what a server sees on the way. That is what private select and secure
+sums are for; the sums that a sketch or a union of keys shows to the server are covered only if
+noise was added before they were shown.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from math import inf, isclose
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+
+from keyhole.errors import BudgetError, InputError, StorageError
+
+Sampling = Literal["poisson", "fixed", "separated"]
+"""How cohorts come about. poisson: every client takes part or not, for itself, with probability
+cohort / population, so that the size of a cohort varies. fixed: exactly `cohort` clients, drawn
+without replacement. separated: in any way, but no client twice within a number of rounds."""
+
+Neighbours = Literal["add-or-remove", "replace-one"]
+"""Which two populations may not be told apart: with and without one client, or with one client's
+data exchanged for any other data. Where cohorts are scheduled ("separated"), a client that is not
+there keeps its turns, and adds nothing in them."""
+
+Method = Literal["pld", "rdp"]
+"""Privacy loss distributions (tight, up to a second a query) or Renyi divergences (looser)."""
+
+# Rounded up to multiples of the interval, a loss is bounded from above with any of them; the wide
+# one is off by thousandths and ten times as fast. Below this epsilon we take the narrow one.
+_WIDE, _NARROW, _LARGE_EPSILON = 1e-3, 1e-4, 1.0
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What a round does, as far as privacy is concerned: a noisy sum over a cohort of clients.
+
+    Args:
+        sampling: how the cohort came about.
+        population: clients that cohorts are drawn from.
+        cohort: planned size of a cohort; under Poisson sampling the size expected.
+        noise_multiplier: z: standard deviation of the noise on the sum over the clipping norm. Of
+            correlated noise, see `correlated.py`; of thresholded rows, see `adafest.py`.
+        neighbours: the relation that the guarantee is about.
+        method: how losses are composed; "" takes "rdp" for fixed cohorts under replace-one (what
+            the library has a proof for) and "pld" else.
+        planned_rounds: of a separated run, for which its noise was scaled; 0 for the others, which
+            may go on as long as there is budget.
+        failure: the probability, a round, of an event in which the round tells about the client
+            what noise does not cover (see `withholding.py`): taken off delta, round by round, of a
+            separated run for all planned rounds at once.
+
+    Raises:
+        InputError: numbers that cannot be, or a method without an answer.
+    """
+
+    sampling: Sampling
+    population: int
+    cohort: int
+    noise_multiplier: float
+    neighbours: Neighbours
+    method: Method | Literal[""] = ""
+    planned_rounds: int = 0
+    failure: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("sampling", Sampling), ("neighbours", Neighbours)):
+            if getattr(self, name) not in get_args(kinds):
+                raise _unknown(name, getattr(self, name), get_args(kinds))
+        if not 1 <= self.cohort <= self.population or not 0 <= self.noise_multiplier < inf:
+            raise InputError(
+                "a mechanism that cannot be",
+                got=f"{self.cohort} of {self.population} clients, noise {self.noise_multiplier}",
+                allowed="1 to all clients, and noise of 0 or more, finite",
+                fix="check cohort, population and noise_multiplier",
+            )
+        if not 0 <= self.failure <= 1:
+            raise _unknown("probability", self.failure, ("0 to 1",))
+        if (self.sampling == "separated") != (self.planned_rounds >= 1):
+            raise InputError(
+                "a separated run is planned as a whole, others are not",
+                got=f"{self.planned_rounds} planned rounds with {self.sampling} sampling",
+                allowed="1 or more if separated, else 0",
+                fix="pass the rounds of the strategy of the correlated noise",
+            )
+        if not self.method:
+            object.__setattr__(self, "method", "rdp" if self._is_replaced_of_fixed else "pld")
+        if self.method not in get_args(Method):
+            raise _unknown("method", self.method, get_args(Method))
+        if (self.sampling, self.neighbours, self.method) == ("poisson", "replace-one", "rdp"):
+            raise _unknown("method", "rdp for poisson and replace-one", ("pld",))
+
+    @property
+    def _is_replaced_of_fixed(self) -> bool:
+        return self.sampling == "fixed" and self.neighbours == "replace-one"
+
+    @property
+    def probability(self) -> float:
+        """With which a given client is in a given cohort, where cohorts are drawn."""
+        return self.cohort / self.population
+
+    @property
+    def accounted_multiplier(self) -> float:
+        """Standard deviation over the most that the sum can move: what the library is told."""
+        is_whole = self.sampling == "poisson" or (
+            self.sampling == "separated" and self.neighbours == "add-or-remove"
+        )
+        return self.noise_multiplier if is_whole else self.noise_multiplier / 2
+
+
+def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
+    """The epsilon of `rounds` rounds for a delta: an upper bound.
+
+    A separated mechanism is charged as a whole with its first round, since its noise was scaled for
+    all rounds in which a client may take part; beyond the rounds it was planned for, epsilon is
+    infinite.
+
+    Raises:
+        InputError: a delta outside (0, 1), or `dp-accounting` is not installed.
+
+    >>> paper = Mechanism("fixed", 342_477, 50, 1.0, "replace-one")
+    >>> round(epsilon_of(paper, 1500, 1e-6), 2)
+    3.88
+    """
+    if not 0 < delta < 1:
+        raise InputError(
+            "a delta that cannot be",
+            got=delta,
+            allowed="between 0 and 1",
+            fix="take less than one over the number of clients",
+        )
+    if rounds <= 0:
+        return 0.0
+    is_beyond = mechanism.sampling == "separated" and rounds > mechanism.planned_rounds
+    if mechanism.noise_multiplier == 0 or is_beyond:
+        return inf
+    left = delta - (mechanism.planned_rounds or rounds) * mechanism.failure
+    return _epsilon(replace(mechanism, failure=0.0), rounds, left) if left > 0 else inf
+
+
+@lru_cache(maxsize=1 << 14)  # a pure function of numbers, asked again in every round
+def _epsilon(mechanism: Mechanism, rounds: int, delta: float) -> float:
+    z = mechanism.accounted_multiplier
+    if mechanism.sampling == "separated":
+        # Far from where delta is met, the search of the library takes logarithms of zero.
+        with np.errstate(divide="ignore"):
+            return float(_library().get_epsilon_gaussian(z, delta))
+    if mechanism.method == "rdp":
+        return _epsilon_by_rdp(mechanism, rounds, delta)
+    wide = _composed(mechanism, _WIDE, rounds, delta)
+    return wide if wide > _LARGE_EPSILON else _composed(mechanism, _NARROW, rounds, delta)
+
+
+def _epsilon_by_rdp(mechanism: Mechanism, rounds: int, delta: float) -> float:
+    orders, divergences = _divergences_of_a_round(mechanism)
+    return float(_library().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
+
+
+@lru_cache(maxsize=64)  # a third of a second for cohorts of a fixed size
+def _divergences_of_a_round(mechanism: Mechanism) -> tuple[Any, Any]:
+    dp = _library()
+    noise = dp.GaussianDpEvent(mechanism.accounted_multiplier)
+    if mechanism.neighbours == "replace-one":
+        relation = dp.NeighboringRelation.REPLACE_ONE
+        event = dp.SampledWithoutReplacementDpEvent(mechanism.population, mechanism.cohort, noise)
+    else:
+        relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+        event = dp.PoissonSampledDpEvent(mechanism.probability, noise)
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=relation).compose(event)
+    return accountant.orders, accountant.rdp
+
+
+def _composed(mechanism: Mechanism, interval: float, rounds: int, delta: float) -> float:
+    loss = _loss_of_a_round(mechanism, interval)
+    return float(loss.self_compose(rounds).get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=8)  # a second to make, some megabytes to keep
+def _loss_of_a_round(mechanism: Mechanism, interval: float) -> Any:
+    dp = _library()
+    losses = dp.pld.privacy_loss_distribution
+    relations = dp.NeighboringRelation
+    if mechanism.sampling == "fixed" and mechanism.neighbours == "replace-one":
+        # Everyone is drawn, then all but a cohort put aside: cohorts of a fixed size. This one
+        # takes the multiplier as it is and halves it itself.
+        return losses.from_truncated_subsampled_gaussian_mechanism(
+            mechanism.population,
+            1.0,
+            mechanism.cohort,
+            mechanism.noise_multiplier,
+            value_discretization_interval=interval,
+            neighboring_relation=relations.REPLACE_ONE,
+        )
+    is_replaced = mechanism.neighbours == "replace-one"
+    return losses.from_gaussian_mechanism(
+        mechanism.accounted_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=mechanism.probability,
+        neighboring_relation=relations.REPLACE_ONE if is_replaced else relations.ADD_OR_REMOVE_ONE,
+    )
+
+
+def _library() -> Any:
+    try:
+        import dp_accounting  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise InputError(
+            "privacy cannot be accounted for",
+            got="no dp-accounting",
+            allowed="dp-accounting 0.6 or newer",
+            fix="pip install 'keyhole[dp]'",
+        ) from error
+    return dp_accounting
+
+
+def _unknown(what: str, got: object, allowed: tuple[str, ...]) -> InputError:
+    return InputError(
+        f"no such {what}",
+        got=repr(got),
+        allowed=", ".join(map(repr, allowed)),
+        fix=f"name the {what} that really runs",
+    )
+
+
+_VERSION = 1
+_RELATIONS: Final[dict[Neighbours, str]] = {
+    "add-or-remove": "added or removed",
+    "replace-one": "with its data replaced by any other",
+}
+_SAMPLINGS: Final[dict[Sampling, str]] = {
+    "poisson": "each client drawn for itself, {cohort} of {population} expected",
+    "fixed": "exactly {cohort} of {population} clients drawn without replacement",
+    "separated": "{cohort} of {population} clients, none again before the separation is over",
+}
+
+
+@dataclass(frozen=True)
+class PrivacySpent:
+    """What a run has spent after some rounds: goes into the record of every round.
+
+    Args:
+        epsilon: upper bound; infinity if a round ran that could not be accounted for.
+        delta: for which it holds.
+        rounds: that ran.
+        unit: what is protected: one client, with all its data.
+        neighbours: the relation.
+        sampling: the sampler that ran.
+        noise_multiplier: standard deviation of the noise on a sum over the clipping norm.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    unit: Literal["client"]
+    neighbours: Neighbours
+    sampling: Sampling
+    noise_multiplier: float
+
+
+class Accountant:
+    """Adds up what the rounds of a run cost, and refuses a round that costs too much.
+
+    Args:
+        mechanism: what every round does. A round that did something else is refused, and makes the
+            run one without a guarantee.
+        delta: below one over the population: a mechanism that published one client at random would
+            have a delta of that.
+        budget: the most epsilon to spend; None sets no bound.
+
+    Raises:
+        InputError: a delta or a budget that cannot be.
+
+    >>> mechanism = Mechanism("fixed", 342_477, 50, 1.0, "replace-one")
+    >>> accountant = Accountant(mechanism, delta=1e-6, budget=4.0)
+    >>> accountant.check()  # before a round starts
+    >>> accountant.record("fixed", cohort=50, arrived=47, noise_multiplier=1.0)  # when it ran
+    >>> accountant.rounds, round(accountant.epsilon(1500), 2)
+    (1, 3.88)
+    """
+
+    unit: Final = "client"
+
+    def __init__(self, mechanism: Mechanism, delta: float, budget: float | None = None) -> None:
+        if not 0 < delta < 1 / mechanism.population or (budget is not None and not budget > 0):
+            raise InputError(
+                "a guarantee that says nothing",
+                got=f"delta {delta}, budget {budget}",
+                allowed=f"delta below 1 / {mechanism.population} clients, a budget above 0",
+                fix="take a smaller delta, 1e-6 for instance",
+            )
+        self.mechanism = mechanism
+        self.delta = delta
+        self.budget = budget
+        self._rounds = 0
+        self._unaccounted = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Accountant(unit={self.unit!r}, neighbours={self.mechanism.neighbours!r}, "
+            f"sampling={self.mechanism.sampling!r}, delta={self.delta}, rounds={self._rounds})"
+        )
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that ran."""
+        return self._rounds
+
+    def epsilon(self, rounds: int | None = None) -> float:
+        """The epsilon of the rounds that ran, or of a run of `rounds` rounds in all."""
+        if self._unaccounted:
+            return inf
+        return epsilon_of(self.mechanism, self._rounds if rounds is None else rounds, self.delta)
+
+    def check(self, rounds: int = 1) -> None:
+        """Asks before a round starts whether there is privacy left for it.
+
+        Args:
+            rounds: that are to follow; a whole run can be checked before its first round.
+
+        Raises:
+            BudgetError: it would spend more than the budget. Nothing was spent on the question.
+        """
+        if self.budget is None:
+            return
+        after = self.epsilon(self._rounds + rounds)
+        if after > self.budget:
+            raise BudgetError(
+                "a round that would spend too much privacy",
+                got=f"epsilon {after:.4g} after {self._rounds + rounds} rounds",
+                allowed=f"{self.budget:g} at delta {self.delta:g}",
+                fix="stop here, or plan with more noise, smaller cohorts or fewer rounds",
+            )
+
+    def record(
+        self, sampling: Sampling, *, cohort: int, arrived: int, noise_multiplier: float
+    ) -> None:
+        """Adds a round that ran, also one whose result was thrown away after it was seen.
+
+        Clients that drop out change nothing: the noise was made for the planned cohort, and the sum
+        is divided by it.
+
+        Args:
+            sampling: the sampler that drew the cohort.
+            cohort: planned size, or the one expected.
+            arrived: clients whose updates are in the sum.
+            noise_multiplier: of the noise that was added.
+
+        Raises:
+            InputError: that is not the mechanism of this accountant. The round ran all the same, so
+                that from now on epsilon is infinite.
+        """
+        self._rounds += 1
+        made_for = self.mechanism
+        is_known = (sampling, cohort) == (made_for.sampling, made_for.cohort)
+        is_noisy = noise_multiplier >= made_for.noise_multiplier or isclose(
+            noise_multiplier, made_for.noise_multiplier, rel_tol=1e-9
+        )
+        # A Poisson cohort may be larger than expected; no other may.
+        is_small = sampling == "poisson" or arrived <= cohort
+        if not (is_known and is_noisy and is_small):
+            self._unaccounted += 1
+            raise InputError(
+                "a round that is not the one accounted for",
+                got=f"{sampling} cohort of {cohort}, {arrived} arrived, noise {noise_multiplier}",
+                allowed=f"{made_for.sampling} cohort of {made_for.cohort}, no more arrived, noise "
+                f"{made_for.noise_multiplier} or more",
+                fix="make an accountant for the sampler and the noise that run; this run has no "
+                "guarantee any more",
+            )
+
+    def spent(self) -> PrivacySpent:
+        """What the rounds so far have spent."""
+        return PrivacySpent(
+            self.epsilon(),
+            self.delta,
+            self._rounds,
+            self.unit,
+            self.mechanism.neighbours,
+            self.mechanism.sampling,
+            self.mechanism.noise_multiplier,
+        )
+
+    def describe(self) -> str:
+        """The guarantee in a sentence or two, with its unit and its relation."""
+        made = self.mechanism
+        drawn = _SAMPLINGS[made.sampling].format(
+            cohort=f"{made.cohort:,}", population=f"{made.population:,}"
+        )
+        return (
+            f"({self.epsilon():.3g}, {self.delta:g})-differential privacy after {self._rounds} "
+            f"rounds for one client, all its data, {_RELATIONS[made.neighbours]}; {drawn}; noise "
+            f"of {made.noise_multiplier:g} times the clipping norm; by {made.method.upper()}. It "
+            "covers the released models, not what servers see on the way."
+        )
+
+    def to_json(self) -> str:
+        """The state, from which `from_json` goes on."""
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "unit": self.unit,
+                "mechanism": asdict(self.mechanism),
+                "delta": self.delta,
+                "budget": self.budget,
+                "rounds": self._rounds,
+                "unaccounted": self._unaccounted,
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Accountant:
+        """Reads a state that `to_json` wrote.
+
+        Raises:
+            StorageError: it is damaged, or of another version or unit.
+        """
+        try:
+            state = json.loads(text)
+            if (state["version"], state["unit"]) != (_VERSION, Accountant.unit):
+                raise ValueError
+            accountant = Accountant(
+                Mechanism(**state["mechanism"]), state["delta"], state["budget"]
+            )
+            accountant._rounds = _count(state["rounds"])
+            accountant._unaccounted = _count(state["unaccounted"])
+        except (ValueError, KeyError, TypeError, InputError) as error:
+            raise StorageError(
+                "the account of a run cannot be read",
+                got=f"{len(text)} characters",
+                allowed=f"what to_json of version {_VERSION} wrote",
+                fix="restore the file; a run without its account has no guarantee",
+            ) from error
+        return accountant
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError
+    return value

@@ -1,0 +1,201 @@
+"""The two inner loops of a server that adds up rows of point functions.
+
+`convert` of `sparse_points.py` and its equation say what they mean; tests hold both together. All
+positions are worked on alike, whatever their control bits.
+
+Adding up the shares of many clients at one server, bucket after bucket.
+
+Every position of every bucket gives a row of pseudo-random elements for each client: that is the
+work, and it is the same for all keys. Positions are taken in tiles. The shares of all clients at
+the positions of a tile are added while it is in the cache, and poured once into the rows of their
+keys, which lie all over the table: what a big table costs is divided among the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from keyhole.aggregation.two_servers.sparse import (
+    Corrections,
+    SparseTerms,
+    row_blocks,
+    rows_aes,
+    tree_aes,
+)
+from keyhole.crypto.dpf import descend, root_seeds
+from keyhole.crypto.prg import SEED_BYTES, FixedKeyAes, SeedArray, mix_blocks
+from keyhole.crypto.ring import RingArray
+
+
+@njit(cache=True, nogil=True)
+def add_rows(
+    local: RingArray,
+    mixed: RingArray,
+    hidden: RingArray,
+    control: NDArray[np.bool_],
+    corrections: RingArray,
+    bucket_size: int,
+    client: int,
+    start: int,
+    count: int,
+) -> None:
+    """Adds one client's shares at `count` positions from `start` on, without their sign.
+
+    Args:
+        local: (count or more, row), added to.
+        mixed: (count or more, row or more): what went into AES.
+        hidden: of the same shape: what came out of it.
+        control: (clients, positions).
+        corrections: (clients, buckets, row).
+        bucket_size: positions of a bucket.
+        client: which of all.
+        start: the first position.
+        count: how many.
+    """
+    zero = local.dtype.type(0)
+    for i in range(count):
+        at = start + i
+        mask = zero - local.dtype.type(control[client, at])  # all ones, or none
+        correction = corrections[client, at // bucket_size]
+        into, before, after = local[i], mixed[i], hidden[i]
+        for j in range(into.shape[0]):
+            into[j] += (before[j] ^ after[j]) + (correction[j] & mask)
+
+
+@njit(cache=True, nogil=True)
+def pour(
+    local: RingArray, keys: NDArray[np.int32], start: int, count: int, total: RingArray
+) -> None:
+    """Adds local rows to those of their keys and clears them; positions without a key are lost.
+
+    Args:
+        local: (count or more, row).
+        keys: (positions,) int32, -1 where there is none.
+        start: the position of the first local row.
+        count: how many.
+        total: (num_keys, row), added to.
+    """
+    for i in range(count):
+        key = keys[start + i]
+        if key >= 0:
+            for j in range(local.shape[1]):
+                total[key, j] += local[i, j]
+        local[i, :] = 0
+
+
+_TILE = 96 << 10  # bytes of rows that are made together: three such tiles stay in a core's cache
+_NODES = 16 << 20  # bytes of seeds of all clients that are held at once, if a bucket has no more
+_MOST_NODES = 256 << 20  # of them in any case, unless one client's bucket alone has more
+
+
+@dataclass(frozen=True, repr=False)
+class ClientShare:
+    """One client's point functions, as one server holds them.
+
+    Args:
+        root: 16 secret bytes.
+        corrections: of all buckets.
+    """
+
+    root: bytes
+    corrections: Corrections
+
+    def __repr__(self) -> str:
+        return f"ClientShare({self.corrections!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class _Tile:
+    """Room for the rows of a tile, before and after AES, and for their sums."""
+
+    local: RingArray
+    mixed: NDArray[np.uint64]
+    hidden: NDArray[np.uint64]
+
+    @staticmethod
+    def of(row: int, dtype: np.dtype[Any]) -> _Tile:
+        blocks = row_blocks(row, dtype)
+        count = max(1, _TILE // (blocks * SEED_BYTES))
+        words = count * blocks * 2
+        # The cipher asks for a block more than it writes.
+        return _Tile(
+            np.zeros((count, row), dtype),
+            np.empty((count, blocks * 2), np.uint64),
+            np.empty(words + 2, np.uint64),
+        )
+
+
+def add_clients(
+    total: RingArray, terms: SparseTerms, party: int, clients: Sequence[ClientShare]
+) -> None:
+    """Adds the shares of clients, without the sign of the party, to `total` in place.
+
+    Args:
+        total: (num_keys, row) ring.
+        terms: of the sum.
+        party: 0 or 1.
+        clients: any number.
+    """
+    node_bytes = terms.bucket_size * (SEED_BYTES + 1)
+    together = max(1, _MOST_NODES // node_bytes)
+    for first in range(0, len(clients), together):
+        some = clients[first : first + together]
+        roots = [root_seeds(client.root, terms.num_buckets) for client in some]
+        step = max(1, _NODES // (node_bytes * len(some)))
+        for start in range(0, terms.num_buckets, step):
+            buckets = slice(start, min(start + step, terms.num_buckets))
+            _add_buckets(total, terms, party, some, [seeds[buckets] for seeds in roots], buckets)
+
+
+def _add_buckets(
+    total: RingArray,
+    terms: SparseTerms,
+    party: int,
+    clients: Sequence[ClientShare],
+    roots: Sequence[SeedArray],
+    buckets: slice,
+) -> None:
+    """As `add_clients`, for some buckets."""
+    size = terms.bucket_size
+    seeds = np.empty((len(clients), len(roots[0]) * size, 2), np.uint64)
+    control = np.empty(seeds.shape[:2], np.bool_)
+    for at, (client, root) in enumerate(zip(clients, roots, strict=True)):
+        words = client.corrections.seeds[buckets], client.corrections.bits[buckets]
+        nodes, bits = descend(tree_aes(client.corrections.nonce), root, party, *words, needed=size)
+        seeds[at] = np.ascontiguousarray(nodes).view("<u8").reshape(-1, 2)
+        control[at] = bits.reshape(-1)
+    rows = np.stack([client.corrections.rows[buckets] for client in clients])
+    ciphers = [rows_aes(client.corrections.nonce) for client in clients]
+    keys = terms.placement.members()[buckets].reshape(-1)
+    _add_positions(total, ciphers, seeds, control, rows.astype(total.dtype, copy=False), keys)
+
+
+def _add_positions(
+    total: RingArray,
+    ciphers: Sequence[FixedKeyAes],
+    seeds: NDArray[np.uint64],
+    control: NDArray[np.bool_],
+    corrections: RingArray,
+    keys: NDArray[np.int32],
+) -> None:
+    """Makes and adds the rows of positions, a tile of them for all clients, then the next."""
+    tile = _Tile.of(total.shape[1], total.dtype)
+    count, row_bytes = len(tile.local), tile.mixed.shape[1] * 8
+    mixed = tile.mixed.view(total.dtype)
+    hidden = tile.hidden[:-2].view(total.dtype).reshape(mixed.shape)
+    source, target = tile.mixed.data.cast("B"), tile.hidden.data.cast("B")
+    size = len(keys) // corrections.shape[1]
+    for start in range(0, len(keys), count):
+        rows = min(count, len(keys) - start)
+        blocks = source[: rows * row_bytes]
+        for at, cipher in enumerate(ciphers):
+            mix_blocks(seeds[at, start : start + rows], tile.mixed)
+            cipher.encipher(blocks, target)
+            add_rows(tile.local, mixed, hidden, control, corrections, size, at, start, rows)
+        pour(tile.local, keys, start, rows, total)

@@ -1,0 +1,1 @@
+"""Cryptography that names no way: generators, point functions, rings, sharing, sealing."""

@@ -1,0 +1,182 @@
+"""Pseudo-random generators: the only source of secrets and masks.
+
+`Prg` is AES-128 in counter mode under a seed of the operating system: full width and uniform.
+`FixedKeyAes` is the extendable-output function XofFixedKeyAes128 of the VDAF draft (CFRG), for
+trees of seeds: one AES key for many seeds, derived anew for every request, so that an attacker who
+sees many requests cannot work on all of them at once. It stands on AES being a circular
+correlation-robust hash. The draft derives that key with TurboSHAKE128; ours is BLAKE2b
+(`fixed_key`), so that outputs are the draft's for the same AES key, not for the same nonce.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import blake2b
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
+from numba import njit
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.errors import InputError
+
+SEED_BYTES = 16
+"""Of a seed: 128 bits."""
+
+SeedArray = NDArray[np.uint8]
+"""Seeds, shape (n, 16)."""
+
+_CHUNK = 256 << 10  # bytes a call: what stays in the cache of a core
+_TILE = 64 << 10  # bytes that are mixed, enciphered and mixed again while they are at hand
+
+
+class Prg:
+    """A stream of secret bytes: the same seed gives the same bytes. Threads do not share one.
+
+    Args:
+        seed: 16 bytes, used for this stream and nothing else. `Prg.fresh()` takes one from the
+            operating system; a seed of one's own is for tests and for what a protocol derives.
+
+    Raises:
+        InputError: the seed has another length.
+
+    >>> Prg(bytes(16)).bytes(4).hex()  # AES-128 of zeros under a key of zeros
+    '66e94bd4'
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != SEED_BYTES:
+            raise InputError(
+                "a seed of another length",
+                got=f"{len(seed)} bytes",
+                allowed=f"{SEED_BYTES} bytes",
+                fix="take one from Prg.fresh().bytes(16)",
+            )
+        self._stream = Cipher(AES(bytes(seed)), CTR(bytes(16))).encryptor()
+
+    def __repr__(self) -> str:
+        return "Prg(...)"
+
+    @staticmethod
+    def fresh() -> Prg:
+        """A stream that nobody can foresee."""
+        return Prg(secrets.token_bytes(SEED_BYTES))
+
+    def bytes(self, count: int) -> bytes:
+        """Returns the next bytes."""
+        return self._stream.update(bytes(count))
+
+    def fill(self, out: NDArray[np.uint8]) -> None:
+        """Writes the next bytes over a contiguous array."""
+        if not out.size:
+            return
+        flat = out.data.cast("B")  # refuses what is not contiguous
+        zeros = bytes(min(_CHUNK, len(flat)))
+        for start in range(0, len(flat), _CHUNK):
+            piece = flat[start : start + _CHUNK]
+            self._stream.update_into(zeros[: len(piece)], piece)
+
+    def seeds(self, count: int) -> SeedArray:
+        """Returns seeds, (count, 16)."""
+        return np.frombuffer(bytearray(self.bytes(SEED_BYTES * count)), np.uint8).reshape(count, 16)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Returns uniform numbers of 64 bits."""
+        return np.frombuffer(bytearray(self.bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
+
+    def below(self, bound: int, count: int) -> KeyArray:
+        """Returns `count` uniform numbers of [0, bound): those that would favour small ones are
+        drawn again, however many that takes.
+
+        Args:
+            bound: from 1 to 2^63: what a number of 64 bits with a sign can be below.
+            count: how many.
+
+        Raises:
+            InputError: another bound.
+        """
+        if not 1 <= bound <= 1 << 63:
+            raise InputError(
+                "a bound that numbers cannot be drawn below",
+                got=bound,
+                allowed="1..2^63",
+                fix="check what is drawn from: it may be empty",
+            )
+        found: list[NDArray[np.uint64]] = []
+        missing, limit = count, (2**64 // bound) * bound
+        while missing > 0:
+            drawn = self.words(missing)
+            kept = drawn if limit == 2**64 else drawn[drawn < np.uint64(limit)]
+            found.append(kept % np.uint64(bound))
+            missing -= len(kept)
+        return (np.concatenate(found) if found else np.empty(0, np.uint64)).astype(np.int64)
+
+    def permutation(self, count: int) -> KeyArray:
+        """Returns 0 to count - 1 in an order that nobody can foresee.
+
+        Sorting random words of 64 bits: two are equal with probability below count^2 / 2^65, and
+        then keep their order.
+        """
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+
+class FixedKeyAes:
+    """XofFixedKeyAes128 of many seeds at once.
+
+    Block i of a seed s is h(s xor i) with h(x) = AES_k(sigma(x)) xor sigma(x) and
+    sigma(low || high) = high || (high xor low).
+
+    Args:
+        key: 16 bytes, from `fixed_key`.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(AES(bytes(key)), ECB()).encryptor()
+
+    def expand(self, seeds: SeedArray, blocks: int) -> NDArray[np.uint8]:
+        """Returns the first blocks of the output of each seed, (n, 16 * blocks)."""
+        halves = np.ascontiguousarray(seeds).view("<u8").reshape(-1, 2)
+        out = np.empty((len(halves), blocks * 2), "<u8")
+        if not out.size:
+            return out.view(np.uint8)
+        step = min(len(halves), max(1, _TILE // (blocks * SEED_BYTES)))
+        mixed = np.empty((step, blocks * 2), "<u8")
+        # The cipher asks for a block more than it writes.
+        hidden = np.empty(mixed.size + 2, "<u8")
+        source, target = mixed.data.cast("B"), hidden.data.cast("B")
+        for start in range(0, len(halves), step):
+            rows = min(step, len(halves) - start)
+            mix_blocks(halves[start : start + rows], mixed)
+            self.encipher(source[: rows * blocks * SEED_BYTES], target)
+            tile = hidden[: rows * blocks * 2].reshape(rows, blocks * 2)
+            np.bitwise_xor(tile, mixed[:rows], out=out[start : start + rows])
+        return out.view(np.uint8)
+
+    def encipher(self, source: memoryview, target: memoryview) -> None:
+        """Writes AES_k of whole blocks, for loops that mix by themselves; the target is a block
+        longer than the source."""
+        self._cipher.update_into(source, target)
+
+
+@njit(cache=True, nogil=True)
+def mix_blocks(halves: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """Writes sigma(s xor i) of seeds (n, 2) over the first n rows of (n or more, 2 * blocks)."""
+    for row in range(halves.shape[0]):
+        high = halves[row, 1]
+        both = high ^ halves[row, 0]
+        for block in range(out.shape[1] // 2):
+            out[row, 2 * block] = high
+            out[row, 2 * block + 1] = both ^ np.uint64(block)
+
+
+def fixed_key(nonce: bytes, usage: bytes) -> bytes:
+    """The AES key of one request and one usage: BLAKE2b-128 of the nonce, personalised.
+
+    Args:
+        nonce: 16 bytes that belong to this request alone; they are no secret.
+        usage: what the output is for, at most 16 bytes.
+    """
+    return blake2b(nonce, digest_size=SEED_BYTES, person=usage).digest()

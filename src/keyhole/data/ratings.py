@@ -1,0 +1,96 @@
+"""Ratings made from a seed: low-rank taste, biases and noise, on items of Zipf popularity.
+
+An item is rated as $3.2 + b_u + b_i + p_u^T q_i$ stars plus noise, rounded to half stars. A user
+rates popular items more often, and of two equally popular ones more likely the one it will like.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.data.federated import Dataset, FederatedData
+from keyhole.data.streams import FACTS, Source, check_size, stream
+
+RANK = 6  # of the taste
+MIDDLE, LEAST, MOST = 6.4, 1, 10  # half stars
+USER_BIAS, ITEM_BIAS, TASTE, NOISE = 0.8, 1.0, 1.5, 1.0  # standard deviations, in half stars
+POPULARITY_OFFSET, POPULARITY_POWER = 10.0, 0.9
+LIKING = 0.3  # how much one half star more raises the logarithm of the odds of being rated
+TEST_PART = 10  # one rating in so many is for testing
+
+
+def make_ratings(
+    seed: int, *, users: int = 600, items: int = 3000, fewest: int = 20, most: int = 200
+) -> Dataset:
+    """Returns ratings by user, a function of the arguments alone.
+
+    The last tenth of each user's ratings is in "test", at least one; the rest in "train". The
+    ratings of user i do not depend on `users`. The number of an item says nothing of its
+    popularity.
+
+    Args:
+        seed: 0 or more.
+        users: 1 or more; all are in both splits.
+        items: `most` or more: nobody rates an item twice.
+        fewest: ratings of a user, 2 or more.
+        most: ratings of a user, `fewest` or more.
+
+    Raises:
+        InputError: a size is out of range.
+
+    >>> data = make_ratings(7, users=3, items=300)
+    >>> data.splits["test"].client(0)["half_stars"].dtype, data.names["items"][2]
+    (dtype('uint8'), 'item2')
+    """
+    check_size("seed", seed, 0)
+    check_size("users", users, 1)
+    check_size("fewest", fewest, 2)
+    check_size("most", most, fewest)
+    check_size("items", items, most)
+    world = _make_world(seed, items)
+    streams = [stream(seed, Source.RATINGS_USER, i) for i in range(users)]
+    rated = [_rate(*world, rng, fewest, most) for rng in streams]
+    kept = [len(item) - max(1, len(item) // TEST_PART) for item, _ in rated]
+    splits = {
+        "train": _join([(i[:k], r[:k]) for (i, r), k in zip(rated, kept, strict=True)]),
+        "test": _join([(i[k:], r[k:]) for (i, r), k in zip(rated, kept, strict=True)]),
+    }
+    names = {"items": [f"item{i}" for i in range(items)]}
+    return Dataset("synthetic", "ratings", splits, names, FACTS)
+
+
+def _make_world(seed: int, items: int) -> tuple[Array, Array, Array]:
+    """Of each item: log popularity (items,), bias (items,) and factors (items, RANK)."""
+    rng = stream(seed, Source.RATINGS_WORLD)
+    place = rng.permutation(items)
+    popularity = -POPULARITY_POWER * np.log(POPULARITY_OFFSET + place)
+    bias = ITEM_BIAS * rng.standard_normal(items)
+    return popularity, bias, rng.standard_normal((items, RANK))
+
+
+def _rate(
+    popularity: Array,
+    bias: Array,
+    factors: Array,
+    rng: np.random.Generator,
+    fewest: int,
+    most: int,
+) -> tuple[Array, Array]:
+    """The items that one user rates, in order of time, and the half stars it gives them."""
+    own_bias = USER_BIAS * rng.standard_normal()
+    taste = rng.standard_normal(RANK) * (TASTE / np.sqrt(RANK))
+    count = int(fewest * ((most + 1) / fewest) ** rng.random())  # as many have 20..40 as 100..200
+    liked = bias + factors @ taste
+    # The largest of log odds plus Gumbel noise are a draw without replacement.
+    item = np.argsort(-(popularity + LIKING * liked + rng.gumbel(size=len(liked))))[:count]
+    item = rng.permutation(item)
+    stars = MIDDLE + own_bias + liked[item] + NOISE * rng.standard_normal(count)
+    return item.astype(np.int32), np.clip(np.rint(stars), LEAST, MOST).astype(np.uint8)
+
+
+def _join(rated: list[tuple[Array, Array]]) -> FederatedData:
+    item, half_stars = (np.concatenate(parts) for parts in zip(*rated, strict=True))
+    ids = [f"user{i}" for i in range(len(rated))]
+    columns = {"item": item, "half_stars": half_stars}
+    return FederatedData.of(ids, [len(part) for part, _ in rated], columns)

@@ -1,0 +1,423 @@
+"""Evidence: what an enclave shows of itself, before it is told anything.
+
+Roles as in RFC 9334: the enclave is the attester, the client verifies and decides by itself.
+
+Terms: the public facts of a table that an enclave holds, which its evidence vouches for.
+
+Claims: what a verified quote says, in words that do not depend on the hardware.
+
+Where a quote of Intel's hardware ends: its lengths, added up before anybody verifies it.
+
+A quote is a head of 48 bytes, a report, the length of what follows, two values of 64 bytes
+(signature and attestation key), the report of the quoting enclave with its signature, data of that
+enclave, and certificates. Version 3 (SGX) has these in a row; version 4 (TDX) puts them from the
+report of the quoting enclave on into a block of type 6 with a length of its own. Source: Intel's
+"SGX ECDSA Quote Library API" and "TDX DCAP Quoting Library API", the appendices on quote formats.
+
+The library that verifies quotes ignores what stands behind them, and some of these lengths. We
+accept one length, so that evidence that was verified once cannot take another shape.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256, sha512
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.crypto.codec import read_facts
+from keyhole.errors import AttestationError, InputError, MalformedError, ShapeError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+
+EvidenceKind: TypeAlias = Literal["tdx", "sgx", "simulated"]
+"""What vouches for the enclave: Intel TDX, Intel SGX, or nothing at all."""
+
+NONCE_BYTES = 32
+"""Of the client's nonce, which makes evidence its own."""
+
+REPORT_DATA_BYTES = 64
+"""Of the field of a quote that the enclave fills itself."""
+
+_EVIDENCE_MAGIC = b"KHA1"
+_KINDS = get_args(EvidenceKind)
+_HEAD = struct.Struct("<4sB3xII32s32s")
+_MOST_QUOTE = 64 << 10  # bytes; quotes have about 5,000
+_MOST_COLLATERAL = 1 << 20  # bytes; collateral has about 16,000
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an enclave shows to one client. All of it is public.
+
+    Args:
+        kind: what vouches for it.
+        quote: as the hardware signed it, with nothing before or behind.
+        collateral: what is needed to verify the quote: for tdx and sgx the JSON of the certificate
+            chains, revocation lists, TCB information and identity of the quoting enclave.
+        public: 32 bytes: the key to which requests are sealed.
+        config: 32 bytes: the digest of the terms of the table that the enclave holds.
+
+    Raises:
+        InputError: a field has another length.
+    """
+
+    kind: EvidenceKind
+    quote: bytes
+    collateral: bytes
+    public: bytes
+    config: bytes
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.quote), len(self.collateral), len(self.public), len(self.config))
+        is_long = lengths[0] > _MOST_QUOTE or lengths[1] > _MOST_COLLATERAL
+        if self.kind not in _KINDS or is_long or lengths[2:] != (32, 32):
+            raise InputError(
+                "evidence of no enclave",
+                got=f"kind {self.kind!r}, fields of {lengths} bytes",
+                allowed=f"{', '.join(_KINDS)}; at most {_MOST_QUOTE}, {_MOST_COLLATERAL}, 32, 32",
+                fix="take it from the enclave as it is",
+            )
+
+    def encode(self) -> bytes:
+        """Returns the evidence as it travels."""
+        head = _HEAD.pack(
+            _EVIDENCE_MAGIC,
+            _KINDS.index(self.kind),
+            len(self.quote),
+            len(self.collateral),
+            self.public,
+            self.config,
+        )
+        return head + self.quote + self.collateral
+
+    @staticmethod
+    def decode(data: bytes | bytearray) -> Evidence:
+        """Returns the evidence that `data` holds. It is not verified.
+
+        Raises:
+            MalformedError: not evidence of this version, cut, or with something behind it.
+        """
+        data = bytes(data)
+        try:
+            _, kind, quote, collateral, public, config = _HEAD.unpack_from(data)
+            middle = _HEAD.size + quote
+            if len(data) != middle + collateral:
+                raise _not_evidence(len(data))
+            found = Evidence(_KINDS[kind], data[_HEAD.size : middle], data[middle:], public, config)
+        except (struct.error, IndexError, InputError) as error:
+            raise _not_evidence(len(data)) from error
+        if found.encode() != data:
+            raise _not_evidence(len(data))
+        return found
+
+
+class Attester(Protocol):
+    """What makes evidence, inside the enclave."""
+
+    @property
+    def kind(self) -> EvidenceKind:
+        """What vouches for the enclave."""
+        ...
+
+    def attest(self, report_data: bytes, now: int) -> tuple[bytes, bytes]:
+        """Returns a quote over 64 bytes of report data, and its collateral.
+
+        Args:
+            report_data: what the quote binds to the enclave.
+            now: seconds since 1970.
+        """
+        ...
+
+
+def report_data_of(public: bytes, config: bytes, nonce: bytes) -> bytes:
+    """What the quote must bind: the enclave's key, its table, and the client that asks.
+
+    SHA-512("keyhole-enclave-v1" || public || config || nonce); each of the three has 32 bytes.
+
+    Raises:
+        InputError: one of them has another length, so that two choices could be mistaken for each
+            other.
+
+    >>> len(report_data_of(bytes(32), bytes(32), bytes(32)))
+    64
+    """
+    if (len(public), len(config), len(nonce)) != (32, 32, NONCE_BYTES):
+        raise InputError(
+            "report data of fields that have another length",
+            got=f"{len(public)}, {len(config)} and {len(nonce)} bytes",
+            allowed="32 bytes each",
+            fix="draw a nonce with fresh_nonce()",
+        )
+    return sha512(b"keyhole-enclave-v1" + public + config + nonce).digest()
+
+
+def _not_evidence(length: int) -> MalformedError:
+    return MalformedError(
+        "this is not evidence of an enclave",
+        got=f"{length} bytes",
+        allowed="a head and fields of the lengths it names, as docs/wire.md describes them",
+        fix="check that both sides are of one version",
+    )
+
+
+_TERMS_MAGIC = b"KHT2"
+_FORM = struct.Struct("<4s4x16sQQQ32s")
+_MOST = 1 << 40  # of keys: beyond what anybody can scan
+_MOST_SEALED = (1 << 31) - 4096  # bytes of keys, or of records, that can be sealed at once
+_KEY_BYTES = 8  # of a key in a request
+
+
+@dataclass(frozen=True)
+class EnclaveTerms:
+    """The public facts of one table in an enclave.
+
+    What the host can see of a request and its answer depends on these and on nothing else.
+
+    Args:
+        round: 16 bytes: which slices these are.
+        num_keys: K.
+        record_bytes: of one slice.
+        most_keys: m, to which every request is padded.
+        database: 32 bytes: the digest of all slices.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    round: bytes
+    num_keys: int
+    record_bytes: int
+    most_keys: int
+    database: bytes
+
+    def __post_init__(self) -> None:
+        numbers = (self.num_keys, self.record_bytes, self.most_keys)
+        if (len(self.round), len(self.database)) != (16, 32):
+            raise _bad(f"names of {len(self.round)} and {len(self.database)} bytes")
+        if min(numbers) < 1 or max(numbers) > _MOST or self.most_keys > self.num_keys:
+            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.most_keys} a query")
+        if self.most_keys * max(_KEY_BYTES, self.record_bytes) > _MOST_SEALED:
+            raise _bad(f"{self.most_keys} keys a query, for records of {self.record_bytes} bytes")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that stand for all of it: the config digest of the evidence."""
+        return sha256(self.encode()).digest()
+
+    def encode(self) -> bytes:
+        """Returns the terms as a client fetches them."""
+        return _FORM.pack(
+            _TERMS_MAGIC,
+            self.round,
+            self.num_keys,
+            self.record_bytes,
+            self.most_keys,
+            self.database,
+        )
+
+    @staticmethod
+    def decode(data: bytes) -> EnclaveTerms:
+        """Returns the terms that `data` holds.
+
+        Raises:
+            MalformedError: they are not terms of this version.
+        """
+        return read_facts(data, "terms of an enclave's table", _unpack)
+
+
+def terms_of(round: bytes, records: NDArray[np.uint8], most_keys: int) -> EnclaveTerms:
+    """The terms of a table.
+
+    Args:
+        round: 16 bytes that name the round.
+        records: (K, record_bytes).
+        most_keys: of one request; clipped to K.
+
+    Raises:
+        ShapeError: the records are not a table of bytes.
+        InputError: a number is out of range.
+    """
+    if records.ndim != 2 or records.dtype != np.uint8:
+        raise ShapeError(
+            "records that are not a table of bytes",
+            got=f"{records.dtype} of shape {records.shape}",
+            allowed="uint8 of shape (num_keys, record_bytes)",
+            fix="pass the slices as bytes, a row for each key",
+        )
+    num_keys, record_bytes = records.shape
+    digest = start_digest(round, num_keys, record_bytes)
+    digest.update(np.ascontiguousarray(records).data)
+    return EnclaveTerms(round, num_keys, record_bytes, min(most_keys, num_keys), digest.digest())
+
+
+def start_digest(round: bytes, num_keys: int, record_bytes: int) -> _Hash:
+    """The digest of a table before its records: SHA-256, which the records are added to."""
+    return sha256(b"keyhole-enclave-table" + round + struct.pack("<QQ", num_keys, record_bytes))
+
+
+def _unpack(data: bytes) -> EnclaveTerms:
+    _, *rest = _FORM.unpack(data)
+    return EnclaveTerms(*rest)
+
+
+def _bad(got: str) -> InputError:
+    return InputError(
+        "terms of an enclave's table that make no sense",
+        got=got,
+        allowed="names of 16 and 32 bytes; 1..2^40; a request for at most num_keys, with 2 GB of "
+        "keys, 8 bytes each, or records",
+        fix="check num_keys, record_bytes and most_keys",
+    )
+
+
+NO_HARDWARE_PROTECTION = "NO HARDWARE PROTECTION"
+"""What stands in the record of everything that relies on simulated evidence."""
+
+TcbStatus: TypeAlias = Literal[
+    "UpToDate",
+    "SWHardeningNeeded",
+    "ConfigurationNeeded",
+    "ConfigurationAndSWHardeningNeeded",
+    "OutOfDate",
+    "OutOfDateConfigurationNeeded",
+    "Revoked",
+]
+"""How Intel rates a platform's trusted computing base, in its own words."""
+
+TCB_STATUSES: tuple[TcbStatus, ...] = get_args(TcbStatus)
+
+_REGISTERS = {"tdx": (48,) * 5, "sgx": (32, 32), "simulated": (32,)}  # bytes of each
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What runs in an enclave, as its hardware measured it.
+
+    Args:
+        kind: of the hardware.
+        registers: tdx: MRTD and RTMR 0 to 3, 48 bytes each; sgx: MRENCLAVE and MRSIGNER, 32 bytes
+            each; simulated: a digest of the program's source, 32 bytes.
+
+    Raises:
+        InputError: registers are missing, or of another length.
+    """
+
+    kind: EvidenceKind
+    registers: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        lengths = tuple(len(register) for register in self.registers)
+        if lengths != _REGISTERS.get(self.kind):
+            raise InputError(
+                "a measurement that is not whole",
+                got=f"kind {self.kind!r}, registers of {lengths} bytes",
+                allowed="tdx: MRTD and four RTMRs; sgx: MRENCLAVE and MRSIGNER; simulated: one",
+                fix="take all registers from a quote of the program that you built",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.registers[0].hex()[:16]}..."
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a quote says whose signatures hold. Whether that is enough is for a policy to say.
+
+    Args:
+        measurement: what runs.
+        is_debug: its memory can be read from outside.
+        tcb_status: how the platform is rated.
+        advisories: security advisories that apply to it.
+        report_data: 64 bytes that the enclave had signed.
+        oldest: when the older part of the collateral was issued, in seconds since 1970.
+        newest: when the newer part was.
+        expires: until when all of it holds.
+    """
+
+    measurement: Measurement
+    is_debug: bool
+    tcb_status: str
+    advisories: frozenset[str]
+    report_data: bytes
+    oldest: int
+    newest: int
+    expires: int
+
+    @property
+    def kind(self) -> EvidenceKind:
+        """What vouches for it."""
+        return self.measurement.kind
+
+    @property
+    def warning(self) -> str:
+        """What whoever relies on it must print and record; nothing if hardware vouches for it."""
+        return NO_HARDWARE_PROTECTION if self.kind == "simulated" else ""
+
+
+_HEAD_BYTES = 48
+_SGX, _TDX = 0x00, 0x81  # the type of hardware in the head
+_FORMS = {"sgx": (3, _SGX, 384), "tdx": (4, _TDX, 584)}  # version, type, bytes of the report
+_KEYS_BYTES = 64 + 64  # signature and attestation key
+_BLOCK_TYPE = 6
+_QUOTING_BYTES = 384 + 64  # report of the quoting enclave and its signature
+
+
+def check_form(quote: bytes, kind: EvidenceKind, *, is_padded: bool) -> None:
+    """Refuses a quote whose lengths do not add up.
+
+    Args:
+        quote: to be checked.
+        kind: "tdx" or "sgx".
+        is_padded: zeros may follow, since the whole length is pinned.
+
+    Raises:
+        AttestationError: another version or hardware, lengths that contradict each other, or bytes
+            behind the end.
+    """
+    try:
+        end = _end_of(quote, kind)
+    except struct.error as error:
+        raise _refused(f"{len(quote)} bytes, cut short") from error
+    behind = quote[end:]
+    if len(quote) < end or behind.strip(b"\0") or (behind and not is_padded):
+        raise _refused(f"{len(quote)} bytes where its fields take {end}")
+
+
+def _end_of(quote: bytes, kind: EvidenceKind) -> int:
+    """Adds up the lengths of the fields."""
+    version, _, hardware = struct.unpack_from("<HHI", quote)
+    wanted_version, wanted_hardware, report_bytes = _FORMS[kind]
+    if (version, hardware) != (wanted_version, wanted_hardware):
+        raise _refused(f"version {version} of hardware {hardware:#x}")
+    start = _HEAD_BYTES + report_bytes + 4
+    (signed_bytes,) = struct.unpack_from("<I", quote, start - 4)
+    at = start + _KEYS_BYTES
+    if kind == "tdx":
+        block_type, block_bytes = struct.unpack_from("<HI", quote, at)
+        at += 6
+        if block_type != _BLOCK_TYPE or at + block_bytes != start + signed_bytes:
+            raise _refused("lengths that contradict each other")
+    at += _QUOTING_BYTES
+    (data_bytes,) = struct.unpack_from("<H", quote, at)
+    at += 2 + data_bytes
+    _, certificate_bytes = struct.unpack_from("<HI", quote, at)
+    at += 6 + certificate_bytes
+    if at != start + signed_bytes:
+        raise _refused("lengths that contradict each other")
+    return int(at)
+
+
+def _refused(got: str) -> AttestationError:
+    return AttestationError(
+        "a quote of another form",
+        got=got,
+        allowed="a version 3 quote of SGX or a version 4 quote of TDX, and nothing behind it",
+        fix="take the quote as the enclave made it; pin quote_bytes if it is padded with zeros",
+    )

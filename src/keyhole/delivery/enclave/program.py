@@ -1,0 +1,386 @@
+"""Oblivious select: rows by key, where the rows that are read do not depend on the keys.
+
+For every key all rows are read, in their order, and all but one are masked to zeros:
+
+    out[j] = OR over r of (rows[r] AND mask[j, r])
+    mask[j, r] = all ones if r = keys[j], else zero
+
+Rows are taken in tiles that stay in the cache of a core while every key passes over them, so that
+the table comes from memory once for all keys. Masks are made for some keys at a time: memory beside
+the output does not grow with their number.
+
+Hidden: which rows are selected, from whoever sees the addresses that this code reads and writes.
+Not covered: what a processor does beneath them, time, power, and the Python around this file, which
+is not constant-time.
+
+Inside the enclave: a table, a private key, and what may be asked of them. No sockets here.
+
+The private key is drawn with every table and exists in this object alone: it is never returned,
+written or printed, and what was recorded in one round cannot be opened by whoever takes over the
+program in a later one.
+
+The enclave program: `python -m keyhole.delivery.enclave.program`.
+
+A process of its own that answers commands in frames on the socket it was given as its standard
+input; it ends with the command STOP, with its host, or on SIGINT or SIGTERM. Every command that
+cannot be fulfilled is answered by the same frame, whatever the reason.
+
+Run as it is, it is an ordinary process that its host can look into: isolation is neither provided
+nor tested here. Inside an enclave it would be Python, which is not constant-time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.enclave.evidence import (
+    NO_HARDWARE_PROTECTION,
+    NONCE_BYTES,
+    Attester,
+    EnclaveTerms,
+    Evidence,
+    report_data_of,
+    start_digest,
+)
+from keyhole.delivery.enclave.host import Channel, Kind
+from keyhole.delivery.enclave.sealed import nonce_of, open_request, seal_reply
+from keyhole.delivery.enclave.verifier import SimulatedAttester, simulated_measurement
+from keyhole.errors import (
+    IntegrityError,
+    KeyholeError,
+    MalformedError,
+    ReplayError,
+    StaleError,
+    TooManyError,
+)
+
+_TILE = 32 << 10  # bytes of rows that all keys pass over: a first-level cache holds 48 KB
+_MASKS = 1 << 20  # bytes of masks that are held at a time
+_AT_ONCE = 8  # rows for each write of an output: fewer writes, and still one pointer each
+
+
+def oblivious_select(
+    rows: NDArray[np.uint64], keys: KeyArray
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Selects rows by reading all of them for every key.
+
+    Args:
+        rows: (K, words), contiguous.
+        keys: (m,), from -1 to K - 1; -1 selects nothing, at the same cost.
+
+    Returns:
+        The rows of the keys, (m, words), zeros for -1; and how many rows were read for each key,
+        (m,): K, whatever the key.
+    """
+    num_keys, words = rows.shape
+    out = np.zeros((len(keys), words), np.uint64)
+    visited = np.zeros(len(keys), np.int64)
+    tile = max(1, _TILE // max(1, 8 * words * _AT_ONCE)) * _AT_ONCE
+    group = max(1, _MASKS // (8 * tile))
+    for start in range(0, num_keys, tile):
+        piece = rows[start : start + tile]
+        for first in range(0, len(keys), group):
+            some = slice(first, first + group)
+            _scan_tile(piece, _masks(keys[some], start, len(piece)), out[some], visited[some])
+    return out, visited
+
+
+def oblivious_select_plain(rows: NDArray[np.uint64], keys: KeyArray) -> NDArray[np.uint64]:
+    """The equation at the top, in NumPy: the twin that tests hold the fast one to."""
+    masks = _masks(keys, 0, len(rows))
+    found: NDArray[np.uint64] = np.bitwise_or.reduce(masks[:, :, None] & rows[None], axis=1)
+    return found
+
+
+def _masks(keys: KeyArray, start: int, count: int) -> NDArray[np.uint64]:
+    """All ones where a row is a key's own, (m, count).
+
+    They are made apart from the scan, which sees numbers and not a comparison: a compiler could
+    turn a comparison into a jump past the row.
+    """
+    own = keys[:, None] == np.arange(start, start + count)[None, :]
+    masks: NDArray[np.uint64] = np.negative(own.astype(np.uint64))
+    return masks
+
+
+@njit(cache=True, nogil=True)
+def _scan_tile(rows, masks, out, visited):  # type: ignore[no-untyped-def]
+    """Adds the masked rows of a tile to the output of every key."""
+    count, words = rows.shape
+    whole = count - count % _AT_ONCE
+    for key in range(len(masks)):
+        mask, target = masks[key], out[key]
+        for r in range(0, whole, _AT_ONCE):
+            a, b, c, d = mask[r], mask[r + 1], mask[r + 2], mask[r + 3]
+            e, f, g, h = mask[r + 4], mask[r + 5], mask[r + 6], mask[r + 7]
+            for w in range(words):
+                target[w] |= (
+                    (rows[r, w] & a)
+                    | (rows[r + 1, w] & b)
+                    | (rows[r + 2, w] & c)
+                    | (rows[r + 3, w] & d)
+                    | (rows[r + 4, w] & e)
+                    | (rows[r + 5, w] & f)
+                    | (rows[r + 6, w] & g)
+                    | (rows[r + 7, w] & h)
+                )
+            visited[key] += _AT_ONCE
+        for r in range(whole, count):
+            for w in range(words):
+                target[w] |= rows[r, w] & mask[r]
+            visited[key] += 1
+
+
+_WORD = 8  # bytes
+_MOST_NONCES = 1 << 20  # of one table: each client needs one, and each takes about 100 bytes
+
+
+class _Arriving:
+    """A table whose rows are on their way."""
+
+    def __init__(self, terms: EnclaveTerms) -> None:
+        words = -(-terms.record_bytes // _WORD)
+        self.terms = terms
+        self.rows = np.zeros((terms.num_keys, words), np.uint64)
+        self._bytes = self.rows.view(np.uint8)[:, : terms.record_bytes]
+        self._count = 0
+        self._digest = start_digest(terms.round, terms.num_keys, terms.record_bytes)
+
+    def add(self, piece: NDArray[np.uint8]) -> bool:
+        """Takes in whole rows; returns whether these were the last."""
+        count, rest = divmod(piece.size, self.terms.record_bytes)
+        end = self._count + count
+        if rest or not count or end > self.terms.num_keys:
+            raise _malformed("rows", f"{piece.size} bytes", "whole rows, no more than announced")
+        self._bytes[self._count : end] = piece.reshape(count, self.terms.record_bytes)
+        self._digest.update(piece.data)
+        self._count = end
+        return end == self.terms.num_keys
+
+    def check(self) -> None:
+        """Refuses rows that are not those of the terms."""
+        if self._digest.digest() != self.terms.database:
+            raise IntegrityError(
+                "rows that are not those of the terms",
+                got="another digest",
+                allowed="the digest of the database",
+                fix="load the table anew",
+            )
+
+
+@dataclass(repr=False)
+class _Table:
+    """A whole table with its key, and which nonces were asked with: true once they are used up."""
+
+    terms: EnclaveTerms
+    rows: NDArray[np.uint64]
+    private: PrivateKey = field(default_factory=PrivateKey.fresh)
+    nonces: dict[bytes, bool] = field(default_factory=dict)
+
+
+class Inside:
+    """What the enclave program does, one command after the other.
+
+    Args:
+        attester: makes the evidence.
+        clock: seconds since 1970, for the evidence.
+    """
+
+    def __init__(self, attester: Attester, clock: Callable[[], float] = time.time) -> None:
+        self._attester, self._clock = attester, clock
+        self._arriving: _Arriving | None = None
+        self._table: _Table | None = None
+        self.rows_read = 0
+        """Over all keys: K for each, padding included, so it tells nothing about them."""
+
+    def load(self, terms: EnclaveTerms) -> None:
+        """Forgets the table and its key, and awaits the rows of another."""
+        self._table = self._arriving = None
+        self._arriving = _Arriving(terms)
+
+    def add_rows(self, piece: NDArray[np.uint8]) -> None:
+        """Takes in the next rows, one behind the other.
+
+        Raises:
+            MalformedError: no table is awaited, or these are not whole rows of it.
+            IntegrityError: these were the last, and the rows are not those of the terms.
+        """
+        arriving = self._arriving
+        if arriving is None:
+            raise _malformed("rows", "rows", "terms before them")
+        if arriving.add(piece):
+            self._arriving = None
+            arriving.check()
+            self._table = _Table(arriving.terms, arriving.rows)
+
+    def evidence(self, nonce: bytes) -> Evidence:
+        """Shows what this is to the client that drew a nonce, which is then good for one request.
+
+        Raises:
+            MalformedError: the nonce has another length.
+            StaleError: there is no table.
+            ReplayError: a request with this nonce was answered.
+            TooManyError: more clients than a table can have.
+        """
+        table = self._whole_table()
+        if len(nonce) != NONCE_BYTES:
+            raise _malformed("a nonce", f"{len(nonce)} bytes", f"{NONCE_BYTES} bytes")
+        if table.nonces.get(nonce):
+            raise _used()
+        if len(table.nonces) >= _MOST_NONCES:
+            raise TooManyError(
+                "too many clients of one table",
+                got=len(table.nonces),
+                allowed=_MOST_NONCES,
+                fix="load the table anew: it gets a new key",
+            )
+        table.nonces[nonce] = False
+        public, config = table.private.public, table.terms.digest
+        report_data = report_data_of(public, config, nonce)
+        quote, collateral = self._attester.attest(report_data, int(self._clock()))
+        return Evidence(self._attester.kind, quote, collateral, public, config)
+
+    def answer(self, request: bytes | bytearray) -> bytes:
+        """Answers a sealed request with a sealed reply.
+
+        Raises:
+            MalformedError, StaleError, ReplayError: it cannot be answered; no row was read.
+        """
+        table = self._whole_table()
+        nonce = nonce_of(request, table.terms)
+        is_used = table.nonces.get(nonce)
+        if is_used is None:
+            raise StaleError(
+                "a request without evidence before it",
+                got="an unknown nonce",
+                allowed="the nonce of evidence for this table",
+                fix="fetch evidence anew",
+            )
+        if is_used:
+            raise _used()
+        keys, context = open_request(table.private, table.terms, request)
+        table.nonces[nonce] = True  # before any row is read: nothing is answered twice
+        found, visited = oblivious_select(table.rows, keys)
+        self.rows_read += int(visited.sum())
+        records = np.ascontiguousarray(found.view(np.uint8)[:, : table.terms.record_bytes])
+        return seal_reply(context, table.terms, nonce, records, Prg.fresh())
+
+    def _whole_table(self) -> _Table:
+        if self._table is None:
+            raise StaleError(
+                "no table to answer from",
+                got="none, or one whose rows are on their way",
+                allowed="a whole table",
+                fix="load one first",
+            )
+        return self._table
+
+
+def _used() -> ReplayError:
+    return ReplayError(
+        "a request that was answered before",
+        got="a nonce that is used up",
+        allowed="one request for each nonce",
+        fix="draw a fresh nonce and ask for evidence anew",
+    )
+
+
+def _malformed(what: str, got: str, allowed: str) -> MalformedError:
+    return MalformedError(
+        f"{what} that cannot be used",
+        got=got,
+        allowed=allowed,
+        fix="send it as docs/wire.md describes it",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the program until it is stopped; returns its exit code.
+
+    Args:
+        arguments: of the command line; those of the process if None.
+    """
+    parser = argparse.ArgumentParser(prog="keyhole.delivery.enclave.program")
+    parser.add_argument(
+        "--attester",
+        choices=["simulated"],
+        required=True,
+        help=f"simulated: {NO_HARDWARE_PROTECTION}",
+    )
+    parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    channel = Channel(socket.socket(fileno=sys.stdin.fileno()))
+    try:
+        serve(channel, Inside(SimulatedAttester(simulated_measurement())))
+    except KeyboardInterrupt:
+        return 130
+    except (EOFError, OSError):
+        return 0  # the host is gone, and with it whoever could ask
+    except Exception as error:  # noqa: BLE001 - a trace could show what only this process may know
+        sys.stderr.write(f"the enclave program ends on {type(error).__name__}\n")
+        return 1
+    return 0
+
+
+def serve(channel: Channel, inside: Inside) -> None:
+    """Answers commands until STOP.
+
+    Raises:
+        EOFError, OSError: the host is gone.
+    """
+    channel.send(Kind.READY)
+    while True:
+        try:
+            kind, body = channel.receive()
+        except MalformedError:
+            channel.send(Kind.REFUSED)
+            return  # where the next frame begins is unknown
+        if kind == Kind.STOP and not body:
+            channel.send(Kind.STOP)
+            return
+        try:
+            answer = _obey(inside, kind, body)
+        except (KeyholeError, MemoryError):
+            channel.send(Kind.REFUSED)
+        else:
+            channel.send(kind, answer)
+
+
+def _obey(inside: Inside, kind: int, body: bytearray) -> bytes:
+    """Fulfils one command; returns the body of its answer."""
+    if kind == Kind.LOAD:
+        inside.load(EnclaveTerms.decode(bytes(body)))
+        return b""
+    if kind == Kind.ROWS:
+        inside.add_rows(np.frombuffer(body, np.uint8))
+        return b""
+    if kind == Kind.EVIDENCE:
+        return inside.evidence(bytes(body)).encode()
+    if kind == Kind.ANSWER:
+        return inside.answer(body)
+    if kind == Kind.ROWS_READ and not body:
+        return struct.pack("<Q", inside.rows_read)
+    raise MalformedError(
+        "an unknown command",
+        got=f"kind {kind}, {len(body)} bytes",
+        allowed="a command of docs/wire.md",
+        fix="check that both sides are of one version",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

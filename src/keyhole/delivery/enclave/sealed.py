@@ -1,0 +1,188 @@
+"""Sealed requests and replies: what the host carries and cannot read.
+
+A request is a head, HPKE's `enc`, and m keys sealed to the enclave's public key; the head is bound
+to it both as HPKE's info and as associated data. The reply is sealed under a key that both sides
+export from the same HPKE context together with a nonce that the enclave draws, as Oblivious HTTP
+does (RFC 9458, section 4.4).
+
+Hidden from the host: the keys, how many of them are padding, and the records, if HPKE holds and the
+private key stays inside. Not hidden: who asks, when, and the terms.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal, TypeAlias
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.hpke import (
+    AES_128_GCM,
+    PUBLIC_BYTES,
+    TAG_BYTES,
+    Context,
+    PrivateKey,
+    open_from,
+    seal_to,
+)
+from keyhole.crypto.hpke import NONCE_BYTES as _IV_BYTES
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.enclave.evidence import NONCE_BYTES, EnclaveTerms
+from keyhole.errors import IntegrityError, MalformedError, StaleError
+
+NO_KEY = -1
+"""What a request is padded with: no row answers to it."""
+
+_Kind: TypeAlias = Literal["request", "reply"]
+_MAGIC = b"KHE1"
+_KINDS = {"request": 1, "reply": 2}
+_HEAD = struct.Struct("<4sB3x16s32s32s")
+_KEY = np.dtype("<i8")
+_SALT_BYTES = 16  # of the enclave's nonce: as long as the longer of key and nonce of the cipher
+_LABEL = b"keyhole-enclave-v1 reply"
+
+
+def request_bytes(terms: EnclaveTerms) -> int:
+    """The length of every request under these terms."""
+    return _HEAD.size + PUBLIC_BYTES + _KEY.itemsize * terms.most_keys + TAG_BYTES
+
+
+def reply_bytes(terms: EnclaveTerms) -> int:
+    """The length of every reply under these terms."""
+    return _HEAD.size + _SALT_BYTES + terms.most_keys * terms.record_bytes + TAG_BYTES
+
+
+def seal_request(
+    public: bytes, terms: EnclaveTerms, nonce: bytes, keys: KeyArray, prg: Prg | None = None
+) -> tuple[bytes, Context]:
+    """Returns a request, and the context that opens its reply.
+
+    Args:
+        public: the enclave's key, from evidence that was verified.
+        terms: of the table.
+        nonce: of the evidence.
+        keys: (m,) different keys, at most `terms.most_keys`.
+        prg: where secrets come from; a fresh one if None. Given by tests only.
+
+    Raises:
+        MalformedError: the public key cannot be used.
+    """
+    head = _head("request", terms, nonce)
+    padded = np.full(terms.most_keys, NO_KEY, _KEY)
+    padded[: len(keys)] = keys
+    enc, context = seal_to(public, head, ephemeral=PrivateKey.fresh(prg))
+    return head + enc + context.seal(head, padded.tobytes()), context
+
+
+def nonce_of(request: bytes | bytearray, terms: EnclaveTerms) -> bytes:
+    """The nonce that a request names, after its length and head are checked.
+
+    Raises:
+        MalformedError: another length or form.
+        StaleError: of another round, or under other terms.
+    """
+    if len(request) != request_bytes(terms):
+        raise _malformed("request", f"{len(request)} bytes", f"{request_bytes(terms)} bytes")
+    nonce = bytes(request[_HEAD.size - NONCE_BYTES : _HEAD.size])
+    _check_head(bytes(request[: _HEAD.size]), "request", terms, nonce)
+    return nonce
+
+
+def open_request(
+    private: PrivateKey, terms: EnclaveTerms, request: bytes | bytearray
+) -> tuple[KeyArray, Context]:
+    """Returns the padded keys of a request, and the context that seals its reply.
+
+    Raises:
+        MalformedError: another length or form, not sealed to this key, or keys that are none.
+        StaleError: of another round, or under other terms.
+    """
+    head = _head("request", terms, nonce_of(request, terms))
+    start = _HEAD.size + PUBLIC_BYTES
+    context = open_from(private, bytes(request[_HEAD.size : start]), head)
+    plain = context.open(head, bytes(request[start:]))
+    keys = np.frombuffer(plain, _KEY).astype(np.int64)
+    if ((keys < NO_KEY) | (keys >= terms.num_keys)).any():
+        raise _malformed("request", "keys outside the table", f"-1..{terms.num_keys - 1}")
+    return keys, context
+
+
+def seal_reply(
+    context: Context, terms: EnclaveTerms, nonce: bytes, records: NDArray[np.uint8], prg: Prg
+) -> bytes:
+    """Returns the reply to the request of a context.
+
+    Args:
+        context: of the request.
+        terms: of the table.
+        nonce: of the request.
+        records: (most_keys, record_bytes), contiguous.
+        prg: where the enclave's nonce comes from.
+    """
+    head, salt = _head("reply", terms, nonce), prg.bytes(_SALT_BYTES)
+    key, iv = _reply_key(context, salt)
+    return b"".join([head, salt, AES_128_GCM.cipher(key).encrypt(iv, records.data, head)])
+
+
+def open_reply(
+    context: Context, terms: EnclaveTerms, nonce: bytes, reply: bytes
+) -> NDArray[np.uint8]:
+    """Returns the records of a reply, (most_keys, record_bytes).
+
+    Raises:
+        MalformedError: another length or form.
+        StaleError: of another round, or under other terms.
+        IntegrityError: not the enclave's reply to this request, or changed on its way.
+    """
+    if len(reply) != reply_bytes(terms):
+        raise _malformed("reply", f"{len(reply)} bytes", f"{reply_bytes(terms)} bytes")
+    head, start = reply[: _HEAD.size], _HEAD.size + _SALT_BYTES
+    _check_head(head, "reply", terms, nonce)
+    key, iv = _reply_key(context, reply[_HEAD.size : start])
+    try:
+        plain = AES_128_GCM.cipher(key).decrypt(iv, reply[start:], head)
+    except InvalidTag as error:
+        raise IntegrityError(
+            "a sealed reply cannot be opened",
+            got=f"{len(reply)} bytes",
+            allowed="what the enclave sealed for this request, unchanged",
+            fix="ask again for all keys, with fresh evidence; the host may be lying",
+        ) from error
+    return np.frombuffer(plain, np.uint8).reshape(terms.most_keys, terms.record_bytes)
+
+
+def _reply_key(context: Context, salt: bytes) -> tuple[bytes, bytes]:
+    """Key and nonce of a reply: new ones even if a request were answered twice."""
+    derived = context.export(_LABEL + salt, AES_128_GCM.key_bytes + _IV_BYTES)
+    return derived[: AES_128_GCM.key_bytes], derived[AES_128_GCM.key_bytes :]
+
+
+def _head(kind: _Kind, terms: EnclaveTerms, nonce: bytes) -> bytes:
+    return _HEAD.pack(_MAGIC, _KINDS[kind], terms.round, terms.digest, nonce)
+
+
+def _check_head(head: bytes, kind: _Kind, terms: EnclaveTerms, nonce: bytes) -> None:
+    if head == _head(kind, terms, nonce):
+        return
+    magic, number, *about, _ = _HEAD.unpack(head)
+    is_of_kind = (magic, number) == (_MAGIC, _KINDS[kind])
+    if is_of_kind and about != [terms.round, terms.digest]:
+        raise StaleError(
+            f"a sealed {kind} about other slices",
+            got="another round, or other terms",
+            allowed="the round and terms of this table",
+            fix="fetch terms and evidence anew",
+        )
+    raise _malformed(kind, "another head", f"a {kind} of version 1, with the nonce of its evidence")
+
+
+def _malformed(kind: _Kind, got: str, allowed: str) -> MalformedError:
+    return MalformedError(
+        f"a sealed {kind} cannot be read",
+        got=got,
+        allowed=allowed,
+        fix="send it as docs/wire.md describes it, under the terms of the table",
+    )

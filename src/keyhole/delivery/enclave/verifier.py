@@ -1,0 +1,409 @@
+"""Policy: which enclaves a client is willing to tell its keys.
+
+A simulated attester: the shape of attestation, without any hardware behind it.
+
+It signs the same facts that a quote holds with a key that it made up at its start and that nobody
+vouches for. Whoever can start a process can do that: it protects nothing, and exists so that the
+protocol can be run and tested where there is no enclave. A policy refuses it by default.
+
+The verifier: from evidence to claims, or to a refusal with its reason.
+
+The signatures of quotes, certificate chains, revocation lists and TCB levels are checked by the
+library `dcap_qvl` against Intel's root; form, policy and the binding to key, table and nonce are
+checked here. All of it is real and tested on genuine quotes, except one thing: no public quote
+binds a key of ours, so a binding that holds is shown with simulated evidence, and on genuine quotes
+only that a foreign one is refused. Whether an enclave isolates what runs in it is up to the
+hardware: isolation is neither provided nor tested here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import struct
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.enclave.evidence import (
+    TCB_STATUSES,
+    Claims,
+    Evidence,
+    EvidenceKind,
+    Measurement,
+    TcbStatus,
+    check_form,
+    report_data_of,
+)
+from keyhole.errors import AttestationError, InputError
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What evidence must show. Everything that is not named here is refused.
+
+    Args:
+        measurements: of the programs that are known to be good: all registers must be equal.
+        tcb_statuses: of platforms that are good enough. "Revoked" never is.
+        advisories: that are known and accepted; any other one is refused, whatever the status.
+        collateral_from: collateral that was issued earlier is refused; seconds since 1970.
+        collateral_until: collateral that was issued later is refused; none if None. Collateral
+            must hold at the time of verification in any case.
+        quote_bytes: the exact length of a quote, zeros at its end included. If None, it must end
+            where its own fields do: whatever stands behind is not signed by anybody.
+        allow_simulation: accepts evidence that no hardware stands behind.
+
+    Raises:
+        InputError: a policy that nothing can fulfil, or that accepts a revoked platform.
+    """
+
+    measurements: frozenset[Measurement]
+    tcb_statuses: frozenset[str] = field(default=frozenset({"UpToDate"}))
+    advisories: frozenset[str] = frozenset()
+    collateral_from: int = 0
+    collateral_until: int | None = None
+    quote_bytes: int | None = None
+    allow_simulation: bool = False
+
+    def __post_init__(self) -> None:
+        accepted = set(TCB_STATUSES) - {"Revoked"}
+        if not self.measurements or not self.tcb_statuses or self.tcb_statuses - accepted:
+            raise InputError(
+                "a policy that makes no sense",
+                got=f"{len(self.measurements)} measurements, {sorted(self.tcb_statuses)}",
+                allowed=f"a measurement or more, and of {sorted(accepted)}",
+                fix="name the programs and the platforms that you trust",
+            )
+
+    def check_before(self, evidence: Evidence) -> None:
+        """Refuses evidence by what can be seen without verifying it.
+
+        Raises:
+            AttestationError: it is simulated and must not be, or its quote has another length than
+                the one that is pinned.
+        """
+        self._check_kind(evidence.kind)
+        if self.quote_bytes is not None and len(evidence.quote) != self.quote_bytes:
+            raise AttestationError(
+                "a quote of another length",
+                got=f"{len(evidence.quote)} bytes",
+                allowed=f"{self.quote_bytes} bytes",
+                fix="take the quote as the enclave made it",
+            )
+
+    def check(self, claims: Claims, now: int) -> None:
+        """Refuses claims that are not enough.
+
+        Args:
+            claims: of a quote whose signatures hold.
+            now: seconds since 1970.
+
+        Raises:
+            AttestationError: one of them is not; the message names it.
+        """
+        self._check_kind(claims.kind)
+        if claims.measurement not in self.measurements:
+            raise AttestationError(
+                "an unknown measurement",
+                got=claims.measurement,
+                allowed=f"one of {len(self.measurements)} that the policy lists",
+                fix="do not talk to it; if it is a new version, build it and list its measurement",
+            )
+        if claims.is_debug:
+            raise AttestationError(
+                "an enclave in debug mode",
+                got="debug on",
+                allowed="debug off",
+                fix="start the enclave without debugging: its memory can be read",
+            )
+        self._check_platform(claims)
+        self._check_time(claims, now)
+
+    def _check_kind(self, kind: EvidenceKind) -> None:
+        if kind == "simulated" and not self.allow_simulation:
+            raise AttestationError(
+                "simulated evidence",
+                got="an enclave that no hardware stands behind",
+                allowed="tdx or sgx",
+                fix="use hardware, or allow_simulation=True where nothing needs protection",
+            )
+
+    def _check_platform(self, claims: Claims) -> None:
+        if claims.tcb_status not in self.tcb_statuses:
+            raise AttestationError(
+                "a platform that is not up to date",
+                got=", ".join([claims.tcb_status, *sorted(claims.advisories)]),
+                allowed=", ".join(sorted(self.tcb_statuses)),
+                fix="update the platform, or waive the status and its advisories in the policy",
+            )
+        if unknown := claims.advisories - self.advisories:
+            raise AttestationError(
+                "a platform with a security advisory",
+                got=", ".join(sorted(unknown)),
+                allowed=", ".join(sorted(self.advisories)) or "none",
+                fix="update the platform, or waive the advisory in the policy",
+            )
+
+    def _check_time(self, claims: Claims, now: int) -> None:
+        until = now if self.collateral_until is None else min(now, self.collateral_until)
+        if not self.collateral_from <= claims.oldest <= claims.newest <= until:
+            raise AttestationError(
+                "collateral that is too old, or not yet valid",
+                got=f"issued at {claims.oldest} and {claims.newest}",
+                allowed=f"{self.collateral_from}..{until}",
+                fix="fetch collateral anew, and check the clock",
+            )
+        if now > claims.expires:
+            raise AttestationError(
+                "collateral that has expired",
+                got=f"valid until {claims.expires}",
+                allowed=f"{now} or later",
+                fix="fetch collateral anew, and check the clock",
+            )
+
+
+_MAGIC = b"KHSIMQ01"
+_BODY = struct.Struct("<8s32sBB6x64sQQ")
+_SIGNATURE_BYTES = 64
+_DAY = 86_400  # seconds that simulated collateral holds
+
+
+@dataclass(frozen=True, repr=False)
+class SimulatedAttester:
+    """Signs whatever it is asked to, with a throw-away Ed25519 key.
+
+    Args:
+        measurement: what it says that runs.
+        is_debug: whether it says that debugging is on.
+        tcb_status: how it says that the platform is rated.
+    """
+
+    measurement: Measurement
+    is_debug: bool = False
+    tcb_status: TcbStatus = "UpToDate"
+    _root: Ed25519PrivateKey = field(
+        default_factory=lambda: Ed25519PrivateKey.from_private_bytes(Prg.fresh().bytes(32))
+    )
+
+    def __repr__(self) -> str:
+        return "SimulatedAttester(NO HARDWARE PROTECTION)"
+
+    @property
+    def kind(self) -> EvidenceKind:
+        """Nothing vouches for it."""
+        return "simulated"
+
+    def attest(self, report_data: bytes, now: int) -> tuple[bytes, bytes]:
+        """Returns a signed structure in the place of a quote, and the root's public key."""
+        body = _BODY.pack(
+            _MAGIC,
+            self.measurement.registers[0],
+            self.is_debug,
+            TCB_STATUSES.index(self.tcb_status),
+            report_data,
+            now,
+            now + _DAY,
+        )
+        return body + self._root.sign(body), self._root.public_key().public_bytes_raw()
+
+
+def read_simulated(evidence: Evidence) -> Claims:
+    """What simulated evidence says, if its own root signed it: damage shows, forgery does not.
+
+    Raises:
+        AttestationError: it has another length or form, or the signature does not hold.
+    """
+    if len(evidence.quote) != _BODY.size + _SIGNATURE_BYTES:
+        raise _refused(f"{len(evidence.quote)} bytes")
+    body, signature = evidence.quote[: _BODY.size], evidence.quote[_BODY.size :]
+    try:
+        Ed25519PublicKey.from_public_bytes(evidence.collateral).verify(signature, body)
+    except (InvalidSignature, ValueError) as error:
+        raise _refused("a signature that does not hold") from error
+    magic, digest, is_debug, status, report_data, issued, expires = _BODY.unpack(body)
+    if magic != _MAGIC or status >= len(TCB_STATUSES):
+        raise _refused("another form")
+    return Claims(
+        measurement=Measurement("simulated", (digest,)),
+        is_debug=bool(is_debug),
+        tcb_status=TCB_STATUSES[status],
+        advisories=frozenset(),
+        report_data=report_data,
+        oldest=issued,
+        newest=issued,
+        expires=expires,
+    )
+
+
+def simulated_measurement() -> Measurement:
+    """A digest of the program's source as it is installed here, in the place of a measurement."""
+    here = Path(__file__).parent
+    files = [*sorted(here.glob("*.py")), here.parent / "hpke.py", here.parent / "prg.py"]
+    digest = sha256(b"keyhole-enclave-source")
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return Measurement("simulated", (digest.digest(),))
+
+
+def simulation_policy() -> Policy:
+    """A policy that accepts the program as it is installed here, without hardware."""
+    return Policy(frozenset({simulated_measurement()}), allow_simulation=True)
+
+
+def _refused(got: str) -> AttestationError:
+    return AttestationError(
+        "simulated evidence that does not hold",
+        got=got,
+        allowed=f"{_BODY.size + _SIGNATURE_BYTES} bytes that its own root signed",
+        fix="take the evidence as the program made it",
+    )
+
+
+_COLLATERAL = {  # the fields, and whether they are bytes, written in hexadecimal digits
+    "pck_crl_issuer_chain": False,
+    "root_ca_crl": True,
+    "pck_crl": True,
+    "tcb_info_issuer_chain": False,
+    "tcb_info": False,
+    "tcb_info_signature": True,
+    "qe_identity_issuer_chain": False,
+    "qe_identity": False,
+    "qe_identity_signature": True,
+}
+_TDX_DEBUG, _SGX_DEBUG = 0xFF, 0x02  # of byte 0: any of TDX's TUD group, or SGX's DEBUG
+
+
+def verify(evidence: Evidence, policy: Policy, nonce: bytes, now: int) -> Claims:
+    """Verifies that evidence is an enclave's own, fresh, and enough for a policy.
+
+    Args:
+        evidence: as it came from the host, who is not trusted.
+        policy: what it must show.
+        nonce: 32 bytes that this client drew for this evidence.
+        now: seconds since 1970.
+
+    Returns:
+        What the quote says. From here on a message sealed to `evidence.public` can be opened by
+        the enclave that was measured, and by nobody else, if the hardware keeps its promise.
+
+    Raises:
+        AttestationError: it is not; the message names the reason.
+        InputError: quotes cannot be verified here since the extra `enclave` is not installed.
+    """
+    claims = verify_quote(evidence, policy, now)
+    bound = report_data_of(evidence.public, evidence.config, nonce)
+    if not hmac.compare_digest(claims.report_data, bound):
+        raise AttestationError(
+            "a quote that does not belong to this key, table and nonce",
+            got="other report data",
+            allowed="the digest of all three",
+            fix="ask for evidence with a fresh nonce; if it happens again, do not talk to it",
+        )
+    return claims
+
+
+def verify_quote(evidence: Evidence, policy: Policy, now: int) -> Claims:
+    """Verifies all but the binding to key, table and nonce: not enough to send anything.
+
+    Raises:
+        AttestationError, InputError: as `verify` does.
+    """
+    policy.check_before(evidence)
+    claims = (
+        read_simulated(evidence)
+        if evidence.kind == "simulated"
+        else _read(evidence, now, is_padded=policy.quote_bytes is not None)
+    )
+    policy.check(claims, now)
+    return claims
+
+
+def _read(evidence: Evidence, now: int, *, is_padded: bool) -> Claims:
+    """What a quote of real hardware says, if every signature holds."""
+    library = _library()
+    check_form(evidence.quote, evidence.kind, is_padded=is_padded)
+    fields = _collateral(evidence.collateral)
+    try:
+        report = library.verify(evidence.quote, library.QuoteCollateralV3(**fields), now)
+    except ValueError as error:
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise AttestationError(
+            "a quote that cannot be verified",
+            got=reason,
+            allowed="signatures up to Intel's root, under collateral that holds now",
+            fix="fetch collateral anew and check the clock; else do not talk to it",
+        ) from error
+    # Only what was verified is looked at: signed collateral, and the report as the library read it.
+    infos = [json.loads(fields[name]) for name in ("tcb_info", "qe_identity")]
+    issued = [_seconds(info["issueDate"]) for info in infos]
+    body = json.loads(report.to_json())["report"]
+    measurement, attributes, report_data = _read_body(body)
+    debug_mask = _TDX_DEBUG if measurement.kind == "tdx" else _SGX_DEBUG
+    return Claims(
+        measurement=measurement,
+        is_debug=bool(attributes[0] & debug_mask),
+        tcb_status=report.status,
+        advisories=frozenset(report.advisory_ids),
+        report_data=report_data,
+        oldest=min(issued),
+        newest=max(issued),
+        expires=min(_seconds(info["nextUpdate"]) for info in infos),
+    )
+
+
+def _read_body(body: dict[str, dict[str, Any]]) -> tuple[Measurement, bytes, bytes]:
+    """The measurement, the attributes and the report data of a report."""
+    if "TD10" in body:
+        report, names = body["TD10"], ["mr_td", "rt_mr0", "rt_mr1", "rt_mr2", "rt_mr3"]
+        registers = tuple(bytes.fromhex(report[name]) for name in names)
+        attributes = bytes.fromhex(report["td_attributes"])
+        return Measurement("tdx", registers), attributes, bytes.fromhex(report["report_data"])
+    report = body["SgxEnclave"]
+    registers = tuple(bytes.fromhex(report[name]) for name in ("mr_enclave", "mr_signer"))
+    attributes = bytes.fromhex(report["attributes"])
+    return Measurement("sgx", registers), attributes, bytes.fromhex(report["report_data"])
+
+
+def _collateral(data: bytes) -> dict[str, Any]:
+    """The fields of collateral: all of them, and no others."""
+    try:
+        found = json.loads(data)
+        if not isinstance(found, dict) or found.keys() != _COLLATERAL.keys():
+            raise ValueError("other fields")
+        return {
+            name: bytes.fromhex(found[name]) if is_bytes else "".join([found[name]])
+            for name, is_bytes in _COLLATERAL.items()
+        }
+    except (ValueError, TypeError, RecursionError) as error:
+        raise AttestationError(
+            "collateral that cannot be read",
+            got=f"{len(data)} bytes",
+            allowed=f"a JSON object of {', '.join(_COLLATERAL)}",
+            fix="fetch collateral anew",
+        ) from error
+
+
+def _seconds(date: str) -> int:
+    return int(datetime.fromisoformat(date).timestamp())
+
+
+def _library() -> ModuleType:
+    try:
+        import dcap_qvl  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise InputError(
+            "quotes cannot be verified",
+            got="no dcap_qvl",
+            allowed="the extra 'enclave'",
+            fix="pip install 'keyhole[enclave]'",
+        ) from error
+    found: ModuleType = dcap_qvl
+    return found

@@ -1,0 +1,1 @@
+"""Private information retrieval: slices reach a client, and no server learns which."""

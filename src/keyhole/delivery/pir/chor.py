@@ -1,0 +1,152 @@
+"""Private retrieval as it began: random sets of rows (Chor, Goldreich, Kushilevitz and Sudan, FOCS
+1995).
+
+For each key, server 0 gets a uniformly random set of rows, as one bit a row, and server 1 the same
+set with the key's row put in or taken out. Each XORs the rows of its set; the XOR of both replies
+is the row. It is the plain baseline and what the others are tested against: a query grows with the
+table.
+
+Hidden: which keys a client asks for and how many, from each server, if both servers do not collude
+and AES-128 in counter mode is pseudo-random: a set alone is a stretch of the stream of a `Prg`. (In
+the paper sets are truly random, and nothing rests on what a server can compute; here a server that
+finds a seed of 128 bits finds the keys.) Not hidden: who asks, when, and under which terms. What
+`two_server.py` says of servers that lie holds here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.once import distinct_keys
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir.database import Database, Terms, check_scheme, check_server, plain_terms
+from keyhole.delivery.pir.messages import (
+    FRAME_BYTES,
+    MOST_QUERIES,
+    REPLY_BYTES,
+    Answered,
+    Wanted,
+    XorQuestion,
+    seal,
+    seal_reply,
+    unseal,
+)
+from keyhole.delivery.pir.scan import scan_rows
+from keyhole.errors import MalformedError
+
+_NONCE_BYTES = 16
+
+
+def terms_of(database: Database, most_keys: int) -> Terms:
+    """Returns the terms of a table; `most_keys` beyond its rows are as many as it has."""
+    return plain_terms("chor", database, most_keys)
+
+
+def query_bytes(terms: Terms) -> int:
+    """Of one query to one server, whatever the keys."""
+    return FRAME_BYTES + _query_body(terms)
+
+
+def reply_bytes(terms: Terms) -> int:
+    """Of one reply of one server."""
+    return REPLY_BYTES + terms.most_keys * terms.row_bytes
+
+
+class ChorAsker:
+    """The client of a table at two servers.
+
+    Args:
+        terms: of the table, the same from both servers.
+
+    Raises:
+        InputError: terms of another scheme.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        check_scheme(terms, "chor")
+        self.terms = terms
+
+    def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
+        """Makes a question for keys; see `Asker`."""
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
+        prg = Prg.fresh() if prg is None else prg
+        points = prg.below(self.terms.num_keys, self.terms.most_keys)
+        points[: len(wanted)] = wanted
+        sets = np.empty((self.terms.most_keys, _set_bytes(self.terms)), np.uint8)
+        prg.fill(sets)
+        sets[:, -1] &= _last_byte(self.terms)
+        # Of a small table two clients may draw the same sets: the nonce makes their queries differ.
+        nonce = prg.bytes(_NONCE_BYTES)
+        first = seal("query", self.terms, 0, nonce + sets.tobytes())
+        sets[np.arange(len(points)), points >> 3] ^= (1 << (points & 7)).astype(np.uint8)
+        messages = first, seal("query", self.terms, 1, nonce + sets.tobytes())
+        return XorQuestion(self.terms, messages, Wanted(points, places))
+
+
+class ChorServer:
+    """One of both servers of a table, for as long as its round lasts.
+
+    Args:
+        database: what is retrieved from.
+        terms: of this database.
+        server: 0 or 1: which of both this one is.
+        most_queries: that it answers and remembers, see `Answered`.
+
+    Raises:
+        InputError: terms of something else, or no such server.
+    """
+
+    def __init__(
+        self, database: Database, terms: Terms, server: int, most_queries: int = MOST_QUERIES
+    ) -> None:
+        check_server("chor", database, terms, server)
+        self.terms = terms
+        self._rows = database.rows
+        self._server = server
+        self._answered = Answered(most_queries)
+
+    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table; see `Answerer`."""
+        length = _query_body(self.terms)
+        bodies = [unseal(query, "query", self.terms, self._server, length) for query in queries]
+        sets = [_read_sets(body, self.terms) for body in bodies]
+        if not sets:
+            return []
+        with self._answered.claim(queries):
+            found = scan_rows(self._rows, np.concatenate(sets)).view(np.uint8)
+            cells = found[:, : self.terms.row_bytes].reshape(len(sets), -1)
+            pairs = zip(queries, cells, strict=True)
+            return [
+                seal_reply(query, self.terms, self._server, rows.tobytes()) for query, rows in pairs
+            ]
+
+
+def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:
+    """Returns the sets of one query, (most_keys, bytes)."""
+    sets = np.frombuffer(body[_NONCE_BYTES:], np.uint8).reshape(terms.most_keys, _set_bytes(terms))
+    if (sets[:, -1] & ~_last_byte(terms)).any():
+        raise MalformedError(
+            "sets of rows cannot be read",
+            got="spare bits that are set",
+            allowed="zeros",
+            fix="send them as docs/wire.md describes them",
+        )
+    return sets
+
+
+def _query_body(terms: Terms) -> int:
+    """A nonce, then a set for each key."""
+    return _NONCE_BYTES + terms.most_keys * _set_bytes(terms)
+
+
+def _set_bytes(terms: Terms) -> int:
+    return -(-terms.num_keys // 8)
+
+
+def _last_byte(terms: Terms) -> np.uint8:
+    """The bits of the last byte of a set that stand for rows."""
+    return np.uint8((1 << (terms.num_keys - 1) % 8 + 1) - 1)

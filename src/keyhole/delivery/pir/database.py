@@ -1,0 +1,299 @@
+"""Terms: the public facts that a client and its servers must agree on before a key is asked for.
+
+The table that is retrieved from: every slice with a tag that binds it to its round and key.
+
+Terms and tables that fit each other: checked when a client or a server is made.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b, sha256
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.codec import read_facts
+from keyhole.errors import InputError, ShapeError
+
+Scheme: TypeAlias = Literal["chor", "one-server", "two-server"]
+"""How slices are retrieved."""
+
+TAG_BYTES = 16
+"""Of the tag that every slice carries."""
+
+_MAGIC = b"KHT1"
+_FORM = struct.Struct("<4sB3x16sQQQ32s")
+_SCHEMES = get_args(Scheme)
+_MOST = 1 << 40  # of keys, and of bytes of a record: beyond what anybody can scan
+
+
+def name_of_round(round_id: str) -> bytes:
+    """The 16 bytes that stand for a round, its tables and its slices in messages."""
+    return blake2b(round_id.encode("utf-8"), digest_size=16, person=b"keyhole-round").digest()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The public facts of one table that is retrieved from in private.
+
+    Anything that an observer can see depends on these and on nothing else.
+
+    Args:
+        scheme: how slices are retrieved.
+        round: 16 bytes: which slices these are.
+        num_keys: K.
+        record_bytes: of one slice, without its tag.
+        most_keys: m, to which every query is padded.
+        database: 32 bytes: the digest of all slices, or of the hint if there is one, which holds
+            that digest.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    scheme: Scheme
+    round: bytes
+    num_keys: int
+    record_bytes: int
+    most_keys: int
+    database: bytes
+
+    def __post_init__(self) -> None:
+        numbers = (self.num_keys, self.record_bytes, self.most_keys)
+        if self.scheme not in _SCHEMES or (len(self.round), len(self.database)) != (16, 32):
+            raise _bad(f"scheme {self.scheme!r}, names of {len(self.round)} bytes")
+        if min(numbers) < 1 or max(numbers) > _MOST or self.most_keys > self.num_keys:
+            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.most_keys} a query")
+
+    @property
+    def row_bytes(self) -> int:
+        """A slice and its tag."""
+        return self.record_bytes + TAG_BYTES
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that stand for all of it in every message."""
+        return sha256(self.encode()).digest()
+
+    def encode(self) -> bytes:
+        """Returns the terms as a client fetches them."""
+        return _FORM.pack(
+            _MAGIC,
+            _SCHEMES.index(self.scheme),
+            self.round,
+            self.num_keys,
+            self.record_bytes,
+            self.most_keys,
+            self.database,
+        )
+
+    @staticmethod
+    def decode(data: bytes) -> Terms:
+        """Returns the terms that `data` holds.
+
+        Raises:
+            MalformedError: they are not terms of this version.
+        """
+        return read_facts(data, "terms of private retrieval", _unpack)
+
+
+def _unpack(data: bytes) -> Terms:
+    _, scheme, *rest = _FORM.unpack(data)
+    return Terms(_SCHEMES[scheme], *rest)
+
+
+def _bad(got: str) -> InputError:
+    return InputError(
+        "terms of private retrieval that make no sense",
+        got=got,
+        allowed=f"schemes {', '.join(_SCHEMES)}; 1..2^40; no more keys a query than there are",
+        fix="check num_keys, record_bytes and most_keys",
+    )
+
+
+_ROUND_BYTES = 16
+_WORD = 8  # bytes
+_LINE = 64  # bytes: rows of the same cache lines on every run
+_PURPOSE = b"keyhole-slice"
+_HASH_BYTES = 32
+_PIECE = 128  # slices that are hashed together: what they take stays in the cache
+
+
+def rows_bytes(num_keys: int, record_bytes: int) -> int:
+    """Of the rows of a database, known before it is made."""
+    return num_keys * _words(record_bytes) * _WORD
+
+
+def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The tags of slices: the first 16 bytes of SHA-256 over round, key and slice.
+
+    A tag shows a client that what it opened is what the database of this round holds under its key.
+    It is no secret and no signature: a server that answers from a table of its own makes the tags
+    of that table too. What ties a client to one table is the digest of `Database`, which both
+    servers state.
+
+    Args:
+        round: 16 bytes, see `name_of_round`.
+        keys: (m,) int64.
+        records: (m, record_bytes) uint8.
+
+    Returns:
+        (m, 16) uint8.
+
+    Raises:
+        ShapeError: arrays that do not fit each other, or a round of another length.
+    """
+    return np.ascontiguousarray(_hashes_of(round, keys, records)[:, :TAG_BYTES])
+
+
+def _hashes_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """SHA-256 over round, key and slice, of which a tag is the beginning, (m, 32)."""
+    _check(round, records)
+    if keys.shape != records.shape[:1]:
+        raise _misfit(f"{keys.shape} keys for {records.shape} slices")
+    pieces = range(0, len(records), _PIECE)
+    hashes = [_hash(round, keys[i : i + _PIECE], records[i : i + _PIECE]) for i in pieces]
+    return np.frombuffer(b"".join(hashes), np.uint8).reshape(len(records), _HASH_BYTES)
+
+
+def _hash(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> bytes:
+    """SHA-256 of each slice. Texts are laid out side by side first: calls are what costs."""
+    name = _PURPOSE + round
+    length = len(name) + _WORD + records.shape[1]
+    texts = np.empty((len(records), length), np.uint8)
+    texts[:, : len(name)] = np.frombuffer(name, np.uint8)
+    texts[:, len(name) : len(name) + _WORD] = keys.astype("<u8")[:, None].view(np.uint8)
+    texts[:, len(name) + _WORD :] = records
+    flat = texts.reshape(-1).data
+    return b"".join([sha256(flat[i : i + length]).digest() for i in range(0, len(flat), length)])
+
+
+@dataclass(frozen=True, repr=False)
+class Database:
+    """The slices of one round as a server scans them.
+
+    Args:
+        round: 16 bytes: which slices these are.
+        record_bytes: of one slice, without its tag.
+        rows: (K, words) uint64, little-endian: slice, tag, zeros up to a whole word.
+        digest: 32 bytes: SHA-256 over round, K, record_bytes and the whole hashes of all slices, of
+            which tags are the first halves. Servers with the same digest hold the same slices,
+            unless somebody finds a collision of SHA-256.
+    """
+
+    round: bytes
+    record_bytes: int
+    rows: NDArray[np.uint64]
+    digest: bytes
+
+    def __repr__(self) -> str:
+        return f"Database({self.num_keys} slices of {self.record_bytes} bytes)"
+
+    @property
+    def num_keys(self) -> int:
+        """K."""
+        return len(self.rows)
+
+    @staticmethod
+    def of(round: bytes, records: NDArray[np.uint8]) -> Database:
+        """Returns the database of slices, which are copied: key k is row k.
+
+        Args:
+            round: 16 bytes, see `name_of_round`.
+            records: (K, record_bytes) uint8.
+
+        Raises:
+            ShapeError: not such an array, an empty one, or a round of another length.
+
+        >>> Database.of(bytes(16), np.zeros((3, 10), np.uint8))
+        Database(3 slices of 10 bytes)
+        """
+        _check(round, records)
+        if not records.size:
+            raise _misfit(f"{records.shape}")
+        num_keys, record_bytes = records.shape
+        rows = _aligned(num_keys, _words(record_bytes))
+        cells = rows.view(np.uint8)
+        cells[:, :record_bytes] = records
+        hashes = _hashes_of(round, np.arange(num_keys), records)
+        cells[:, record_bytes : record_bytes + TAG_BYTES] = hashes[:, :TAG_BYTES]
+        cells[:, record_bytes + TAG_BYTES :] = 0
+        facts = round + struct.pack("<QQ", num_keys, record_bytes)
+        digest = sha256(facts)
+        digest.update(hashes.data)
+        rows.setflags(write=False)
+        return Database(round, record_bytes, rows, digest.digest())
+
+
+def _words(record_bytes: int) -> int:
+    """Of one row: a slice and its tag."""
+    return -(-(record_bytes + TAG_BYTES) // _WORD)
+
+
+def _aligned(num_keys: int, words: int) -> NDArray[np.uint64]:
+    """Memory that starts with a cache line; its content is whatever was there."""
+    raw = np.empty(num_keys * words * _WORD + _LINE, np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return raw[start : start + num_keys * words * _WORD].view("<u8").reshape(num_keys, words)
+
+
+def _check(round: bytes, records: NDArray[np.uint8]) -> None:
+    if len(round) != _ROUND_BYTES:
+        raise _misfit(f"a round of {len(round)} bytes")
+    if records.ndim != 2 or records.dtype != np.uint8:
+        raise _misfit(f"{records.dtype} {records.shape}")
+
+
+def _misfit(got: str) -> ShapeError:
+    return ShapeError(
+        "slices that cannot be made a database",
+        got=got,
+        allowed="uint8 (num_keys, record_bytes), one key for each, a round of 16 bytes",
+        fix="pass records as rows of bytes and name_of_round(...)",
+    )
+
+
+def plain_terms(scheme: Scheme, database: Database, most_keys: int) -> Terms:
+    """Returns the terms of a table without a hint.
+
+    Args:
+        scheme: how it is retrieved from.
+        database: the table.
+        most_keys: beyond the rows of the table they are as many as it has.
+    """
+    return Terms(
+        scheme=scheme,
+        round=database.round,
+        num_keys=database.num_keys,
+        record_bytes=database.record_bytes,
+        most_keys=min(most_keys, database.num_keys),
+        database=database.digest,
+    )
+
+
+def check_scheme(terms: Terms, scheme: Scheme) -> None:
+    """Raises InputError if the terms are of another scheme."""
+    if terms.scheme != scheme:
+        raise InputError(
+            "terms of another scheme",
+            got=terms.scheme,
+            allowed=scheme,
+            fix="use the asker and the server of the scheme that the terms name",
+        )
+
+
+def check_server(scheme: Scheme, database: Database, terms: Terms, server: int) -> None:
+    """Raises InputError if terms are not of this table, or there is no such server of two."""
+    check_scheme(terms, scheme)
+    if terms != plain_terms(scheme, database, terms.most_keys) or server not in (0, 1):
+        raise InputError(
+            "a server and terms that do not fit",
+            got=f"server {server}, terms of {terms.num_keys} slices",
+            allowed=f"server 0 or 1, terms_of these {database.num_keys} slices",
+            fix="make the terms with terms_of(database, most_keys)",
+        )

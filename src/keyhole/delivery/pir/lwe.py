@@ -1,0 +1,414 @@
+"""The shape of retrieval by learning with errors: its parameters, its layout and its lengths.
+
+Whole numbers only, so that clients and servers on any machine choose the same layout.
+
+Products modulo 2^32, and the public matrix of learning with errors.
+
+Everything that clients and servers compute is one product of matrices: queries are secrets times
+the public matrix, a reply is queries times the table, the hint the public matrix times the table,
+and a client opens a reply with its secrets times the hint. Unsigned numbers of 32 bits wrap as q
+does, so every product is exact.
+
+Errors of learning with errors: a discrete Gaussian, by a table of its distribution.
+
+The client's side of learning with errors: queries for columns, and what opens their replies.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import lru_cache
+from hashlib import blake2b
+from math import exp, isqrt
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.prg import SEED_BYTES, Prg
+from keyhole.delivery.pir.database import TAG_BYTES, Database, Terms
+from keyhole.delivery.pir.messages import FRAME_BYTES, REPLY_BYTES
+
+DIMENSION = 1024
+"""n, of a secret."""
+
+SIGMA = 6.4
+"""Standard deviation of an error."""
+
+WORD_BYTES = 4
+"""Of a number modulo q = 2^32."""
+
+SCALE_BITS = 24
+"""Of q / p = 2^24, what a byte is multiplied by: p = 256."""
+
+HINT_HEAD_BYTES = 8 + 32
+"""What a hint begins with: its magic and the digest of the slices."""
+
+_MODULUS = 256  # p: entries of the matrix are bytes
+_SAFETY_BITS = 40
+_EXPONENT = 52_428_800  # 2^63 / (p^4 sigma^2)
+
+
+def failure_of_byte(columns: int, modulus: int = _MODULUS) -> float:
+    """A bound of the probability that noise changes one entry of a column: 2 exp(-t^2 / (2 s^2))
+    with t = q / 2p and s = sigma sqrt(columns) p/2. For bytes it is 2 exp(-52428800 / columns).
+
+    The noise of a byte is the sum of (d - 128) e over the columns, d a byte of the table and e an
+    error. A discrete Gaussian is sub-Gaussian with its sigma (Canonne, Kamath and Steinke 2020), so
+    the bound holds for every table.
+
+    Args:
+        columns: of the matrix.
+        modulus: p, of its entries.
+
+    >>> failure_of_byte(2**20) < 2**-71, failure_of_byte(2**20, modulus=294) < 2**-40
+    (True, True)
+    """
+    return 2 * exp(-(2**63) / (modulus**4 * SIGMA**2 * columns))
+
+
+def most_columns(most_keys: int, row_bytes: int) -> int:
+    """The columns up to which one of all bytes of a question fails with at most 2^-40."""
+    bits = 1 + _SAFETY_BITS + (most_keys * row_bytes).bit_length()
+    return 1000 * _EXPONENT // (694 * bits)  # 0.694 is above log(2)
+
+
+@dataclass(frozen=True)
+class LweShape:
+    """How slices lie in the matrix: key k is slice k mod r of column k div r.
+
+    r is what makes the fewest bytes: hint, and most_keys queries with their replies. The hint and a
+    reply grow with r, a query shrinks. The rounding to whole columns is left out of the choice.
+
+    Args:
+        num_keys: K.
+        record_bytes: of one slice, without its tag.
+        most_keys: m: queries of one client, at most K.
+
+    >>> shape = LweShape(num_keys=100_000, record_bytes=2000, most_keys=1000)
+    >>> shape.slices_per_column, shape.columns
+    (5, 20000)
+    >>> round(shape.total_bytes / 1e6, 1)
+    161.6
+    """
+
+    num_keys: int
+    record_bytes: int
+    most_keys: int
+
+    @staticmethod
+    def of(terms: Terms) -> LweShape:
+        """The shape under terms."""
+        return LweShape(terms.num_keys, terms.record_bytes, terms.most_keys)
+
+    @property
+    def row_bytes(self) -> int:
+        """A slice and its tag."""
+        return self.record_bytes + TAG_BYTES
+
+    @property
+    def slices_per_column(self) -> int:
+        """r."""
+        fewest = -(-self.num_keys // most_columns(self.most_keys, self.row_bytes))
+        each = self.row_bytes * (DIMENSION + self.most_keys)
+        ideal = isqrt(self.most_keys * self.num_keys // each)
+        near = (min(max(r, fewest, 1), self.num_keys) for r in (ideal, ideal + 1))
+        return min(near, key=lambda r: (self._bytes_with(r), r))
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix: the length of a query in words."""
+        return -(-self.num_keys // self.slices_per_column)
+
+    @property
+    def query_bytes(self) -> int:
+        """Of a query for `most_keys` keys."""
+        return FRAME_BYTES + WORD_BYTES * self.most_keys * self.columns
+
+    @property
+    def reply_bytes(self) -> int:
+        """Of its reply."""
+        words = self.most_keys * self.slices_per_column * self.row_bytes
+        return REPLY_BYTES + WORD_BYTES * words
+
+    @property
+    def hint_bytes(self) -> int:
+        """Of the hint, which every client fetches once a round."""
+        words = DIMENSION * self.slices_per_column * self.row_bytes
+        return HINT_HEAD_BYTES + WORD_BYTES * words
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all that one client sends and receives in a round."""
+        return self.hint_bytes + self.query_bytes + self.reply_bytes
+
+    @property
+    def failure(self) -> float:
+        """A bound of the probability that one byte or more of a question is decoded wrongly; its
+        tag shows that, and the client has to ask again."""
+        return self.most_keys * self.row_bytes * failure_of_byte(self.columns)
+
+    def _bytes_with(self, r: int) -> int:
+        up = self.most_keys * -(-self.num_keys // r)
+        return up + r * self.row_bytes * (DIMENSION + self.most_keys)
+
+
+Words = NDArray[np.uint32]
+"""Numbers modulo 2^32."""
+
+BLOCK = 2048
+"""Columns of the public matrix that are in memory at once: 8 MB."""
+
+
+def matrix_seed(round: bytes, shape: LweShape) -> bytes:
+    """The public seed of the matrix: a hash of the round and the shape, so that whoever names
+    rounds can draw matrices but not make one."""
+    facts = struct.pack("<QQQ", shape.num_keys, shape.record_bytes, shape.most_keys)
+    return blake2b(round + facts, digest_size=SEED_BYTES, person=b"keyhole-lwe").digest()
+
+
+def public_matrix(seed: bytes, columns: int) -> Iterator[Words]:
+    """Yields the transpose of A in blocks (1024, width), all but the last of width 2048.
+
+    A block is the next 1024 x width words of the AES-128-CTR stream of the seed, little-endian, row
+    by row.
+    """
+    stream = Prg(seed)
+    for start in range(0, columns, BLOCK):
+        block = np.empty((DIMENSION, min(BLOCK, columns - start)), "<u4")
+        stream.fill(block.view(np.uint8))
+        yield block.astype(np.uint32, copy=False)
+
+
+def add_product(out: Words, weights: Words, table: Words | NDArray[np.uint8]) -> None:
+    """out += weights @ table modulo 2^32.
+
+    Args:
+        out: (q, n), rows one after the other in memory, as are those of the others.
+        weights: (q, c).
+        table: (c, n), of bytes or words.
+    """
+    fixed = np.ascontiguousarray(table).view()
+    fixed.setflags(write=False)  # one compiled form for tables that are read-only and others
+    _add_product(out, np.ascontiguousarray(weights), fixed)
+
+
+class Columns:
+    """The table as a matrix of bytes, a column of r slices one after the other in memory.
+
+    Args:
+        database: the slices with their tags.
+        shape: how they lie in columns.
+    """
+
+    def __init__(self, database: Database, shape: LweShape) -> None:
+        cells, r = database.rows.view(np.uint8), shape.slices_per_column
+        self._full = len(cells) // r
+        self._shape = shape
+        self._stride = cells.shape[1]
+        self._whole = cells[: self._full * r].reshape(self._full, -1)
+        # The slices that are left, if r does not divide K.
+        self._rest = cells[self._full * r :].reshape(1, -1)
+
+    def product(self, weights: Iterable[Words], count: int) -> Words:
+        """Returns weights times the columns, in one pass: (count, r, row_bytes).
+
+        Args:
+            weights: (count, width) for consecutive columns, all of them in the end.
+            count: of rows.
+        """
+        r, start = self._shape.slices_per_column, 0
+        out = np.zeros((count, r * self._stride), np.uint32)
+        for some in weights:
+            stop = min(start + some.shape[1], self._full)
+            add_product(out, some[:, : stop - start], self._whole[start:stop])
+            if start + some.shape[1] > self._full:
+                rest = np.zeros((count, self._rest.shape[1]), np.uint32)
+                add_product(rest, some[:, stop - start :], self._rest)
+                out[:, : rest.shape[1]] += rest
+            start += some.shape[1]
+        return out.reshape(count, r, self._stride)[:, :, : self._shape.row_bytes]
+
+
+# Wide panels, so that a call is worth its cost; few columns, so that they stay in the cache while
+# all rows of weights meet them.
+_PANEL = 4096
+_DEPTH = 16
+_STEP = 8
+
+
+@njit(cache=True, nogil=True)
+def _add_product(out, weights, table):  # type: ignore[no-untyped-def]
+    depth, width = table.shape
+    for top in range(0, depth, _DEPTH):
+        bottom = min(top + _DEPTH, depth)
+        eights = top + (bottom - top) // _STEP * _STEP
+        for left in range(0, width, _PANEL):
+            panel = slice(left, min(left + _PANEL, width))
+            for row in range(len(weights)):
+                sums, factors = out[row][panel], weights[row]
+                for k in range(top, eights, _STEP):
+                    _add_eight(
+                        sums,
+                        factors[k : k + _STEP],
+                        table[k][panel],
+                        table[k + 1][panel],
+                        table[k + 2][panel],
+                        table[k + 3][panel],
+                        table[k + 4][panel],
+                        table[k + 5][panel],
+                        table[k + 6][panel],
+                        table[k + 7][panel],
+                    )
+                for k in range(eights, bottom):
+                    _add_one(sums, factors[k], table[k][panel])
+
+
+@njit(cache=True, nogil=True)
+def _add_eight(out, f, a, b, c, d, e, g, h, i):  # type: ignore[no-untyped-def]
+    """Eight at a time: a sum is loaded and stored once for eight products."""
+    word = np.uint32  # products of 32 bits, eight in a vector; without it they have 64
+    f0, f1, f2, f3, f4, f5, f6, f7 = f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]
+    for n in range(len(out)):
+        first = word(f0 * a[n]) + word(f1 * b[n]) + word(f2 * c[n]) + word(f3 * d[n])
+        second = word(f4 * e[n]) + word(f5 * g[n]) + word(f6 * h[n]) + word(f7 * i[n])
+        out[n] += word(first) + word(second)
+
+
+@njit(cache=True, nogil=True)
+def _add_one(out, factor, row):  # type: ignore[no-untyped-def]
+    for n in range(len(out)):
+        out[n] += np.uint32(factor * row[n])
+
+
+_REACH = 64  # 10 sigma: what lies beyond has less than 2^-74 and falls to the rounding
+_DIGITS = 60
+_CHUNK = 256  # words: what stays in the first-level cache with its sums
+
+
+def draw_errors(prg: Prg, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Returns errors of the discrete Gaussian with mean 0 and standard deviation 6.4.
+
+    Every error takes one word of 64 bits and as many steps as any other. Each of its values comes
+    up with its probability to within 2^-64, the whole distribution to within 2^-57.
+
+    Args:
+        prg: where they come from.
+        shape: of the result.
+    """
+    words = np.empty(shape, "<i8")
+    prg.fill(words.view(np.uint8))
+    out = np.empty(shape, np.int32)
+    lowest, steps = thresholds()
+    _count(words.reshape(-1), steps, lowest, out.reshape(-1))
+    return out
+
+
+@lru_cache(maxsize=1)  # a pure function of constants
+def thresholds() -> tuple[int, NDArray[np.int64]]:
+    """The lowest value and the steps of the distribution: the value of a word is the lowest one
+    plus the number of steps that are not above the word, all as signed numbers of 64 bits."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        spread = 2 * Decimal(str(SIGMA)) ** 2
+        values = range(-_REACH, _REACH + 1)
+        weights = [(-Decimal(x * x) / spread).exp() for x in values]
+        total, below, steps = sum(weights), Decimal(0), []
+        for weight in weights:
+            below += weight
+            steps.append(int((below / total * 2**64).to_integral_value()))
+    lowest = -_REACH + sum(step == 0 for step in steps)
+    kept = [step - 2**63 for step in steps if 0 < step < 2**64]
+    table = np.array(kept, np.int64)
+    table.setflags(write=False)
+    return lowest, table
+
+
+@njit(cache=True, nogil=True)
+def _count(words, steps, lowest, out):  # type: ignore[no-untyped-def]
+    """Compares every word with every step, so that the work does not depend on the words."""
+    fours = len(steps) // 4 * 4
+    passed = np.empty(_CHUNK, np.int64)
+    for start in range(0, len(words), _CHUNK):
+        some, sums = words[start : start + _CHUNK], out[start : start + _CHUNK]
+        passed[:] = lowest
+        for k in range(0, fours, 4):
+            _pass_four(some, steps[k], steps[k + 1], steps[k + 2], steps[k + 3], passed)
+        for k in range(fours, len(steps)):
+            for n in range(len(some)):
+                passed[n] += np.int64(some[n] >= steps[k])
+        for n in range(len(some)):
+            sums[n] = passed[n]
+
+
+@njit(cache=True, nogil=True)
+def _pass_four(words, a, b, c, d, out):  # type: ignore[no-untyped-def]
+    for n in range(len(words)):
+        word = words[n]
+        out[n] += np.int64(word >= a) + np.int64(word >= b)
+        out[n] += np.int64(word >= c) + np.int64(word >= d)
+
+
+@dataclass(frozen=True, repr=False)
+class Opening:
+    """What opens the replies to queries.
+
+    Args:
+        secrets: (u, 1024), one for each query.
+        errors: (u,), the sum of the errors of each query.
+    """
+
+    secrets: Words
+    errors: Words
+
+    def __repr__(self) -> str:
+        """Secrets stay secret: printing shows how many there are."""
+        return f"Opening({len(self.secrets)} queries)"
+
+    def decode(self, rows: Words, slices: NDArray[np.int64], hint: Words) -> NDArray[np.uint8]:
+        """Returns the bytes of one slice of each column, (u, row_bytes).
+
+        Args:
+            rows: (u or more, r, row_bytes), what the server replies.
+            slices: (u,) below r: which slice.
+            hint: (r, 1024, row_bytes).
+        """
+        out = np.empty((len(slices), rows.shape[2]), np.uint8)
+        for each in np.unique(slices):
+            mine = np.flatnonzero(slices == each)
+            mask = np.zeros((len(mine), rows.shape[2]), np.uint32)
+            add_product(mask, self.secrets[mine], hint[each])
+            noisy = rows[mine, each] - mask - np.uint32(128) * self.errors[mine, None]
+            out[mine] = (noisy + np.uint32(1 << (SCALE_BITS - 1))) >> np.uint32(SCALE_BITS)
+        return out
+
+
+def encrypt(columns: KeyArray, length: int, seed: bytes, prg: Prg) -> tuple[Words, Opening]:
+    """Returns queries A s + e + 2^24 u, (m, length), each with a new secret, and their opening.
+
+    The public matrix is made block by block, once for all queries: 1024 products for each of its
+    columns and each query, in memory for the queries and about 8 MB and 12 KB a query more.
+
+    Args:
+        columns: (m,) below `length`: the column that each query asks for.
+        length: of a query.
+        seed: of the public matrix.
+        prg: where secrets and errors come from.
+    """
+    count = len(columns)
+    words = np.empty((count, DIMENSION), "<u4")
+    prg.fill(words.view(np.uint8))
+    secrets, sums = words.astype(np.uint32, copy=False), np.zeros(count, np.uint32)
+    queries = np.empty((count, length), "<u4")
+    starts = range(0, length, BLOCK)
+    for start, block in zip(starts, public_matrix(seed, length), strict=True):
+        some = draw_errors(prg, (count, block.shape[1])).view(np.uint32)
+        sums += some.sum(axis=1, dtype=np.uint32)
+        add_product(some, secrets, block)
+        queries[:, start : start + BLOCK] = some
+    queries[np.arange(count), columns] += np.uint32(1 << SCALE_BITS)
+    return queries, Opening(secrets, sums)

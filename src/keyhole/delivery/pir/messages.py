@@ -1,0 +1,438 @@
+"""Frames: what stands around every query and reply, and how a message is refused.
+
+A frame is a head (what it is, for or from which server, of which round, under which terms), a body
+whose length follows from the terms, and a check over all of it. What arrives is compared with the
+one length it can have, then with its check, then with the terms, before its content is looked at.
+Whatever is wrong, a server answers with the same bytes. The body of a reply begins with the check
+of the query that it answers: an old reply does not pass for that to a new query.
+
+The check finds damage. It does not stop whoever wants to forge a message: that is what TLS is for.
+
+What a server has answered: so that no query is answered twice.
+
+What every scheme of private retrieval offers, whatever happens inside.
+
+Questions whose answer is the XOR of two replies: what the client keeps and how it opens them.
+
+Every row of a reply is checked, that of padding too: it is the row of a key that the client drew.
+Were padding not checked, a server that changes one row and sees whether the client fails would
+learn whether that query was padding.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from threading import Lock
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.once import Once
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir.database import Terms, tags_of
+from keyhole.errors import IntegrityError, MalformedError, ReplayError, StaleError
+
+FrameKind: TypeAlias = Literal["query", "reply"]
+Body: TypeAlias = bytes | bytearray | memoryview
+
+_MAGIC = b"KHP1"
+_KINDS = {"query": 1, "reply": 2}
+_HEAD = struct.Struct("<4sBBH16s32s")
+_PIECE = 1 << 30  # bytes that the sum of a reply takes at once: the library ends at 2^31
+
+CHECK_BYTES = 16
+"""Of the check at the end of a message."""
+
+FRAME_BYTES = _HEAD.size + CHECK_BYTES
+"""What a frame adds to its body."""
+
+REPLY_BYTES = FRAME_BYTES + CHECK_BYTES
+"""What a reply adds to its rows: a frame, and the check of its query."""
+
+REFUSAL = _MAGIC + bytes([3]) + bytes(FRAME_BYTES - 5)
+"""The answer to every message that cannot be used: it does not tell why."""
+
+
+def seal(kind: FrameKind, terms: Terms, server: int, *body: Body) -> bytes:
+    """Returns a message.
+
+    Args:
+        kind: of the message.
+        terms: under which it is sent.
+        server: 0 or 1, to which a query goes and from which a reply comes.
+        body: in one or more parts, together of the length that the terms demand.
+    """
+    head = _HEAD.pack(_MAGIC, _KINDS[kind], server, 0, terms.round, terms.digest)
+    return b"".join([head, *body, _check(kind, head, *body)])
+
+
+def seal_reply(query: bytes | memoryview, terms: Terms, server: int, rows: Body) -> bytes:
+    """Returns the reply to a query.
+
+    Args:
+        query: as it arrived.
+        terms: under which it is answered.
+        server: 0 or 1, from which the reply comes.
+        rows: of the length that the terms demand.
+    """
+    return seal("reply", terms, server, check_of(query), rows)
+
+
+def unseal(
+    data: bytes | memoryview, kind: FrameKind, terms: Terms, server: int, body_bytes: int
+) -> memoryview:
+    """Returns the body of a message.
+
+    Args:
+        data: as it arrived.
+        kind: what it must be.
+        terms: what it must be under.
+        server: which server it must be for, or from.
+        body_bytes: the only length that its body can have.
+
+    Raises:
+        MalformedError: not such a message, or damaged.
+        StaleError: of another round, or under other terms.
+    """
+    view = memoryview(data)
+    if len(view) != body_bytes + FRAME_BYTES:
+        raise _malformed(f"{len(view)} bytes", f"{body_bytes + FRAME_BYTES} bytes")
+    head, body = view[: _HEAD.size], view[_HEAD.size : -CHECK_BYTES]
+    if check_of(view) != _check(kind, head, body):
+        raise _malformed("a wrong check", "the check of its bytes")
+    magic, number, party, zero, round_name, digest = _HEAD.unpack(head)
+    if (magic, number, party, zero) != (_MAGIC, _KINDS[kind], server, 0):
+        raise _malformed("another head", f"a {kind} of server {server}, of version 1")
+    if round_name != terms.round or digest != terms.digest:
+        raise StaleError(
+            "a message about other slices",
+            got="another round, or other terms",
+            allowed="the round and terms of this table",
+            fix="fetch the terms anew, from every server",
+        )
+    return body
+
+
+def unseal_reply(
+    data: bytes | memoryview, asked: bytes, terms: Terms, server: int, rows_bytes: int
+) -> memoryview:
+    """Returns the rows of the reply to a query.
+
+    Args:
+        data: as it arrived.
+        asked: the check of the query, see `check_of`.
+        terms: what it must be under.
+        server: which server it must be from.
+        rows_bytes: the only length that its rows can have.
+
+    Raises:
+        MalformedError: no reply, or damaged, or that to another query.
+        StaleError: of another round, or under other terms.
+    """
+    body = unseal(data, "reply", terms, server, CHECK_BYTES + rows_bytes)
+    if body[:CHECK_BYTES] != asked:
+        raise _malformed("the reply to another query", "the reply to this one")
+    return body[CHECK_BYTES:]
+
+
+def check_of(message: bytes | memoryview) -> bytes:
+    """The 16 bytes at the end of a message, which tell it from every other."""
+    return bytes(message[-CHECK_BYTES:])
+
+
+def _check(kind: FrameKind, *parts: Body) -> bytes:
+    """SHA-256 of a query, which tells it from every other; GMAC of a reply, under a key that
+    everybody knows: it finds damage, five times as fast, and replies are long."""
+    if kind == "query":
+        whole = sha256()
+        for part in parts:
+            whole.update(part)
+        return whole.digest()[:CHECK_BYTES]
+    summed = Cipher(AES(b"keyhole-pir-repl"), GCM(bytes(12))).encryptor()
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), _PIECE):
+            summed.authenticate_additional_data(view[start : start + _PIECE])
+    summed.finalize()
+    return summed.tag
+
+
+def _malformed(got: str, allowed: str) -> MalformedError:
+    return MalformedError(
+        "a message of private retrieval cannot be read",
+        got=got,
+        allowed=allowed,
+        fix="send it as docs/wire.md describes it, under the terms of the table",
+    )
+
+
+MOST_QUERIES = 1 << 22
+"""How many queries a table answers, unless it is told otherwise."""
+
+_FRESH = 1 << 14  # checks that are held one by one; then they are sorted in among the others
+
+
+class Answered:
+    """Remembers queries by their checks, for as long as a table is served.
+
+    A query that comes back shows a client that sends one key twice, or somebody in between. It is
+    refused; but whoever can make a new check can get round that, so the secrecy of keys does not
+    rest on it. Safe for threads.
+
+    Args:
+        limit: how many queries are remembered. Then every further one is refused: none is ever
+            forgotten. Each takes 16 bytes, those of the last 16,384 about 110; every 16,384
+            queries all are copied once. 4,194,304 take 67 MB, twice that while they are copied.
+    """
+
+    def __init__(self, limit: int = MOST_QUERIES) -> None:
+        self._limit = limit
+        self._claimed: set[bytes] = set()
+        self._fresh: set[bytes] = set()
+        self._sorted = np.empty((0, 2), np.uint64)
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._claimed) + len(self._fresh) + len(self._sorted)
+
+    @contextmanager
+    def claim(self, queries: Sequence[bytes]) -> Iterator[None]:
+        """Holds queries while they are answered: all of them, or none. If the answer fails they are
+        given back, since nothing was answered; else they are remembered.
+
+        Raises:
+            ReplayError: one has been answered before, is being answered or stands here twice, or
+                there is no room.
+        """
+        checks = {check_of(query) for query in queries}
+        self._take(checks, len(queries))
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._claimed -= checks
+            raise
+        with self._lock:
+            self._claimed -= checks
+            self._fresh |= checks
+            if len(self._fresh) >= _FRESH:
+                self._sort_in()
+
+    def _take(self, checks: set[bytes], count: int) -> None:
+        with self._lock:
+            new = checks - self._claimed - self._fresh
+            again = count - len(new) + _count_known(self._sorted, _words_of(new))
+            if again:
+                raise _replay(f"{again} of {count} a second time", "each query once")
+            if len(self) + len(checks) > self._limit:
+                raise _replay(f"{count} after {len(self)}", f"{self._limit} in all")
+            self._claimed |= checks
+
+    def _sort_in(self) -> None:
+        both = np.concatenate([self._sorted, _words_of(self._fresh)])
+        self._sorted = both[np.argsort(both[:, 0], kind="stable")]
+        self._fresh = set()
+
+
+def _words_of(checks: set[bytes]) -> NDArray[np.uint64]:
+    """Checks as two words each, (n, 2)."""
+    return np.frombuffer(b"".join(checks), np.uint64).reshape(-1, CHECK_BYTES // 8)
+
+
+def _count_known(known: NDArray[np.uint64], asked: NDArray[np.uint64]) -> int:
+    """How many of `asked` are among `known`, whose first words are sorted."""
+    first = np.searchsorted(known[:, 0], asked[:, 0], "left")
+    last = np.searchsorted(known[:, 0], asked[:, 0], "right")
+    # Of checks with the same first word there is hardly ever more than one.
+    return sum(
+        bool((known[start:end, 1] == second).any())
+        for start, end, second in zip(first, last, asked[:, 1], strict=True)
+        if start < end
+    )
+
+
+def _replay(got: str, allowed: str) -> ReplayError:
+    return ReplayError(
+        "queries that this table does not answer",
+        got=got,
+        allowed=allowed,
+        fix="make a new question for every request; a new round has a new table",
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Retrieved:
+    """What a client found.
+
+    Args:
+        records: (m, record_bytes) uint8 in the order of the keys, checked against their tags; zeros
+            where `is_found` is false.
+        is_found: (m,) bool. A key that found no place in a query is not retrieved; nobody but the
+            client knows, and it must train without the key.
+    """
+
+    records: NDArray[np.uint8]
+    is_found: NDArray[np.bool_]
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows how many there are."""
+        return f"Retrieved({self.is_found.sum()} of {len(self.is_found)} keys)"
+
+
+class Question(Protocol):
+    """One query of a client, for one use."""
+
+    def messages(self) -> tuple[bytes, ...]:
+        """One message for each server, in their order.
+
+        Raises:
+            ReplayError: they have been taken before. To ask again, make a new question.
+        """
+        ...
+
+    def open(self, replies: Sequence[bytes]) -> Retrieved:
+        """Returns the slices, from one reply of each server.
+
+        Raises:
+            MalformedError, StaleError: a reply is not one to this question.
+            IntegrityError: a slice, wanted or of padding, lacks the tag of its round and key.
+                Nothing is returned, and whoever asks again does so for all keys: what failed must
+                not show.
+            ReplayError: replies have been opened before.
+        """
+        ...
+
+
+class Asker(Protocol):
+    """The client of one table."""
+
+    @property
+    def terms(self) -> Terms:
+        """What was agreed."""
+        ...
+
+    def ask(self, keys: KeyArray, prg: Prg | None = None) -> Question:
+        """Makes a question for keys; repeats and order are the client's own business.
+
+        Args:
+            keys: (n,) int64 with at most `terms.most_keys` different ones.
+            prg: where secrets come from; a fresh one if None. Given by tests only.
+
+        Raises:
+            KeySpaceError: keys are outside the table, or too many.
+        """
+        ...
+
+
+class Answerer(Protocol):
+    """One server of one table."""
+
+    @property
+    def terms(self) -> Terms:
+        """What was agreed."""
+        ...
+
+    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table.
+
+        Raises:
+            MalformedError, StaleError, ReplayError: a query cannot be answered; raised before any
+                slice is read, and none of the others is answered either.
+        """
+        ...
+
+
+@dataclass(frozen=True, repr=False)
+class Wanted:
+    """What a client asked for and where in the replies it will be.
+
+    Args:
+        keys: (q,) int64: the key of each row of a reply, wanted or drawn as padding.
+        slots: (n,) int64: the row of each key that was asked for; -1 if it is in none.
+    """
+
+    keys: KeyArray
+    slots: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows how many queries there are, padding included."""
+        return f"Wanted({len(self.keys)} queries)"
+
+
+class XorQuestion:
+    """One query to two servers, for one use.
+
+    Args:
+        terms: under which it is asked.
+        messages: one for each server.
+        wanted: what for.
+    """
+
+    def __init__(self, terms: Terms, messages: tuple[bytes, bytes], wanted: Wanted) -> None:
+        self._terms = terms
+        self._checks = [check_of(message) for message in messages]
+        self._messages = Once(messages, "messages")
+        self._wanted = Once(wanted, "replies")
+        self._num_slots = len(wanted.keys)
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows what everybody sees."""
+        return f"XorQuestion({self._num_slots} queries to each of 2 servers)"
+
+    def messages(self) -> tuple[bytes, bytes]:
+        """One message for each server; see `Question`."""
+        return self._messages.take()
+
+    def open(self, replies: Sequence[bytes]) -> Retrieved:
+        """Returns the slices; see `Question`. Replies that are none do not use the question up."""
+        self._wanted.peek()
+        one, other = self._read(replies)
+        wanted = self._wanted.take()
+        opened = check_tags(self._terms, wanted.keys, one ^ other)
+        is_found = wanted.slots >= 0
+        records = opened[wanted.slots]
+        records[~is_found] = 0
+        return Retrieved(records, is_found)
+
+    def _read(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
+        """The rows of two replies, (num_slots, row_bytes) each."""
+        if len(replies) != 2:
+            raise MalformedError(
+                "replies of some servers only",
+                got=f"{len(replies)} replies",
+                allowed="2, in the order of the messages",
+                fix="wait for both servers",
+            )
+        shape = self._num_slots, self._terms.row_bytes
+        length = self._num_slots * self._terms.row_bytes
+        bodies = [
+            unseal_reply(reply, check, self._terms, server, length)
+            for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
+        ]
+        return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]
+
+
+def check_tags(terms: Terms, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the slices of rows (m, row_bytes), once all of them have the tags of their keys.
+
+    Raises:
+        IntegrityError: one has not. The error does not tell which, nor how many.
+    """
+    records, tags = rows[:, : terms.record_bytes], rows[:, terms.record_bytes :]
+    if not np.array_equal(tags_of(terms.round, keys, records), tags):
+        raise IntegrityError(
+            "slices that are not those of this round",
+            got="a slice without the tag of its round and key",
+            allowed="slices as the digest of the table covers them",
+            fix="ask again for all keys, or leave the round: a server lies or is damaged",
+        )
+    return records

@@ -1,0 +1,282 @@
+"""Private retrieval from one server: learning with errors, in the manner of SimplePIR.
+
+The table is a matrix D of bytes, A a public matrix. Once a round a client fetches the hint D A. For
+each key it sends A s + e + 2^24 u modulo 2^32: s is a secret, e an error, u the unit vector of the
+key's column. The server multiplies D with it; what remains of the reply without (D A) s is the
+column, disturbed by D e, which rounding removes. The client knows e and takes 128 times its sum
+away too: the noise is that of bytes around zero, and the server does nothing for it.
+
+Hidden: which keys a client asks for and how many, from the server and whoever sees the messages, if
+the decisional problem of learning with errors is hard with n = 1024, q = 2^32, uniform secrets and
+errors of a discrete Gaussian with standard deviation 6.4: the parameters that SimplePIR (Henzinger
+et al., USENIX Security 2023) states for 128 bits. We take them over; no estimator of lattice
+attacks has been run here. Every query has a secret of its own, so m queries of N clients are m N
+problems that share A. Not hidden: who asks, when, and the maximum m.
+
+Not covered: a server that deviates. Its wrong rows are found by their tags, those of padding like
+all others, so it does not learn which queries are padding. But one that sends a wrong hint or
+damages some columns, and then sees whether a client fails or falls silent, learns whether one of
+these was asked for. Nor is the time that a client's work takes.
+
+Cost: the hint must be fetched anew in every round, and each key takes a whole query, so this
+competes with sending everything: see `LweShape.total_bytes`. One byte or more of a question is
+decoded wrongly with probability at most `LweShape.failure`, kept below 2^-40 by the layout; the tag
+shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.once import Once, distinct_keys
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir.database import Database, Terms, check_scheme, plain_terms
+from keyhole.delivery.pir.lwe import (
+    BLOCK,
+    DIMENSION,
+    HINT_HEAD_BYTES,
+    Columns,
+    LweShape,
+    Opening,
+    Words,
+    encrypt,
+    matrix_seed,
+    public_matrix,
+)
+from keyhole.delivery.pir.messages import (
+    FRAME_BYTES,
+    MOST_QUERIES,
+    REPLY_BYTES,
+    Answered,
+    Retrieved,
+    Wanted,
+    check_of,
+    check_tags,
+    seal,
+    seal_reply,
+    unseal,
+    unseal_reply,
+)
+from keyhole.errors import InputError, MalformedError, StaleError
+
+_MAGIC = b"KHH1" + bytes(4)
+_SERVER = 0
+_PASS = 1024  # keys: more of them are no faster in one pass, and take more memory
+
+
+def query_bytes(terms: Terms) -> int:
+    """Of one query, whatever the keys."""
+    return LweShape.of(terms).query_bytes
+
+
+def reply_bytes(terms: Terms) -> int:
+    """Of one reply."""
+    return LweShape.of(terms).reply_bytes
+
+
+def hint_bytes(terms: Terms) -> int:
+    """Of the hint, which every client fetches once a round."""
+    return LweShape.of(terms).hint_bytes
+
+
+def hint_of(database: Database, most_keys: int) -> bytes:
+    """Computes the hint of a table: 1024 products for each of its bytes.
+
+    Returns:
+        8 bytes of magic, the 32 of the table's digest, then (r, 1024, row_bytes) words of 32 bits,
+        little-endian: the transpose of D A, one slice of the columns after the other.
+    """
+    shape = LweShape.of(plain_terms("one-server", database, most_keys))
+    seed = matrix_seed(database.round, shape)
+    product = Columns(database, shape).product(public_matrix(seed, shape.columns), DIMENSION)
+    words = np.ascontiguousarray(product.transpose(1, 0, 2), "<u4")
+    return b"".join([_MAGIC, database.digest, words.data.cast("B")])
+
+
+def terms_of(database: Database, most_keys: int, hint: bytes | None = None) -> Terms:
+    """Returns the terms of a table; `most_keys` beyond its rows are as many as it has.
+
+    Args:
+        database: what is retrieved from.
+        most_keys: m.
+        hint: of this table, from `hint_of`; computed if None, which takes the longest of all.
+    """
+    hint = hint_of(database, most_keys) if hint is None else hint
+    plain = plain_terms("one-server", database, most_keys)
+    return replace(plain, database=sha256(hint).digest())
+
+
+class OneServerAsker:
+    """The client of a table at one server.
+
+    Args:
+        terms: of the table.
+        hint: as the server of these terms gives it.
+
+    Raises:
+        InputError: terms of another scheme.
+        MalformedError: something that is no hint of such a table.
+        StaleError: a hint that the terms do not cover: of another table, or damaged.
+    """
+
+    def __init__(self, terms: Terms, hint: bytes) -> None:
+        check_scheme(terms, "one-server")
+        self.terms = terms
+        self._shape = LweShape.of(terms)
+        self._hint = _read_hint(hint, terms, self._shape)
+
+    def ask(self, keys: KeyArray, prg: Prg | None = None) -> OneServerQuestion:
+        """Makes a question for keys; see `Asker`. The rest of `most_keys` are random ones."""
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
+        prg = Prg.fresh() if prg is None else prg
+        shape = self._shape
+        asked = prg.below(shape.num_keys, shape.most_keys)
+        asked[: len(wanted)] = wanted
+        seed, columns = matrix_seed(self.terms.round, shape), asked // shape.slices_per_column
+        queries, opening = encrypt(columns, shape.columns, seed, prg)
+        message = seal("query", self.terms, _SERVER, queries.data.cast("B"))
+        return OneServerQuestion(self.terms, message, Wanted(asked, places), opening, self._hint)
+
+
+class OneServerQuestion:
+    """One query to one server, for one use.
+
+    Args:
+        terms: under which it is asked.
+        message: the query.
+        wanted: what for.
+        opening: what the reply is opened with, padding included: it is checked too.
+        hint: (r, 1024, row_bytes).
+    """
+
+    def __init__(
+        self, terms: Terms, message: bytes, wanted: Wanted, opening: Opening, hint: Words
+    ) -> None:
+        self._terms = terms
+        self._hint = hint
+        self._check = check_of(message)
+        self._messages = Once((message,), "messages")
+        self._wanted = Once((wanted, opening), "replies")
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows what everybody sees."""
+        return f"OneServerQuestion({self._terms.most_keys} queries to 1 server)"
+
+    def messages(self) -> tuple[bytes, ...]:
+        """The message for the server; see `Question`."""
+        return self._messages.take()
+
+    def open(self, replies: Sequence[bytes]) -> Retrieved:
+        """Returns the slices; see `Question`. Replies that are none do not use the question up."""
+        self._wanted.peek()
+        rows = _read_reply(replies, self._check, self._terms)
+        wanted, opening = self._wanted.take()
+        opened = opening.decode(rows, wanted.keys % rows.shape[1], self._hint)
+        records = check_tags(self._terms, wanted.keys, opened)
+        return Retrieved(records[wanted.slots], np.ones(len(wanted.slots), np.bool_))
+
+
+class OneServer:
+    """The server of a table, for as long as its round lasts.
+
+    Args:
+        database: what is retrieved from.
+        terms: of this database.
+        hint: of this database, from `hint_of`; computed if None. `OneServer.of` computes it once
+            for the terms and the server.
+        most_queries: that it answers and remembers, see `Answered`.
+
+    Raises:
+        InputError: terms, or a hint, of something else.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        terms: Terms,
+        hint: bytes | None = None,
+        most_queries: int = MOST_QUERIES,
+    ) -> None:
+        check_scheme(terms, "one-server")
+        self.hint = hint_of(database, terms.most_keys) if hint is None else hint
+        if terms != terms_of(database, terms.most_keys, self.hint):
+            raise InputError(
+                "a server and terms that do not fit",
+                got=f"terms of {terms.num_keys} slices",
+                allowed=f"terms_of these {database.num_keys} slices and their hint",
+                fix="make both with OneServer.of(database, most_keys)",
+            )
+        self.terms = terms
+        self._shape = LweShape.of(terms)
+        self._columns = Columns(database, self._shape)
+        self._answered = Answered(most_queries)
+
+    @staticmethod
+    def of(database: Database, most_keys: int) -> OneServer:
+        """Returns a server with its own terms."""
+        hint = hint_of(database, most_keys)
+        return OneServer(database, terms_of(database, most_keys, hint), hint)
+
+    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries; see `Answerer`. A pass over the table serves 1,024 keys, or one query.
+
+        Raises:
+            ReplayError: also if this table has answered as many as it can remember.
+        """
+        shape = self._shape
+        length = shape.query_bytes - FRAME_BYTES
+        bodies = [unseal(query, "query", self.terms, _SERVER, length) for query in queries]
+        asked = [np.frombuffer(body, "<u4").reshape(-1, shape.columns) for body in bodies]
+        each = max(1, _PASS // shape.most_keys)
+        with self._answered.claim(queries):
+            passes = (self._answer(asked[at : at + each]) for at in range(0, len(asked), each))
+            found = (words.data.cast("B") for some in passes for words in some)
+            pairs = zip(queries, found, strict=True)
+            return [seal_reply(query, self.terms, _SERVER, rows) for query, rows in pairs]
+
+    def _answer(self, asked: Sequence[Words]) -> Words:
+        """The words of replies, (queries, m r row_bytes)."""
+        starts = range(0, self._shape.columns, BLOCK)
+        # Block by block: all queries of a pass are side by side, and not held twice.
+        blocks = (np.concatenate([one[:, at : at + BLOCK] for one in asked]) for at in starts)
+        found = self._columns.product(blocks, len(asked) * self._shape.most_keys)
+        return found.astype("<u4").reshape(len(asked), -1)
+
+
+def _read_hint(hint: bytes, terms: Terms, shape: LweShape) -> Words:
+    """The words of a hint, (r, 1024, row_bytes)."""
+    if len(hint) != shape.hint_bytes or bytes(hint[: len(_MAGIC)]) != _MAGIC:
+        raise MalformedError(
+            "this is no hint of such a table",
+            got=f"{len(hint)} bytes",
+            allowed=f"{shape.hint_bytes} bytes as docs/wire.md describes them",
+            fix="fetch the hint of these terms anew",
+        )
+    if sha256(hint).digest() != terms.database:
+        raise StaleError(
+            "a hint that the terms do not cover",
+            got="a hint of other slices, or damaged",
+            allowed="the hint of this table",
+            fix="fetch the terms and the hint anew",
+        )
+    words = np.frombuffer(hint, "<u4", offset=HINT_HEAD_BYTES).astype(np.uint32, copy=False)
+    return np.require(words, requirements="A").reshape(-1, DIMENSION, shape.row_bytes)
+
+
+def _read_reply(replies: Sequence[bytes], asked: bytes, terms: Terms) -> Words:
+    """The words of the only reply, (m, r, row_bytes)."""
+    if len(replies) != 1:
+        raise MalformedError(
+            "replies of another number of servers",
+            got=f"{len(replies)} replies",
+            allowed="1",
+            fix="pass the reply of the one server",
+        )
+    body = unseal_reply(replies[0], asked, terms, _SERVER, reply_bytes(terms) - REPLY_BYTES)
+    words = np.frombuffer(body, "<u4").astype(np.uint32, copy=False)
+    return words.reshape(terms.most_keys, -1, terms.row_bytes)

@@ -1,0 +1,303 @@
+"""The batch of point queries that fetches many keys: a small one in every bucket, and a stash.
+
+What it looks like follows from the terms. A client puts each of its keys into one query of it, and
+a random key into every query that is left: what comes back for that one can be checked too.
+
+Private retrieval from two servers: point functions over cuckoo buckets.
+
+A client shares one point a bucket, and one a stash query, between both servers; each XORs the rows
+that its share selects, and the XOR of both replies is the row of the point. What is sent is the
+number of queries times a row, whatever the number of rows.
+
+Hidden: which keys a client asks for and how many, from each server, for any number of colluding
+clients, if both servers do not collude and AES under a fixed key is a circular correlation-robust
+hash. Not hidden: who asks, when, and under which terms.
+
+A server that answers from a wrong table, or sends wrong rows, is found by the tags of the slices:
+those of padding are checked like all others, so that a wrong row shows whatever its query is for.
+The tags hold no secret: a server that guesses the key of one query can forge that slice, and if it
+sees whether the client fails it learns whether it guessed right, of a wanted key or of padding. A
+client that falls silent shows the same as one that fails. Not covered beyond that: both servers
+together, the time that a client's work takes, and a table that was wrong from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.cuckoo import MOST_IN_BUCKETS, BatchShape, Placement, batch_shape, place
+from keyhole.crypto.dpf import (
+    Domain,
+    PointKeys,
+    decode_corrections,
+    encode_corrections,
+    expand,
+    share_from_roots,
+)
+from keyhole.crypto.once import distinct_keys
+from keyhole.crypto.prg import SEED_BYTES, Prg
+from keyhole.delivery.pir.database import Database, Terms, check_scheme, check_server, plain_terms
+from keyhole.delivery.pir.messages import (
+    FRAME_BYTES,
+    MOST_QUERIES,
+    REPLY_BYTES,
+    Answered,
+    Wanted,
+    XorQuestion,
+    seal,
+    seal_reply,
+    unseal,
+)
+from keyhole.delivery.pir.scan import scan_buckets, scan_rows
+from keyhole.errors import InputError
+
+
+@dataclass(frozen=True, repr=False)
+class Points:
+    """The points of one client's batch.
+
+    Args:
+        in_buckets: (num_buckets,) int64: a position in each bucket.
+        keys: (num_buckets + stash,) int64: the key of each query, buckets first: a wanted one, or
+            one that was drawn.
+        slots: (u,) int64: the query that each key is in, buckets first; -1 if there was no room.
+    """
+
+    in_buckets: KeyArray
+    keys: KeyArray
+    slots: NDArray[np.int64]
+
+    @property
+    def in_stash(self) -> KeyArray:
+        """The points of the stash are keys."""
+        return self.keys[len(self.in_buckets) :]
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows what everybody sees."""
+        return f"Points({len(self.in_buckets)} buckets, {len(self.in_stash)} in the stash)"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The public shape of a batch.
+
+    Args:
+        shape: how many queries of either kind.
+        placement: where keys lie; None without buckets.
+        bucket: the points of one bucket.
+        table: the points of the whole table.
+    """
+
+    shape: BatchShape
+    placement: Placement | None
+    bucket: Domain
+    table: Domain
+
+    @staticmethod
+    def of(terms: Terms) -> Batch:
+        """Returns the batch of a table.
+
+        Raises:
+            InputError: a table that is too large for the buckets that its terms demand.
+        """
+        shape = batch_shape(terms.most_keys, terms.num_keys)
+        if shape.num_buckets and terms.num_keys > MOST_IN_BUCKETS:
+            raise InputError(
+                "terms of a table that is too large for buckets",
+                got=f"{terms.num_keys} keys, {terms.most_keys} a query",
+                allowed=f"1..{MOST_IN_BUCKETS} keys with so many a query",
+                fix="check num_keys and most_keys; divide the table",
+            )
+        table = Domain(terms.num_keys)
+        if not shape.num_buckets:
+            return Batch(shape, None, Domain(1), table)
+        placement = Placement(terms.num_keys, shape.num_buckets)
+        return Batch(shape, placement, Domain(placement.bucket_size), table)
+
+    @property
+    def num_queries(self) -> int:
+        """Of both kinds."""
+        return self.shape.num_buckets + self.shape.stash
+
+    def assign(self, keys: KeyArray, prg: Prg) -> Points:
+        """Puts keys into queries: as many as can be into buckets, then into the stash.
+
+        Args:
+            keys: (u,) int64, all different.
+            prg: of the keys of queries that are left.
+        """
+        positions, drawn = self._fill_buckets(prg)
+        slots = np.full(len(keys), -1, np.int64)
+        if self.placement is not None:
+            choices, within = self.placement.places_of(keys)
+            slots[:] = place(choices, self.shape.num_buckets)
+            row, column = np.nonzero(choices == slots[:, None])
+            positions[slots[row]] = within[row, column]
+        left = np.flatnonzero(slots < 0)[: self.shape.stash]
+        slots[left] = self.shape.num_buckets + np.arange(len(left))
+        asked = np.concatenate([drawn, prg.below(self.table.num_points, self.shape.stash)])
+        is_placed = slots >= 0
+        asked[slots[is_placed]] = keys[is_placed]
+        return Points(positions, asked, slots)
+
+    def _fill_buckets(self, prg: Prg) -> tuple[KeyArray, KeyArray]:
+        """A random key of each bucket: its position and itself, (num_buckets,) each."""
+        buckets = np.arange(self.shape.num_buckets)
+        positions = prg.below(self.bucket.num_points, len(buckets))
+        if self.placement is None:
+            return positions, positions
+        keys = self.placement.keys_at(buckets, positions)
+        # Few positions are empty, and no bucket is: there are more keys than buckets of a kind.
+        while (again := np.flatnonzero(keys < 0)).size:
+            positions[again] = prg.below(self.bucket.num_points, len(again))
+            keys[again] = self.placement.keys_at(again, positions[again])
+        return positions, keys
+
+
+def terms_of(database: Database, most_keys: int) -> Terms:
+    """Returns the terms of a table; `most_keys` beyond its rows are as many as it has."""
+    return plain_terms("two-server", database, most_keys)
+
+
+def query_bytes(terms: Terms) -> int:
+    """Of one query to one server, whatever the keys."""
+    return FRAME_BYTES + _query_body(Batch.of(terms))
+
+
+def reply_bytes(terms: Terms) -> int:
+    """Of one reply of one server."""
+    return REPLY_BYTES + Batch.of(terms).num_queries * terms.row_bytes
+
+
+class TwoServerAsker:
+    """The client of a table at two servers.
+
+    Args:
+        terms: of the table, the same from both servers.
+
+    Raises:
+        InputError: terms of another scheme, or of a table that is too large for its buckets.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        check_scheme(terms, "two-server")
+        self.terms = terms
+        self._batch = Batch.of(terms)
+
+    def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
+        """Makes a question for keys; see `Asker`."""
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
+        prg = Prg.fresh() if prg is None else prg
+        points = self._batch.assign(wanted, prg)
+        messages = self._share(points, prg)
+        return XorQuestion(self.terms, messages, Wanted(points.keys, points.slots[places]))
+
+    def _share(self, points: Points, prg: Prg) -> tuple[bytes, bytes]:
+        nonce, roots = prg.bytes(SEED_BYTES), (prg.bytes(SEED_BYTES), prg.bytes(SEED_BYTES))
+        one, other = (_batch_roots(root) for root in roots)
+        bucket, table = self._batch.bucket, self._batch.table
+        shared = (
+            share_from_roots(points.in_buckets, bucket, nonce, (one[0], other[0])),
+            share_from_roots(points.in_stash, table, nonce, (one[1], other[1])),
+        )
+        tail = b"".join(encode_corrections(keys) for keys, _ in shared)
+        first, second = (
+            seal("query", self.terms, party, nonce + roots[party] + tail) for party in (0, 1)
+        )
+        return first, second
+
+
+class TwoServer:
+    """One of both servers of a table, for as long as its round lasts.
+
+    Args:
+        database: what is retrieved from.
+        terms: of this database.
+        server: 0 or 1: which of both this one is.
+        most_queries: that it answers and remembers, see `Answered`.
+
+    Raises:
+        InputError: terms of something else, or no such server.
+    """
+
+    def __init__(
+        self, database: Database, terms: Terms, server: int, most_queries: int = MOST_QUERIES
+    ) -> None:
+        check_server("two-server", database, terms, server)
+        self.terms = terms
+        self._rows = database.rows
+        self._server = server
+        self._batch = Batch.of(terms)
+        self._answered = Answered(most_queries)
+
+    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table; see `Answerer`.
+
+        Raises:
+            ReplayError: also if this table has answered as many as it can remember.
+        """
+        length = _query_body(self._batch)
+        bodies = [unseal(query, "query", self.terms, self._server, length) for query in queries]
+        asked = [_read_query(body, self._batch, self._server) for body in bodies]
+        if not asked:
+            return []
+        nonces, in_buckets, in_stash = zip(*asked, strict=True)
+        with self._answered.claim(queries):
+            found = np.concatenate(
+                [self._scan_buckets(nonces, in_buckets), self._scan_stash(nonces, in_stash)], axis=1
+            )
+            cells = found.view(np.uint8)[:, :, : self.terms.row_bytes]
+            pairs = zip(queries, cells, strict=True)
+            return [
+                seal_reply(query, self.terms, self._server, rows.tobytes()) for query, rows in pairs
+            ]
+
+    def _scan_buckets(
+        self, nonces: Sequence[bytes], keys: Sequence[PointKeys]
+    ) -> NDArray[np.uint64]:
+        placement = self._batch.placement
+        if placement is None:
+            return np.zeros((len(keys), 0, self._rows.shape[1]), np.uint64)
+        bits = _expand_all(keys, self._batch.bucket, nonces)
+        return scan_buckets(self._rows, placement.members(), bits)
+
+    def _scan_stash(self, nonces: Sequence[bytes], keys: Sequence[PointKeys]) -> NDArray[np.uint64]:
+        bits = _expand_all(keys, self._batch.table, nonces)
+        found = scan_rows(self._rows, bits.reshape(-1, bits.shape[2]))
+        return found.reshape(*bits.shape[:2], -1)
+
+
+def _query_body(batch: Batch) -> int:
+    """A nonce, a root, the corrections of the buckets, those of the stash."""
+    corrections = batch.bucket.batch_bytes(batch.shape.num_buckets)
+    return 2 * SEED_BYTES + corrections + batch.table.batch_bytes(batch.shape.stash)
+
+
+def _read_query(body: memoryview, batch: Batch, party: int) -> tuple[bytes, PointKeys, PointKeys]:
+    """Returns the nonce and the keys of one query."""
+    nonce, root, tail = bytes(body[:16]), bytes(body[16:32]), body[32:]
+    cut, (first, second) = batch.bucket.batch_bytes(batch.shape.num_buckets), _batch_roots(root)
+    return (
+        nonce,
+        decode_corrections(tail[:cut], batch.shape.num_buckets, batch.bucket, party, first),
+        decode_corrections(tail[cut:], batch.shape.stash, batch.table, party, second),
+    )
+
+
+def _batch_roots(root: bytes) -> tuple[bytes, bytes]:
+    """The roots of the buckets and of the stash: one secret is sent for both."""
+    stream = Prg(root)
+    return stream.bytes(SEED_BYTES), stream.bytes(SEED_BYTES)
+
+
+def _expand_all(
+    keys: Sequence[PointKeys], domain: Domain, nonces: Sequence[bytes]
+) -> NDArray[np.uint8]:
+    """The shares of all queries, (queries, points, bytes)."""
+    both = zip(keys, nonces, strict=True)
+    return np.stack([expand(some, domain, nonce) for some, nonce in both])

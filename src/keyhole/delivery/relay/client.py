@@ -1,0 +1,275 @@
+"""What is asked through a relay: one slice at a time, and how long the answers are.
+
+Blind select: one sealed request for each key, which a relay carries and a gateway answers.
+
+Hidden from the relay: keys and slices, as far as HPKE holds. Hidden from the gateway: whose request
+it is and which belong together, as long as it does not work together with the relay, and the relay
+mixes enough clients. The relay sees who asks and how many requests, which is a public maximum: m is
+padded with uniformly random keys, all requests have one length, and an answer has the length of its
+table. The gateway does see which keys are asked for: this is unlinkability, not secrecy. Not
+covered: the times of requests, keys that only one client can want, and a gateway that gives one
+client another key configuration than all others (compare two sources).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.codec import encode_varint
+from keyhole.crypto.once import Once, distinct_keys
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.relay.binary_http import (
+    BinaryRequest,
+    BinaryResponse,
+    decode_response,
+    encode_request,
+)
+from keyhole.delivery.relay.gateway import Handler, Reply
+from keyhole.delivery.relay.ohttp import (
+    REQUEST_OVERHEAD,
+    Exchange,
+    KeyConfig,
+    open_response,
+    response_overhead,
+    seal_request,
+)
+from keyhole.errors import MalformedError, NotFoundError, ServiceError
+
+CHECK_FIELD = b"keyhole-check"
+"""The field in which a service vouches for a slice: eight hex digits."""
+
+_PATH = re.compile(
+    rb"/v1/rounds/([0-9a-f-]{1,64})/tables/(0|[1-9]\d{0,8})/slices/(0|[1-9]\d{0,18})"
+)
+_CHECK_BYTES = 8
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """The public numbers of one table.
+
+    Args:
+        table: its place in the round.
+        num_keys: K.
+        record_bytes: of one slice.
+        most_keys: m, to which every client's requests are padded; 0 for a table that is not asked.
+    """
+
+    table: int
+    num_keys: int
+    record_bytes: int
+    most_keys: int
+
+
+def slice_reply_bytes(record_bytes: int) -> int:
+    """The length of an answer that holds one slice, before it is sealed."""
+    line = 2 + len(CHECK_FIELD) + _CHECK_BYTES
+    return 1 + 2 + 1 + line + len(encode_varint(record_bytes)) + record_bytes
+
+
+def slice_path(round_id: str, table: int, key: int) -> bytes:
+    """The path of one slice."""
+    return f"/v1/rounds/{round_id}/tables/{table}/slices/{key}".encode("ascii")
+
+
+def parse_slice_path(request: BinaryRequest) -> tuple[str, int, int]:
+    """Returns round, table and key that a request asks for.
+
+    Raises:
+        NotFoundError: it asks for something else.
+    """
+    found = _PATH.fullmatch(request.path) if request.method == b"GET" else None
+    if found is None:
+        raise NotFoundError(
+            "a gateway answers requests for slices only",
+            got="another request",
+            allowed="GET /v1/rounds/{round}/tables/{table}/slices/{key}",
+            fix="ask the service directly for what is no secret",
+        )
+    round_id, table, key = found.groups()
+    return round_id.decode("ascii"), int(table), int(key)
+
+
+def slice_handler(round_id: str, tables: Sequence[NDArray[np.uint8]]) -> Handler:
+    """Answers from tables in memory.
+
+    Args:
+        round_id: of the round that they are.
+        tables: (K, record_bytes) uint8 each, in the order of the round.
+    """
+
+    def answer(request: BinaryRequest) -> Reply:
+        asked, table, key = parse_slice_path(request)
+        if asked != round_id or table >= len(tables) or key >= len(tables[table]):
+            raise NotFoundError(
+                "no such slice", got="another", allowed="one of the round", fix="check the round"
+            )
+        record = tables[table][key]
+        return Reply(BinaryResponse(200, (), record.tobytes()), slice_reply_bytes(len(record)))
+
+    return answer
+
+
+class BlindClient:
+    """The client of one round.
+
+    Args:
+        config: of the gateway, the same for all clients.
+        round_id: of the round.
+        tables: that are asked.
+
+    Raises:
+        MalformedError: the configuration has no cipher that is known here.
+    """
+
+    def __init__(self, config: KeyConfig, round_id: str, tables: Sequence[TableShape]) -> None:
+        self._config, self._round, self._tables = config, round_id, tuple(tables)
+        self._overhead = response_overhead(config.suite)
+        # The longest path is that of the highest key: digits only grow.
+        self._plain_bytes = max(
+            [len(encode_request(self._request(t.table, t.num_keys - 1))) for t in tables], default=0
+        )
+
+    @property
+    def request_bytes(self) -> int:
+        """Of every sealed request."""
+        return self._plain_bytes + REQUEST_OVERHEAD
+
+    @property
+    def num_requests(self) -> int:
+        """Of every question."""
+        return sum(table.most_keys for table in self._tables)
+
+    def reply_bytes(self, table: int) -> int:
+        """Of every sealed answer from one of the tables, by its place here."""
+        return slice_reply_bytes(self._tables[table].record_bytes) + self._overhead
+
+    def ask(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> BlindQuestion:
+        """Makes a question; repeats and order are the client's own business.
+
+        Args:
+            keys: (n,) int64 for each table, with at most `most_keys` different ones.
+            prg: where padding and order come from; a fresh one if None. Whoever asks again for the
+                same keys takes a stream of the same seed: other padding would tell them apart.
+
+        Raises:
+            KeySpaceError: keys are outside a table, or too many; raised before anything is sealed.
+        """
+        prg = prg or Prg.fresh()
+        picked: list[tuple[int, int]] = []
+        places: list[NDArray[np.int64]] = []
+        for at, (table, wanted) in enumerate(zip(self._tables, keys, strict=True)):
+            found, place = distinct_keys(wanted, table.num_keys, table.most_keys)
+            padding = prg.below(table.num_keys, table.most_keys - len(found))
+            places.append(place + len(picked))
+            picked += [(at, int(key)) for key in (*found, *padding)]
+        order = prg.permutation(len(picked))
+        sealed = [self._seal(*picked[place]) for place in order]
+        shapes = [self._tables[at] for at, _ in picked]
+        return BlindQuestion(sealed, order, places, shapes, self._tables)
+
+    def _seal(self, at: int, key: int) -> tuple[bytes, Exchange]:
+        request = self._request(self._tables[at].table, key)
+        return seal_request(self._config, encode_request(request, self._plain_bytes))
+
+    def _request(self, table: int, key: int) -> BinaryRequest:
+        return BinaryRequest(b"GET", slice_path(self._round, table, key))
+
+
+class BlindQuestion:
+    """One question of a client, for one use. From `BlindClient.ask`."""
+
+    def __init__(
+        self,
+        sealed: Sequence[tuple[bytes, Exchange]],
+        order: KeyArray,
+        places: Sequence[NDArray[np.int64]],
+        shapes: Sequence[TableShape],
+        tables: Sequence[TableShape],
+    ) -> None:
+        self._messages = Once(tuple(message for message, _ in sealed), "requests")
+        self._exchanges = Once([exchange for _, exchange in sealed], "answers")
+        self._order, self._places, self._shapes, self._tables = order, places, shapes, tables
+
+    def __repr__(self) -> str:
+        return f"BlindQuestion({len(self._shapes)} requests)"
+
+    def messages(self) -> tuple[bytes, ...]:
+        """The sealed requests, shuffled and of one length.
+
+        Raises:
+            ReplayError: they have been taken before. To ask again, make a new question.
+        """
+        return self._messages.take()
+
+    def responses(self, replies: Sequence[bytes]) -> list[BinaryResponse]:
+        """Opens the answers, one for each message in its order.
+
+        Returns:
+            Responses table by table: those to the different keys in their order, then padding.
+
+        Raises:
+            MalformedError: an answer is not one of the gateway to its request, or one is missing.
+            ReplayError: answers have been opened before.
+        """
+        expected = len(self._exchanges.peek())
+        if len(replies) != expected:
+            raise _no_answers(f"{len(replies)} answers to {expected} requests")
+        exchanges = self._exchanges.take()
+        found: dict[int, BinaryResponse] = {}
+        for place, exchange, reply in zip(self._order, exchanges, replies, strict=True):
+            found[int(place)] = decode_response(open_response(exchange, reply))
+        return [found[place] for place in range(len(found))]
+
+    def records(self, responses: Sequence[BinaryResponse]) -> list[NDArray[np.uint8]]:
+        """Returns the slices of each table, (n, record_bytes) in the order of its keys.
+
+        Args:
+            responses: from `responses`, all of them good.
+
+        Raises:
+            MalformedError: one holds something else than a slice of its table.
+        """
+        for response, shape in zip(responses, self._shapes, strict=True):
+            if response.status != 200 or len(response.content) != shape.record_bytes:
+                raise _no_answers(f"{len(response.content)} bytes with status {response.status}")
+        found = []
+        for table, places in zip(self._tables, self._places, strict=True):
+            rows = [responses[place].content for place in places]
+            whole = np.frombuffer(bytearray(b"".join(rows)), np.uint8)
+            found.append(whole.reshape(len(rows), table.record_bytes))
+        return found
+
+    def open(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
+        """Returns the slices of each table, (n, record_bytes) in the order of its keys.
+
+        Raises:
+            MalformedError, ReplayError: as `responses` and `records`.
+            ServiceError: the gateway refuses a request. Whoever asks again does so for all keys:
+                what failed must not show.
+        """
+        responses = self.responses(replies)
+        refused = sum(response.status != 200 for response in responses)
+        if refused:
+            raise ServiceError(
+                "the gateway refuses",
+                got=f"{refused} of {len(responses)} requests",
+                allowed="answers to all",
+                fix="ask anew; check that the round is still there",
+            )
+        return self.records(responses)
+
+
+def _no_answers(got: str) -> MalformedError:
+    return MalformedError(
+        "answers of the gateway that make no sense",
+        got=got,
+        allowed="one slice to each request",
+        fix="ask anew; check that both sides are of one version",
+    )

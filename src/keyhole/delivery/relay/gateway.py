@@ -1,0 +1,272 @@
+"""The gateway: opens requests, has them answered, seals the answers.
+
+It sees which slices are asked for and that a relay asks; it sees neither whose request it is nor
+which requests belong together, if it does not work together with the relay and the relay mixes
+enough clients. A key that one client alone can want, and the times of requests, still tell. How
+long a copied request is refused: see `replay_window.py`.
+
+Mixing: the requests of many clients in one order that nobody can foresee.
+
+The relay knows which client sent which sealed request, and nothing of what is in it. It shuffles
+what it has collected, so that the order in which the gateway sees requests tells nothing about who
+sent them. How much that hides depends on how many clients are mixed: alone, a client is not hidden.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.crypto.once import ReplayWindow
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.relay.binary_http import (
+    BinaryRequest,
+    BinaryResponse,
+    decode_request,
+    encode_response,
+)
+from keyhole.delivery.relay.ohttp import (
+    Exchange,
+    GatewayKey,
+    KeyConfig,
+    open_request,
+    seal_response,
+)
+from keyhole.errors import InputError, KeyholeError, MalformedError, ReplayError, ServiceError
+
+PROBLEM_STATUS = 400
+PROBLEM_TYPE = "application/problem+json"
+PROBLEM = (
+    b'{"type":"https://iana.org/assignments/http-problem-types#ohttp-key",'
+    b'"title":"the request cannot be opened"}'
+)
+"""The answer, not sealed, to every request that does not open, whatever the reason (sections 5.2
+and 5.3 of RFC 9458)."""
+
+ERROR_BYTES = 512
+"""To which refusals are padded where it is not known what was asked for."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer and the public length to which it is padded.
+
+    Args:
+        response: what is answered.
+        length: bytes, a function of public numbers and never of the key. A response that does not
+            fit loses all but its status.
+    """
+
+    response: BinaryResponse
+    length: int = ERROR_BYTES
+
+
+Handler: TypeAlias = Callable[[BinaryRequest], Reply]
+
+
+@dataclass(frozen=True, repr=False)
+class Asked:
+    """A request that has been opened.
+
+    Args:
+        exchange: what seals its answer.
+        request: what is asked; None if it cannot be answered.
+        error: why not.
+    """
+
+    exchange: Exchange
+    request: BinaryRequest | None
+    error: KeyholeError | None = None
+
+
+class Gateway:
+    """Answers sealed requests. Threads do not share one.
+
+    Args:
+        keys: the one that clients are to use first; older ones still open.
+        handler: answers what was asked. A KeyholeError it raises is answered, sealed. None for
+            whoever calls `open` and `seal`, and answers in between.
+        window: of requests that were answered before; one of the usual size if None.
+
+    Raises:
+        InputError: there is no key, or two of one number.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[GatewayKey],
+        handler: Handler | None = None,
+        window: ReplayWindow | None = None,
+    ) -> None:
+        self._keys: dict[int, PrivateKey] = {key.key_id: key.private for key in keys}
+        if not keys or len(self._keys) < len(keys):
+            raise InputError(
+                "keys of a gateway are missing, or have the same number",
+                got=f"{len(keys)} keys",
+                allowed="one or more with different numbers",
+                fix="pass GatewayKey.fresh()",
+            )
+        self.configs: tuple[KeyConfig, ...] = tuple(key.config for key in keys)
+        self._handler, self._prg = handler, Prg.fresh()
+        self._window = ReplayWindow() if window is None else window
+
+    def answer(self, sealed: bytes) -> bytes:
+        """Returns the sealed answer.
+
+        Raises:
+            MalformedError: the request does not open; whoever sent it gets `PROBLEM`.
+        """
+        asked = self.open(sealed)
+        if asked.request is None or self._handler is None:
+            return self.seal(asked, refusal(asked.error))
+        try:
+            reply = self._handler(asked.request)
+        except KeyholeError as error:
+            reply = refusal(error)
+        return self.seal(asked, reply)
+
+    def answer_many(self, sealed: Sequence[bytes]) -> list[bytes]:
+        """Returns the answer of each; nothing stands for a request that does not open."""
+        answers = []
+        for one in sealed:
+            try:
+                answers.append(self.answer(one))
+            except MalformedError:
+                answers.append(b"")
+        return answers
+
+    def open(self, sealed: bytes) -> Asked:
+        """Opens a request; what is wrong inside is for the client alone to know.
+
+        Raises:
+            MalformedError: the request does not open.
+        """
+        plain, exchange = open_request(self._keys, sealed)
+        try:
+            self._window.admit(exchange.enc)
+            return Asked(exchange, _checked(decode_request(plain)))
+        except (MalformedError, ReplayError) as error:
+            return Asked(exchange, None, error)
+
+    def seal(self, asked: Asked, reply: Reply) -> bytes:
+        """Seals the answer to a request that was opened."""
+        try:
+            plain = encode_response(reply.response, reply.length)
+        except InputError:
+            plain = encode_response(BinaryResponse(reply.response.status), reply.length)
+        return seal_response(asked.exchange, plain, self._prg)
+
+
+def refusal(error: KeyholeError | None, length: int = ERROR_BYTES) -> Reply:
+    """The answer to a request that is refused: the four facts, as every route gives them.
+
+    Args:
+        error: holds no key, as all errors.
+        length: to which it is padded, if it is known what an answer would have been.
+    """
+    error = error or KeyholeError("refused", got="a request", allowed="others", fix="ask anew")
+    facts = {
+        "status": error.http_status,
+        "kind": type(error).__name__,
+        "wrong": error.wrong,
+        "got": error.got,
+        "allowed": error.allowed,
+        "fix": error.fix,
+    }
+    body = json.dumps({"error": facts}, separators=(",", ":")).encode("utf-8")
+    fields = ((b"content-type", b"application/json"),)
+    return Reply(BinaryResponse(error.http_status, fields, body), length)
+
+
+def _checked(request: BinaryRequest) -> BinaryRequest:
+    """Raises MalformedError for what cannot be kept: an answer cannot come in two steps (5.1)."""
+    if any(name == b"expect" for name, _ in request.fields):
+        raise MalformedError(
+            "a request that waits for an interim answer",
+            got="an expect field",
+            allowed="none",
+            fix="send all of it at once",
+        )
+    return request
+
+
+Forward: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
+"""Takes sealed requests to the gateway; returns an answer to each, in their order."""
+
+
+@dataclass(frozen=True, repr=False)
+class Mixed:
+    """Requests of many clients in one order, and the way back.
+
+    Args:
+        requests: as they are forwarded.
+        places: where each of them stood, clients one after the other.
+        counts: requests of each client.
+    """
+
+    requests: list[bytes]
+    places: Sequence[int]
+    counts: Sequence[int]
+
+    def __repr__(self) -> str:
+        """Who sent which request is what mixing hides."""
+        return f"Mixed({len(self.requests)} requests of {len(self.counts)} clients)"
+
+    def hand_back(self, answers: Sequence[bytes]) -> list[list[bytes]]:
+        """Returns to each client its answers, in the order of its requests.
+
+        Args:
+            answers: one to each of `requests`, in their order.
+
+        Raises:
+            ServiceError: there are more or fewer answers than requests.
+        """
+        if len(answers) != len(self.requests):
+            raise ServiceError(
+                "the gateway leaves requests without an answer",
+                got=f"{len(answers)} answers",
+                allowed=f"{len(self.requests)}",
+                fix="ask anew; check that both sides are of one version",
+            )
+        by_place = dict(zip(self.places, answers, strict=True))
+        found = iter(by_place[place] for place in range(len(answers)))
+        return [[next(found) for _ in range(count)] for count in self.counts]
+
+
+def mix(batches: Sequence[Sequence[bytes]], prg: Prg) -> Mixed:
+    """Returns the requests of all clients in an order that nobody can foresee.
+
+    Args:
+        batches: sealed requests by client.
+        prg: of the order.
+    """
+    sealed = [one for batch in batches for one in batch]
+    places = prg.permutation(len(sealed)).tolist()
+    return Mixed([sealed[place] for place in places], places, [len(batch) for batch in batches])
+
+
+class Relay:
+    """Stands between clients and one gateway, in process.
+
+    Args:
+        forward: to the gateway, such as `Gateway.answer_many`.
+        prg: of the order; a fresh one if None. Given by tests only.
+    """
+
+    def __init__(self, forward: Forward, prg: Prg | None = None) -> None:
+        self._forward, self._prg = forward, prg or Prg.fresh()
+
+    def forward_many(self, batches: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+        """Forwards what clients sent, mixed; returns to each client its answers in its order.
+
+        Args:
+            batches: sealed requests by client.
+
+        Raises:
+            ServiceError: the gateway gives more or fewer answers than it was asked for.
+        """
+        mixed = mix(batches, self._prg)
+        return mixed.hand_back(self._forward(mixed.requests))

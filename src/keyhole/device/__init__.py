@@ -1,0 +1,1 @@
+"""Takes part in rounds on a device: fetches, verifies, caches, trains, sends."""

@@ -1,0 +1,239 @@
+"""The slices that a device holds from earlier rounds, so that only what changed is sent again.
+
+A device tells the service the sums of what it holds, and the service answers with the records whose
+sums differ. That shows the service which of the keys asked for the device has fetched before, and
+when they last changed: a device that shall not be recognised takes no cache.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.delivery.records import RecordArray, Records
+from keyhole.device.fetch import Held
+from keyhole.errors import InputError
+from keyhole.files import checksum, make_directory, replacing, storage_errors, write_all
+from keyhole.server.checksums import sum_records
+from keyhole.wire.messages import Sums
+
+_Rounds: TypeAlias = NDArray[np.int64]
+
+_SUFFIX = ".slices"
+_HEAD = struct.Struct("<4s32sQQI")  # version, table, records, bytes of each, CRC-32 of the index
+_VERSION = b"KHC1"
+_INDEX_BYTES = 24  # of a record: its key, when it was last used, its sum
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The records of one table, by ascending key."""
+
+    keys: KeyArray
+    used: _Rounds
+    sums: Sums
+    records: RecordArray
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, and space on the disk."""
+        return self.records.nbytes + _INDEX_BYTES * len(self.keys)
+
+    def take(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> _Table:
+        """Some of the records."""
+        return _Table(self.keys[places], self.used[places], self.sums[places], self.records[places])
+
+
+class SliceCache:
+    """Slices by table and key. Threads may share it.
+
+    A table is the same in two rounds if its name and the description of its records are.
+
+    Args:
+        directory: keeps them over restarts, one file per table; None keeps them in memory.
+        most_bytes: of all slices; those whose last use is longest ago go first.
+        least_record: bytes of a slice below which sums would cost more than they save.
+
+    Raises:
+        InputError: a number is negative.
+        StorageError: the directory cannot be made.
+    """
+
+    def __init__(
+        self, directory: Path | None, most_bytes: int = 1 << 28, *, least_record: int = 32
+    ) -> None:
+        if most_bytes < 0 or least_record < 0:
+            raise InputError(
+                "the size of a cache is out of range",
+                got=f"{most_bytes} bytes, slices from {least_record}",
+                allowed="0 or more",
+                fix="choose other numbers",
+            )
+        self._directory, self._most, self._least = directory, most_bytes, least_record
+        self._tables: dict[str, _Table] = {}
+        self._lock = threading.Lock()
+        if directory is not None:
+            is_new = not directory.is_dir()
+            make_directory(directory)
+            if is_new:
+                directory.chmod(0o700)  # which keys a device holds is nobody else's business
+            for path in sorted(directory.glob(f"*{_SUFFIX}")):
+                self._load(path)
+        self._now = max((int(t.used.max(initial=0)) for t in self._tables.values()), default=0)
+
+    def __repr__(self) -> str:
+        with self._lock:
+            count = sum(len(table.keys) for table in self._tables.values())
+            return f"SliceCache({count} slices of {len(self._tables)} tables)"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slices, with what is needed to find them."""
+        with self._lock:
+            return sum(table.nbytes for table in self._tables.values())
+
+    def find(self, table: Records, keys: KeyArray) -> Held | None:
+        """Returns what is held of the records of `keys`; None if that is nothing."""
+        with self._lock:
+            known = self._tables.get(_identity(table))
+        if known is None or not len(known.keys) or not len(keys):
+            return None
+        places = np.minimum(np.searchsorted(known.keys, keys), len(known.keys) - 1)
+        is_held = known.keys[places] == keys
+        if not is_held.any():
+            return None
+        records = known.records[places]
+        records[~is_held] = 0
+        return Held(records, np.where(is_held, known.sums[places], np.uint64(0)), is_held)
+
+    def keep(self, found: list[tuple[Records, KeyArray, RecordArray, Sums]]) -> None:
+        """Keeps the slices of one round, and forgets old ones where there are too many.
+
+        Args:
+            found: of each table: what its records hold, keys, records and their sums.
+
+        Raises:
+            StorageError: the disk refuses; what was kept before is still there.
+        """
+        with self._lock:
+            self._now += 1
+            before = dict(self._tables)
+            for table, keys, records, sums in found:
+                if table.record_bytes >= max(self._least, 1) and len(keys):
+                    name = _identity(table)
+                    self._tables[name] = self._merged(name, keys, records, sums)
+            self._forget()
+            for name in before.keys() - self._tables.keys():
+                self._remove(name)
+            for name, kept in self._tables.items():
+                # That a record was used once more is not worth a write: it waits for the next one.
+                if name not in before or kept.records is not before[name].records:
+                    self._save(name, kept)
+
+    def _merged(self, name: str, keys: KeyArray, records: RecordArray, sums: Sums) -> _Table:
+        fresh, places = np.unique(keys, return_index=True)
+        new = _Table(fresh, np.full(len(fresh), self._now), sums[places], records[places])
+        old = self._tables.get(name)
+        if old is None:
+            return new
+        found = np.minimum(np.searchsorted(old.keys, fresh), len(old.keys) - 1)
+        if np.array_equal(old.keys[found], fresh) and np.array_equal(
+            old.records[found], new.records
+        ):
+            used = old.used.copy()
+            used[found] = self._now
+            return replace(old, used=used)
+        old = old.take(~np.isin(old.keys, fresh, assume_unique=True))
+        order = np.argsort(np.concatenate([old.keys, new.keys]), kind="stable")
+        return _Table(
+            np.concatenate([old.keys, new.keys])[order],
+            np.concatenate([old.used, new.used])[order],
+            np.concatenate([old.sums, new.sums])[order],
+            np.concatenate([old.records, new.records])[order],
+        )
+
+    def _forget(self) -> None:
+        """Drops the slices of the rounds that are longest ago until the rest fits."""
+        excess = sum(table.nbytes for table in self._tables.values()) - self._most
+        if excess <= 0:
+            return
+        tables = list(self._tables.items())
+        used = np.concatenate([table.used for _, table in tables])
+        cost = np.concatenate(
+            [np.full(len(t.keys), t.records.shape[1] + _INDEX_BYTES) for _, t in tables]
+        )
+        order = np.argsort(used, kind="stable")
+        is_kept = np.ones(len(used), bool)
+        is_kept[order[: 1 + np.searchsorted(np.cumsum(cost[order]), excess)]] = False
+        at = 0
+        for name, table in tables:
+            kept = is_kept[at : at + len(table.keys)]
+            at += len(kept)
+            if not kept.any():
+                del self._tables[name]
+            elif not kept.all():
+                self._tables[name] = table.take(kept)
+
+    def _save(self, name: str, table: _Table) -> None:
+        if self._directory is None:
+            return
+        index = [table.keys.astype("<i8"), table.used.astype("<i8"), table.sums.astype("<u8")]
+        check = checksum(*(column.data for column in index))
+        count, length = table.records.shape
+        head = _HEAD.pack(_VERSION, bytes.fromhex(name), count, length, check)
+        records = np.ascontiguousarray(table.records)
+        with replacing(self._directory / f"{name}{_SUFFIX}") as descriptor:
+            write_all(descriptor, [head, *(column.data for column in index), records.data])
+
+    def _remove(self, name: str) -> None:
+        if self._directory is not None:
+            path = self._directory / f"{name}{_SUFFIX}"
+            with storage_errors(path, "remove"):
+                path.unlink(missing_ok=True)
+
+    def _load(self, path: Path) -> None:
+        """Reads a table; one that is damaged is removed, since it can be fetched again."""
+        table = None
+        with suppress(OSError, ValueError, struct.error):
+            table = _read(path)
+        if table is None:
+            path.unlink(missing_ok=True)
+        else:
+            self._tables[path.name.removesuffix(_SUFFIX)] = table
+
+
+def _identity(table: Records) -> str:
+    """What tells the records of a table from others, in hex."""
+    fields = [(f.path, f.shape, f.dtype.newbyteorder("<").str) for f in table.fields]
+    coding = (table.coding.kind, table.coding.seed)
+    return sha256(repr((table.name, table.num_keys, fields, coding)).encode()).hexdigest()
+
+
+def _read(path: Path) -> _Table | None:
+    """The table in a file; None, or an error of Python's, if that is not what the file holds."""
+    data = np.fromfile(path, np.uint8)
+    version, name, count, length, check = _HEAD.unpack_from(data.data)
+    if version != _VERSION or path.name != f"{name.hex()}{_SUFFIX}":
+        return None
+    if len(data) != _HEAD.size + count * (_INDEX_BYTES + length):
+        return None
+    at = _HEAD.size
+    if checksum(data[at : at + count * _INDEX_BYTES].data) != check:
+        return None
+    keys, used, sums = (
+        np.frombuffer(data, dtype, count, at + 8 * count * place).astype(dtype[1:])
+        for place, dtype in enumerate(("<i8", "<i8", "<u8"))
+    )
+    records = data[at + count * _INDEX_BYTES :].reshape(count, length)
+    if not (np.diff(keys) > 0).all() or not np.array_equal(sum_records(records), sums):
+        return None
+    return _Table(keys, used, sums, records)

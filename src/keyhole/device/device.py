@@ -1,0 +1,401 @@
+"""The device: fetches the slices it wants, trains, and sends its update, whatever the network does.
+
+A device needs no framework: call it from a thread, a script or a callback. With `fetch` it tells
+the service its keys and nothing else, with `fetch_all` not even those.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.delivery.records import RecordArray
+from keyhole.device.cache import SliceCache
+from keyhole.device.fetch import (
+    KnownRound,
+    Slices,
+    Submodel,
+    Traffic,
+    Want,
+    WholeModel,
+    fetch_slices,
+)
+from keyhole.device.segments import download_segment, download_table
+from keyhole.errors import DamageError, InputError, ServiceError, StorageError
+from keyhole.primitives.layout import ClientKeys
+from keyhole.wire.assignment import Wait
+from keyhole.wire.http import OCTETS, Client
+from keyhole.wire.manifest import MOST_BYTES, Manifest, decode_manifest, name_round, number_of
+from keyhole.wire.messages import encode_update
+from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts
+from keyhole.wire.tables import Phase
+
+DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
+"""A device's keys: arrays by the name of their key space, or `Keys`."""
+
+_JSON = "application/json"
+_MOST_MESSAGE = 1 << 16  # bytes of an answer to a check-in
+_MOST_ROUNDS = 4  # manifests that are kept
+_MOST_WAIT = 3600.0  # seconds, whatever a service asks for
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """What a device is told that takes part in a round.
+
+    Attributes:
+        round: its identifier.
+        number: t.
+        token: to show in this round; null where the service asks for none.
+        fetch_after: seconds to wait before the first request, so that not all come at once.
+    """
+
+    round: str
+    number: int
+    token: str | None = None
+    fetch_after: float = 0.0
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"Assignment(round {self.round})"
+
+
+class RoundNow(msgspec.Struct, frozen=True):
+    """The newest round of a service, whether it takes updates, and which others still do."""
+
+    round: str
+    number: int
+    phase: Phase
+    trailing: tuple[str, ...] = ()
+
+    def takes(self, round_id: str) -> bool:
+        """Whether updates of a round are taken."""
+        return round_id in self.trailing or (round_id == self.round and self.phase == "open")
+
+
+class _CheckedIn(msgspec.Struct, frozen=True):
+    wait: float | None = None
+    round: str | None = None
+    number: int = 0
+    token: str | None = None
+    fetch_after: float = 0.0
+
+
+class Device:
+    """A device of a slice service. Threads may share it.
+
+    Other ways to fetch than these methods use its `client`, show what `token_for` gives, and
+    allocate no more than `most_answer` at once.
+
+    Args:
+        url: of the service, such as `https://slices.example.org`.
+        token: of this device, from the operator.
+        ca: PEM file of the authorities to trust; None trusts those of the system.
+        certificate: to show, where the service asks for mutual TLS.
+        cache: slices of earlier rounds; None fetches everything anew.
+        retry: how often to try again.
+        timeouts: when a silent service counts as away.
+        most_keys: in one query; more are asked for in several.
+        most_answer: bytes of the slices of one query, likewise. A slice or a segment that is longer
+            is refused, whatever a manifest says: this is what a service can make a device allocate.
+        stop: once set, waiting ends at once and nothing is tried again.
+        clock: how time passes; one that waits for `stop` if None.
+        insecure: lets plain `http` leave this machine.
+
+    Raises:
+        InputError: the URL or a certificate cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        ca: Path | str | None = None,
+        certificate: Certificate | None = None,
+        cache: SliceCache | None = None,
+        retry: Retry | None = None,
+        timeouts: Timeouts | None = None,
+        most_keys: int = 65_536,
+        most_answer: int = 256 << 20,
+        stop: threading.Event | None = None,
+        clock: Clock | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self.stop = threading.Event() if stop is None else stop
+        self.clock = Clock(sleep=self.stop.wait) if clock is None else clock
+        self._token, self._cache = token, cache
+        self._most_keys, self.most_answer = most_keys, most_answer
+        self.client = Client(
+            url,
+            ca=ca,
+            certificate=certificate,
+            retry=retry,
+            timeouts=timeouts,
+            clock=self.clock,
+            stop=self.stop,
+            insecure=insecure,
+        )
+        self._rounds: OrderedDict[str, KnownRound] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Device({self.client!r}, {len(self._rounds)} rounds known)"
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes connections; a later request opens a new one."""
+        self.client.close()
+
+    def current(self) -> RoundNow:
+        """The newest round.
+
+        Raises:
+            NotFoundError: there is none yet.
+            ServiceError: no usable answer.
+        """
+        got = self.client.get("/v1/rounds/current", token=self._token, most=_MOST_MESSAGE)
+        now: RoundNow = _message(got.body, RoundNow)
+        _check_told(now.round, now.number)
+        return now
+
+    def check_in(self) -> Assignment | Wait:
+        """Asks to take part; returns the round, or how many seconds to wait before asking again.
+
+        Raises:
+            AccessError: the token of the device is not good.
+            ServiceError: no usable answer.
+        """
+        got = self.client.send(
+            "/v1/checkin", b"", token=self._token, most=_MOST_MESSAGE, content_type=_JSON
+        )
+        told: _CheckedIn = _message(got.body, _CheckedIn)
+        if told.round is None:
+            return Wait(_bounded(told.wait))
+        _check_told(told.round, told.number)
+        after = _bounded(told.fetch_after)
+        return Assignment(told.round, told.number, told.token, after)
+
+    def manifest(self, round: Assignment | str) -> Manifest:
+        """The manifest of a round, fetched once.
+
+        Raises:
+            InputError: `round` is not the identifier of one.
+            DamageError: what arrives is not the manifest that the round is named after.
+            TooLateError, NotFoundError: the round is gone, or never was.
+        """
+        return self.known(round).manifest
+
+    def known(self, round: Assignment | str) -> KnownRound:
+        """The round with its manifest; raises as `manifest` does."""
+        round_id = _id_of(round)
+        with self._lock:
+            if round_id in self._rounds:
+                self._rounds.move_to_end(round_id)
+                return self._rounds[round_id]
+        number = _number(round_id)
+
+        def check(body: memoryview) -> None:
+            if name_round(bytes(body), number) != round_id:
+                raise _not_the_manifest(round_id)
+
+        path = f"/v1/rounds/{round_id}/manifest"
+        token = self.token_for(round)
+        got = self.client.get(path, token=token, most=MOST_BYTES, check=check)
+        known = KnownRound(round_id, decode_manifest(bytes(got.body)))
+        with self._lock:
+            self._rounds[round_id] = known
+            while len(self._rounds) > _MOST_ROUNDS:
+                self._rounds.popitem(last=False)
+        return known
+
+    def fetch(self, round: Assignment | str, keys: DeviceKeys) -> Submodel:
+        """Option 2 or 3: the sub-model of `keys`, by one query for the slices of all tables.
+
+        Equal in bytes to what `ServerState.select` gives in process, or to what its coded slices
+        stand for.
+
+        Args:
+            round: as `check_in` assigned it, or its identifier where the service asks for no token.
+            keys: of each key space.
+
+        Raises:
+            KeySpaceError: keys do not fit the round.
+            TooLateError: the round has been removed.
+            DamageError: what arrived was not what was published, time and again.
+            ServiceError: no usable answer.
+        """
+        known = self.known(round)
+        chosen, traffic = known.keys_by_space(keys), Traffic()
+        asked = [(i, part.keys_of(chosen).array) for i, part in enumerate(known.layout.parts)]
+        found = self.fetch_records(round, asked, traffic)
+        return Submodel(known.assemble([s.records for s in found], chosen), chosen, traffic)
+
+    def fetch_slices(self, round: Assignment | str, table: str, keys: Any) -> dict[str, Array]:
+        """The slices of one table, path -> (m, *shape); of a model or of a select function.
+
+        Raises:
+            NotFoundError: the round has no such table.
+        """
+        known = self.known(round)
+        place = known.table(table)
+        z = known.keys_of_table(place, keys).array
+        (found,) = self.fetch_records(round, [(place, z)], Traffic())
+        return known.records[place].decode(found.records)
+
+    def fetch_segment(self, round: Assignment | str, table: str, place: int) -> RecordArray:
+        """The records of one segment of a table, checked: (count, record_bytes).
+
+        Raises:
+            NotFoundError: the round has no such table, or the table no such segment.
+        """
+        known = self.known(round)
+        return download_segment(
+            self.client,
+            known,
+            known.table(table),
+            place,
+            token=self.token_for(round),
+            most_bytes=self.most_answer,
+            traffic=Traffic(),
+        )
+
+    def fetch_all(self, round: Assignment | str) -> WholeModel:
+        """Option 1, broadcast: all tables. The device selects at home, and nobody learns a key."""
+        known, token, traffic = self.known(round), self.token_for(round), Traffic()
+        most = self.most_answer
+        tables = tuple(
+            download_table(self.client, known, place, token=token, most_bytes=most, traffic=traffic)
+            for place in range(len(known.manifest.tables))
+        )
+        return WholeModel(known, tables, traffic)
+
+    def send(self, round: Assignment | str, update: Tree, keys: DeviceKeys) -> int:
+        """Sends the update of this device; sending the same again changes nothing.
+
+        Args:
+            round: as `check_in` assigned it.
+            update: start minus end, shaped as the sub-model of `keys`.
+            keys: what the sub-model was selected with.
+
+        Returns:
+            How many bytes were sent.
+
+        Raises:
+            ConflictError: the service has a different update of this device and round.
+            TooLateError: the round is closed.
+            ServiceError: no usable answer.
+        """
+        known = self.known(round)
+        body = encode_update(known.layout, update, known.keys_by_space(keys))
+        path = f"/v1/rounds/{known.id}/updates"
+        token = self.token_for(round)
+        self.client.send(path, body, token=token, most=_MOST_MESSAGE, content_type=OCTETS)
+        return len(body)
+
+    def fetch_records(
+        self, round: Assignment | str, asked: Sequence[tuple[int, KeyArray]], traffic: Traffic
+    ) -> list[Slices]:
+        """The records of keys of tables, by one query and with the help of the cache.
+
+        Args:
+            round: as for `fetch`.
+            asked: places of tables in the manifest, and keys that have been checked.
+            traffic: what it costs is added here.
+        """
+        known, cache = self.known(round), self._cache
+        wants = [
+            Want(
+                place,
+                keys,
+                known.records[place].record_bytes,
+                None if cache is None else cache.find(known.records[place], keys),
+            )
+            for place, keys in asked
+        ]
+        found = fetch_slices(
+            self.client,
+            known.id,
+            wants,
+            token=self.token_for(round),
+            most_keys=self._most_keys,
+            most_bytes=self.most_answer,
+            traffic=traffic,
+        )
+        if cache is not None:
+            kept = [
+                (known.records[place], keys, slices.records, slices.sums)
+                for (place, keys), slices in zip(asked, found, strict=True)
+            ]
+            with suppress(StorageError):  # a full disk keeps nobody from taking part
+                cache.keep(kept)
+        return found
+
+    def token_for(self, round: Assignment | str) -> str | None:
+        """What to show in a round; None where nothing is asked for."""
+        return round.token if isinstance(round, Assignment) else self._token
+
+
+def _id_of(round: Assignment | str) -> str:
+    return round.round if isinstance(round, Assignment) else round
+
+
+def _number(round_id: str) -> int:
+    """The number of a round; its identifier becomes part of a path, so its form is checked."""
+    number = number_of(round_id)
+    if number is None:
+        raise InputError(
+            "not the identifier of a round",
+            got=repr(round_id),
+            allowed="an assignment, or a number and 16 hex digits, such as 3-0123456789abcdef",
+            fix="pass what check_in returns, or the round of current",
+        )
+    return number
+
+
+def _check_told(round_id: str, number: int) -> None:
+    if number_of(round_id) != number:
+        raise _no_sense("the identifier of a round")
+
+
+def _message(body: memoryview, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _no_sense("a message") from error
+
+
+def _bounded(seconds: float | None) -> float:
+    """A wait that a service asks for; NaN cannot come out of JSON."""
+    if seconds is None:
+        raise _no_sense("neither a round nor a wait")
+    return min(max(seconds, 0.0), _MOST_WAIT)
+
+
+def _no_sense(what: str) -> ServiceError:
+    return ServiceError(
+        "the service says something that makes no sense",
+        got=what,
+        allowed="messages as docs/wire.md describes them",
+        fix="check the URL, and that both sides are of one version",
+    )
+
+
+def _not_the_manifest(round_id: str) -> DamageError:
+    return DamageError(
+        "the manifest was damaged",
+        got="bytes that the round is not named after",
+        allowed=f"the manifest of round {round_id}",
+        fix="fetch it again; if it happens every time, check what stands before the service",
+    )

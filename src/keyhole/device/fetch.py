@@ -1,0 +1,473 @@
+"""Asking for slices: one query for all tables, gone on with where its answer was cut, then checked.
+
+A cut answer is not lost: records that arrived whole are kept, and only the rest is asked for. What
+came in pieces is checked as one, against the sums that were made when the records were.
+
+Assembly: a sub-model from the records of its slices, as the manifest lays it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole import tree
+from keyhole.arrays import Array, Tree
+from keyhole.delivery.records import RecordArray, Records
+from keyhole.errors import DamageError, InputError, KeySpaceError, NotFoundError
+from keyhole.primitives.keyspace import Keys, KeySpace
+from keyhole.primitives.layout import ClientKeys, Layout
+from keyhole.server.checksums import sum_records
+from keyhole.wire.http import OCTETS, Client, Received
+from keyhole.wire.manifest import Manifest, SegmentInfo
+from keyhole.wire.messages import (
+    MOST_BLOCKS,
+    Answer,
+    Ask,
+    Sums,
+    check_of,
+    decode_answer,
+    encode_query,
+    most_answer_bytes,
+)
+from keyhole.wire.sockets import refuse_longer
+
+CHECK = "keyhole-check"
+"""The header that vouches for an answer."""
+
+_ALIGNED = 8  # bytes of the longest number that a record holds
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a device holds of the records it wants.
+
+    Args:
+        records: (m, record_bytes); those it does not hold are zeros.
+        sums: (m,), likewise.
+        is_held: (m,).
+    """
+
+    records: RecordArray
+    sums: Sums
+    is_held: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a device wants of one table.
+
+    Args:
+        table: its place in the manifest.
+        keys: (m,) int64.
+        record_bytes: of the table.
+        held: what need not be sent if it has not changed.
+    """
+
+    table: int
+    keys: NDArray[np.int64]
+    record_bytes: int
+    held: Held | None = None
+
+    def __repr__(self) -> str:
+        """Keys may be private: printing shows how many there are."""
+        return f"Want(table {self.table}, {len(self.keys)} keys)"
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The records of one table, checked: (m, record_bytes), and their sums, (m,)."""
+
+    records: RecordArray
+    sums: Sums
+
+
+@dataclass
+class Traffic:
+    """What fetching has cost so far: bytes of bodies, and records that need not be sent."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    requests: int = 0
+    reused: int = 0
+
+
+def fetch_slices(
+    client: Client,
+    round_id: str,
+    wants: Sequence[Want],
+    *,
+    token: str | None,
+    most_keys: int,
+    most_bytes: int,
+    traffic: Traffic,
+) -> list[Slices]:
+    """Returns the records of each want, in order.
+
+    Args:
+        client: to ask with.
+        round_id: of the round.
+        wants: of any tables of the round.
+        token: of the device in this round.
+        most_keys: in one query; more are asked for in several.
+        most_bytes: of the records of one query, likewise.
+        traffic: what it costs is added here.
+
+    Raises:
+        RequestError: the service refuses, by kind.
+        ServiceError: no usable answer, or a record of more than `most_bytes`.
+        DamageError: what arrived was not what was sent, time and again.
+    """
+    for want in wants:
+        refuse_longer("a slice", want.record_bytes if len(want.keys) else 0, most_bytes)
+    path = f"/v1/rounds/{round_id}/slices"
+    found: list[list[Slices]] = [[] for _ in wants]
+    for batch in _batches(wants, most_keys, most_bytes):
+        asked = [want for _, want in batch]
+        is_asked = any(len(want.keys) for want in asked)
+        pieces = _fetch(client, path, asked, token, traffic) if is_asked else map(_nothing, asked)
+        for (place, _), piece in zip(batch, pieces, strict=True):
+            found[place].append(piece)
+    return [pieces[0] if len(pieces) == 1 else _joined(pieces) for pieces in found]
+
+
+def _fetch(
+    client: Client, path: str, wants: Sequence[Want], token: str | None, traffic: Traffic
+) -> list[Slices]:
+    """One query, until its answer is whole and right."""
+    attempts = client.attempts(f"POST {path}")
+    so_far = _SoFar(wants)
+    while True:
+        body = encode_query(so_far.asks)
+        got = client.exchange(
+            "POST",
+            path,
+            body,
+            headers={"content-type": OCTETS},
+            token=token,
+            most=so_far.most_bytes,
+        )
+        traffic.requests += 1
+        traffic.bytes_up += len(body)
+        traffic.bytes_down += len(got.body)
+        try:
+            got_further = so_far.add(got)
+            if so_far.is_whole:
+                slices = so_far.checked()
+                traffic.reused += so_far.reused
+                return slices
+        except DamageError as error:
+            # What the device held may be what is damaged: it is not used a second time.
+            so_far = _SoFar([replace(want, held=None) for want in wants])
+            attempts.failed("damage", error=error)
+            continue
+        if got_further:
+            attempts.got_further()
+        attempts.failed(got.problem, got.after)
+
+
+class _SoFar:
+    """What has arrived of an answer.
+
+    Every want is a block; `at` is how many keys of a block are settled: their record has arrived,
+    or is held. What is asked for next is everything behind that.
+    """
+
+    def __init__(self, wants: Sequence[Want]) -> None:
+        self._wants = wants
+        self._record_bytes = {want.table: want.record_bytes for want in wants}
+        self._at = [0] * len(wants)
+        self._sent: list[list[Answer]] = [[] for _ in wants]
+        self._check: str | None = None
+        self._left = list(range(len(wants)))  # places of the blocks that are asked for
+
+    @property
+    def asks(self) -> list[Ask]:
+        """What is left to be asked for."""
+        return [self._ask(place) for place in self._left]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything has arrived."""
+        return self._check is not None and not self._left
+
+    @property
+    def most_bytes(self) -> int:
+        """What the next answer may be long."""
+        return most_answer_bytes(self.asks, self._record_bytes)
+
+    @property
+    def reused(self) -> int:
+        """How many records were not sent."""
+        return sum(int(np.sum(~answer.is_sent)) for sent in self._sent for answer in sent)
+
+    def add(self, got: Received) -> bool:
+        """Takes what has arrived, whole or cut; returns whether that settled any key.
+
+        Raises:
+            DamageError: a whole answer is not as long as it must be.
+        """
+        if got.status != 200:
+            if not got.problem:
+                raise _damaged(f"status {got.status}")
+            return False
+        if got.problem and not got.body:
+            return False  # the cut may be in the headers: what they say is not to be used
+        if self._check is None:
+            self._check = got.headers.get(CHECK, "none")
+        answers = decode_answer(got.body, self.asks, self._record_bytes, is_cut=bool(got.problem))
+        before = sum(self._at)
+        for place, answer in zip(self._left, answers, strict=False):  # a cut may leave out some
+            self._sent[place].append(answer)
+            self._at[place] += len(answer.is_sent)
+        arrived, rest = self._left[: len(answers)], self._left[len(answers) :]
+        self._left = [i for i in arrived if self._at[i] < len(self._wants[i].keys)] + rest
+        return sum(self._at) > before
+
+    def checked(self) -> list[Slices]:
+        """The records, once everything has arrived.
+
+        Raises:
+            DamageError: they are not those that were published.
+        """
+        slices = [self._joined(place) for place in range(len(self._wants))]
+        if check_of([s.sums for s in slices]) != self._check:
+            raise _damaged("records whose sums differ from those of the service")
+        return slices
+
+    def _ask(self, place: int) -> Ask:
+        want, at = self._wants[place], self._at[place]
+        sums = None if want.held is None else want.held.sums[at:]
+        return Ask(want.table, want.keys[at:], sums)
+
+    def _joined(self, place: int) -> Slices:
+        """The records of one block from what was sent and what is held."""
+        want, answers = self._wants[place], self._sent[place]
+        if len(answers) == 1 and answers[0].is_sent.all():
+            records = _aligned(answers[0].records)
+            return Slices(records, sum_records(records))
+        is_sent = np.concatenate([a.is_sent for a in answers]) if answers else np.zeros(0, bool)
+        records = np.empty((len(want.keys), want.record_bytes), np.uint8)
+        if want.held is not None:
+            if not want.held.is_held[~is_sent].all():
+                raise _damaged("fewer records than the device lacks")
+            records[~is_sent] = want.held.records[~is_sent]
+        if answers:
+            records[is_sent] = np.concatenate([a.records for a in answers])
+        return Slices(records, sum_records(records))
+
+
+def _aligned(records: RecordArray) -> RecordArray:
+    """Records at a place in memory where numbers may lie; behind a mask of bits they may not."""
+    place: int = records.__array_interface__["data"][0]
+    return records.copy() if place % _ALIGNED else records
+
+
+def _batches(
+    wants: Sequence[Want], most_keys: int, most_bytes: int
+) -> Iterator[list[tuple[int, Want]]]:
+    """The queries that ask for everything: (place, want) of each block; one, as a rule."""
+    batch: list[tuple[int, Want]] = []
+    keys, room = most_keys, most_bytes  # that are left for the query under way
+    for place, want in enumerate(wants):
+        at, is_done = 0, False
+        while not is_done:
+            fits = min(keys, room // max(want.record_bytes, 1))
+            if batch and (fits < 1 or len(batch) == MOST_BLOCKS):
+                yield batch
+                batch, keys, room = [], most_keys, most_bytes
+                continue
+            stop = min(len(want.keys), at + max(fits, 1))
+            batch.append((place, _piece(want, at, stop)))
+            keys, room = keys - (stop - at), room - (stop - at) * want.record_bytes
+            at, is_done = stop, stop == len(want.keys)
+    if batch:
+        yield batch
+
+
+def _piece(want: Want, start: int, stop: int) -> Want:
+    if (start, stop) == (0, len(want.keys)):
+        return want
+    held = want.held
+    if held is not None:
+        held = Held(held.records[start:stop], held.sums[start:stop], held.is_held[start:stop])
+    return replace(want, keys=want.keys[start:stop], held=held)
+
+
+def _nothing(want: Want) -> Slices:
+    return Slices(np.empty((0, want.record_bytes), np.uint8), np.empty(0, np.uint64))
+
+
+def _joined(pieces: Sequence[Slices]) -> Slices:
+    return Slices(
+        np.concatenate([piece.records for piece in pieces]),
+        np.concatenate([piece.sums for piece in pieces]),
+    )
+
+
+def _damaged(what: str) -> DamageError:
+    return DamageError(
+        "slices were damaged",
+        got=what,
+        allowed="the records that the round was published with",
+        fix="fetch them again; if it happens every time, the service's files are damaged",
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Submodel:
+    """What a device received of a model.
+
+    Args:
+        model: the server's tree with shorter axes.
+        keys: what it was selected with, by key space.
+        traffic: what it cost.
+    """
+
+    model: Tree
+    keys: Mapping[str, Keys]
+    traffic: Traffic
+
+    def __repr__(self) -> str:
+        return f"Submodel({_counts(self.keys)}, {self.traffic.bytes_down} bytes received)"
+
+
+@dataclass(frozen=True, repr=False)
+class KnownRound:
+    """A round whose manifest is here: what its tables hold, and how a model is made of them."""
+
+    id: str
+    manifest: Manifest
+
+    def __repr__(self) -> str:
+        return f"KnownRound({self.id}, {len(self.manifest.tables)} tables)"
+
+    @cached_property
+    def records(self) -> tuple[Records, ...]:
+        """What the records of each table hold."""
+        return tuple(table.records for table in self.manifest.tables)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The model and its cuts.
+
+        Raises:
+            InputError: the tables of the round are of select functions.
+        """
+        layout = self.manifest.layout
+        if layout is None:
+            raise InputError(
+                f"round {self.id} does not hold a model that is cut",
+                got="tables of select functions",
+                allowed="tables of a model",
+                fix="fetch its slices table by table, with fetch_slices",
+            )
+        return layout
+
+    def table(self, name: str) -> int:
+        """The place of a table.
+
+        Raises:
+            NotFoundError: the round has no such table.
+        """
+        names = [table.name for table in self.manifest.tables]
+        if name not in names:
+            raise NotFoundError(
+                f"round {self.id} has no such table",
+                got=repr(name),
+                allowed=", ".join(names),
+                fix="name one of them",
+            )
+        return names.index(name)
+
+    def segment(self, table: int, place: int) -> SegmentInfo:
+        """A segment of a table.
+
+        Raises:
+            NotFoundError: the table has no such segment.
+        """
+        info = self.manifest.tables[table]
+        if not 0 <= place < len(info.segments):
+            raise NotFoundError(
+                f"table {info.name!r} of round {self.id} has no such segment",
+                got=place,
+                allowed=f"0..{len(info.segments) - 1}" if info.segments else "none",
+                fix="name one of them, or ask for slices with fetch_slices",
+            )
+        return info.segments[place]
+
+    def keys_of_table(self, place: int, keys: Any) -> Keys:
+        """Keys of one table, checked."""
+        table = self.manifest.tables[place]
+        return KeySpace(table.name, table.num_keys).keys(keys)
+
+    def keys_by_space(self, keys: Mapping[str, Any] | ClientKeys) -> dict[str, Keys]:
+        """A device's keys by key space, checked; given by name, or as `Keys`.
+
+        Raises:
+            KeySpaceError: a key space is missing or foreign, or keys are outside it.
+        """
+        if not isinstance(keys, Mapping):
+            return self.layout.keys_by_space(keys)
+        names = {space.name for space in self.layout.spaces}
+        if keys.keys() != names:
+            raise KeySpaceError(
+                "keys do not match the cuts",
+                got=", ".join(sorted(keys)) or "none",
+                allowed=", ".join(sorted(names)) or "none",
+                fix="pass keys of each key space of the manifest",
+            )
+        return {s.name: s.keys(_plain(keys[s.name])) for s in self.layout.spaces}
+
+    def assemble(self, records: Sequence[RecordArray], keys: Mapping[str, Keys]) -> Tree:
+        """The sub-model from the records of each part, in the order of `part.keys_of(keys)`."""
+        leaves: dict[str, Array] = {}
+        for part, table, found in zip(self.layout.parts, self.records, records, strict=True):
+            counts = [len(keys[factor.name]) for factor in part.product.factors]
+            leaves |= part.from_rows(table.decode_rows(found), counts)
+        return tree.unflatten(self.layout.structure, leaves)
+
+
+@dataclass(frozen=True, repr=False)
+class WholeModel:
+    """A round that a device has downloaded entirely: it selects at home, and nobody learns a key.
+
+    Args:
+        round: what its tables hold.
+        tables: the records of each, (K, record_bytes).
+        traffic: what the download cost.
+    """
+
+    round: KnownRound
+    tables: tuple[RecordArray, ...]
+    traffic: Traffic
+
+    def __repr__(self) -> str:
+        size = sum(table.nbytes for table in self.tables)
+        return f"WholeModel(round {self.round.id}, {len(self.tables)} tables, {size} bytes)"
+
+    def select(self, keys: Mapping[str, Any] | ClientKeys) -> Submodel:
+        """The sub-model of any keys; costs no further traffic."""
+        chosen = self.round.keys_by_space(keys)
+        places = [part.keys_of(chosen).array for part in self.round.layout.parts]
+        records = [table[z] for table, z in zip(self.tables, places, strict=True)]
+        return Submodel(self.round.assemble(records, chosen), chosen, self.traffic)
+
+    def slices(self, table: str, keys: Any) -> dict[str, Array]:
+        """The slices of any keys of one table, path -> (m, *shape)."""
+        place = self.round.table(table)
+        z = self.round.keys_of_table(place, keys).array
+        return self.round.records[place].decode(self.tables[place][z])
+
+
+def _plain(keys: Any) -> Any:
+    return keys.array if isinstance(keys, Keys) else keys
+
+
+def _counts(keys: Mapping[str, Keys]) -> str:
+    return ", ".join(f"{len(z)} of {name!r}" for name, z in keys.items()) or "nothing selected"

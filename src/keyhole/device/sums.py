@@ -1,0 +1,158 @@
+"""How a device sends its update to two aggregators: rounded, shared, and to neither in the clear.
+
+The terms of the sum stand in the manifest, which the trainer has published. Where the aggregators
+are, and which authorities vouch for them, the device knows from its own operator: a trainer that
+could name both would name two of its own. Both aggregators refuse messages under other terms than
+those they were told, so a trainer cannot tell devices one minimum and aggregators another.
+
+Hidden from each aggregator: keys and numbers of the update, if the two do not work together.
+Hidden from the trainer: all but the sum. Not hidden: that the device takes part.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from dataclasses import dataclass, field
+from math import inf
+
+from keyhole.aggregation.base import Contribution
+from keyhole.aggregation.two_servers.client import share_update
+from keyhole.aggregation.two_servers.messages import whole_upload_bytes
+from keyhole.aggregation.two_servers.method import check_terms, ring_rows
+from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.arrays import Tree
+from keyhole.crypto.prg import Prg
+from keyhole.device.device import Assignment, Device, DeviceKeys
+from keyhole.device.fetch import KnownRound
+from keyhole.errors import InputError, NotFoundError, ViolationError
+from keyhole.wire.http import OCTETS
+from keyhole.wire.sums import SUM_SETTING
+
+_MOST_MESSAGE = 1 << 16  # bytes of an answer
+
+
+def terms_in(known: KnownRound) -> WholeTerms:
+    """The terms of the sum of a round.
+
+    Raises:
+        InputError: its updates are added up in another way.
+        MalformedError: these are not terms.
+    """
+    text = known.manifest.settings.get(SUM_SETTING)
+    if not isinstance(text, str):
+        raise InputError(
+            f"round {known.id} has no secure sum",
+            got="settings without terms",
+            allowed="a round that the trainer has published with --aggregators",
+            fix="nothing is sent in another way: ask the operator",
+        )
+    try:
+        data = b64decode(text, validate=True)
+    except ValueError:
+        data = b""
+    return WholeTerms.decode(data)
+
+
+@dataclass(frozen=True)
+class SumPolicy:
+    """Which terms a device accepts, whatever a trainer would like.
+
+    Args:
+        least_clients: a sum that may be released with fewer is refused.
+        most_clients: a sum of more is refused: the more may be added, the coarser the rounding.
+        most_clip: numbers of an update may count up to so much, and no more.
+        least_noise: what each aggregator adds at least, over the norm to which updates are
+            shortened; 0 takes part without noise.
+        most_upload: bytes.
+    """
+
+    least_clients: int = 2
+    most_clients: int = 1 << 24
+    most_clip: float = inf
+    least_noise: float = 0.0
+    most_upload: int = 256 << 20
+
+    def check(self, terms: WholeTerms) -> None:
+        """Raises ViolationError where the terms are not accepted; nothing has been sent by then."""
+        upload = whole_upload_bytes(terms)
+        facts = [
+            (terms.least_clients >= self.least_clients, f"sums of {terms.least_clients} clients"),
+            (terms.most_clients <= self.most_clients, f"up to {terms.most_clients} clients"),
+            (terms.clip <= self.most_clip, f"numbers up to {terms.clip:g}"),
+            (self._has_noise(terms), f"noise {terms.noise:g} for a norm of {terms.norm:g}"),
+            (upload <= self.most_upload, f"{upload} bytes"),
+        ]
+        refused = [words for is_fine, words in facts if not is_fine]
+        if refused:
+            raise ViolationError(
+                "terms of a sum that this device does not accept",
+                got=", ".join(refused),
+                allowed=str(self),
+                fix="nothing was sent; ask the trainer for other terms",
+            )
+
+    def _has_noise(self, terms: WholeTerms) -> bool:
+        return self.least_noise == 0 or terms.noise >= self.least_noise * terms.norm
+
+
+@dataclass(frozen=True)
+class SumSend:
+    """A `Send` of `Participant`: shares of the update to both aggregators.
+
+    Args:
+        first: the aggregator that is party 0, as its operator gave the address; with a token of
+            this device there, or none to show the round's token instead. An aggregator with which
+            that token counts can act for the device at the other one, and must be trusted not to.
+        second: party 1, likewise.
+        policy: what the device accepts.
+    """
+
+    first: Device
+    second: Device
+    policy: SumPolicy = field(default_factory=SumPolicy)
+
+    def __call__(self, device: Device, round: Assignment, update: Tree, keys: DeviceKeys) -> int:
+        """Sends the update of a round.
+
+        Args:
+            device: of the slice service; it knows the round.
+            round: as `check_in` assigned it.
+            update: start minus end, shaped as the sub-model of `keys`.
+            keys: what the sub-model was selected with.
+
+        Returns:
+            How many bytes were sent.
+
+        Raises:
+            ViolationError: the device does not accept the terms.
+            InputError: the round has no secure sum; nothing is sent in the clear instead.
+            NotFiniteError: NaN or infinity in the update.
+            TooLateError, ConflictError: the sum is closed, or has another share of this device.
+            ServiceError: no usable answer. Where one aggregator has its share already, that is
+                left out when the two compare.
+        """
+        known = device.known(round)
+        terms = terms_in(known)
+        self.policy.check(terms)
+        check_terms(terms, known.layout)
+        prg = Prg.fresh()
+        one = Contribution(0, "sent", known.keys_by_space(keys), update)
+        shares = share_update(terms, ring_rows(terms, known.layout, one, prg), prg)
+        bodies = shares.to[0] + shares.public, shares.to[1]
+        for aggregator, body in zip((self.first, self.second), bodies, strict=True):
+            _post(aggregator, round, body)
+        return sum(map(len, bodies))
+
+
+def _post(aggregator: Device, round: Assignment, body: bytes) -> None:
+    """Sends a body, again and again where the trainer has not opened the sum yet."""
+    own, path = aggregator.token_for(round.round), f"/v1/sums/{round.round}/shares"
+    token = round.token if own is None else own
+    client = aggregator.client
+    attempts = client.attempts(f"POST {path}")
+    while True:
+        try:
+            client.send(path, body, token=token, most=_MOST_MESSAGE, content_type=OCTETS)
+            return
+        except NotFoundError:  # a round is published a moment before its sum is opened
+            attempts.failed("the sum is not open yet")

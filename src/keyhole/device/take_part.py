@@ -1,0 +1,337 @@
+"""Taking part: one whole round of a device, and round after round until it is told to stop.
+
+A client of a simulated population as a device: the same keys, the same update, over the network.
+
+What a run tells its devices is in the settings of the manifest. All randomness derives from there,
+so a run over the service gives the bytes of a run in process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TypeAlias
+
+import msgspec
+
+from keyhole.arrays import Tree
+from keyhole.device.device import Assignment, Device, DeviceKeys
+from keyhole.device.fetch import KnownRound, Submodel
+from keyhole.errors import (
+    AccessError,
+    ConflictError,
+    InputError,
+    NotAdmittedError,
+    RequestError,
+    ServiceError,
+    StaleError,
+    TooLateError,
+)
+from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.layout import ClientKeys
+from keyhole.rounds.clients import Choosing, Clients, Job, check_keys_per_client, choose_keys
+from keyhole.wire.assignment import Wait
+
+Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
+"""How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `PirFetch` and the like."""
+
+Send: TypeAlias = Callable[[Device, Assignment, Tree, DeviceKeys], int]
+"""How a device sends its update: `Device.send`, or shares of it to two aggregators."""
+
+_AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
+_LONGEST_WAIT = 60.0  # seconds before it does when servers still do not hold the same round
+_MOST_STALE = 8  # misses for that reason in a row; two minutes, for a copy that lags behind
+
+
+@dataclass(frozen=True)
+class Participant:
+    """What a device does in a round.
+
+    Args:
+        choose: `round -> keys`.
+        train: `(round, what was fetched) -> update`, start minus end.
+        fetch: `(device, round, keys) -> sub-model`: how slices are fetched, and so who learns which
+            keys. The sub-model says which keys it was selected with: a private way may miss some.
+        send: `(device, round, update, keys) -> bytes sent`: how the update travels, and so who
+            learns it.
+    """
+
+    choose: Callable[[KnownRound], DeviceKeys]
+    train: Callable[[KnownRound, Submodel], Tree]
+    fetch: Fetch = Device.fetch
+    send: Send = Device.send
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A round that a device took part in.
+
+    Args:
+        round: its identifier.
+        number: t.
+        keys: how many it trained with, over all key spaces.
+        missing: how many more it had chosen: a private way found no place for them.
+        bytes_down: slices it received.
+        bytes_up: queries and the update.
+        reused: slices that had not changed and were not sent.
+    """
+
+    round: str
+    number: int
+    keys: int
+    missing: int
+    bytes_down: int
+    bytes_up: int
+    reused: int
+
+
+def fetch_at_home(device: Device, round: Assignment, keys: DeviceKeys) -> Submodel:
+    """Downloads the whole round and selects at home: nobody learns a key before the update."""
+    return device.fetch_all(round).select(keys)
+
+
+def take_part(device: Device, participant: Participant, done: str | None = None) -> Taken | Wait:
+    """One whole round: checks in, waits as told, fetches, trains, sends.
+
+    Args:
+        device: to take part with.
+        participant: what it does in a round.
+        done: a round in which it has sent its update. The service knows that by itself only where
+            updates go there.
+
+    Returns:
+        What it took, or how many seconds to wait before asking again.
+
+    Raises:
+        TooLateError: the round closed meanwhile: nothing more is fetched or sent.
+        StaleError: the servers of a private fetch do not hold the same round.
+        ConflictError: the service has a different update of this device.
+        ServiceError: no usable answer, or the device is to stop.
+    """
+    told = device.check_in()
+    if isinstance(told, Wait):
+        return told
+    if told.round == done:
+        return Wait(_AFTER_MISS)
+    _pause(device, told.fetch_after)
+    return take_part_in(device, told, replace(participant, send=_in_time(participant.send)))
+
+
+def take_part_in(device: Device, told: Assignment, participant: Participant) -> Taken:
+    """The round that a device was told of, by the service or in another way.
+
+    Raises:
+        TooLateError, StaleError, ConflictError, ServiceError: as `take_part` does.
+    """
+    _refuse_late(device, told)
+    known = device.known(told)
+    keys = participant.choose(known)
+    fetched = participant.fetch(device, told, keys)
+    update = participant.train(known, fetched)
+    _refuse_late(device, told)
+    sent = participant.send(device, told, update, fetched.keys)
+    kept = sum(map(len, fetched.keys.values()))
+    return Taken(
+        round=told.round,
+        number=told.number,
+        keys=kept,
+        missing=sum(map(len, known.keys_by_space(keys).values())) - kept,
+        bytes_down=fetched.traffic.bytes_down,
+        bytes_up=fetched.traffic.bytes_up + sent,
+        reused=fetched.traffic.reused,
+    )
+
+
+def keep_taking_part(
+    device: Device,
+    participant: Participant,
+    *,
+    rounds: float = inf,
+    on_round: Callable[[Taken], None] = lambda _: None,
+    on_miss: Callable[[RequestError], None] = lambda _: None,
+    on_wait: Callable[[float], None] = lambda _: None,
+) -> int:
+    """Takes part in round after round, until `device.stop` is set.
+
+    Args:
+        device: to take part with.
+        participant: what it does in a round.
+        rounds: how many to take part in; without limit unless told.
+        on_round: called after each.
+        on_miss: called with the reason when a round closed before the update was there, or when
+            the servers of a private fetch did not hold the same round.
+        on_wait: called with the seconds that the service asks to wait, since it has no round for
+            this device.
+
+    Returns:
+        In how many rounds it took part.
+
+    Raises:
+        ServiceError: no usable answer, for longer than the device retries.
+        RequestError: the service refuses, for a reason that a later round will not change.
+        StaleError: the servers of a private fetch did not hold the same round, time and again.
+    """
+    taken, stale, done = 0, 0, None
+    while taken < rounds and not device.stop.is_set():
+        try:
+            outcome = take_part(device, participant, done)
+        except (TooLateError, ConflictError) as error:
+            on_miss(error)
+            device.clock.sleep(_AFTER_MISS)
+        except StaleError as error:
+            stale += 1
+            if stale == _MOST_STALE:
+                raise
+            on_miss(error)
+            device.clock.sleep(min(_LONGEST_WAIT, _AFTER_MISS * 2.0 ** (stale - 1)))
+        except ServiceError:
+            if device.stop.is_set():
+                break
+            raise
+        else:
+            if isinstance(outcome, Wait):
+                on_wait(outcome.seconds)
+                device.clock.sleep(outcome.seconds)
+                continue
+            taken, stale, done = taken + 1, 0, outcome.round
+            on_round(outcome)
+    return taken
+
+
+def _pause(device: Device, seconds: float) -> None:
+    if seconds > 0:
+        device.clock.sleep(seconds)
+    if device.stop.is_set():
+        raise ServiceError(
+            "stopped before the round was over",
+            got="a stop event",
+            allowed="no stop before the update is sent",
+            fix="take part again when there is time",
+        )
+
+
+def _in_time(send: Send) -> Send:
+    """Sends, where a device that was let in and is so no longer has come too late."""
+
+    def try_send(device: Device, told: Assignment, update: Tree, keys: DeviceKeys) -> int:
+        try:
+            return send(device, told, update, keys)
+        except (AccessError, NotAdmittedError) as error:
+            raise TooLateError(
+                "the round takes no update of this device any more",
+                got=str(error),
+                allowed="a token that is still good, of a device that the round waits for",
+                fix="check in again",
+            ) from error
+
+    return try_send
+
+
+def _refuse_late(device: Device, told: Assignment) -> None:
+    """Asking costs little; slices and updates that are in vain cost much."""
+    now = device.current()
+    if now.number < told.number:
+        return  # from a replica that does not know of the round yet: no reason to give up
+    if not now.takes(told.round):
+        raise TooLateError(
+            "the round is over",
+            got=f"round {told.number}, while round {now.number} is {now.phase}",
+            allowed="the newest round while it is open, and those that trail it",
+            fix="check in again",
+        )
+
+
+class RunSettings(msgspec.Struct, frozen=True):
+    """What a run tells its devices.
+
+    Attributes:
+        seed: of everything random.
+        trial: which repetition.
+        keys_per_client: key space -> most keys of a client.
+        shared_keys: whether all clients of a round draw the same random keys.
+    """
+
+    seed: int
+    trial: int
+    keys_per_client: dict[str, int]
+    shared_keys: bool = False
+
+    @property
+    def choosing(self) -> Choosing:
+        """What decides keys; a device is of one kind, and its operator knows which."""
+        keys = self.keys_per_client
+        return Choosing(self.seed, self.trial, keys, shared_keys=self.shared_keys)
+
+    @staticmethod
+    def of(known: KnownRound) -> RunSettings:
+        """The settings in the manifest of a round.
+
+        Raises:
+            InputError: the round does not belong to a run of a population.
+        """
+        try:
+            return msgspec.convert(known.manifest.settings, RunSettings)
+        except msgspec.ValidationError as error:
+            raise InputError(
+                f"round {known.id} does not belong to a run of a population",
+                got=f"settings in which {error}",
+                allowed="seed, trial and keys_per_client",
+                fix="take part with functions of your own, or publish the run with its plan",
+            ) from error
+
+
+@dataclass
+class PopulationClient:
+    """One client of a population, as a participant of rounds.
+
+    Args:
+        client: its number.
+        population: `settings -> the population`; called when a run is met for the first time.
+    """
+
+    client: int
+    population: Callable[[RunSettings], Clients]
+    _met: dict[bytes, Clients] = field(default_factory=dict, repr=False)
+    _chosen: dict[str, ClientKeys] = field(default_factory=dict, repr=False)
+
+    def participant(self, fetch: Fetch = Device.fetch, send: Send = Device.send) -> Participant:
+        """What it does in a round."""
+        return Participant(self.choose, self.train, fetch, send)
+
+    def choose(self, known: KnownRound) -> ClientKeys:
+        """The keys that the client chooses in process, too."""
+        settings = RunSettings.of(known)
+        clients = self._clients(settings)
+        check_keys_per_client(known.layout, settings.keys_per_client)
+        number, choosing = known.manifest.number, settings.choosing
+        keys = choose_keys(self.client, number, known.layout, clients, choosing)
+        self._chosen = {known.id: keys}
+        return keys
+
+    def train(self, known: KnownRound, fetched: Submodel) -> Tree:
+        """The update that the client makes in process, too."""
+        settings, keys = RunSettings.of(known), _kept(self._chosen[known.id], fetched.keys)
+        run = settings.seed, settings.trial, known.manifest.number
+        return Job.of(*run, self.client, keys, fetched.model).run(self._clients(settings))
+
+    def _clients(self, settings: RunSettings) -> Clients:
+        name = msgspec.json.encode(settings)
+        if name not in self._met:
+            clients = self.population(settings)
+            if not 0 <= self.client < clients.count:
+                raise InputError(
+                    "the population has no such client",
+                    got=self.client,
+                    allowed=f"0..{clients.count - 1}",
+                    fix="choose another number",
+                )
+            self._met = {name: clients}  # a device follows one run at a time
+        return self._met[name]
+
+
+def _kept(chosen: ClientKeys, fetched: Mapping[str, Keys]) -> ClientKeys:
+    """What was fetched of the keys that were chosen, in the form in which they were."""
+    if isinstance(chosen, Keys):
+        return fetched[chosen.space.name]
+    return tuple(fetched[keys.space.name] for keys in chosen)

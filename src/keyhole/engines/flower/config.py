@@ -1,0 +1,313 @@
+"""What a run's config says of its rounds: `[tool.flwr.app.config]` of the app's pyproject.toml.
+
+    run = "/srv/keyhole/run"         where the server keeps the run: the same run config goes on
+    rounds-directory = "..."         what `keyhole serve` serves
+    service = "https://..."          the slice service, as devices reach it
+    token-key = "/srv/keys"          signing keys of the service; leave out if it has none
+    round-seconds = 300.0            a round closes after so long with what has arrived
+    over-selection = 1.3             how many times more clients are called than are waited for
+    least-updates = 1                with fewer, a round makes no step
+    least-nodes = 1                  a round waits for so many nodes,
+    node-seconds = 120.0             for so long
+    delivery = "clear"               or "pir": slices from two servers that do not collude
+    second = "https://..."           the second of them
+    aggregators = "URL URL"          two aggregators that do not collude add up updates in secret
+    aggregator-tokens = "FILE FILE"  tokens of the trainer there, from their operators
+    aggregator-ca = "/etc/ca.pem"    authorities to trust for them
+
+Paths are those of the machine that the ServerApp runs on.
+
+The tasks of keyhole on Flower: server and nodes read one run config, and train the same arm.
+
+task = "emnist_2nn"                     as for `keyhole train`
+data = "synthetic"                      likewise; a node may name its own with --node-config
+seed = 0
+trial = 0
+settings.rounds = 3                     what differs from the task's settings, likewise
+sizes.neurons = 100                     sizes.*, keys.* and keys-per-client.* (0: every key)
+keys.neuron = "independent"
+keys-per-client.neuron = 50
+shared-keys, over, negatives, sampling  as `Arm` has them
+concurrency = 20                        asynchronous rounds; most-staleness as `Arm` has it
+aggregation = "secure-sparse"           with two aggregators; value-clip and ring-bits of their sums
+privacy.noise = 1.0                     privacy.*: noise that they add, as `Privacy` has it
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+
+from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.data.cache import cache_root
+from keyhole.data.federated import Dataset
+from keyhole.data.open import open_dataset
+from keyhole.data.synthetic import make_synthetic
+from keyhole.device.take_part import Participant, PopulationClient, RunSettings
+from keyhole.engines.flower.node_config import DELIVERIES, NodeConfig
+from keyhole.errors import InputError
+from keyhole.experiments.arms import Arm, arm_of
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.named import task_named
+from keyhole.experiments.task import Settings
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.cores import keep_compiled, use_one_thread
+from keyhole.rounds.record import RoundRecord
+from keyhole.service.served import Served
+
+_NUMBERS = {
+    "round-seconds": (300.0, 0.0),
+    "over-selection": (1.3, 1.0),
+    "least-updates": (1, 1),
+    "least-nodes": (1, 1),
+    "node-seconds": (120.0, 0.0),
+}
+"""Name -> what it is by default, and the least that it may be; seconds are above."""
+
+
+@dataclass(frozen=True)
+class RoundsConfig:
+    """How the rounds of a run are made, as the module describes it.
+
+    Args:
+        run: directory of the run.
+        rounds: directory that the slice service serves.
+        service: its URL.
+        token_key: file of its signing keys.
+        round_seconds: deadline of a round.
+        over_selection: how many times more clients are called than are waited for.
+        least_updates: with fewer, a round makes no step.
+        least_nodes: that a round waits for.
+        node_seconds: for how long.
+        delivery: how slices are fetched.
+        second: URL of the second slice server.
+        aggregators: URLs of the two aggregators.
+        aggregator_tokens: files of the trainer's tokens there.
+        aggregator_ca: PEM file of the authorities to trust for them.
+    """
+
+    run: Path
+    rounds: Path
+    service: str
+    token_key: Path | None = None
+    round_seconds: float = 300.0
+    over_selection: float = 1.3
+    least_updates: int = 1
+    least_nodes: int = 1
+    node_seconds: float = 120.0
+    delivery: str = "clear"
+    second: str = ""
+    aggregators: tuple[str, ...] = ()
+    aggregator_tokens: tuple[Path, ...] = ()
+    aggregator_ca: Path | None = None
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> RoundsConfig:
+        """Reads `Context.run_config`; names that are not ours are left to others.
+
+        Raises:
+            InputError: a value is missing or cannot be used.
+        """
+        run, rounds, service = (_text(config, n) for n in ("run", "rounds-directory", "service"))
+        delivery, second = config.get("delivery", "clear"), str(config.get("second", ""))
+        if delivery not in DELIVERIES:
+            raise _bad("delivery", repr(delivery), ", ".join(DELIVERIES))
+        if (delivery == "pir") != bool(second):
+            raise _bad("second", repr(second), "a URL with delivery pir, and none without")
+        aggregators, tokens = (
+            tuple(str(config.get(name, "")).split())
+            for name in ("aggregators", "aggregator-tokens")
+        )
+        if len(aggregators) not in (0, 2) or len(tokens) != len(aggregators):
+            got = f"{len(aggregators)} URLs and {len(tokens)} files of tokens"
+            raise _bad("aggregators", got, "two of each, with a space between, or none")
+        keys, ca = str(config.get("token-key", "")), str(config.get("aggregator-ca", ""))
+        numbers = {name: _number(config, name) for name in _NUMBERS}
+        return RoundsConfig(
+            run=Path(run),
+            rounds=Path(rounds),
+            service=service,
+            token_key=Path(keys) if keys else None,
+            delivery=delivery,
+            second=second,
+            aggregators=aggregators,
+            aggregator_tokens=tuple(map(Path, tokens)),
+            aggregator_ca=Path(ca) if ca else None,
+            **{name.replace("-", "_"): value for name, value in numbers.items()},  # type: ignore[arg-type]
+        )
+
+
+def _text(config: Mapping[str, Any], name: str) -> str:
+    value = config.get(name, "")
+    if not isinstance(value, str) or not value:
+        raise _bad(name, repr(value), "a text")
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str) -> float:
+    usual, least = _NUMBERS[name]
+    value = config.get(name, usual)
+    kind = int if isinstance(usual, int) else int | float
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    is_inside = is_number and least <= value < inf and (value > 0)
+    if not is_inside:
+        what = "a whole number" if isinstance(usual, int) else "a finite number"
+        raise _bad(name, repr(value), f"{what} {f'from {least:g}' if least else 'above 0'}")
+    return value if isinstance(usual, int) else float(value)
+
+
+def _bad(name: str, got: str, allowed: str) -> InputError:
+    return InputError(
+        f"the run config has no {name} that can be used",
+        got=got,
+        allowed=allowed,
+        fix="set it in pyproject.toml of the app, or with `flwr run -c`",
+    )
+
+
+_LOG = logging.getLogger("flwr.keyhole")
+_FURTHER = (
+    "shared_keys",
+    "over",
+    "negatives",
+    "aggregation",
+    "value_clip",
+    "ring_bits",
+    "is_signed",
+    "sampling",
+    "concurrency",
+    "most_staleness",
+    "seed",
+)
+_TABLES = ("settings", "sizes", "keys", "keys-per-client", "privacy")
+_USUAL_WORDS = 10_000  # of synthetic posts, as `keyhole train` has it
+
+
+def arm_config(arm: Arm) -> dict[str, Any]:
+    """An arm as the run config has it; `read_arm` gives it back.
+
+    >>> arm = arm_of("emnist_2nn", changes={"rounds": 3})
+    >>> read_arm(arm_config(arm)) == arm
+    True
+    """
+    settings = {f.name: getattr(arm.settings, f.name) or 0 for f in fields(Settings)}
+    counts = {space: 0 if m is None else m for space, m in arm.keys_per_client.items()}
+    told: dict[str, Any] = {"task": arm.task}
+    further = {name.replace("_", "-"): getattr(arm, name) for name in _FURTHER}
+    told |= {name: value for name, value in further.items() if value is not None}
+    privacy = {name: value for name, value in (arm.privacy or {}).items() if value is not None}
+    tables = (settings, arm.sizes, arm.keys, counts, privacy)
+    for table, values in zip(_TABLES, tables, strict=True):
+        told |= {f"{table}.{name}": value for name, value in values.items()}
+    return told
+
+
+def read_arm(config: Mapping[str, Any]) -> Arm:
+    """The arm that a run config describes; what it does not name is the task's.
+
+    Raises:
+        InputError: there is no such task, setting, size or key space.
+    """
+    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+    for name, value in config.items():
+        table, _, entry = name.partition(".")
+        if entry and table in tables:
+            tables[table][entry] = value
+    for table, kind in (("settings", Settings), ("privacy", Privacy)):
+        _check_names(table, tables[table], {f.name for f in fields(kind)})
+    most = tables["settings"].get("max_examples")
+    changes = tables["settings"] | ({"max_examples": None} if most == 0 else {})
+    further = {name: config[name.replace("_", "-")] for name in _FURTHER if _has(config, name)}
+    return arm_of(
+        str(config.get("task", "")),
+        sizes=tables["sizes"],
+        keys=tables["keys"],
+        keys_per_client={space: m or None for space, m in tables["keys-per-client"].items()},
+        changes=changes,
+        privacy=tables["privacy"] or None,
+        **further,
+    )
+
+
+def _check_names(table: str, given: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise InputError(
+            f"the run config has {table} that no task has",
+            got=", ".join(unknown),
+            allowed=", ".join(sorted(known)),
+            fix="check how they are spelled",
+        )
+
+
+def _has(config: Mapping[str, Any], name: str) -> bool:
+    return name.replace("_", "-") in config
+
+
+def _load(source: str, arm: Arm) -> Dataset:
+    """The data, as `keyhole train` finds or makes them."""
+    if source != "synthetic":
+        return open_dataset(source)
+    words = arm.sizes.get("words", 0)
+    sizes = {"words": max(words, _USUAL_WORDS)} if words else {}
+    return make_synthetic(task_named(arm.task).kind, arm.seed, **sizes)
+
+
+def _use_one_core() -> None:
+    use_one_thread()
+    keep_compiled(cache_root() / "compiled")
+
+
+def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
+    """Trains the task of the run config; a `Train` of `make_server_app`."""
+    _use_one_core()
+    told = context.run_config
+    arm, trial = read_arm(told), int(told.get("trial", 0))
+    experiment = Experiment(
+        arm,
+        _load(str(told.get("data", "synthetic")), arm),
+        over_selection=config.over_selection,
+        least=config.least_updates,
+    )
+    experiment.check()
+    result = experiment.run(trial, config.run, kind=rounds, on_round=_tell)
+    if result is not None:
+        _LOG.info("done: %s", ", ".join(f"{k} {v:.4f}" for k, v in result.metrics.items()))
+
+
+def _tell(record: RoundRecord) -> None:
+    sent = len(record.staleness)
+    _LOG.info("round %d: %d of %d updates counted", record.round, sent, len(record.clients))
+
+
+@dataclass
+class TaskClients:
+    """Clients of the task of the run config; a `ParticipantOf` of `make_client_app`.
+
+    One that lives as long as its process: clients of one node share the data and what is compiled.
+    """
+
+    _made: dict[tuple[Any, ...], Clients] = field(default_factory=dict, repr=False)
+
+    def __call__(self, client: int, context: Context) -> Participant:
+        """What a client of the population does in a round."""
+        told = context.run_config
+        data = NodeConfig.of(context.node_config).data or str(told.get("data", "synthetic"))
+        arm = read_arm(told)
+
+        def population(settings: RunSettings) -> Clients:
+            counts = settings.keys_per_client
+            name = (data, settings.seed, *sorted(counts.items()))
+            if name not in self._made:
+                _use_one_core()
+                mine = replace(arm, keys_per_client=counts, seed=settings.seed)
+                self._made = {name: Experiment(mine, _load(data, mine)).clients}
+            return self._made[name]
+
+        return PopulationClient(client, population).participant()

@@ -1,0 +1,1 @@
+"""Runs the experiments of the paper: tasks, arms, sweeps."""

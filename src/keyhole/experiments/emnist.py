@@ -1,0 +1,125 @@
+"""What the two EMNIST tasks share: handwritten characters, one client per writer.
+
+EMNIST with two hidden layers: clients select neurons of the first (section 5.3).
+
+EMNIST with the CNN: clients select filters of the second convolution (section 5.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.data.federated import Column, Dataset, FederatedData, draw_pool, hold_out
+from keyhole.errors import InputError
+from keyhole.experiments.task import Metrics, Settings, Task, TaskKind
+from keyhole.keys.choice import KeyCounts
+from keyhole.models.cnn import cnn
+from keyhole.models.dense import two_layer
+from keyhole.models.model import Model
+from keyhole.primitives.layout import ClientKeys
+from keyhole.rounds.evaluate import accuracy, predictor
+from keyhole.server.state import ServerState
+
+CLASSES = 62
+HELD_OUT = 0.2  # of the writers, for validation (section 5.1)
+MOST_EVALUATED = 100_000  # all of EMNIST's 77,483
+
+
+def writers_task(dataset: Dataset, model: Model, is_tuning: bool, ink: int = 0) -> Task:
+    """Returns a task on characters.
+
+    Writers are the same in training and test, with other images. For tuning, a fifth of the writers
+    is set aside for validation, and training sees the rest alone.
+
+    Args:
+        dataset: of writers.
+        model: takes "pixels" and "label".
+        is_tuning: whether to set writers aside.
+        ink: the value of a pixel full of ink. 0, with paper at 1, is the paper's (as in TensorFlow
+            Federated's EMNIST); 1, with paper at 0, learns in a fraction of the rounds.
+
+    Raises:
+        InputError: ink is neither.
+    """
+    if ink not in (0, 1):
+        raise InputError("no such ink", got=ink, allowed="0 or 1", fix="choose one")
+    train, spaces = dataset.splits["train"], model.layout.spaces
+    splits = {"test": dataset.splits["test"]}
+    if is_tuning:
+        train, splits["validation"] = hold_out(train, HELD_OUT, np.random.default_rng(1))
+    largest = predictor(model, lambda logits: logits.argmax(axis=1))
+    return Task(
+        model=model,
+        clients=len(train),
+        data=lambda client: _examples(train.client(client), ink),
+        count_keys=lambda _: {space.name: KeyCounts.none(space) for space in spaces},
+        localize=_as_they_are,
+        metrics={name: _accuracy_on(split, largest, ink) for name, split in splits.items()},
+    )
+
+
+def _examples(columns: Mapping[str, Column], ink: int) -> dict[str, Array]:
+    """Pixels from 0 to 1, and labels, as the models take them."""
+    pixels, label = np.asarray(columns["pixels"]), np.asarray(columns["label"])
+    pixels = 255 - pixels if ink else pixels
+    return {"pixels": pixels.astype(np.float32) / np.float32(255), "label": label.astype(np.int32)}
+
+
+def _as_they_are(data: Any, _: ClientKeys) -> Any:
+    """Pixels name no keys."""
+    return data
+
+
+def _accuracy_on(split: FederatedData, predict: Callable[..., Array], ink: int) -> Metrics:
+    @cache
+    def pool() -> dict[str, Array]:
+        return _examples(draw_pool(split, MOST_EVALUATED, np.random.default_rng(0)), ink)
+
+    def metrics(state: ServerState) -> dict[str, float]:
+        predicted = predict(state.model(), {"pixels": pool()["pixels"]})
+        return {"accuracy": accuracy(predicted, pool()["label"])}
+
+    return metrics
+
+
+def _make_2nn(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+    model = two_layer(neurons=sizes["neurons"], hidden=sizes["hidden"], classes=CLASSES)
+    return writers_task(dataset, model, is_tuning, sizes["ink"])
+
+
+EMNIST_2NN = TaskKind(
+    name="emnist_2nn",
+    about="Recognise handwritten characters with dense layers; a key is a neuron of the first.",
+    kind="writers",
+    sizes={"neurons": 200, "hidden": 200, "ink": 0},
+    settings=Settings("FedAvg", client_lr=0.1, server_lr=1.0, batch_size=20),
+    keys={"neuron": "independent"},
+    keys_per_client={"neuron": 100},
+    metric="accuracy",
+    splits=("test",),
+    make=_make_2nn,
+)
+
+
+def _make_cnn(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+    model = cnn(filters=(32, sizes["filters"]), hidden=sizes["hidden"], classes=CLASSES)
+    return writers_task(dataset, model, is_tuning, sizes["ink"])
+
+
+EMNIST_CNN = TaskKind(
+    name="emnist_cnn",
+    about="Recognise handwritten characters with a CNN; a key is a filter of its second layer.",
+    kind="writers",
+    sizes={"filters": 64, "hidden": 512, "ink": 0},
+    settings=Settings("FedAvg", client_lr=0.1, server_lr=1.0, batch_size=20),
+    keys={"filter": "independent"},
+    keys_per_client={"filter": 16},
+    metric="accuracy",
+    splits=("test",),
+    make=_make_cnn,
+)

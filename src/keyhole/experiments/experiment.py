@@ -1,0 +1,447 @@
+"""Trial directories: what they hold, and whether a trial may go on in one.
+
+`run.json` says what was asked, with versions and seeds; `plan.json`, `records.jsonl` and `state/`
+are the training loop's; `result.json` says what was reached. Nothing that was reached is ever
+removed: a directory that holds another run is refused.
+
+Experiments: an arm on a dataset, trial by trial, each in a directory that explains itself.
+
+What a trial's directory holds is told in `trial_directory.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from keyhole.aggregation.base import Aggregation, Rounding
+from keyhole.aggregation.named import aggregation_named
+from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.data.federated import Dataset
+from keyhole.delivery.base import PRIVATE_DELIVERIES, Delivery
+from keyhole.delivery.named import delivery_named
+from keyhole.errors import InputError
+from keyhole.experiments.arms import Arm, choices_of, localize_of
+from keyhole.experiments.named import task_named
+from keyhole.experiments.task import Task
+from keyhole.files import make_directory, replacing, write_all
+from keyhole.keys.choice import Choice, choose_with
+from keyhole.planner.planner import check_model_worth
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.local_training import LocalSgd
+from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run
+from keyhole.rounds.machine import Buffering
+from keyhole.rounds.named import Algorithm, algorithm_named
+from keyhole.rounds.record import RoundRecord
+from keyhole.rounds.round import Executor, in_process
+from keyhole.rounds.spec import Plan, exponential
+from keyhole.sampling import Cohorts, Place, generator
+from keyhole.server.state import ServerState
+from keyhole.server.store import holds_store
+
+_RUN, _RESULT, _CLOCK = "run.json", "result.json", "clock.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a trial reached and what it cost.
+
+    Args:
+        rounds: T.
+        seconds: wall time of training and evaluation, where no process was killed.
+        metrics: on the test split, in the end.
+        client_size: numbers in a client's sub-model, on average.
+        bytes_down: what a client received in a round, on average.
+        bytes_up: what it sent.
+    """
+
+    rounds: int
+    seconds: float
+    metrics: Mapping[str, float]
+    client_size: float
+    bytes_down: float
+    bytes_up: float
+
+
+def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
+    """Returns the result of a finished trial, None where there is work to do.
+
+    Args:
+        directory: of the trial.
+        asked: what `run.json` is to say.
+
+    Raises:
+        InputError: the directory holds another run, more rounds, or fewer without their state.
+    """
+    _check_same(directory, asked)
+    path, rounds = directory / _RESULT, asked["settings"]["rounds"]
+    if not path.exists():
+        return None
+    try:
+        result = Result(**_read(path))
+    except TypeError as error:
+        raise _foreign(path, str(error)) from error
+    if result.rounds == rounds:
+        return result
+    if result.rounds > rounds or not holds_store(directory / "state"):
+        raise InputError(
+            f"{directory} holds a finished run of another length",
+            got=f"{rounds} rounds",
+            allowed=f"{result.rounds}, or more where the run was kept with its state",
+            fix="choose another --out",
+        )
+    return None
+
+
+def begin_trial(directory: Path, asked: Mapping[str, Any]) -> bool:
+    """Writes down what is asked; returns whether there is a state to go on from.
+
+    Raises:
+        StorageError: the directory cannot be written.
+    """
+    make_directory(directory)
+    (directory / _RESULT).unlink(missing_ok=True)  # of fewer rounds, which go on now
+    _write(directory / _RUN, asked)
+    return holds_store(directory / "state")
+
+
+def write_result(directory: Path, result: Result) -> None:
+    """Says that a trial is finished."""
+    _write(directory / _RESULT, asdict(result))
+
+
+def add_seconds(directory: Path, seconds: float) -> float:
+    """Adds to the time that a trial has taken so far, over all its processes; returns the sum."""
+    path = directory / _CLOCK
+    before = float(_read(path).get("seconds", 0.0)) if path.exists() else 0.0
+    _write(path, {"seconds": before + seconds})
+    return before + seconds
+
+
+def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
+    """A directory goes on with the run it began with; more rounds and other versions are fine."""
+    path = directory / _RUN
+    if not path.exists():
+        return
+    known, given = _compared(_read(path)), _compared(json.loads(json.dumps(asked)))
+    for name in sorted(known.keys() | given, key=lambda name: ("." in name, name)):
+        if known.get(name) != given.get(name):
+            raise InputError(
+                f"{directory} holds a run with another {name}",
+                got=given.get(name),
+                allowed=known.get(name),
+                fix="choose another --out, or ask for the same",
+            )
+
+
+def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs must share, by name: settings as they are called, others as `data.kind`."""
+    flat = {**run, **run.get("settings", {})}
+    kept = {k: v for k, v in flat.items() if k not in ("versions", "settings", "rounds")}
+    return {
+        name if inner is None else f"{name}.{inner}": leaf
+        for name, value in kept.items()
+        for inner, leaf in (value.items() if isinstance(value, dict) else [(None, value)])
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise _foreign(path, str(error)) from error
+    if not isinstance(value, dict):
+        raise _foreign(path, type(value).__name__)
+    return value
+
+
+def _foreign(path: Path, got: str) -> InputError:
+    return InputError(
+        f"{path} is not as training writes it",
+        got=got,
+        allowed="the JSON of a run",
+        fix="choose another --out, or move the file away",
+    )
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    with replacing(path) as descriptor:
+        write_all(descriptor, [(json.dumps(value, indent=1) + "\n").encode()])
+
+
+Hold: TypeAlias = Callable[[ServerState], ServerState]
+"""Takes over a server's state that was made in this process; returns the one to train."""
+
+
+def hold_here(state: ServerState) -> ServerState:
+    """Keeps the state in this process."""
+    return state
+
+
+LIBRARIES = ("keyhole", "numpy", "jax", "numba")
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """An arm on a dataset.
+
+    Args:
+        arm: how to train.
+        dataset: on what.
+        choices: key space -> a way to choose keys of your own, in place of the one that the arm
+            names.
+        allow_simulation: lets the delivery `enclave` run without hardware that protects it.
+        over_selection: how many times more clients are asked than a round waits for, as far as
+            there are so many.
+        least: with fewer updates when it closes, a round makes no step.
+
+    Raises:
+        InputError: the dataset does not fit the task, or a setting is out of range.
+    """
+
+    arm: Arm
+    dataset: Dataset
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    allow_simulation: bool = False
+    over_selection: float = 1.0
+    least: int = 0
+
+    @cached_property
+    def task(self) -> Task:
+        """The task on this dataset."""
+        least, splits = self.arm.settings.min_examples, self.dataset.splits
+        train = splits["train"].with_at_least(least)
+        if not len(train):
+            raise InputError(
+                "no client has so many examples",
+                got=f"min_examples {least}",
+                allowed=f"1..{splits['train'].counts.max(initial=1)}",
+                fix="ask for fewer, or bring more data",
+            )
+        dataset = replace(self.dataset, splits={**splits, "train": train})
+        return task_named(self.arm.task).on(dataset, self.arm.sizes, self.arm.is_tuning)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """How clients train and how the server steps."""
+        s = self.arm.settings
+        adaptive = {} if s.algorithm.lower() in ("fedavg", "fedprox") else {"eps": s.eps}
+        return algorithm_named(
+            s.algorithm,
+            client_lr=s.client_lr,
+            server_lr=s.server_lr,
+            batch_size=s.batch_size,
+            max_examples=s.max_examples,
+            **adaptive,
+        )
+
+    @cached_property
+    def keys_per_client(self) -> dict[str, int]:
+        """m of each key space; every key where the arm says so."""
+        given = self.arm.keys_per_client
+        whole = {space.name: space.num_keys for space in self.task.model.layout.spaces}
+        return whole | {name: m for name, m in given.items() if m is not None}
+
+    @cached_property
+    def clients(self) -> Clients:
+        """The population; trials share what it has compiled."""
+        slots = {name: [m] for name, m in self.keys_per_client.items()}
+        return Clients(
+            count=self.task.clients,
+            data=self.task.data,
+            choose=choose_with(choices_of(self.arm, self.task, self.choices), self.task.count_keys),
+            train=LocalSgd(self.task.model, self.algorithm.client, slots),
+            localize=localize_of(self.arm, self.task),
+        )
+
+    def plan(self, trial: int) -> Plan:
+        """The plan of one trial."""
+        return Plan(
+            cohorts=self._cohorts,
+            keys_per_client=self.keys_per_client,
+            seed=self.arm.seed,
+            trial=trial,
+            over=self.arm.over,
+            deliver=self._deliver,
+            aggregate=self._aggregate,
+            privacy=None if self.arm.privacy is None else Privacy(**self.arm.privacy),
+            buffering=self._buffering,
+            shared_keys=self.arm.shared_keys,
+        )
+
+    @property
+    def _buffering(self) -> Buffering | None:
+        arm, goal = self.arm, self._cohorts.size
+        if arm.concurrency is None:
+            return None
+        return Buffering(arm.concurrency, goal, arm.most_staleness, duration=exponential)
+
+    @property
+    def _aggregate(self) -> Aggregation:
+        arm = self.arm
+        rounding = Rounding(arm.value_clip, arm.ring_bits)
+        return aggregation_named(arm.aggregation, rounding, signed=arm.is_signed)
+
+    @property
+    def _cohorts(self) -> Cohorts:
+        size = min(self.arm.settings.cohort, self.task.clients)
+        over = min(self.over_selection, self.task.clients / size)
+        return Cohorts(self.task.clients, size, self.arm.sampling, over, least=self.least)
+
+    @cached_property
+    def _deliver(self) -> Delivery:
+        """How slices travel; trials share what it keeps."""
+        is_select = any(choice != "all" for choice in self.arm.keys.values())
+        name = self.arm.delivery or ("on-demand" if is_select else "broadcast")
+        return delivery_named(name, self.keys_per_client, allow_simulation=self.allow_simulation)
+
+    def check(self) -> None:
+        """Raises InputError where the arm does not fit the dataset, before any work is done."""
+        self.plan(0).check(self.task.model.layout)
+        _ = self.clients  # builds the choices and the algorithm, which check themselves
+
+    def check_worth(self) -> None:
+        """Raises CostlyError where the arm's delivery is private and dearer than broadcast."""
+        way = self.arm.delivery
+        if way is not None and way in PRIVATE_DELIVERIES:
+            check_model_worth(way, self.task.model.layout, self.keys_per_client)
+
+    def start(
+        self,
+        trial: int,
+        directory: Path | None,
+        kind: Rounds | None = None,
+        hold: Hold = hold_here,
+    ) -> Run:
+        """Starts a trial, or goes on with it where it stopped.
+
+        Args:
+            trial: which.
+            directory: where to keep it; None keeps it in memory only.
+            kind: what makes the rounds; None makes them in process.
+            hold: what holds the server's state, given one in this process.
+
+        Raises:
+            InputError: the directory holds another run.
+        """
+        seed = int(generator(self.arm.seed, trial, Place.MODEL).integers(2**31))
+        model, layout = self.task.model.init(seed), self.task.model.layout
+        state = hold(ServerState.dense(layout, model, self.algorithm.server))
+        clients, plan = self.clients, self.plan(trial)
+        if directory is None:
+            return start_run(state, clients, plan, kind=kind)
+        self.check()  # before anything is written
+        begin = resume_run if begin_trial(directory, self.describe(trial)) else start_run
+        return begin(state, clients, plan, directory, kind)
+
+    def run(
+        self,
+        trial: int,
+        directory: Path | None = None,
+        *,
+        execute: Executor = in_process,
+        stop: threading.Event | None = None,
+        on_round: Callable[[RoundRecord], None] = lambda _: None,
+        keep_state: bool = True,
+        kind: Rounds | None = None,
+        hold: Hold = hold_here,
+    ) -> Result | None:
+        """Runs a trial to its end.
+
+        Args:
+            trial: which.
+            directory: where to keep it; None keeps it in memory only.
+            execute: where clients train.
+            stop: once set, the round under way is the last for now.
+            on_round: called after each round that is made, and for those made before.
+            keep_state: whether the server's state stays on disk after the last round.
+            kind: what makes the rounds; None makes them in process.
+            hold: what holds the server's state, given one in this process.
+
+        Returns:
+            The result, None if `stop` came first.
+        """
+        settings = self.arm.settings
+        done = None if directory is None else read_result(directory, self.describe(trial))
+        if done is not None:
+            return done
+        started, run = time.perf_counter(), self.start(trial, directory, kind, hold)
+        for record in run.records:
+            on_round(record)
+        try:
+            metrics = self.task.metrics[self._curve_split]
+            evaluation = Evaluation(metrics, settings.evaluate_every)
+            for record in run.rounds(
+                settings.rounds, execute=execute, evaluation=evaluation, stop=stop
+            ):
+                on_round(record)
+        finally:
+            run.close()
+            seconds = time.perf_counter() - started
+            if directory is not None:
+                seconds = add_seconds(directory, seconds)
+        if run.next_round < settings.rounds:
+            return None
+        result = self._result(run, seconds)
+        if directory is not None:
+            write_result(directory, result)
+            if not keep_state:
+                shutil.rmtree(directory / "state")
+        return result
+
+    def describe(self, trial: int) -> dict[str, Any]:
+        """What is asked of a trial: `run.json`."""
+        layout = self.task.model.layout
+        kind = task_named(self.arm.task)
+        return {
+            **self.arm.describe(),
+            "keys": {**self.arm.keys, **{s: _name(c) for s, c in self.choices.items()}},
+            "trial": trial,
+            "metric": kind.metric,
+            "curve": self._curve_split,
+            "data": {
+                "name": self.dataset.name,
+                "kind": self.dataset.kind,
+                "clients": self.task.clients,
+                **self.dataset.facts,
+            },
+            "size": {
+                "server": layout.server_size,
+                "client": layout.client_size(**self.keys_per_client),
+            },
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in LIBRARIES},
+        }
+
+    @property
+    def _curve_split(self) -> str:
+        """Validation where there is one, else test, as in the paper's EMNIST figures."""
+        return "validation" if "validation" in self.task.metrics else "test"
+
+    def _result(self, run: Run, seconds: float) -> Result:
+        down = [b for record in run.records for b in record.bytes_down]
+        up = [b for record in run.records for b in record.bytes_up]
+        sizes = [size for record in run.records for size in record.client_sizes if size]
+        return Result(
+            rounds=run.next_round,
+            seconds=seconds,
+            metrics=Evaluation(self.task.metrics["test"]).of(run.state),
+            client_size=float(np.mean(sizes)) if sizes else 0.0,  # private fetches tell none
+            bytes_down=float(np.mean(down)),
+            bytes_up=float(np.mean(up)),
+        )
+
+
+def _name(choice: Choice) -> str:
+    return str(getattr(choice, "__qualname__", choice))

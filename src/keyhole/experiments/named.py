@@ -1,0 +1,26 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+from keyhole.errors import InputError
+from keyhole.experiments.emnist import EMNIST_2NN, EMNIST_CNN
+from keyhole.experiments.experts import EXPERTS
+from keyhole.experiments.movies import MOVIES
+from keyhole.experiments.so_tag import SO_TAG
+from keyhole.experiments.so_word import SO_WORD
+from keyhole.experiments.task import TaskKind
+
+TASKS: dict[str, TaskKind] = {
+    task.name: task for task in (SO_TAG, EMNIST_CNN, EMNIST_2NN, SO_WORD, EXPERTS, MOVIES)
+}
+
+
+def task_named(name: str) -> TaskKind:
+    """Returns the task of that name.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    if name not in TASKS:
+        raise InputError("no such task", got=name, allowed=", ".join(TASKS), fix="choose one")
+    return TASKS[name]

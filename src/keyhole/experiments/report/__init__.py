@@ -1,0 +1,1 @@
+"""Draws figures and tables from the records of runs, beside the paper's numbers."""

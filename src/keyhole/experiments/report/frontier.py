@@ -1,0 +1,202 @@
+"""Placing: labels beside points, where they hide neither a point nor a line nor another label.
+
+Frontier: the test metric against the size that clients hold, as Figure 7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
+
+from keyhole.experiments.report.curves import INCOMPLETE
+from keyhole.experiments.report.results import Line, Sweep
+from keyhole.experiments.report.style import (
+    add_legend,
+    draw_points,
+    drawing,
+    label_metric,
+    new_figure,
+    scale_sizes,
+    series_styles,
+    spans_decades,
+)
+
+Point: TypeAlias = tuple[float, float]
+"""x and y, in data units or in pixels."""
+
+# Offsets in points with the side of the text that touches the point, best first.
+_OFFSETS: tuple[tuple[int, int, str, str], ...] = (
+    (0, 8, "center", "bottom"),
+    (0, -8, "center", "top"),
+    (8, 0, "left", "center"),
+    (-8, 0, "right", "center"),
+    (6, 6, "left", "bottom"),
+    (-6, 6, "right", "bottom"),
+    (6, -6, "left", "top"),
+    (-6, -6, "right", "top"),
+    (0, 20, "center", "bottom"),
+    (0, -20, "center", "top"),
+    (12, 16, "left", "bottom"),
+    (-12, 16, "right", "bottom"),
+    (12, -16, "left", "top"),
+    (-12, -16, "right", "top"),
+)
+_POINT = 6.0  # half the side, in pixels, of the box that a marker and its error bar take
+_NEAR = 12.0  # pixels within which two points with one label need it once
+
+
+def place_labels(
+    axes: Axes, series: Sequence[Sequence[Point]], labels: Sequence[Sequence[str]], color: str
+) -> None:
+    """Writes a label beside each point of each series, greedily at the first free offset.
+
+    Args:
+        axes: with limits and scales set, in a figure that is otherwise complete.
+        series: the points of each line, in data units, in the order in which they are joined.
+        labels: one for each point; a point near another with the same label gets none.
+        color: of the text.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    # Settles the layout, so that pixels mean what they will mean in the file.
+    figure.draw_without_rendering()
+    lines = [[_pixels(axes, point) for point in points] for points in series]
+    marks = [_box(point) for points in lines for point in points]
+    taken: list[Bbox] = []
+    done: list[tuple[str, Point]] = []
+    for points, pixels, names in zip(series, lines, labels, strict=True):
+        for point, pixel, name in zip(points, pixels, names, strict=True):
+            if not any(name == other and _is_near(pixel, at) for other, at in done):
+                done.append((name, pixel))
+                taken.append(_place(axes, point, name, color, marks + taken, lines))
+
+
+def _place(
+    axes: Axes,
+    point: Point,
+    name: str,
+    color: str,
+    boxes: Sequence[Bbox],
+    lines: Sequence[Sequence[Point]],
+) -> Bbox:
+    """Writes one label where it hides least and returns the box it takes."""
+    text = axes.annotate(name, point, (0, 0), textcoords="offset points", fontsize=9, color=color)
+    text.set_in_layout(False)
+    costs = []
+    for offset in _OFFSETS:
+        box = _move(text, offset)
+        costs.append(_cost(box, axes.bbox, boxes, lines))
+        if costs[-1] == 0:
+            return box
+    return _move(text, _OFFSETS[costs.index(min(costs))])
+
+
+def _move(text: Annotation, offset: tuple[int, int, str, str]) -> Bbox:
+    """Puts a label at an offset and returns its box in pixels."""
+    text.set_position(offset[:2])
+    text.set(ha=offset[2], va=offset[3])
+    return text.get_window_extent()
+
+
+def _cost(box: Bbox, frame: Bbox, boxes: Sequence[Bbox], lines: Sequence[Sequence[Point]]) -> int:
+    """How much a label at this box would hide; text on text is worst."""
+    hidden = sum(box.overlaps(other) for other in boxes)
+    crossed = sum(_crosses(box, a, b) for points in lines for a, b in pairwise(points))
+    inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 <= box.y1 <= frame.y1
+    return 10 * hidden + 3 * crossed + 20 * (not inside)
+
+
+def _crosses(box: Bbox, start: Point, end: Point) -> bool:
+    """Whether a segment runs through a box, tried at steps shorter than a letter."""
+    length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
+    steps = max(1, int(length / 4))
+    return any(
+        box.contains(
+            start[0] + (end[0] - start[0]) * i / steps, start[1] + (end[1] - start[1]) * i / steps
+        )
+        for i in range(steps + 1)
+    )
+
+
+def _pixels(axes: Axes, point: Point) -> Point:
+    x, y = axes.transData.transform(point)
+    return float(x), float(y)
+
+
+def _box(point: Point) -> Bbox:
+    x, y = point
+    return Bbox.from_extents(x - _POINT, y - _POINT, x + _POINT, y + _POINT)
+
+
+def _is_near(one: Point, other: Point) -> bool:
+    return abs(one[0] - other[0]) < _NEAR and abs(one[1] - other[1]) < _NEAR
+
+
+def draw_frontier(sweep: Sweep) -> Figure:
+    """Draws one series for each panel of the sweep; points carry the labels of its lines.
+
+    Returns:
+        A figure for `save_figure`. A line without a finished trial has no point.
+    """
+    styles = series_styles(list(sweep.panels))
+    shown = {panel: _shown(lines) for panel, lines in sweep.panels.items()}
+    with drawing():
+        figure = new_figure(height=5.0)
+        axes = figure.subplots()
+        handles = [
+            draw_points(axes, [_point(li)[0] for li in lines], [li.test for li in lines], style)
+            for lines, style in zip(shown.values(), styles.values(), strict=True)
+        ]
+        _finish_axes(axes, sweep)
+        complete = {p: all(map(sweep.is_complete, lines)) for p, lines in sweep.panels.items()}
+        names = [panel if complete[panel] else f"{panel} *" for panel in shown]
+        named, labels = _short_labels([[line.label for line in li] for li in shown.values()])
+        notes = [f"at the points: {named}"] * bool(named)
+        notes += [INCOMPLETE] * (not all(complete.values()))
+        add_legend(figure, handles, names, "\n".join(notes))
+        points = [[_point(line) for line in lines] for lines in shown.values()]
+        place_labels(axes, points, labels, "#333333")
+    return figure
+
+
+def _short_labels(labels: list[list[str]]) -> tuple[str, list[list[str]]]:
+    """What all labels name and the values alone, so that a label stays close to its point.
+
+    >>> _short_labels([["alpha = 0.1", "alpha = 1"], ["alpha = 1"]])
+    ('alpha', [['0.1', '1'], ['1']])
+    """
+    names = {label.partition(" = ")[0] for series in labels for label in series}
+    if len(names) != 1 or not all(" = " in label for series in labels for label in series):
+        return "", labels
+    return names.pop(), [[label.partition(" = ")[2] for label in series] for series in labels]
+
+
+def _shown(lines: Sequence[Line]) -> list[Line]:
+    """The lines that have a point, by size."""
+    finite = [li for li in lines if li.test is not None and math.isfinite(li.test.mean)]
+    return sorted(finite, key=_point)
+
+
+def _point(line: Line) -> Point:
+    """Relative size and mean of the test metric of a line that has both."""
+    assert line.test is not None
+    assert line.relative_size is not None
+    return line.relative_size, line.test.mean
+
+
+def _finish_axes(axes: Axes, sweep: Sweep) -> None:
+    """Labels both axes and leaves room for the labels of the outermost points."""
+    label_metric(axes, sweep.metric, "test")
+    axes.set_xlabel("client size / server size")
+    sizes = [line.relative_size for line in sweep.lines if line.relative_size]
+    if spans_decades(sizes):
+        axes.set_xscale("log")
+        scale_sizes(axes.xaxis)
+    axes.margins(x=0.08, y=0.14)

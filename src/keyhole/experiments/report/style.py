@@ -1,0 +1,229 @@
+"""Style: what all figures share. Colours, dashes, axes, and how a figure becomes files.
+
+Series are told apart three times: by lightness (one colour map from dark to light, so the order
+survives grey-scale printing and colour blindness), by marker, and by dashes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    NullFormatter,
+    NullLocator,
+)
+
+from keyhole.experiments.report.spread import Spread, is_share, metric_name, write_number
+from keyhole.files import storage_errors
+
+WIDTH = 8.0
+"""Inches; 1200 pixels at `DOTS`."""
+DOTS = 150
+
+_SETTINGS: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "errorbar.capsize": 3,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so every machine draws the same
+    "font.size": 10,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 6.5,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "keyhole",
+    "text.parse_math": False,  # a $ in somebody's label is a dollar
+}
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+# Viridis above this is too pale for a line on white paper.
+_LIGHTEST = 0.76
+
+
+@dataclass(frozen=True)
+class SeriesStyle:
+    """How one series is drawn.
+
+    Args:
+        color: as #rrggbb.
+        marker: matplotlib's code of it.
+        dashes: a matplotlib line style.
+    """
+
+    color: str
+    marker: str
+    dashes: Any
+
+    def line(self) -> dict[str, Any]:
+        """Returns the arguments of `Axes.plot`."""
+        return {
+            "color": self.color,
+            "linestyle": self.dashes,
+            "marker": self.marker,
+            "markeredgecolor": "white",  # so that marks on top of each other can be told apart
+            "markeredgewidth": 0.7,
+        }
+
+
+def series_styles(names: Sequence[str]) -> dict[str, SeriesStyle]:
+    """Returns a style for each name, from dark to light in their order."""
+    colors = mpl.colormaps["viridis"]
+    step = _LIGHTEST / max(1, len(names) - 1)
+    return {
+        name: SeriesStyle(
+            to_hex(colors(i * step)), _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)]
+        )
+        for i, name in enumerate(names)
+    }
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Holds matplotlib's settings at ours, whatever the user's own are, and gives them back."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """Returns an empty figure of a size in inches, bound to no window and no global state."""
+    return Figure(figsize=(width, height), dpi=DOTS, layout="constrained")
+
+
+def draw_points(
+    axes: Axes,
+    places: Sequence[float],
+    spreads: Sequence[Spread | None],
+    style: SeriesStyle,
+) -> Artist:
+    """Joins the means that are there, with bars of one deviation; returns what a legend shows."""
+    points = sorted(
+        (x, spread.mean, spread.deviation or 0.0)
+        for x, spread in zip(places, spreads, strict=True)
+        if spread is not None and math.isfinite(spread.mean)
+    )
+    xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+    bars = [bar for _, _, bar in points]
+    axes.errorbar(xs, ys, yerr=bars, color=style.color, linestyle="none")
+    return axes.plot(xs, ys, **style.line())[0]
+
+
+def label_metric(axes: Axes, metric: str, split: str) -> None:
+    """Labels the y axis with a metric and where it was measured, in percent if it is a share."""
+    name = f"{split} {metric_name(metric)}".strip()
+    if is_share(metric):
+        axes.set_ylabel(f"{name} (%)")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+    else:
+        axes.set_ylabel(name)
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether a log axis shows these better than a linear one.
+
+    >>> spans_decades([100, 1000]), spans_decades([0.2, 1.0]), spans_decades([0, 1000])
+    (True, False, False)
+    """
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= 10
+
+
+def scale_x(axes: Axes, values: Sequence[float]) -> None:
+    """Puts ticks at the values themselves, on a log axis where they span decades."""
+    places = sorted(set(values))
+    if spans_decades(places):
+        axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(_thin(places, log=spans_decades(places))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write_number(round(value, 9))))
+
+
+def scale_sizes(axis: Axis) -> None:
+    """Puts ticks at 1, 2 and 5 of each decade of a log axis of relative sizes, in plain digits."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=30))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _thin(places: Sequence[float], *, log: bool) -> list[float]:
+    """Leaves out places whose labels would run into one another; the last one always stays."""
+    room = (places[-1] / places[0]) ** 0.09 if log else (places[-1] - places[0]) * 0.09
+    kept = [places[-1]]
+    for place in reversed(places[:-1]):
+        gap = kept[-1] / place if log else kept[-1] - place
+        if gap >= room:
+            kept.append(place)
+    return kept[::-1]
+
+
+def add_legend(
+    figure: Figure, handles: Sequence[Artist], labels: Sequence[str], note: str = ""
+) -> None:
+    """Puts the legend under the axes, where no line can run through it.
+
+    Args:
+        figure: with constrained layout, which makes the room.
+        handles: an artist of each series.
+        labels: what each is called.
+        note: a line above the series, such as what a star means.
+    """
+    if not any(labels) and not note:
+        return
+    longest = max(len(label) for label in labels)
+    # About 110 characters of this size fit into the width; a handle takes six.
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / WIDTH * 110) // (longest + 6)))
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        title=note or None,
+        title_fontsize=9,
+        handlelength=3.2,
+    )
+
+
+def save_figure(figure: Figure, path_stem: Path | str) -> list[Path]:
+    """Writes a figure as PNG and SVG; the same figure gives the same bytes.
+
+    Args:
+        figure: as the drawing functions return it.
+        path_stem: the path without its ending.
+
+    Returns:
+        The two paths.
+
+    Raises:
+        StorageError: they cannot be written.
+    """
+    stem = Path(path_stem)
+    png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
+    with drawing():
+        with storage_errors(png, "write"):
+            figure.savefig(png, format="png", metadata={"Software": None})
+        with storage_errors(svg, "write"):
+            nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(svg, format="svg", metadata=nothing)
+    return [png, svg]

@@ -1,0 +1,396 @@
+"""Paper: what the paper found, to be set beside what we find.
+
+Numbers are those of its Tables 2 and 3, means and standard deviations over 5 trials at the paper's
+scale. Its figures print no numbers; what its text says of them is told here in our words.
+
+Tables: one row for each line of a sweep, the paper's number beside ours; one structure, written
+as Markdown, HTML or JSON.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from keyhole.experiments.report.results import Line, Sweep
+from keyhole.experiments.report.spread import (
+    NOTHING,
+    Spread,
+    is_share,
+    metric_name,
+    write_share,
+    write_spread,
+)
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """One row of a table of the paper.
+
+    Args:
+        mean: test accuracy in percent.
+        deviation: over 5 trials, in percent.
+        relative_size: client over server, with two decimals.
+        source: the table.
+    """
+
+    mean: float
+    deviation: float
+    relative_size: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.deviation:.2f}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the paper says of one experiment.
+
+    Args:
+        source: figures, tables or section.
+        text: in our words.
+        numbers: m -> row of a table, where there is one.
+        only: word that a line's name must hold to be the setting of the table.
+    """
+
+    source: str
+    text: str
+    numbers: Mapping[int, PaperNumber] = field(default_factory=dict)
+    only: str = ""
+
+
+def _rows(source: str, *rows: tuple[int, float, float, float]) -> Mapping[int, PaperNumber]:
+    """A table of the paper by m."""
+    numbers = {m: PaperNumber(mean, deviation, size, source) for m, mean, deviation, size in rows}
+    return MappingProxyType(numbers)
+
+
+_CNN = _rows(
+    "Table 2",
+    (4, 75.02, 0.92, 0.08),
+    (8, 81.92, 0.10, 0.14),
+    (16, 84.15, 0.12, 0.26),
+    (32, 85.66, 0.15, 0.51),
+    (64, 86.71, 0.06, 1.00),
+)
+_2NN = _rows(
+    "Table 3",
+    (10, 14.17, 0.78, 0.11),
+    (50, 50.61, 0.93, 0.30),
+    (100, 63.97, 0.32, 0.53),
+    (200, 74.93, 0.13, 1.00),
+)
+
+FINDINGS: Mapping[str, Finding] = MappingProxyType(
+    {
+        "tag-recall": Finding(
+            "Figures 2 and 3",
+            "100 keys cost recall, but going from 1,000 keys to 10,000 gains little or nothing: "
+            "clients can hold a tenth of the model without loss. With m held fixed, a larger "
+            "vocabulary n generally raises recall and costs the clients nothing.",
+        ),
+        "tag-keys": Finding(
+            "Figure 4",
+            "All three ways end at similar recall, and Top is ahead of Random and Random Top "
+            "in every phase of training. The trials of Random differ most, and go on differing; "
+            "Random Top is hardly better than Random.",
+        ),
+        "emnist-cnn": Finding(
+            "Figure 5 (left) and Table 2",
+            "Accuracy grows with m, and many values of m come close to the whole model.",
+            _CNN,
+        ),
+        "emnist-2nn": Finding(
+            "Figure 5 (right) and Table 3",
+            "Accuracy falls steeply as m shrinks, far more than with the CNN.",
+            _2NN,
+        ),
+        "emnist-cnn-fixed": Finding(
+            "Figure 6 (left)",
+            "One set of keys for all clients of a round costs the CNN no accuracy to speak of.",
+            _CNN,
+            only="independent",
+        ),
+        "emnist-2nn-fixed": Finding(
+            "Figure 6 (right)",
+            "One set of keys for all clients of a round lowers the accuracy of the 2NN further.",
+            _2NN,
+            only="independent",
+        ),
+        "word-alpha": Finding(
+            "Figure 7",
+            "Random keys alone lose accuracy quickly and save little size. Structured keys keep "
+            "accuracy better, down to a size below which they cannot go. Mixed keys match "
+            "structured ones for large alpha and, for small alpha, extend the frontier to sizes "
+            "that the others do not reach.",
+        ),
+        "divisor": Finding(
+            "Equation 5",
+            "The paper divides every key's sum by the number of clients in the cohort and compares "
+            "no other divisor.",
+            _2NN,
+            only="over the cohort",
+        ),
+        "rates": Finding(
+            "Section 5.1",
+            "Client and server rate are tuned over 0.001 to 10 in powers of ten, without select, "
+            "by mean validation metric over 5 trials. The text does not print the chosen rates.",
+        ),
+    }
+)
+"""Name of a sweep -> what the paper says of it."""
+
+
+def find_finding(sweep: str) -> Finding | None:
+    """Returns what the paper says of a sweep; the rates of every task are one experiment.
+
+    >>> find_finding("so-tag-rates").source
+    'Section 5.1'
+    """
+    return FINDINGS.get("rates" if sweep.endswith("-rates") else sweep)
+
+
+def find_number(sweep: str, panel: str, label: str) -> PaperNumber | None:
+    """Returns the paper's number for a line of a sweep, or None if it prints none.
+
+    Args:
+        sweep: its name.
+        panel: of the line.
+        label: of the line; it or the panel names m, as in "m = 4".
+
+    >>> print(find_number("emnist-cnn", "CNN", "m = 4"))
+    75.02 ± 0.92
+    >>> find_number("emnist-cnn-fixed", "m = 4", "fixed") is None
+    True
+    """
+    finding, name = find_finding(sweep), f"{panel}, {label}"
+    named = re.search(r"\bm\s*=\s*([\d,]*\d)", name)
+    if finding is None or named is None or finding.only not in name.lower():
+        return None
+    return finding.numbers.get(int(named[1].replace(",", "")))
+
+
+def place_in_paper(sweep: str) -> tuple[int, str]:
+    """Returns what sorts sweeps as the paper tells them; those it does not have come last.
+
+    >>> sorted(["mine", "word-alpha", "tag-recall"], key=place_in_paper)
+    ['tag-recall', 'word-alpha', 'mine']
+    """
+    findings = list(FINDINGS.values())
+    finding = find_finding(sweep)
+    return (len(findings) if finding is None else findings.index(finding), sweep)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a sweep.
+
+    Args:
+        panel: of the line.
+        label: of the line.
+        relative_size: client over server.
+        test: of the finished trials.
+        last: value of the curve.
+        finished: trials.
+        unfinished: trials that were begun.
+        planned: trials in all.
+        rounds: that a trial runs; None before the first is begun.
+        minutes: per finished trial.
+        paper: its number for the same setting.
+    """
+
+    panel: str
+    label: str
+    relative_size: float | None
+    test: Spread | None
+    last: Spread | None
+    finished: int
+    unfinished: int
+    planned: int
+    rounds: int | None
+    minutes: float | None
+    paper: PaperNumber | None
+
+    @property
+    def trials(self) -> str:
+        """How many trials the numbers are over, and what is lacking."""
+        if self.finished == self.planned:
+            return str(self.finished)
+        missing = self.planned - self.finished - self.unfinished
+        lacking = [(self.unfinished, "unfinished"), (missing, "missing")]
+        return f"{self.finished} of {self.planned} ({_join(lacking)})"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The table of a sweep.
+
+    Args:
+        sweep: its name.
+        title: for people.
+        metric: that is compared.
+        rows: in the order of the sweep.
+        notes: what is lacking, a sentence for each line it concerns.
+    """
+
+    sweep: str
+    title: str
+    metric: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The names of the columns; panels and the paper's numbers only if there are any."""
+        unit = " (%)" if is_share(self.metric) else ""
+        name = f"test {metric_name(self.metric)}{unit}"
+        names = ("panel", "line") if self._has_panels else ("line",)
+        columns = (*names, "relative size", name, "trials", "rounds", "minutes a trial")
+        return (*columns, f"paper{unit}", "paper's size") if self._has_paper else columns
+
+    @property
+    def cells(self) -> list[tuple[str, ...]]:
+        """The rows as text."""
+        return [self._write(row) for row in self.rows]
+
+    @property
+    def names(self) -> int:
+        """How many columns, from the left, hold names and not numbers."""
+        return 2 if self._has_panels else 1
+
+    @property
+    def _has_panels(self) -> bool:
+        return any(row.panel for row in self.rows)
+
+    @property
+    def _has_paper(self) -> bool:
+        return any(row.paper is not None for row in self.rows)
+
+    def _write(self, row: Row) -> tuple[str, ...]:
+        """One row as text."""
+        names = (row.panel, row.label) if self._has_panels else (row.label,)
+        cells = (
+            *names,
+            NOTHING if row.relative_size is None else write_share(row.relative_size),
+            write_spread(row.test, self.metric),
+            row.trials,
+            NOTHING if row.rounds is None else f"{row.rounds:,}",
+            NOTHING if row.minutes is None else f"{row.minutes:.1f}",
+        )
+        if not self._has_paper:
+            return cells
+        paper = (str(row.paper), f"{row.paper.relative_size:.2f}") if row.paper else (NOTHING,) * 2
+        return (*cells, *paper)
+
+
+def make_table(sweep: Sweep) -> Table:
+    """Returns the table of a sweep, with a note for every line whose trials are not all there."""
+    rows = tuple(_make_row(sweep, line) for line in sweep.lines)
+    notes = tuple(note for line in sweep.lines if (note := _note(sweep, line)))
+    return Table(sweep.name, sweep.title, sweep.metric, rows, notes)
+
+
+def to_markdown(table: Table) -> str:
+    """Returns a Markdown table; numbers are aligned to the right."""
+    marks = ["---"] * table.names + ["---:"] * (len(table.header) - table.names)
+    lines = [map(_escape, table.header), marks, *(map(_escape, cells) for cells in table.cells)]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    notes = "".join(f"- {_escape(note)}\n" for note in table.notes)
+    return f"{text}\n{notes}" if notes else text
+
+
+def to_html(table: Table) -> str:
+    """Returns an HTML table, and a list of what is lacking."""
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in table.header)
+    rows = "\n".join(
+        f"<tr{_class_of(row)}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+        for row, cells in zip(table.rows, table.cells, strict=True)
+    )
+    text = (
+        f'<div class="table"><table class="names-{table.names}">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody>\n</table></div>\n"
+    )
+    notes = "".join(f"<li>{html.escape(note)}</li>\n" for note in table.notes)
+    return f'{text}<ul class="lacking">\n{notes}</ul>\n' if notes else text
+
+
+def to_json(table: Table) -> dict[str, Any]:
+    """Returns the table as plain values; shares as shares, what is not finite as None."""
+    plain = _finite(asdict(table))
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _make_row(sweep: Sweep, line: Line) -> Row:
+    return Row(
+        panel=line.panel,
+        label=line.label,
+        relative_size=line.relative_size,
+        test=line.test,
+        last=line.last,
+        finished=len(line.finished),
+        unfinished=len(line.unfinished),
+        planned=max(sweep.trials, len(line.trials)),
+        rounds=max((trial.rounds for trial in line.trials), default=None),
+        minutes=line.minutes,
+        paper=find_number(sweep.name, line.panel, line.label),
+    )
+
+
+def _note(sweep: Sweep, line: Line) -> str:
+    """What is lacking of a line, as a sentence; empty if nothing is."""
+    if sweep.is_complete(line) and not line.differing:
+        return ""
+    facts = [
+        f"trial {trial.number} is unfinished after {trial.rounds_done} of "
+        f"{trial.rounds_planned} rounds"
+        for trial in line.unfinished
+    ]
+    begun = {trial.number for trial in line.trials}
+    missing = [str(number) for number in range(sweep.trials) if number not in begun]
+    if not line.trials:
+        facts.append("no trial was begun")
+    elif missing:
+        facts.append(f"missing: trial {', '.join(missing)}")
+    if line.differing:
+        facts.append(f"trials differ in {', '.join(line.differing)}")
+    name = ", ".join(part for part in (line.panel, line.label) if part)
+    return f"{name}: {'; '.join(facts)}. {_meaning(line)}"
+
+
+def _meaning(line: Line) -> str:
+    """Which trials the numbers of a line are over."""
+    if line.finished:
+        trials = "1 trial" if len(line.finished) == 1 else f"{len(line.finished)} trials"
+        return f"Its numbers are over {trials}."
+    if line.trials:
+        return "It has no result yet; its curve is over the unfinished."
+    return "It has no result yet."
+
+
+def _join(parts: Sequence[tuple[int, str]]) -> str:
+    return ", ".join(f"{count} {what}" for count, what in parts if count)
+
+
+def _escape(text: str) -> str:
+    """Text as Markdown shows it: nothing in it is markup or ends a cell."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
+
+
+def _class_of(row: Row) -> str:
+    return "" if row.finished == row.planned else ' class="incomplete"'
+
+
+def _finite(value: Any) -> Any:
+    """A tree of plain values in which JSON can write every number."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

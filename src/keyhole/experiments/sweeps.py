@@ -1,0 +1,344 @@
+"""Sweeps: the arms of each figure and table of the paper, at two scales.
+
+`paper` has the paper's settings and needs its data. `small` asks the same questions of a few
+thousand clients in minutes: fewer rounds and trials, and for the transformer smaller layers in
+about the same proportions. Rates are those that the `-rates` sweeps found without select.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from keyhole.errors import InputError
+from keyhole.experiments.arms import Arm, arm_of
+from keyhole.experiments.named import TASKS, task_named
+from keyhole.experiments.task import Settings
+from keyhole.keys.budget import share_of_keys
+from keyhole.primitives.keyspace import KeySpace
+
+Scale: TypeAlias = Literal["small", "paper"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a figure: the panel it is drawn in, what it is called, where it stands on x."""
+
+    panel: str
+    label: str
+    x: float
+    arm: Arm
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs behind a figure or table.
+
+    Args:
+        name: such as "tag-recall".
+        title: of the figure.
+        task: that is trained.
+        figures: kinds of figure that show it.
+        x_label: of what differs between lines.
+        lines: in order.
+        trials: how often each is run.
+    """
+
+    name: str
+    title: str
+    task: str
+    figures: tuple[str, ...]
+    x_label: str
+    lines: tuple[Line, ...]
+    trials: int
+
+    def describe(self, scale: Scale, data: str) -> dict[str, Any]:
+        """The sweep as it is written beside its runs, for the report."""
+        return {
+            "sweep": self.name,
+            "title": self.title,
+            "scale": scale,
+            "data": data,
+            "metric": task_named(self.task).metric,
+            "figures": list(self.figures),
+            "x_label": self.x_label,
+            "trials": self.trials,
+            "lines": [
+                {"panel": line.panel, "label": line.label, "x": line.x, "arm": line.arm.name}
+                for line in self.lines
+            ],
+        }
+
+
+TRIALS: dict[Scale, int] = {"small": 2, "paper": 5}
+
+SMALL: dict[str, dict[str, Any]] = {
+    "so_tag": {"rounds": 200, "evaluate_every": 10, "min_examples": 5},
+    "emnist_cnn": {"rounds": 120, "cohort": 20, "evaluate_every": 10},
+    "emnist_2nn": {"rounds": 400, "evaluate_every": 20},
+    "so_word": {
+        "rounds": 150,
+        "cohort": 10,
+        "evaluate_every": 25,
+        "min_examples": 5,
+        "server_lr": 0.003,
+        "eps": 1e-6,
+    },
+}
+"""Fields of the settings that differ at small scale."""
+
+SMALL_SIZES: dict[str, dict[str, int]] = {
+    "emnist_cnn": {"ink": 1},  # see `writers_task`: there are a tenth of the paper's rounds
+    "emnist_2nn": {"ink": 1},
+    "so_word": {"words": 2000, "embedding": 48, "width": 96, "heads": 4, "neurons": 1024},
+}
+
+VOCABULARIES: dict[Scale, tuple[int, ...]] = {
+    "small": (2_000, 10_000, 50_000),
+    "paper": (10_000, 100_000),
+}
+WORDS_PER_CLIENT: dict[Scale, tuple[int, ...]] = {
+    "small": (30, 100, 300, 1_000, 10_000),
+    "paper": (100, 1_000, 10_000),
+}
+CHOSEN: dict[Scale, tuple[tuple[int, int], ...]] = {
+    "small": ((10_000, 100), (10_000, 300), (50_000, 300)),
+    "paper": ((10_000, 1_000), (100_000, 1_000)),
+}
+"""n and m under which ways to choose are compared; users of the small data have fewer words."""
+STRATEGIES = {"top": "Top", "random": "Random", "random-top": "Random Top"}
+FILTERS, NEURONS = (4, 8, 16, 32, 64), (10, 50, 100, 200)
+ALPHAS = (0.01, 0.1, 0.25, 0.5)
+RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+
+
+def _settings(task: str, scale: Scale) -> Settings:
+    changes = SMALL[task] if scale == "small" else {}
+    return replace(task_named(task).settings, **changes)
+
+
+def _arm(task: str, scale: Scale, **rest: Any) -> Arm:
+    sizes = {**(SMALL_SIZES.get(task, {}) if scale == "small" else {}), **rest.pop("sizes", {})}
+    return arm_of(task, settings=_settings(task, scale), sizes=sizes, **rest)
+
+
+def _tag_recall(scale: Scale) -> Sweep:
+    """Recall by size of the vocabulary and keys per client."""
+    lines = [
+        Line(
+            f"n = {n:,}",
+            f"m = {m:,}",
+            m,
+            _arm("so_tag", scale, sizes={"words": n}, keys_per_client={"word": m}),
+        )
+        for n in VOCABULARIES[scale]
+        for m in WORDS_PER_CLIENT[scale]
+        if m <= n
+    ]
+    return Sweep(
+        "tag-recall",
+        "Tag prediction: recall@5 by vocabulary n and keys per client m",
+        "so_tag",
+        ("curves", "final"),
+        "keys per client, m",
+        tuple(lines),
+        TRIALS[scale],
+    )
+
+
+def _tag_keys(scale: Scale) -> Sweep:
+    """Recall by how a client chooses its words."""
+    lines = [
+        Line(
+            f"n = {n:,}, m = {m:,}",
+            label,
+            place,
+            _arm(
+                "so_tag",
+                scale,
+                sizes={"words": n},
+                keys={"word": choice},
+                keys_per_client={"word": m},
+            ),
+        )
+        for n, m in CHOSEN[scale]
+        for place, (choice, label) in enumerate(STRATEGIES.items())
+    ]
+    return Sweep(
+        "tag-keys",
+        "Tag prediction: recall@5 by choice of keys",
+        "so_tag",
+        ("curves",),
+        "choice of keys",
+        tuple(lines),
+        TRIALS[scale],
+    )
+
+
+def _emnist(task: str, space: str, counts: tuple[int, ...], title: str) -> Callable[[Scale], Sweep]:
+    """Accuracy by number of random keys."""
+
+    def sweep(scale: Scale) -> Sweep:
+        lines = [
+            Line("", f"m = {m}", m, _arm(task, scale, keys_per_client={space: m})) for m in counts
+        ]
+        return Sweep(
+            task.replace("_", "-"),
+            f"{title}: test accuracy by random keys per client m",
+            task,
+            ("curves",),
+            "keys per client, m",
+            tuple(lines),
+            TRIALS[scale],
+        )
+
+    return sweep
+
+
+def _fixed(task: str, space: str, counts: tuple[int, ...], title: str) -> Callable[[Scale], Sweep]:
+    """Accuracy with keys that each client draws, and with keys drawn once a round."""
+
+    def sweep(scale: Scale) -> Sweep:
+        lines = [
+            Line(
+                f"m = {m}",
+                "fixed" if shared else "independent",
+                m,
+                _arm(task, scale, keys_per_client={space: m}, shared_keys=shared),
+            )
+            for m in counts[:-1]
+            for shared in (False, True)
+        ]
+        return Sweep(
+            f"{task.replace('_', '-')}-fixed",
+            f"{title}: keys drawn by each client, or once for all clients of a round",
+            task,
+            ("curves",),
+            "keys per client, m",
+            tuple(lines),
+            TRIALS[scale],
+        )
+
+    return sweep
+
+
+def _word_alpha(scale: Scale) -> Sweep:
+    """Accuracy against client size: words by frequency, neurons at random, both."""
+    sizes = {**TASKS["so_word"].sizes, **(SMALL_SIZES["so_word"] if scale == "small" else {})}
+    spaces = [KeySpace("word", sizes["words"]), KeySpace("neuron", sizes["neurons"])]
+    whole = {"word": None, "neuron": None}
+    lines = []
+    for scheme, cut in (
+        ("structured", ("word",)),
+        ("random", ("neuron",)),
+        ("mixed", ("word", "neuron")),
+    ):
+        for alpha in ALPHAS:
+            counts = share_of_keys(spaces, alpha)
+            counts["word"] += 4  # the special words come on top
+            chosen: Mapping[str, int | None] = {**whole, **{name: counts[name] for name in cut}}
+            arm = _arm("so_word", scale, keys_per_client=chosen)
+            lines.append(Line(scheme, f"alpha = {alpha:g}", alpha, arm))
+        lines.append(Line(scheme, "alpha = 1", 1.0, _arm("so_word", scale, keys_per_client=whole)))
+    return Sweep(
+        "word-alpha",
+        "Next-word prediction: test accuracy against the size of a client's model",
+        "so_word",
+        ("frontier",),
+        "share of keys, alpha",
+        tuple(lines),
+        TRIALS[scale],
+    )
+
+
+def _divisor(scale: Scale) -> Sweep:
+    """Accuracy when sums are divided by the cohort (Eq. 5), and by those who chose the key."""
+    lines = [
+        Line(
+            f"m = {m}",
+            "over the cohort" if over == "cohort" else "over those who chose the key",
+            m,
+            _arm("emnist_2nn", scale, keys_per_client={"neuron": m}, over=over),
+        )
+        for m in NEURONS[:-1]
+        for over in ("cohort", "choosers")
+    ]
+    return Sweep(
+        "divisor",
+        "2NN: updates divided by the cohort, or by those who chose the key",
+        "emnist_2nn",
+        ("curves",),
+        "keys per client, m",
+        tuple(lines),
+        TRIALS[scale],
+    )
+
+
+def _without_select(task: str) -> dict[str, int | None]:
+    """Keys per client that change nothing: all; for so_tag the client's own words are as good
+    (Eq. 2), and far fewer."""
+    kind = task_named(task)
+    return {"word": kind.sizes["words"]} if task == "so_tag" else dict.fromkeys(kind.keys)
+
+
+def _rates(task: str) -> Callable[[Scale], Sweep]:
+    """Validation metric over client and server rates, without select."""
+
+    def sweep(scale: Scale) -> Sweep:
+        whole = _without_select(task)
+        lines = [
+            Line(
+                "",
+                f"client {client:g}, server {server:g}",
+                client,
+                _arm(
+                    task,
+                    scale,
+                    keys_per_client=whole,
+                    changes={"client_lr": client, "server_lr": server},
+                    is_tuning=True,
+                ),
+            )
+            for client in RATES
+            for server in RATES
+        ]
+        return Sweep(
+            f"{task.replace('_', '-')}-rates",
+            f"{task}: validation by client and server rate, without select",
+            task,
+            ("grid",),
+            "client rate",
+            tuple(lines),
+            1 if scale == "small" else TRIALS[scale],
+        )
+
+    return sweep
+
+
+SWEEPS: dict[str, Callable[[Scale], Sweep]] = {
+    "tag-recall": _tag_recall,
+    "tag-keys": _tag_keys,
+    "emnist-cnn": _emnist("emnist_cnn", "filter", FILTERS, "CNN"),
+    "emnist-2nn": _emnist("emnist_2nn", "neuron", NEURONS, "2NN"),
+    "emnist-cnn-fixed": _fixed("emnist_cnn", "filter", FILTERS, "CNN"),
+    "emnist-2nn-fixed": _fixed("emnist_2nn", "neuron", NEURONS, "2NN"),
+    "word-alpha": _word_alpha,
+    "divisor": _divisor,
+    **{f"{task.replace('_', '-')}-rates": _rates(task) for task in SMALL},
+}
+"""Name -> sweep at a scale."""
+
+
+def sweep_named(name: str, scale: Scale) -> Sweep:
+    """Returns the sweep of that name.
+
+    Raises:
+        InputError: there is no such sweep.
+
+    >>> len(sweep_named("emnist-cnn", "paper").lines)
+    5
+    """
+    if name not in SWEEPS:
+        raise InputError("no such sweep", got=name, allowed=", ".join(SWEEPS), fix="choose one")
+    return SWEEPS[name](scale)

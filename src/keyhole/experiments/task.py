@@ -1,0 +1,202 @@
+"""Task: a model, the clients that train it, and how well it does.
+
+From names of the whole model to places among a client's keys; the cost follows the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, KeyArray
+from keyhole.data.federated import Dataset
+from keyhole.data.readers.source import Kind
+from keyhole.errors import InputError
+from keyhole.keys.choice import KeyCounts
+from keyhole.models.model import Model
+from keyhole.primitives.layout import ClientKeys
+from keyhole.server.state import ServerState
+
+Metrics = Callable[[ServerState], Mapping[str, float]]
+"""`state -> {name: value}`, on one split."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a task is trained.
+
+    Args:
+        algorithm: a name of `keyhole.rounds.named.ALGORITHMS`.
+        client_lr: gamma.
+        server_lr: eta.
+        eps: of an adaptive server optimizer.
+        batch_size: examples of a client's step.
+        max_examples: most examples of a client in a round; None for all.
+        min_examples: clients with fewer are left out of training.
+        cohort: N, clients of a round.
+        rounds: T.
+        evaluate_every: rounds between two evaluations.
+    """
+
+    algorithm: str
+    client_lr: float
+    server_lr: float
+    eps: float = 1e-3
+    batch_size: int = 20
+    max_examples: int | None = None
+    min_examples: int = 1
+    cohort: int = 50
+    rounds: int = 1500
+    evaluate_every: int = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What one experiment trains and measures, on one dataset.
+
+    Args:
+        model: with its cuts.
+        clients: how many there are to train on.
+        data: `client -> its data`.
+        count_keys: `data -> {key space: what occurs}`.
+        localize: `(data, keys) -> examples` in which keys are counted among the client's own.
+        metrics: split -> metrics on it.
+        always: key space -> keys that every client has first, whatever it chooses.
+        outputs: the key space whose keys are the outputs of a softmax, if there is one.
+    """
+
+    model: Model
+    clients: int
+    data: Callable[[int], Any]
+    count_keys: Callable[[Any], Mapping[str, KeyCounts]]
+    localize: Callable[[Any, ClientKeys], Any]
+    metrics: Mapping[str, Metrics]
+    always: Mapping[str, KeyArray] = field(default_factory=dict)
+    outputs: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """A task before it has data: what `keyhole train` knows by name.
+
+    Args:
+        name: such as "so_tag".
+        about: one sentence.
+        kind: of the dataset it needs.
+        sizes: name -> number that decides the model or its input; the paper's where the task is
+            the paper's.
+        settings: how it is trained unless told otherwise.
+        keys: key space -> name of the choice of keys.
+        keys_per_client: key space -> m, unless told otherwise; None for every key.
+        metric: the one that figures show.
+        splits: those that are evaluated on.
+        make: `(dataset, sizes, is_tuning) -> task`; tuning leaves the clients of the validation
+            split out of training where the source has none of its own.
+    """
+
+    name: str
+    about: str
+    kind: Kind
+    sizes: Mapping[str, int]
+    settings: Settings
+    keys: Mapping[str, str]
+    keys_per_client: Mapping[str, int | None]
+    metric: str
+    splits: tuple[str, ...]
+    make: Callable[[Dataset, Mapping[str, int], bool], Task]
+
+    def on(
+        self, dataset: Dataset, sizes: Mapping[str, int] | None = None, is_tuning: bool = False
+    ) -> Task:
+        """Returns the task on a dataset, in other sizes where they are given.
+
+        Raises:
+            InputError: the dataset is of another kind, or a size has no such name.
+        """
+        if dataset.kind != self.kind:
+            raise InputError(
+                f"task {self.name} cannot use dataset {dataset.name}",
+                got=f"a dataset of {dataset.kind}",
+                allowed=f"a dataset of {self.kind}",
+                fix="keyhole data list shows what there is",
+            )
+        for split in ("train", *self.splits):
+            _check_split(dataset, split)
+        check_sizes(self.sizes, sizes or {})
+        return self.make(dataset, {**self.sizes, **(sizes or {})}, is_tuning)
+
+
+def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
+    """Raises InputError where a size has no such name or is below 1, or 0 where that is known."""
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(
+                "no such size",
+                got=name,
+                allowed=", ".join(sorted(known)) or "none",
+                fix="choose one of them",
+            )
+        least = min(known[name], 1)
+        if value < least:
+            raise InputError(
+                f"{name} is out of range", got=value, allowed=f"{least} or more", fix="raise it"
+            )
+
+
+def _check_split(dataset: Dataset, split: str) -> None:
+    if split not in dataset.splits:
+        raise InputError(
+            f"dataset {dataset.name} has no {split} split",
+            got=", ".join(dataset.splits),
+            allowed="train, and those that the task is evaluated on",
+            fix="bring data of more clients",
+        )
+
+
+def check_words(dataset: Dataset, words: int) -> None:
+    """Raises InputError where the vocabulary is larger than the dataset's lexicon."""
+    if words > len(dataset.names["words"]):
+        raise InputError(
+            "the vocabulary is larger than what the data hold",
+            got=words,
+            allowed=f"1..{len(dataset.names['words'])} words in {dataset.name}",
+            fix="ask for fewer words or bring more data",
+        )
+
+
+def places_of(names: Array, keys: KeyArray) -> Array:
+    """Where each name stands among the keys, int64; -1 where it does not.
+
+    Args:
+        names: any shape, of the key space.
+        keys: (m,), each once.
+
+    >>> places_of(np.array([7, 3, 5]), np.array([5, 7])).tolist()
+    [1, -1, 0]
+    """
+    if not len(keys):
+        return np.full(np.shape(names), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys, names, sorter=order), len(keys) - 1)
+    return np.where(keys[order[at]] == names, order[at], -1)
+
+
+def pad_rows(row: Array, value: Array, rows: int) -> Array:
+    """Values side by side in the row they belong to, int32 (rows, most), -1 after the last.
+
+    Args:
+        row: (n,), rising.
+        value: (n,).
+        rows: how many there are.
+
+    >>> pad_rows(np.array([0, 0, 2]), np.array([4, 5, 6]), 3).tolist()
+    [[4, 5], [-1, -1], [6, -1]]
+    """
+    counts = np.bincount(row, minlength=rows)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    padded = np.full((rows, max(1, counts.max(initial=0))), -1, np.int32)
+    padded[row, within] = value
+    return padded

@@ -1,0 +1,118 @@
+"""Files that survive: checksums, names that appear at once, and what is said when a disk fails.
+
+Nothing here trusts a file: whoever reads one checks it before using a byte of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+from zlib import crc32
+
+from keyhole.errors import StorageError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Bytes to be written or checked; arrays come as `array.data`."""
+
+_MOST_AT_ONCE = 64  # buffers in one call; the least that POSIX lets a system take is 16
+
+
+def checksum(*buffers: Buffer, start: int = 0) -> int:
+    """Returns the CRC-32 of the buffers one after the other, behind those whose CRC `start` is."""
+    value = start
+    for buffer in buffers:
+        value = crc32(buffer, value)
+    return value
+
+
+def write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
+    """Writes all buffers without joining them; the system may take any part of them at a time."""
+    left = [view for view in (memoryview(b).cast("B") for b in buffers) if view.nbytes]
+    while left:
+        written = os.writev(descriptor, left[:_MOST_AT_ONCE])
+        while left and written >= left[0].nbytes:
+            written -= left.pop(0).nbytes
+        if written:
+            left[0] = left[0][written:]
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes names durable: a new or renamed file may vanish in a crash until this is done."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[int]:
+    """Gives a descriptor to write to; the file has its name once everything is on the disk.
+
+    A crash leaves either no file of that name or the whole one, and perhaps one ending in `.tmp`.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with storage_errors(path, "write"):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            try:
+                yield descriptor
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            temporary.rename(path)
+            sync_directory(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def lock_file(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Takes a file or directory for this process; the lock ends with it, however it ends.
+
+    Args:
+        path: what to lock.
+        what: as an error tells it.
+        flags: to open it with.
+
+    Raises:
+        StorageError: another process has it, or it cannot be opened.
+    """
+    with storage_errors(path, "open"):
+        lock = os.open(path, flags, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StorageError(
+            what, got="a lock of another process", allowed="one at a time", fix="wait for it to end"
+        ) from error
+    return lock
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it, where they are missing.
+
+    Raises:
+        StorageError: the system refuses.
+    """
+    with storage_errors(path, "make"):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def storage_errors(path: Path, verb: str) -> Iterator[None]:
+    """Turns what the system says about a file into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot {verb} {path.name}",
+            got=error.strerror or repr(error),
+            allowed="a disk with room, and a directory that may be written",
+            fix="what was stored before is safe: make room and try again",
+        ) from error

@@ -1,0 +1,217 @@
+"""Calibration: the speeds of this machine, measured with the code that deliveries run.
+
+Each piece is timed by the CPU time of this process, the median of five. It takes some seconds and
+a gigabyte. On a machine that does other work, memory comes out slower.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.cuckoo import Placement
+from keyhole.crypto.dpf import expand, share_points
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.enclave.program import oblivious_select
+from keyhole.delivery.pir.database import Database
+from keyhole.delivery.pir.lwe import DIMENSION, LweShape
+from keyhole.delivery.pir.messages import seal_reply
+from keyhole.delivery.pir.one_server import OneServer, OneServerAsker, hint_of
+from keyhole.delivery.pir.scan import scan_buckets, scan_rows
+from keyhole.delivery.pir.two_server import Batch, TwoServer, TwoServerAsker, terms_of
+from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
+from keyhole.delivery.relay.gateway import Gateway, Relay
+from keyhole.delivery.relay.ohttp import GatewayKey
+from keyhole.planner.speeds import Machine
+from keyhole.server.rows import gather_rows
+
+_ROUND = bytes(16)
+_SLICE_BYTES = 2_000
+_TURNS = 5
+_MANY = Machine().pass_queries
+_REPLIES = 16  # that a server holds together
+_FEW, _FEW_ASKED = 4_000, 33  # the smallest of tables with buckets, and of batches
+_MOST_BUCKETS = 1_299  # of a client with 1,000 keys
+
+
+def calibrate(num_keys: int = 100_000) -> Machine:
+    """Measures this machine.
+
+    Args:
+        num_keys: of the table that is scanned, with slices of 2,000 bytes; 1,000 or more. One that
+            fits into caches flatters.
+    """
+    prg = Prg.fresh()
+    records = np.empty((num_keys, _SLICE_BYTES), np.uint8)
+    prg.fill(records)
+    database, building = _build(records)
+    few = Database.of(_ROUND, np.ascontiguousarray(records[: max(_FEW, num_keys // 25), :8]))
+    keys = prg.permutation(num_keys)[: num_keys // 100]
+    found = {
+        **_plain(records, prg),
+        **building,
+        **_scans(database, keys, prg),
+        **_two_server_client(database, keys),
+        **_two_server_replies(few, database, keys),
+        **_lattice(Database.of(_ROUND, records[: num_keys // 25]), keys),
+        **_relay(records, keys[:256]),
+    }
+    return Machine(**found, pass_queries=_MANY)
+
+
+def _plain(records: NDArray[np.uint8], prg: Prg) -> dict[str, float]:
+    """Copying and enciphering."""
+    keys = prg.below(len(records), len(records) // 2)
+    out = np.empty((len(keys), _SLICE_BYTES), np.uint8)
+    return {
+        "gather": out.nbytes / _seconds(lambda: gather_rows(records, keys, out)),
+        "aes": out.nbytes / _seconds(lambda: prg.fill(out)),
+    }
+
+
+def _build(records: NDArray[np.uint8]) -> tuple[Database, dict[str, float]]:
+    """What servers of private retrieval do before anybody asks."""
+    start = time.process_time()
+    database = Database.of(_ROUND, records)  # once only: new memory is a good part of what it costs
+    built = time.process_time() - start
+    short = np.ascontiguousarray(records[: len(records) // 4, :8])
+    tag = _seconds(lambda: Database.of(_ROUND, short)) / len(short)
+    placing = _seconds(lambda: Placement(len(short), _MOST_BUCKETS).members())
+    return database, {
+        "tagging": records.nbytes / max(built - tag * len(records), built / 10),
+        "tag_seconds": tag,
+        "place_seconds": placing / len(short),
+    }
+
+
+def _scans(database: Database, keys: KeyArray, prg: Prg) -> dict[str, float]:
+    """What servers do for each query, and an enclave for each key."""
+    rows, batch = database.rows, Batch.of(terms_of(database, len(keys)))
+    whole, some = _random((_MANY, batch.table.share_bytes), prg), keys[:_MANY]
+    found = {
+        "scan": rows.nbytes / _seconds(lambda: scan_rows(rows, whole[:1])),
+        "scan_many": _MANY * rows.nbytes / _seconds(lambda: scan_rows(rows, whole)),
+        "enclave_scan": _MANY * rows.nbytes / _seconds(lambda: oblivious_select(rows, some)),
+    }
+    if batch.placement is None:
+        return found
+    members, three = batch.placement.members(), batch.placement.num_hashes * rows.nbytes
+    bits = _random((_MANY, *members.shape[:1], batch.bucket.share_bytes), prg)
+    points = prg.below(batch.bucket.num_points, len(members))
+    shares, _ = share_points(points, batch.bucket, _ROUND, prg)
+    return {
+        **found,
+        "scan_buckets": three / _seconds(lambda: scan_buckets(rows, members, bits[:1])),
+        "scan_buckets_many": _MANY * three / _seconds(lambda: scan_buckets(rows, members, bits)),
+        "expand": members.size / _seconds(lambda: expand(shares, batch.bucket, _ROUND)),
+    }
+
+
+def _two_server_client(database: Database, keys: KeyArray) -> dict[str, float]:
+    """What a client of two servers does."""
+    terms = terms_of(database, len(keys))
+    asker, queries = TwoServerAsker(terms), Batch.of(terms).num_queries
+    asker_of_few = TwoServerAsker(terms_of(database, min(_FEW_ASKED, len(keys))))
+    servers = [TwoServer(database, terms, place) for place in (0, 1)]
+    questions = [asker.ask(keys) for _ in range(_TURNS + 1)]
+    sent = [question.messages() for question in questions]
+    replies = [server.answer_many([m[i] for m in sent]) for i, server in enumerate(servers)]
+    waiting = list(zip(questions, *replies, strict=True))
+
+    def open_next() -> None:
+        question, *both = waiting.pop()
+        question.open(both)
+
+    few = _seconds(lambda: asker_of_few.ask(keys[:_FEW_ASKED]))
+    many = _seconds(lambda: asker.ask(keys))
+    return {
+        "ask_seconds": few,
+        "share_seconds": max(many - few, many / 10) / queries,
+        "opening": 2 * len(replies[0][0]) / _seconds(open_next),
+    }
+
+
+def _two_server_replies(few: Database, database: Database, keys: KeyArray) -> dict[str, float]:
+    """What a server does for each message, on a table that it scans in no time; and for a reply."""
+    terms = terms_of(few, _FEW_ASKED)
+    server, asker = TwoServer(few, terms, 0), TwoServerAsker(terms)
+    waiting = [asker.ask(np.arange(_FEW_ASKED)).messages()[0] for _ in range(_TURNS + 1)]
+    terms = terms_of(database, len(keys))
+    query = TwoServerAsker(terms).ask(keys).messages()[0]
+    rows = database.rows.view(np.uint8)[: Batch.of(terms).num_queries, : terms.row_bytes]
+    replies = range(_REPLIES)
+    sealing = _seconds(lambda: [seal_reply(query, terms, 0, rows.tobytes()) for _ in replies])
+    return {
+        "read_seconds": _seconds(lambda: server.answer_many([waiting.pop()])),
+        "reply": _REPLIES * rows.nbytes / sealing,
+    }
+
+
+def _lattice(database: Database, keys: KeyArray) -> dict[str, float]:
+    """What one server and its client do, on a table that is small: its hint takes long."""
+    hint = _seconds(lambda: hint_of(database, 1), turns=1)
+    one, _ = _lattice_speeds(database, keys[:1])
+    many, products = _lattice_speeds(database, keys[:_MANY])
+    return {
+        "lwe_hint": database.rows.nbytes / hint,
+        "lwe_answer": one,
+        "lwe_answer_many": many,
+        "lwe_products": products,
+    }
+
+
+def _lattice_speeds(database: Database, keys: KeyArray) -> tuple[float, float]:
+    """Of the server's answer and of the client's products, for so many keys in one message."""
+    server, mine = OneServer.of(database, len(keys)), keys % database.num_keys
+    asker = OneServerAsker(server.terms, server.hint)
+    waiting = [asker.ask(mine).messages() for _ in range(_TURNS + 1)]
+    answer = _seconds(lambda: server.answer_many(waiting.pop()))
+    products = len(keys) * DIMENSION * LweShape.of(server.terms).columns
+    asking = _seconds(lambda: asker.ask(mine))
+    return len(keys) * database.rows.nbytes / answer, products / asking
+
+
+def _relay(records: NDArray[np.uint8], keys: KeyArray) -> dict[str, float]:
+    """What a client, a relay and a gateway do for each key."""
+    key, round_id = GatewayKey.fresh(), "1000-" + 16 * "0"
+    shape = TableShape(0, len(records), _SLICE_BYTES, len(keys))
+    gateway = Gateway([key], slice_handler(round_id, [records]))
+    client = BlindClient(key.config, round_id, [shape])
+    questions = [client.ask([keys]) for _ in range(_TURNS + 1)]
+    sent = [question.messages() for question in questions]
+    answered: list[list[bytes]] = []
+    opened = iter(questions)
+    passed = iter(sent)
+    answer = _seconds(lambda: answered.append([gateway.answer(one) for one in next(passed)]))
+    replies = iter(answered)
+    opening = _seconds(lambda: next(opened).open(next(replies)))
+    sealing = _seconds(lambda: client.ask([keys]))
+    relay = Relay(lambda sealed: sealed)  # a gateway that takes no time
+    return {
+        "seal_seconds": (sealing + opening) / len(keys),
+        "open_seconds": answer / len(keys),
+        "forward_seconds": _seconds(lambda: relay.forward_many(sent)) / (len(sent) * len(keys)),
+    }
+
+
+def _random(shape: tuple[int, ...], prg: Prg) -> NDArray[np.uint8]:
+    """Shares look like this."""
+    out = np.empty(shape, np.uint8)
+    prg.fill(out)
+    return out
+
+
+def _seconds(call: Callable[[], object], turns: int = _TURNS) -> float:
+    """The median CPU time of some turns, after one in which code is compiled and memory mapped."""
+    call()
+    spent = []
+    for _ in range(turns):
+        start = time.process_time()
+        call()
+        spent.append(time.process_time() - start)
+    return max(statistics.median(spent), 1e-9)

@@ -1,0 +1,159 @@
+"""Machine: how fast one core does what deliveries are made of.
+
+The numbers below are those of `calibration.calibrate` on a 2-core machine of ours (AMD EPYC,
+16 November 2026), which had other work too: medians over eight runs (`tagging`, `ask_seconds`
+and `share_seconds`: four), rounded. Where it cannot measure one, the line says where it comes from.
+
+New memory costs page faults: replies are made almost three times as fast in a process that keeps
+what it freed, as the `keyhole` command does. Half of the runs kept it, so speeds lie in between.
+
+Service speeds: what a request costs the slice service beside the work of a delivery.
+
+Measured with `benchmarks/internet_scale.py` on a 2-core machine of ours (AMD EPYC, 16 November
+2026), over loopback, CPU time of `keyhole serve`; rounded. Fetches of `benchmarks/slices.py` cost
+the same within a fifth. A network card and a proxy in front cost something too, which is not here.
+
+Sum speeds: how fast one core does what secure sums are made of.
+
+From `benchmarks/results/secure_sum.json` (AMD EPYC, 16 November 2026) and, for short rows and for
+secrets, from the same code with other numbers; rounded. Tests hold them to that file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Speeds of one core: bytes a second where nothing else is said.
+
+    Args:
+        gather: copying slices of random keys.
+        tagging: of slices, copied into a table for private retrieval and hashed.
+        tag_seconds: for the tag of a slice, beside that.
+        place_seconds: for finding all buckets of a key, when a table is made.
+        aes: AES-128 in counter mode.
+        scan: the XOR of the rows of a table that one query selects. It skips half of the rows, so
+            this may be above what memory gives.
+        scan_many: the same for `pass_queries` queries in one pass: table bytes times queries.
+        scan_buckets: for one client's queries of all buckets. Each row lies in three of them, and
+            they count as three.
+        scan_buckets_many: the same for `pass_queries` clients in one pass.
+        expand: points a second, to which a server expands the shares of queries.
+        read_seconds: for reading what a client sends to one of two servers, whatever its keys.
+        reply: of rows, copied into a reply and summed up for its check.
+        ask_seconds: for a client's question to two servers, whatever its keys.
+        share_seconds: for placing a key and sharing its query, at a client.
+        opening: of replies of two servers, that a client adds up and whose tags it checks.
+        lwe_answer: of the table, multiplied with one query.
+        lwe_answer_many: the same for `pass_queries` queries in one pass.
+        lwe_hint: of the table, multiplied with the public matrix.
+        lwe_products: products a second, with which a client makes and opens lattice queries.
+        enclave_scan: of the table, read for one key under a mask.
+        seal_seconds: for sealing a request and opening its answer, at a client.
+        open_seconds: for opening a request and sealing its answer, at a gateway.
+        forward_seconds: for mixing a request and its answer with others, at a relay.
+        quote_seconds: for checking what an enclave shows. Not calibrated: dcap-qvl took 10.8 ms for
+            a genuine TDX quote.
+        pass_queries: queries that are answered in one pass over a table.
+    """
+
+    gather: float = 6.8e9
+    tagging: float = 0.37e9
+    tag_seconds: float = 1.3e-6
+    place_seconds: float = 0.25e-6
+    aes: float = 6.6e9
+    scan: float = 23e9
+    scan_many: float = 200e9
+    scan_buckets: float = 22e9
+    scan_buckets_many: float = 133e9
+    expand: float = 1e9
+    read_seconds: float = 0.86e-3
+    reply: float = 1.8e9
+    ask_seconds: float = 2.4e-3
+    share_seconds: float = 0.2e-6
+    opening: float = 1e9
+    lwe_answer: float = 7e9
+    lwe_answer_many: float = 15e9
+    lwe_hint: float = 16e6
+    lwe_products: float = 8.3e9
+    enclave_scan: float = 43e9
+    seal_seconds: float = 310e-6
+    open_seconds: float = 260e-6
+    forward_seconds: float = 0.44e-6
+    quote_seconds: float = 10.8e-3
+    pass_queries: int = 32
+
+    def scan_seconds(self, table_bytes: float, queries: int) -> float:
+        """For answering queries over the whole table, many in a pass."""
+        return self._passes(table_bytes, queries, self.scan, self.scan_many)
+
+    def bucket_seconds(self, table_bytes: float, clients: int) -> float:
+        """For answering queries of all buckets, those of many clients in a pass."""
+        return self._passes(table_bytes, clients, self.scan_buckets, self.scan_buckets_many)
+
+    def lwe_seconds(self, table_bytes: float, queries: int) -> float:
+        """For answering lattice queries, many in a pass."""
+        return self._passes(table_bytes, queries, self.lwe_answer, self.lwe_answer_many)
+
+    def _passes(self, table_bytes: float, queries: int, one: float, many: float) -> float:
+        """A pass costs something once, and something for each query.
+
+        Such that a pass of one query runs at speed `one`, and one of `pass_queries` at `many`.
+        """
+        most = self.pass_queries
+        each = max(0.0, most / many - 1 / one) / (most - 1)
+        once = 1 / one - each
+        return table_bytes * (-(-queries // most) * once + queries * each)
+
+
+@dataclass(frozen=True)
+class ServiceSpeeds:
+    """Of one core: seconds, or bytes a second.
+
+    Args:
+        request_seconds: for reading the head of a request and answering it, whatever it is about.
+        sending: of bodies, from memory into sockets. Enciphering is in it nowhere: see `aes` of
+            `Machine`, which is faster.
+        receiving: of updates: read, compared with their check, searched for NaN, written.
+        store_seconds: for putting an update on the disk, whatever its length.
+        handshake_seconds: for a new connection with TLS 1.3.
+        adding: of updates, read by the trainer, checked and added up under their keys.
+    """
+
+    request_seconds: float = 180e-6
+    sending: float = 3.5e9
+    receiving: float = 0.35e9
+    store_seconds: float = 1.1e-3
+    handshake_seconds: float = 1.3e-3
+    adding: float = 0.5e9
+
+
+@dataclass(frozen=True)
+class SumSpeeds:
+    """Of one core: seconds, or bytes a second.
+
+    Args:
+        masking: of vectors, to which a mask is added that is made from its seed.
+        summing: of masked vectors, checked and added up by a server.
+        agree_seconds: for a client's secrets with one neighbour: agreed, shared, sealed, opened.
+        rebuild_seconds: for the secret of one client, from shares, at a server.
+        decoding: of rows, that are read out of a sketch.
+        position_seconds: for one position of a bucket, at one of two servers.
+        rows: of pseudo-random rows that such a server makes and adds, beside that.
+        share_seconds: for a client's shares for two servers, whatever its keys.
+        key_seconds: for one key of them.
+        sharing: of its rows, beside that.
+    """
+
+    masking: float = 5.3e9
+    summing: float = 3e9
+    agree_seconds: float = 0.17e-3
+    rebuild_seconds: float = 1.3e-3
+    decoding: float = 0.45e9
+    position_seconds: float = 70e-9
+    rows: float = 4e9
+    share_seconds: float = 3e-3
+    key_seconds: float = 4.5e-6
+    sharing: float = 0.33e9

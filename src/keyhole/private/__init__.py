@@ -1,1 +1,0 @@
-"""The same meaning, less seen: private retrieval of slices, blind relays, enclaves."""

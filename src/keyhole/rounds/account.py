@@ -1,0 +1,305 @@
+"""Who took part when: correlated noise protects clients that do not come back too soon.
+
+Sums that are withheld because too few clients came: how often one client decides that.
+
+Everybody sees that no model came of a round, and no noise covers that. Where each client is drawn
+for itself, one client more can be the one with which a sum is opened. Given that exactly one was
+missing, which has probability b, the two populations differ where that client is drawn, which has
+probability q, and nowhere else: apart from an event of probability q b, the round is the one that
+was accounted for. Told of that event, nobody learns less; so rounds cost what they cost without it,
+and T q b more in delta.
+
+Of cohorts of a fixed size nothing is to be charged: how many come does not depend on whose data one
+of them has, if clients do not drop out because of their data.
+
+The account of a run: what its rounds have told about one client, and whether they were the ones
+that are accounted for.
+
+It holds what really ran against what was planned: as many clients as were to be asked, and with
+correlated noise none of them back too soon. What a secure sum tells by not being opened is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, isfinite, lgamma, log, log1p
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.aggregation.base import Aggregation
+from keyhole.aggregation.masked.method import LEAST_CLIENTS, SecureSum, SketchForm, odds_of_failing
+from keyhole.aggregation.masked.union import UnionSum
+from keyhole.aggregation.privacy.accountant import Accountant, Mechanism
+from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.aggregation.two_servers.method import TwoServers
+from keyhole.errors import InputError
+from keyhole.primitives.layout import Layout, most_keys_of
+from keyhole.rounds.record import RoundRecord
+from keyhole.sampling import Cohorts
+
+_NEVER = -1
+
+
+class Participation:
+    """The last round of every client; whoever makes the rounds keeps it.
+
+    Args:
+        population: clients, numbered from 0.
+        separation: rounds from one part of a client to its next, at least.
+
+    >>> took_part = Participation(population=4, separation=2)
+    >>> took_part.record(np.array([0, 3]), 0)
+    >>> took_part.record(np.array([1, 2]), 1)
+    >>> took_part.record(np.array([0, 3]), 2)
+    """
+
+    def __init__(self, population: int, separation: int) -> None:
+        if population < 1 or separation < 1:
+            raise InputError(
+                "a separation that cannot be",
+                got=f"{separation} rounds, {population} clients",
+                allowed="1 or more of each",
+                fix="pass those of the strategy and of the population",
+            )
+        self.separation = separation
+        self._last = np.full(population, _NEVER, np.int64)
+
+    def __repr__(self) -> str:
+        return f"Participation({len(self._last)} clients, separation={self.separation})"
+
+    def record(self, clients: NDArray[np.int64], round_index: int) -> None:
+        """Notes a cohort, before its sum is used. Who drops out has taken part.
+
+        Raises:
+            InputError: one of them is back too soon, or named twice, or unknown. Nothing is noted,
+                and the round must not be released.
+        """
+        is_known = bool(((clients >= 0) & (clients < len(self._last))).all())
+        too_soon = int(np.count_nonzero(self._is_too_soon(clients, round_index))) if is_known else 0
+        if not is_known or too_soon or len(np.unique(clients)) != len(clients):
+            raise InputError(
+                "a cohort that correlated noise does not protect",
+                got=f"{too_soon} of {len(clients)} clients back too soon"
+                if too_soon
+                else "clients that are unknown or named twice",
+                allowed=f"clients whose last round is {self.separation} rounds ago or more",
+                fix="draw cohorts that take turns",
+            )
+        self._last[clients] = round_index
+
+    def _is_too_soon(self, clients: NDArray[np.int64], round_index: int) -> NDArray[np.bool_]:
+        last = self._last[clients]
+        too_soon: NDArray[np.bool_] = (last != _NEVER) & (round_index - last < self.separation)
+        return too_soon
+
+
+def odds_of_deciding(population: int, probability: float, least: int) -> float:
+    """The probability q b that a client is in a round, and that the others are one too few.
+
+        q b,    b = C(n - 1, t - 1) q^(t-1) (1 - q)^(n-t)
+
+    Args:
+        population: n, clients, each drawn for itself.
+        probability: q, with which each takes part to the end.
+        least: t, clients below which nothing is released.
+
+    >>> f"{odds_of_deciding(342_477, 50 / 342_477, least=2):.1g}"
+    '1e-24'
+    >>> odds_of_deciding(2, 0.5, least=2)  # the other one came, alone
+    0.25
+    """
+    others, missing = population - 1, least - 1
+    if least <= 0 or missing > others or probability <= 0:
+        return 0.0
+    if probability >= 1:
+        return float(missing == others)
+    ways = lgamma(others + 1) - lgamma(missing + 1) - lgamma(others - missing + 1)
+    odds = ways + missing * log(probability) + (others - missing) * log1p(-probability)
+    return probability * exp(odds)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the rounds of a run spend.
+
+    Args:
+        privacy: what is promised.
+        cohorts: how clients are drawn; the relation follows from it.
+        failure: see `Mechanism`.
+    """
+
+    privacy: Privacy
+    cohorts: Cohorts
+    failure: float = 0.0
+
+    @staticmethod
+    def of(
+        privacy: Privacy,
+        cohorts: Cohorts,
+        aggregate: Aggregation,
+        layout: Layout,
+        keys_per_client: Mapping[str, int],
+    ) -> Account:
+        """The account of a run that adds updates up in this way.
+
+        Raises:
+            InputError: noise, cohorts and sums for which there is no account.
+        """
+        _check_cohorts(privacy, cohorts, aggregate)
+        failure = 0.0
+        if cohorts.sampling == "poisson":
+            least = max(cohorts.least, _least_clients(aggregate))
+            stays = (1 - cohorts.lost_before) * (1 - cohorts.lost_after)
+            share = stays * cohorts.asked / cohorts.population
+            failure += odds_of_deciding(cohorts.population, share, least)
+        if isinstance(aggregate, SecureSum) and isinstance(aggregate.form, SketchForm):
+            most = most_keys_of(layout, keys_per_client)
+            # With the client a sketch may not decode, and without it: either can give it away.
+            failure += 2 * _parts_a_round(privacy, cohorts) * odds_of_failing(layout, most, cohorts)
+        return Account(privacy, cohorts, failure)
+
+    def check(self, t: int) -> None:
+        """Raises BudgetError if round t would spend more than there is."""
+        self._after(t).check()
+
+    def describe(self, t: int, asked: Sequence[int], arrived: int) -> dict[str, Any]:
+        """What the run has spent after round t.
+
+        Args:
+            t: the round, from 0.
+            asked: the clients that were asked in it.
+            arrived: how many of their updates are in its sum.
+
+        Returns:
+            The fields of `PrivacySpent`; an epsilon without bound is None.
+
+        Raises:
+            InputError: the round is not one of those accounted for.
+        """
+        accountant, made_for = self._after(t), self._mechanism()
+        is_poisson = self.cohorts.sampling == "poisson"
+        accountant.record(
+            made_for.sampling,
+            cohort=made_for.cohort if is_poisson else len(set(asked)),
+            arrived=arrived,
+            noise_multiplier=self.privacy.noise,
+        )
+        spent = asdict(accountant.spent())
+        return spent | {"epsilon": spent["epsilon"] if isfinite(spent["epsilon"]) else None}
+
+    def _after(self, rounds: int) -> Accountant:
+        """The accountant after so many rounds, which were those of the plan: each was held against
+        it when it was made, and a run only goes on with the plan it began with."""
+        accountant = Accountant(self._mechanism(), self.privacy.delta, self.privacy.budget)
+        made_for = accountant.mechanism
+        for _ in range(rounds):
+            accountant.record(
+                made_for.sampling,
+                cohort=made_for.cohort,
+                arrived=0,
+                noise_multiplier=made_for.noise_multiplier,
+            )
+        return accountant
+
+    def _mechanism(self) -> Mechanism:
+        cohorts, rounds = self.cohorts, self.privacy.rounds
+        drawn = cohorts.population, cohorts.asked, self.privacy.noise
+        if cohorts.sampling == "cyclic":
+            return Mechanism("separated", *drawn, "add-or-remove", "", rounds, self.failure)
+        if cohorts.sampling == "poisson":
+            return Mechanism("poisson", *drawn, "add-or-remove", failure=self.failure)
+        return Mechanism("fixed", *drawn, "replace-one", failure=self.failure)
+
+
+class Attendance:
+    """Who took part in the rounds of a run: held against its promise before a round is applied.
+
+    Args:
+        privacy: the promise; None promises nothing, and all may come.
+        cohorts: of the run.
+        past: records of the rounds that were made, in order.
+
+    Raises:
+        InputError: they do not tell who took part.
+    """
+
+    def __init__(
+        self, privacy: Privacy | None, cohorts: Cohorts, past: Iterable[RoundRecord] = ()
+    ) -> None:
+        self._privacy, self._next = privacy, 0
+        self._took_part: Participation | None = None
+        if privacy is not None and privacy.kind == "correlated":
+            separation = privacy.strategy(cohorts).separation
+            self._took_part = Participation(cohorts.population, separation)
+        for record in past:
+            self.admit(record)
+
+    def admit(self, record: RoundRecord) -> None:
+        """Notes a round, before its sum is used.
+
+        Raises:
+            InputError: it was made without noise or account, or somebody is back too soon. It must
+                not be applied.
+        """
+        if self._privacy is None:
+            return
+        if not record.privacy:
+            raise InputError(
+                "rounds that keep no promise about a client",
+                got=f"round {record.round} without noise and account",
+                allowed="synchronous rounds in process",
+                fix="leave privacy out, or let `Synchronous` make the rounds",
+            )
+        if self._took_part is not None:
+            if record.round != self._next:
+                raise InputError(
+                    "nobody knows any more who took part",
+                    got=f"round {record.round} after {self._next} known ones",
+                    allowed="the records of all rounds, for correlated noise",
+                    fix="restore records.jsonl, or start a new run",
+                )
+            self._took_part.record(np.array(record.clients, np.int64), record.round)
+        self._next = record.round + 1
+
+
+def _least_clients(aggregate: Aggregation) -> int:
+    """Below which a sum is not opened, where nobody drops out of it."""
+    if isinstance(aggregate, TwoServers):
+        return aggregate.least_clients
+    return LEAST_CLIENTS if isinstance(aggregate, SecureSum | UnionSum) else 0
+
+
+def _parts_a_round(privacy: Privacy, cohorts: Cohorts) -> float:
+    """In how many of a round a client takes part, on average, at the most."""
+    if privacy.kind != "correlated":
+        return cohorts.asked / cohorts.population
+    return privacy.strategy(cohorts).participations / privacy.rounds
+
+
+def _check_cohorts(privacy: Privacy, cohorts: Cohorts, aggregate: Aggregation) -> None:
+    if (privacy.kind == "correlated") != (cohorts.sampling == "cyclic"):
+        raise InputError(
+            "noise and sampling that do not belong together",
+            got=f"{privacy.kind} noise with {cohorts.sampling} cohorts",
+            allowed="correlated noise with cyclic cohorts, other noise with fixed or poisson",
+            fix="change one of them: an account of another sampler would be wrong",
+        )
+    if cohorts.over_selection > 1 and cohorts.sampling != "fixed":
+        # Who comes first keeps another out: a sum moves by 2 C, and noise is made for C.
+        raise InputError(
+            "cohorts in which one client takes the place of another",
+            got=f"over-selection of {cohorts.over_selection:g} with {cohorts.sampling} cohorts",
+            allowed="1, or fixed cohorts, whose account is that of a client replaced",
+            fix="ask no more clients than are waited for",
+        )
+    loses = cohorts.lost_before > 0 or cohorts.lost_after > 0
+    if loses and cohorts.sampling == "poisson" and isinstance(aggregate, SecureSum | UnionSum):
+        raise InputError(
+            "a sum that tells by not being opened who dropped out",
+            got="poisson cohorts that lose clients, added up by one server",
+            allowed="cohorts of a fixed size, two servers, or no loss",
+            fix="change one of them: there is no account of this",
+        )

@@ -1,0 +1,226 @@
+"""What has happened in an asynchronous round that is under way, and the step that comes of it.
+
+Asynchronous rounds: the server steps whenever enough updates have arrived, however old.
+
+Buffered aggregation after Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation
+(2022), on versioned slices: a client trains on the slices of the step at which it started, and its
+update counts less, or not at all, the more steps were made since. Time is simulated: a client takes
+as long as its drawn duration. With no delay and as many clients at work as a step waits for, this
+is the synchronous round.
+"""
+
+from __future__ import annotations
+
+import heapq
+import io
+import json
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from keyhole import tree
+from keyhole.arrays import Tree
+from keyhole.delivery.base import Cost
+from keyhole.errors import InputError
+from keyhole.primitives.layout import Layout
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.machine import (
+    Buffering,
+    CountIn,
+    Ended,
+    LeaveOut,
+    Started,
+    StreamMachine,
+    Terms,
+    WhyStep,
+)
+from keyhole.rounds.record import RoundRecord
+from keyhole.rounds.round import Executor, Visit, record_visits, visit_clients
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import ClientStream, Place, generator
+from keyhole.server.row_sums import Over, RowUpdate, sum_updates
+from keyhole.server.state import ServerState
+
+
+@dataclass
+class Tally:
+    """Clients that have ended, in their order, and which of their updates count."""
+
+    ended: list[Visit] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+    incidents: list[str] = field(default_factory=list)
+    _stale: list[int] = field(default_factory=list)
+    _added: list[tuple[Visit, int]] = field(default_factory=list)
+
+    def busy(self, at_work: Iterable[int]) -> set[int]:
+        """Who cannot start in this round: those at work, and those who had their part in it."""
+        return {*at_work, *(visit.client for visit in self.ended)}
+
+    def end(self, visit: Visit, command: CountIn | LeaveOut) -> None:
+        """A client has ended, and its update counts or does not."""
+        self.ended.append(visit)
+        if isinstance(command, CountIn):
+            self._added.append((visit, command.staleness))
+        elif command.is_stale:
+            self._stale.append(visit.client)
+
+    def close(
+        self, t: int, step: int, why: WhyStep, layout: Layout, buffering: Buffering, over: Over
+    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+        """The sum, each update weighed by its age, or None where the goal was not reached; and the
+        record.
+
+        Args:
+            t: the round.
+            step: how many steps the server has made.
+            why: the round closed.
+            layout: of the model.
+            buffering: how the rounds go.
+            over: what sums are divided by.
+        """
+        is_step = why == "goal"
+        record = RoundRecord(
+            round=t,
+            step=step + is_step,
+            closed=why,
+            stale=self._stale,
+            staleness=[age for _, age in self._added] if is_step else [],
+            incidents=self.incidents,
+            **record_visits(self.ended, self.costs),
+        )
+        if not is_step:
+            return None, record
+        updates = [_scale(visit.update, buffering.weight(age)) for visit, age in self._added]
+        keys = [visit.keys for visit, _ in self._added]
+        return sum_updates(layout, updates, keys, over), record
+
+
+def _scale(update: Tree, weight: float) -> Tree:
+    if weight == 1:
+        return update
+    return tree.map_leaves(lambda leaf: leaf * np.asarray(weight, leaf.dtype), update)
+
+
+@dataclass(order=True, frozen=True)
+class _Flight:
+    """A client at work: when it ends, the step it started at, and what it will hand in."""
+
+    finish: float
+    order: int
+    version: int = field(compare=False)
+    visit: Visit = field(compare=False)
+
+
+@dataclass
+class Buffered:
+    """Asynchronous rounds of one run: each round is one server step.
+
+    Args:
+        buffering: how they go.
+    """
+
+    buffering: Buffering
+    _now: float = 0.0
+    _drawn: int = 0  # of the stream of clients
+    _started: int = 0
+    _flights: list[_Flight] = field(default_factory=list, repr=False)
+
+    def next(
+        self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
+    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+        """Lets time pass until a step is due; see `run_round` for the arguments."""
+        machine = StreamMachine(self.buffering, state.steps, len(self._flights))
+        tally, stream = Tally(), ClientStream(plan.cohorts, plan.seed, plan.trial, self._drawn)
+        while machine.closed is None:
+            # Clients that end at the same time all end before the next ones start.
+            if not self._flights or self._flights[0].finish > self._now:
+                busy = tally.busy(flight.visit.client for flight in self._flights)
+                asked = stream.take(machine.fill().clients, busy)
+                self._start(t, asked, state, clients, plan, execute, tally)
+                machine.handle(Started(len(asked)))
+            if machine.closed is None:
+                flight = heapq.heappop(self._flights)
+                self._now = flight.finish
+                has_sent = flight.visit.fate == "sent"
+                tally.end(flight.visit, machine.handle(Ended(flight.version, has_sent)))
+        self._drawn = stream.drawn
+        why, steps = machine.closed, state.steps
+        return tally.close(t, steps, why, state.layout, self.buffering, plan.over)
+
+    def dump(self) -> bytes:
+        """What is under way, to be stored with a step."""
+        arrays: dict[str, Any] = {}
+        flights = []
+        for i, flight in enumerate(self._flights):
+            visit = flight.visit
+            arrays |= {f"{i}/keys/{name}": z.array for name, z in visit.keys.items()}
+            if visit.update is not None:
+                arrays |= {f"{i}/update/{p}": a for p, a in tree.flatten(visit.update).items()}
+            about = {n: v for n, v in vars(visit).items() if n not in ("keys", "update")}
+            flights.append([flight.finish, flight.order, flight.version, about])
+        counts = {"now": self._now, "drawn": self._drawn, "started": self._started}
+        text = json.dumps({**counts, "flights": flights})
+        buffer = io.BytesIO()
+        np.savez(buffer, about=np.frombuffer(text.encode(), np.uint8), **arrays)
+        return buffer.getvalue()
+
+    def load(self, data: bytes, layout: Layout) -> None:
+        """Goes on from what `dump` returned; nothing is under way if it returned nothing.
+
+        Raises:
+            InputError: another kind of rounds returned it.
+        """
+        if not data:
+            return
+        if not zipfile.is_zipfile(io.BytesIO(data)):
+            raise InputError(
+                "the run has devices at work",
+                got="clients in process",
+                allowed="the devices of the run",
+                fix="go on as it was started",
+            )
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = dict(file)
+        about = json.loads(arrays.pop("about").tobytes())
+        self._now, self._drawn, self._started = (about[n] for n in ("now", "drawn", "started"))
+        self._flights = [
+            _Flight(finish, order, version, _restore(layout, visit, f"{i}/", arrays))
+            for i, (finish, order, version, visit) in enumerate(about["flights"])
+        ]
+
+    def _start(
+        self,
+        t: int,
+        asked: Sequence[int],
+        state: ServerState,
+        clients: Clients,
+        plan: Plan,
+        execute: Executor,
+        tally: Tally,
+    ) -> None:
+        """Starts clients in round t, on the slices of the step that it follows."""
+        if not asked:
+            return
+        terms = Terms(goal=len(asked))
+        visited = visit_clients(t, asked, state, clients, plan, execute, terms)
+        for visit in visited.visits:
+            rng = generator(plan.seed, plan.trial, Place.DURATION, t, visit.client)
+            finish = self._now + self.buffering.draw_duration(rng)
+            heapq.heappush(self._flights, _Flight(finish, self._started, state.steps, visit))
+            self._started += 1
+        tally.costs.append(visited.cost)
+        tally.incidents += visited.incidents
+
+
+def _restore(
+    layout: Layout, about: Mapping[str, Any], prefix: str, arrays: Mapping[str, Any]
+) -> Visit:
+    """A visit from its parts."""
+    own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    keys = {space.name: space.keys(own[f"keys/{space.name}"]) for space in layout.spaces}
+    leaves = {n.removeprefix("update/"): a for n, a in own.items() if n.startswith("update/")}
+    update = tree.unflatten(layout.structure, leaves) if leaves else None
+    return Visit(keys=keys, update=update, **about)

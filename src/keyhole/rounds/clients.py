@@ -1,0 +1,250 @@
+"""What a client computes: the settings of its local training, and what every client update is.
+
+Clients: what the simulator knows of the devices of a run, and how they choose keys.
+
+Jobs: the work of clients in one round, each made when it is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any, Protocol, overload
+
+import numpy as np
+
+from keyhole.arrays import Tree
+from keyhole.errors import InputError
+from keyhole.keys.budget import DeviceClass, assign_device, keys_within
+from keyhole.primitives.layout import ClientKeys, Layout, RowSource
+from keyhole.sampling import Place, generator
+
+
+class ClientUpdateFn(Protocol):
+    """Any `(slices, data, rng) -> update` on NumPy arrays, in whatever framework.
+
+    The update is start minus end, shaped as the slices. All randomness comes from `rng`, which is a
+    function of (seed, round, client).
+    """
+
+    def __call__(self, slices: Tree, data: Any, rng: np.random.Generator, /) -> Tree:
+        """Trains on `data` from `slices` on."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    r"""How a client trains: E epochs of mini-batch SGD from the slices y that it received.
+
+    $v \leftarrow \beta v + clip(\nabla \ell(w)) + \mu (w - y), \quad w \leftarrow w - \gamma v$,
+    starting at $w = y, v = 0$; the update is $y - w$ (ClientUpdate of Algorithm 2; the $\mu$ term
+    is FedProx).
+
+    Args:
+        client_lr: gamma, above 0.
+        epochs: passes over the client's examples, each in an order of its own.
+        batch_size: examples per step; the last step of an epoch takes what is left.
+        momentum: beta, from 0 to below 1; 0 is plain SGD.
+        proximal: mu, 0 or more; 0 is FedAvg.
+        clip_norm: the gradient is scaled down to this Euclidean norm over all parameters where it
+            is longer; infinity never scales.
+        max_examples: a client with more trains on this many, drawn anew each time.
+
+    Raises:
+        InputError: a value is outside its range.
+
+    >>> ClientUpdate(client_lr=0.1).batch_size
+    20
+    >>> ClientUpdate(client_lr=0)
+    Traceback (most recent call last):
+    keyhole.errors.InputError: client_lr is out of range: got 0, allowed is a finite number ...
+    """
+
+    client_lr: float
+    epochs: int = 1
+    batch_size: int = 20
+    momentum: float = 0.0
+    proximal: float = 0.0
+    clip_norm: float = inf
+    max_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        lr, most = self.client_lr, self.max_examples
+        _check("client_lr", lr, isfinite(lr) and lr > 0, "a finite number above 0")
+        _check("epochs", self.epochs, _is_count(self.epochs), "a whole number from 1")
+        _check("batch_size", self.batch_size, _is_count(self.batch_size), "a whole number from 1")
+        _check("momentum", self.momentum, 0 <= self.momentum < 1, "from 0 to below 1")
+        _check("proximal", self.proximal, 0 <= self.proximal < inf, "a finite number from 0")
+        _check("clip_norm", self.clip_norm, self.clip_norm > 0, "above 0, or infinity for none")
+        _check("max_examples", most, most is None or _is_count(most), "a whole number from 1, None")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is SGD without momentum, proximal term or clipping."""
+        return self.momentum == 0 and self.proximal == 0 and self.clip_norm == inf
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check(name: str, value: object, is_allowed: bool, allowed: str) -> None:
+    if not is_allowed:
+        raise InputError(
+            f"{name} is out of range", got=value, allowed=allowed, fix="choose another"
+        )
+
+
+def _as_they_are(data: Any, _: ClientKeys) -> Any:
+    return data
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The population: its data, how a client chooses keys, and how it trains.
+
+    Args:
+        count: how many there are; they are numbered from 0.
+        data: `client -> its data`; may load it from disk.
+        choose: `(data, most keys of each key space, rng) -> keys`.
+        train: `(sub-model, data, rng) -> update`, start minus end, shaped as the sub-model.
+        localize: `(data, keys) -> data` in which keys are counted among the client's own, as the
+            sub-model has them; data that name no keys stay as they are.
+    """
+
+    count: int
+    data: Callable[[int], Any]
+    choose: Callable[[Any, Mapping[str, int], np.random.Generator], ClientKeys]
+    train: ClientUpdateFn
+    localize: Callable[[Any, ClientKeys], Any] = _as_they_are
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """What decides a client's keys besides its data: the part of a plan that clients are told.
+
+    Args:
+        seed: of everything random.
+        trial: which repetition.
+        keys_per_client: key space -> most keys of a client.
+        devices: kinds of device; none bounds nothing.
+        shared_keys: whether all clients of a round draw the same random numbers.
+    """
+
+    seed: int
+    trial: int
+    keys_per_client: Mapping[str, int]
+    devices: Sequence[DeviceClass] = ()
+    shared_keys: bool = False
+
+
+def choose_keys(
+    client: int, t: int, layout: Layout, clients: Clients, choosing: Choosing
+) -> ClientKeys:
+    """What a client chooses in round t, within its budget.
+
+    Raises:
+        InputError: it chose more keys than it may hold.
+    """
+    most = dict(choosing.keys_per_client)
+    run = choosing.seed, choosing.trial
+    if choosing.devices:
+        device = assign_device(choosing.devices, generator(*run, Place.DEVICE, client))
+        fits = keys_within(layout, device.model_bytes)
+        most = {name: min(m, fits[name]) for name, m in most.items()}
+    place = (Place.ROUND_KEYS, t) if choosing.shared_keys else (Place.KEYS, t, client)
+    keys = clients.choose(clients.data(client), most, generator(*run, *place))
+    for name, z in layout.keys_by_space(keys).items():
+        if len(z) > most[name]:
+            raise InputError(
+                f"a client chose more keys of {name!r} than it may hold",
+                got=len(z),
+                allowed=f"{most[name]} or fewer",
+                fix="let choose return at most the number it is given",
+            )
+    return keys
+
+
+def choose_all(
+    clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
+) -> list[ClientKeys]:
+    """What each of some clients chooses in round t, in order; see `choose_keys`."""
+    return [choose_keys(client, t, layout, clients, choosing) for client in asked]
+
+
+def check_keys_per_client(layout: Layout, keys_per_client: Mapping[str, int]) -> None:
+    """Raises InputError unless there is a number for each key space, within what it has."""
+    sizes = {space.name: space.num_keys for space in layout.spaces}
+    if keys_per_client.keys() != sizes.keys():
+        raise InputError(
+            "keys_per_client does not match the cuts",
+            got=", ".join(sorted(keys_per_client)) or "none",
+            allowed=", ".join(sorted(sizes)) or "none",
+            fix="give one number for each key space",
+        )
+    for name, m in keys_per_client.items():
+        if m > sizes[name]:
+            raise InputError(
+                f"keys_per_client of {name!r} is out of range",
+                got=m,
+                allowed=f"0..{sizes[name]}",
+                fix="a client cannot select more keys than there are",
+            )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's training in one round: all that a worker needs besides `Clients`."""
+
+    client: int
+    place: tuple[int, ...]
+    keys: ClientKeys
+    submodel: Tree
+
+    def run(self, clients: Clients) -> Tree:
+        """Trains; a function of the job and the client's data alone."""
+        data = clients.localize(clients.data(self.client), self.keys)
+        return clients.train(self.submodel, data, generator(*self.place))
+
+    @staticmethod
+    def of(seed: int, trial: int, t: int, client: int, keys: ClientKeys, submodel: Tree) -> Job:
+        """The job of a client in round t; its randomness is the client's in that round."""
+        return Job(client, (seed, trial, Place.CLIENT, t, client), keys, submodel)
+
+
+class Jobs(Sequence[Job]):
+    """The jobs of some clients of one round: sub-models come one by one, as jobs are taken.
+
+    Args:
+        place: seed, trial and round.
+        keys: client -> what its sub-model holds, in the order of the jobs.
+        submodel: `client -> its sub-model`.
+        source: of the rows of sub-models, where they can be selected elsewhere.
+    """
+
+    def __init__(
+        self,
+        place: tuple[int, int, int],
+        keys: Mapping[int, ClientKeys],
+        submodel: Callable[[int], Tree],
+        source: RowSource | None = None,
+    ) -> None:
+        self.place = place
+        self.keys = keys
+        self.source = source
+        self._submodel = submodel
+        self._clients = list(keys)
+
+    @overload
+    def __getitem__(self, at: int) -> Job: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Job]: ...
+    def __getitem__(self, at: int | slice) -> Job | list[Job]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(len(self))[at]]
+        client = self._clients[at]
+        return Job.of(*self.place, client, self.keys[client], self._submodel(client))
+
+    def __len__(self) -> int:
+        return len(self._clients)

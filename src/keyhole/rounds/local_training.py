@@ -1,0 +1,242 @@
+"""Local training in JAX: a whole client in one compiled call.
+
+Compilation is what clients of unequal size would drown in, so their shapes are rounded up to powers
+of two: examples (as a number of batches) and the slots of each key space. Padding costs memory, not
+work: the loop runs over the batches that exist, and what stands in padded places reaches no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keyhole import tree
+from keyhole.arrays import Array, Tree
+from keyhole.errors import InputError, ShapeError
+from keyhole.models.model import Batch, Model
+from keyhole.primitives.coding import count_slots, resize_submodel, slot_masks
+from keyhole.rounds.clients import ClientUpdate
+
+FEWEST_BATCHES = 8  # clients with fewer share one shape; the empty batches cost a copy of zeros
+
+COMPILER_OPTIONS = {
+    # Threads within an operation cost more than they bring at these sizes: clients run in parallel.
+    "xla_cpu_multi_thread_eigen": False,
+    # Parameters change in place; otherwise most of them are copied in every step, 2 to 5 % of it.
+    "xla_cpu_copy_insertion_use_region_analysis": True,
+}
+
+
+def draw_batches(settings: ClientUpdate, num_examples: int, rng: np.random.Generator) -> Array:
+    """Returns the examples of each step, int64 (steps, batch size), -1 where a batch is not full.
+
+    Every epoch visits each example once, in an order of its own.
+
+    >>> settings = ClientUpdate(client_lr=0.1, epochs=2, batch_size=2)
+    >>> batches = draw_batches(settings, 3, np.random.default_rng(0))
+    >>> batches.shape, sorted(batches[:2].ravel().tolist())
+    ((4, 2), [-1, 0, 1, 2])
+    """
+    steps = -(-num_examples // settings.batch_size)
+    epochs = np.full((settings.epochs, steps * settings.batch_size), -1, np.int64)
+    for epoch in epochs:
+        epoch[:num_examples] = rng.permutation(num_examples)
+    return epochs.reshape(-1, settings.batch_size)
+
+
+def draw_examples(settings: ClientUpdate, data: Batch, rng: np.random.Generator) -> Batch:
+    """Returns all examples of a client, or `max_examples` of them, drawn without replacement.
+
+    Raises:
+        InputError: the client has no examples.
+        ShapeError: the arrays of `data` differ in their number of examples.
+    """
+    count, most = _count_examples(data), settings.max_examples
+    if most is None or count <= most:
+        return data
+    chosen = rng.choice(count, most, replace=False)
+    return {name: np.asarray(array)[chosen] for name, array in data.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSgd:
+    """The client update of a JAX model: `(slices, data, rng) -> update` on NumPy arrays.
+
+    Args:
+        model: what is trained.
+        settings: how.
+        slots: key space -> sizes that a client's number of keys is rounded up to. Beyond the
+            largest, and where none are given, it goes up to a power of two or to the whole key
+            space, whichever is nearer. Padded slots are computed with, so a run in which
+            every client has m keys passes `{name: [m]}`.
+
+    >>> from keyhole.models.dense import two_layer
+    >>> model = two_layer(pixels=4, neurons=6, hidden=3, classes=2)
+    >>> train = LocalSgd(model, ClientUpdate(client_lr=0.1, batch_size=2))
+    >>> data = {"pixels": np.ones((3, 4), np.float32), "label": np.array([0, 1, 1], np.int32)}
+    >>> update = train(model.init(0), data, np.random.default_rng(0))
+    >>> update["dense1"]["kernel"].shape, train.compilations
+    ((4, 6), 1)
+    """
+
+    model: Model
+    settings: ClientUpdate
+    slots: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    _shapes: list[Any] = field(default_factory=list, init=False, repr=False)
+
+    def __call__(self, slices: Tree, data: Batch, rng: np.random.Generator) -> Tree:
+        """Trains one client.
+
+        Args:
+            slices: y, the client's sub-model.
+            data: the client's examples, arrays with one first axis.
+            rng: of this client in this round; it orders the examples.
+
+        Returns:
+            Start minus end, shaped as `slices`, in NumPy arrays.
+
+        Raises:
+            InputError: the client has no examples.
+            ShapeError: the arrays of `data` differ in their number of examples.
+        """
+        data = draw_examples(self.settings, data, rng)
+        batches = draw_batches(self.settings, _count_examples(data), rng)
+        if self.model.plain_sgd is not None and self.settings.is_plain:
+            end = self.model.plain_sgd(slices, data, batches, self.settings.client_lr)
+            return tree.map_leaves(np.subtract, slices, end)
+        return self._train_compiled(slices, data, batches)
+
+    @property
+    def compilations(self) -> int:
+        """How many shapes have been compiled so far; each device compiles each of them once."""
+        return len(self._shapes)
+
+    def _train_compiled(self, slices: Tree, data: Batch, batches: Array) -> Tree:
+        layout = self.model.layout
+        counts = count_slots(layout, slices)
+        sizes = {name: self._round_slots(name, m) for name, m in counts.items()}
+        epochs = self.settings.epochs
+        most_steps = epochs * max(FEWEST_BATCHES, _power_of_two(len(batches) // epochs))
+        update = self._train(
+            resize_submodel(layout, slices, sizes),
+            slot_masks(counts, sizes),
+            {
+                name: _arrange(np.asarray(array), batches, most_steps)
+                for name, array in data.items()
+            },
+            _masks(batches, most_steps),
+            np.int32(len(batches)),
+        )
+        return resize_submodel(layout, update, counts)
+
+    def _round_slots(self, name: str, count: int) -> int:
+        (num_keys,) = (s.num_keys for s in self.model.layout.spaces if s.name == name)
+        given = self.slots.get(name, ())
+        largest = _power_of_two(count)
+        return min((n for n in (*given, num_keys) if count <= n <= largest), default=largest)
+
+    @cached_property
+    def _train(self) -> Any:
+        """The compiled client: one call trains all epochs on one core."""
+
+        def train(
+            start: Tree, slots: Mapping[str, Any], batches: Batch, masks: Any, steps: Any
+        ) -> Tree:
+            self._shapes.append(jax.tree.map(jnp.shape, (start, batches)))  # once for each trace
+            return _descend(self.model, self.settings, start, slots, batches, masks, steps)
+
+        return jax.jit(train, compiler_options=COMPILER_OPTIONS)
+
+
+def _count_examples(data: Batch) -> int:
+    """How many examples a client holds; refuses none, and arrays that disagree."""
+    counts = {len(array) for array in data.values()}
+    if len(counts) > 1:
+        raise ShapeError(
+            "arrays of a client differ in their number of examples",
+            got=", ".join(f"{name}: {len(array)}" for name, array in sorted(data.items())),
+            allowed="one number",
+            fix="the first axis of every array counts examples",
+        )
+    if counts <= {0}:
+        raise InputError(
+            "a client has no examples",
+            got=0,
+            allowed="1 or more",
+            fix="leave such clients out of the cohort",
+        )
+    return counts.pop()
+
+
+def _descend(
+    model: Model,
+    settings: ClientUpdate,
+    start: Tree,
+    slots: Mapping[str, Any],
+    batches: Batch,
+    masks: Any,
+    steps: Any,
+) -> Tree:
+    """Start minus end after `steps` steps; batches and masks are (most steps, batch size, ...)."""
+
+    def loss(params: Tree, i: Any) -> Any:
+        shown = model.hide_padding(params, slots) if model.hide_padding else params
+        batch = {name: array[i] for name, array in batches.items()}
+        return model.loss(shown, batch, masks[i])
+
+    def step(i: Any, state: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        params, velocity = state
+        grads = _clip(settings, jax.grad(loss)(params, i))
+        grads = _pull(settings, grads, params, start)
+        if settings.momentum:
+            grads = jax.tree.map(lambda v, g: settings.momentum * v + g, velocity, grads)
+        params = jax.tree.map(lambda w, g: w - settings.client_lr * g, params, grads)
+        return params, grads if settings.momentum else velocity
+
+    velocity = jax.tree.map(jnp.zeros_like, start) if settings.momentum else None
+    end, _ = jax.lax.fori_loop(0, steps, step, (start, velocity))
+    return jax.tree.map(jnp.subtract, start, end)
+
+
+def _clip(settings: ClientUpdate, grads: Tree) -> Tree:
+    """Scales gradients down to `clip_norm`; a NaN stays one."""
+    if settings.clip_norm == np.inf:
+        return grads
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
+    scale = jnp.where(norm > settings.clip_norm, settings.clip_norm / norm, 1.0)
+    return jax.tree.map(lambda g: g * scale, grads)
+
+
+def _pull(settings: ClientUpdate, grads: Tree, params: Tree, start: Tree) -> Tree:
+    """Adds the gradient of the proximal term, mu / 2 times the squared distance from the start."""
+    if not settings.proximal:
+        return grads
+    return jax.tree.map(lambda g, w, y: g + settings.proximal * (w - y), grads, params, start)
+
+
+def _arrange(array: Array, batches: Array, most_steps: int) -> Array:
+    """The examples of each step side by side, (most steps, batch size, ...).
+
+    NumPy gathers rows at the speed of memory, XLA within the loop several times slower. A place
+    without example holds the first one, under a mask: it cannot bring in a NaN of its own.
+    """
+    arranged = np.zeros((most_steps, *batches.shape[1:], *array.shape[1:]), array.dtype)
+    np.take(array, np.maximum(batches, 0), axis=0, out=arranged[: len(batches)], mode="clip")
+    return arranged
+
+
+def _masks(batches: Array, most_steps: int) -> Array:
+    """Which places of each step hold an example, (most steps, batch size)."""
+    masks = np.zeros((most_steps, batches.shape[1]), bool)
+    np.greater_equal(batches, 0, out=masks[: len(batches)])
+    return masks
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()

@@ -1,0 +1,326 @@
+"""The loop: rounds in order, durable, resumable, stopped by a signal without losing a round.
+
+A run directory holds `records.jsonl` and `state/`, the store of the server's state. A round is in
+the store before it counts, and its record with it, so a run that is killed at any moment goes on
+from the last durable round and ends with the bytes of a run that was never killed. Metrics are a
+function of the state: where the last ones were lost, they are computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from keyhole.errors import InputError
+from keyhole.primitives.layout import Layout
+from keyhole.rounds.account import Attendance
+from keyhole.rounds.asynchronous import Buffered
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.record import (
+    RoundRecord,
+    append_records,
+    decode_records,
+    encode_records,
+    read_records,
+    write_records,
+)
+from keyhole.rounds.round import Executor, Synchronous, in_process
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import check_count
+from keyhole.server.row_sums import RowUpdate
+from keyhole.server.state import ServerState
+from keyhole.server.store import Store, create_store, recover
+
+_RECORDS, _PLAN, _STATE = "records.jsonl", "plan.json", "state"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and how a run is evaluated.
+
+    Args:
+        metrics: `state -> {name: value}`.
+        every: after every so many rounds.
+
+    Raises:
+        InputError: `every` is below 1.
+    """
+
+    metrics: Callable[[ServerState], Mapping[str, float]]
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every, 1)
+
+    def is_due(self, t: int) -> bool:
+        """Whether round t is evaluated; it does not depend on how many rounds there will be."""
+        return (t + 1) % self.every == 0
+
+    def of(self, state: ServerState) -> dict[str, float]:
+        """The metrics of a state, as plain numbers."""
+        return {name: float(value) for name, value in self.metrics(state).items()}
+
+
+class Rounds(Protocol):
+    """What makes a run's rounds: `Synchronous`, or `Buffered` for asynchronous ones."""
+
+    def next(
+        self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
+    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+        """Returns the update of round t, or None if nobody was left, and its record."""
+        ...
+
+    def dump(self) -> bytes:
+        """What is under way between two rounds."""
+        ...
+
+    def load(self, data: bytes, layout: Layout) -> None:
+        """Goes on from what `dump` returned."""
+        ...
+
+
+@dataclass
+class Run:
+    """A run under way. Made by `start_run` or `resume_run`.
+
+    Args:
+        state: the server's.
+        clients: the population.
+        plan: what stays the same in every round.
+        kind: synchronous or asynchronous rounds, as the plan has it.
+        records: of the rounds that have been made.
+        directory: where the run is kept; None keeps it in memory only.
+        store: of the state, in that directory.
+        notes: what was found amiss when the run was resumed, each as a sentence.
+    """
+
+    state: ServerState
+    clients: Clients
+    plan: Plan
+    kind: Rounds = field(default_factory=Synchronous)
+    records: list[RoundRecord] = field(default_factory=list)
+    directory: Path | None = None
+    store: Store | None = None
+    notes: tuple[str, ...] = ()
+
+    def rounds(
+        self,
+        until: int,
+        *,
+        execute: Executor = in_process,
+        evaluation: Evaluation | None = None,
+        snapshot_every: int = 50,
+        stop: threading.Event | None = None,
+    ) -> Iterator[RoundRecord]:
+        """Makes rounds until the run has `until` of them; yields the record of each.
+
+        Args:
+            until: how many rounds the run has in the end, those already made included.
+            execute: where clients train.
+            evaluation: when to compute metrics, and which.
+            snapshot_every: a snapshot after every so many rounds; the last round makes one, too.
+            stop: once set, the round under way is finished and stored, and is the last.
+
+        Raises:
+            BudgetError: the next round would spend more privacy than there is; it did not start.
+            InputError: a round broke the plan's promise about a client; it was not applied.
+            StorageError: a round could not be stored; it was not applied.
+        """
+        check_count("snapshot_every", snapshot_every, 1)
+        self._complete_last(evaluation)
+        attendance = Attendance(self.plan.privacy, self.plan.cohorts, self.records)
+        for t in range(self.next_round, until):
+            updates, record = self.kind.next(t, self.state, self.clients, self.plan, execute)
+            attendance.admit(record)
+            if updates is not None:
+                self._commit(updates, record)
+            self.records.append(record)  # from here on the round has been made
+            if evaluation is not None and evaluation.is_due(t):
+                self.records[-1] = replace(record, metrics=evaluation.of(self.state))
+            if self.directory is not None:
+                append_records(self.directory / _RECORDS, self.records[-1:])
+            is_last = t + 1 == until or (stop is not None and stop.is_set())
+            if is_last or (t + 1) % snapshot_every == 0:
+                self._snapshot()
+            yield self.records[-1]
+            if is_last:
+                return
+
+    @property
+    def next_round(self) -> int:
+        """The number of the next round."""
+        return self.records[-1].round + 1 if self.records else 0
+
+    def close(self) -> None:
+        """Lets another process open the run; nothing is lost without it."""
+        if self.store is not None:
+            self.store.close()
+
+    def _commit(self, updates: tuple[RowUpdate, ...], record: RoundRecord) -> None:
+        if self.store is None:
+            self.state.step(updates)
+        else:
+            metadata = self._metadata([*self._skipped(), record])
+            self.store.commit(self.state, updates, metadata)
+
+    def _metadata(self, records: list[RoundRecord]) -> bytes:
+        """What is stored with a step: plan and records, which hold no NUL, and what is under
+        way."""
+        plan = json.dumps(self.plan.describe()).encode()
+        return b"\0".join([plan, encode_records(records), self.kind.dump()])
+
+    def _skipped(self) -> list[RoundRecord]:
+        """The rounds since the last step, which the store does not know of."""
+        count = 0
+        while count < len(self.records) and self.records[-1 - count].is_skipped:
+            count += 1
+        return self.records[len(self.records) - count :]
+
+    def _snapshot(self) -> None:
+        if self.store is not None:
+            self.store.snapshot(self.state, self._metadata(self.records[-1:]))
+
+    def _complete_last(self, evaluation: Evaluation | None) -> None:
+        """Computes the metrics that were lost if the run was killed before it had written them."""
+        if self.records and evaluation is not None:
+            last = self.records[-1]
+            if evaluation.is_due(last.round) and not last.metrics:
+                self.records[-1] = replace(last, metrics=evaluation.of(self.state))
+                if self.directory is not None:
+                    write_records(self.directory / _RECORDS, self.records)
+
+
+def start_run(
+    state: ServerState,
+    clients: Clients,
+    plan: Plan,
+    directory: Path | str | None = None,
+    kind: Rounds | None = None,
+) -> Run:
+    """Starts a run.
+
+    Args:
+        state: where training starts.
+        clients: the population.
+        plan: what stays the same in every round.
+        directory: where to keep the run; must hold none yet. None keeps it in memory only.
+        kind: what makes the rounds; None lets the plan decide.
+
+    Raises:
+        InputError: the plan does not fit the model or the population.
+        StorageError: the directory holds a run already, or cannot be written.
+    """
+    _check(state, clients, plan)
+    kind = kind or _rounds_of(plan)
+    if directory is None:
+        return Run(state, clients, plan, kind)
+    directory = Path(directory)
+    store = create_store(directory / _STATE, state, json.dumps(plan.describe()).encode() + b"\0")
+    write_records(directory / _RECORDS, [])
+    (directory / _PLAN).write_text(json.dumps(plan.describe(), indent=1) + "\n")
+    return Run(state, clients, plan, kind, directory=directory, store=store)
+
+
+def resume_run(
+    state: ServerState,
+    clients: Clients,
+    plan: Plan,
+    directory: Path | str,
+    kind: Rounds | None = None,
+) -> Run:
+    """Opens a run that was stopped or killed, at its last durable round.
+
+    Args:
+        state: as it was passed to `start_run`; only its layout is used, and its shards if it
+            has some: they take the stored rows.
+        clients: the same population.
+        plan: the same plan.
+        directory: of the run.
+        kind: what makes the rounds; None lets the plan decide.
+
+    Raises:
+        InputError: the plan is not the one that the run was started with.
+        StorageError: no run is there, or its files are damaged beyond the last round.
+    """
+    _check(state, clients, plan)
+    directory = Path(directory)
+    found = recover(directory / _STATE, state.layout, threads=state.threads, into=state.tables)
+    try:
+        lines, under_way = _unpack(found.metadata, plan)
+        stored = decode_records(lines)
+        records, notes = _merge(read_records(directory / _RECORDS), stored)
+        write_records(directory / _RECORDS, records)
+        kind = kind or _rounds_of(plan)
+        kind.load(under_way, state.layout)
+    except BaseException:
+        found.store.close()
+        raise
+    notes = (*found.notes, *notes)
+    return Run(found.state, clients, plan, kind, records, directory, found.store, notes)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """Turns the first SIGINT or SIGTERM into an event; a second one ends the process as usual."""
+    stop = threading.Event()
+    previous: dict[int, Any] = {}
+
+    def ask(number: int, _: object) -> None:
+        stop.set()
+        signal.signal(number, previous[number])
+
+    for asked in (signal.SIGINT, signal.SIGTERM):
+        previous[asked] = signal.signal(asked, ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _rounds_of(plan: Plan) -> Rounds:
+    return Synchronous() if plan.buffering is None else Buffered(plan.buffering)
+
+
+def _unpack(metadata: bytes, plan: Plan) -> tuple[bytes, bytes]:
+    """Records and what is under way, from what is stored with a step; checks the plan."""
+    described, _, rest = metadata.partition(b"\0")
+    known, given = json.loads(described), plan.describe()
+    for name in sorted(known.keys() | given):
+        if known.get(name) != given.get(name):
+            raise InputError(
+                f"the run was started with another {name}",
+                got=given.get(name),
+                allowed=known.get(name),
+                fix="resume with the plan it was started with, or start a new run",
+            )
+    lines, _, under_way = rest.partition(b"\0")
+    return lines, under_way
+
+
+def _merge(
+    kept: list[RoundRecord], stored: list[RoundRecord]
+) -> tuple[list[RoundRecord], tuple[str, ...]]:
+    """All durable records by round; those of the store fill in what the file lost."""
+    durable = stored[-1].round if stored else -1
+    merged = {r.round: r for r in stored} | {r.round: r for r in kept if r.round <= durable}
+    lost = durable + 1 - len(merged)
+    note = f"{_RECORDS}: the records of {lost} rounds are lost; the rounds themselves are not"
+    return [merged[t] for t in sorted(merged)], (note,) if lost else ()
+
+
+def _check(state: ServerState, clients: Clients, plan: Plan) -> None:
+    plan.check(state.layout)
+    if plan.cohorts.population != clients.count:
+        raise InputError(
+            "cohorts are sampled from another population",
+            got=plan.cohorts.population,
+            allowed=clients.count,
+            fix="let Cohorts.population be the number of clients",
+        )

@@ -1,0 +1,418 @@
+"""The round as a state machine: events in, commands out; no sockets, no clock, no randomness.
+
+Whoever drives a round (the simulation in process or on Ray, the slice service, Flower) tells the
+machine what happened and when, and does what it says. Which client counts is decided here alone.
+
+    open --(goal reached)----------> closed, a sum of those taken
+      |----(everyone has answered)-> closed, likewise
+      '----(time is up)------------> closed, or given up where fewer than the least are here
+
+Time is monotonic seconds of one process: what the clock on the wall does is of no consequence.
+
+Asynchronous rounds as a state machine: who is started, whose update counts, when a step is due.
+
+Clients start whenever others have ended, and a round is one server step. Events in, commands out;
+no sockets, no clock, no randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, TypeAlias, overload
+
+import numpy as np
+
+from keyhole.errors import InputError
+from keyhole.sampling import Fate
+
+Why: TypeAlias = Literal["goal", "time", "everyone"]
+"""Why a round closed: enough updates, no more time, or nobody left to wait for."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """When a round closes.
+
+    Args:
+        goal: updates that close it; with 0 it closes at once.
+        least: with fewer updates when it closes, it is given up: the server makes no step.
+        seconds: after which it closes with what has arrived.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    goal: int
+    least: int = 1
+    seconds: float = inf
+
+    def __post_init__(self) -> None:
+        if self.goal < 0 or self.least < 0 or not self.seconds > 0:
+            raise InputError(
+                "a round could never close",
+                got=f"goal {self.goal}, least {self.least}, {self.seconds} seconds",
+                allowed="a goal and a least number from 0, and seconds above 0",
+                fix="choose other terms",
+            )
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A client has its slices."""
+
+    client: int
+    now: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A client's update is here."""
+
+    client: int
+    now: float = 0.0
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A client has answered with what cannot be added up, or says that it cannot answer."""
+
+    client: int
+    now: float = 0.0
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A client is known to be gone."""
+
+    client: int
+    now: float = 0.0
+
+
+@dataclass(frozen=True)
+class Elapsed:
+    """Nothing but time has passed."""
+
+    now: float
+
+
+Event: TypeAlias = Reached | Answered | Refused | Dropped | Elapsed
+
+
+@dataclass(frozen=True)
+class Take:
+    """The update of this client counts."""
+
+    client: int
+
+
+@dataclass(frozen=True)
+class Discard:
+    """The answer of this client does not count: it is late, a second one, or was not asked for."""
+
+    client: int
+    why: Literal["late", "duplicate", "unknown"]
+
+
+@dataclass(frozen=True)
+class Close:
+    """The round takes no more; those taken are to be added up."""
+
+    why: Why
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The round takes no more, and too few were taken for a step."""
+
+    why: Why
+    taken: int
+
+
+Command: TypeAlias = Take | Discard | Close | GiveUp
+
+
+class RoundMachine:
+    """One synchronous round.
+
+    Args:
+        terms: when it closes.
+        asked: the clients, those asked beyond the goal included.
+        now: when it opened.
+
+    >>> machine = RoundMachine(Terms(goal=1, seconds=60), asked=[4, 9], now=0.0)
+    >>> machine.handle(Answered(9, now=2.0))
+    (Take(client=9), Close(why='goal'))
+    >>> machine.handle(Answered(4, now=3.0))
+    (Discard(client=4, why='late'),)
+    >>> machine.fates
+    {4: 'late', 9: 'sent'}
+    """
+
+    def __init__(self, terms: Terms, asked: Sequence[int], now: float = 0.0) -> None:
+        self.terms = terms
+        self.asked = tuple(asked)
+        self.deadline = now + terms.seconds
+        self.closed: Why | None = None
+        self._taken: list[int] = []
+        self._fates: dict[int, Fate | None] = dict.fromkeys(asked)  # None: still at work
+        self._reached: set[int] = set()
+        self._at_work = len(self._fates)
+        if terms.goal == 0 or not self._at_work:
+            self._close("goal" if terms.goal == 0 else "everyone")
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Clients whose updates count, in the order in which they arrived."""
+        return tuple(self._taken)
+
+    @property
+    def missing(self) -> int:
+        """How many more updates reach the goal."""
+        return max(0, self.terms.goal - len(self._taken))
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the round closed with too few for a step."""
+        return self.closed is not None and len(self._taken) < self.terms.least
+
+    @property
+    def fates(self) -> dict[int, Fate]:
+        """What became of everyone asked, in the order asked; nobody's is open once it is closed."""
+        return {client: fate for client, fate in self._fates.items() if fate is not None}
+
+    def handle(self, event: Event) -> tuple[Command, ...]:
+        """Takes note of an event; returns what is to be done, in order.
+
+        What is past the deadline closes the round before it counts itself: an answer that is seen
+        too late is late, however the driver was held up.
+        """
+        closing = self._close("time") if self.closed is None and self._is_over(event.now) else ()
+        if isinstance(event, Elapsed):
+            return closing
+        if event.client not in self._fates:
+            return (*closing, Discard(event.client, "unknown"))
+        return (*closing, *self._hear(event))
+
+    def _hear(self, event: Reached | Answered | Refused | Dropped) -> tuple[Command, ...]:
+        """Takes note of what a client that was asked did."""
+        if self.closed is not None:
+            return self._hear_after(event)
+        fate = self._fates[event.client]
+        if isinstance(event, Reached):
+            self._reached.add(event.client)
+            return ()
+        if fate in ("sent", "refused"):
+            is_answer = isinstance(event, Answered)
+            return (Discard(event.client, "duplicate"),) if is_answer else ()
+        if fate is None:
+            self._at_work -= 1
+        elif isinstance(event, Dropped):
+            return ()  # it was known to be lost; whoever was thought lost may still answer
+        if isinstance(event, Answered):
+            self._fates[event.client] = "sent"
+            self._taken.append(event.client)
+            return (Take(event.client), *self._close_if_done())
+        self._fates[event.client] = (
+            "refused" if isinstance(event, Refused) else self._lost(event.client)
+        )
+        return self._close_if_done()
+
+    def _hear_after(self, event: Reached | Answered | Refused | Dropped) -> tuple[Command, ...]:
+        """A closed round only tells late answers from second ones."""
+        if not isinstance(event, Answered):
+            return ()
+        if self._fates[event.client] == "sent":
+            return (Discard(event.client, "duplicate"),)
+        self._fates[event.client] = "late"
+        return (Discard(event.client, "late"),)
+
+    def _lost(self, client: int) -> Fate:
+        return "lost_after" if client in self._reached else "lost_before"
+
+    def _is_over(self, now: float) -> bool:
+        return now >= self.deadline
+
+    def _close_if_done(self) -> tuple[Command, ...]:
+        if len(self._taken) >= self.terms.goal:
+            return self._close("goal")
+        return self._close("everyone") if not self._at_work else ()
+
+    def _close(self, why: Why) -> tuple[Command, ...]:
+        self.closed = why
+        for client, fate in self._fates.items():
+            if fate is None:  # after the goal, others would still answer; after the deadline, not
+                self._fates[client] = "late" if why == "goal" else self._lost(client)
+        self._at_work = 0
+        return (GiveUp(why, len(self._taken)) if self.is_given_up else Close(why),)
+
+
+_PATIENCE = 100  # clients per update waited for, before a round counts as one with nobody left
+
+WhyStep: TypeAlias = Literal["goal", "everyone"]
+"""Why a round has closed: with a step, or without one where clients only ever drop out or nobody is
+left to start."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """So many clients have started; fewer than were to, where no more are left."""
+
+    clients: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A client has ended its part.
+
+    Args:
+        version: the step whose slices it was given.
+        has_sent: whether an update came of it.
+    """
+
+    version: int
+    has_sent: bool
+
+
+@dataclass(frozen=True)
+class CountIn:
+    """The update counts, so many steps old."""
+
+    staleness: int
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Nothing came of it, or the update is too old to count."""
+
+    is_stale: bool
+
+
+@dataclass(frozen=True)
+class Start:
+    """So many more clients are to start."""
+
+    clients: int
+
+
+class StreamMachine:
+    """One asynchronous round, from one server step to the next.
+
+    Args:
+        buffering: how rounds go.
+        step: steps that the server has made.
+        at_work: clients that are under way from earlier rounds.
+
+    Attributes:
+        closed: why the round has closed; None while it goes on. What ends later belongs to the
+            next.
+
+    >>> machine = StreamMachine(Buffering(concurrency=2, goal=1), step=3, at_work=0)
+    >>> machine.fill()
+    Start(clients=2)
+    >>> machine.handle(Started(2))
+    >>> machine.handle(Ended(version=1, has_sent=True))
+    CountIn(staleness=2)
+    >>> machine.closed
+    'goal'
+    """
+
+    def __init__(self, buffering: Buffering, step: int, at_work: int) -> None:
+        self._buffering = buffering
+        self._step = step
+        self._at_work = at_work
+        self._counted = 0
+        self._ended = 0
+        self.closed: WhyStep | None = None
+
+    @property
+    def counted(self) -> int:
+        """Updates that count so far."""
+        return self._counted
+
+    def fill(self) -> Start:
+        """How many clients are to start now, so that as many are at work as should be."""
+        return Start(max(0, self._buffering.concurrency - self._at_work))
+
+    @overload
+    def handle(self, event: Started) -> None: ...
+
+    @overload
+    def handle(self, event: Ended) -> CountIn | LeaveOut: ...
+
+    def handle(self, event: Started | Ended) -> CountIn | LeaveOut | None:
+        """Takes note of what has happened; returns whether an update counts."""
+        if isinstance(event, Started):
+            self._at_work += event.clients
+            if not self._at_work:
+                self.closed = "everyone"
+            return None
+        return self._end(event)
+
+    def _end(self, event: Ended) -> CountIn | LeaveOut:
+        self._at_work -= 1
+        self._ended += 1
+        age = self._step - event.version
+        is_stale = event.has_sent and age > self._buffering.most_staleness
+        counts = event.has_sent and not is_stale
+        self._counted += counts
+        if self._counted >= self._buffering.goal:
+            self.closed = "goal"
+        elif self._ended >= _PATIENCE * self._buffering.goal:
+            self.closed = "everyone"
+        return CountIn(age) if counts else LeaveOut(is_stale)
+
+
+@dataclass(frozen=True)
+class Buffering:
+    """How asynchronous rounds go.
+
+    Args:
+        concurrency: clients at work at any time.
+        goal: updates that a step waits for.
+        most_staleness: an update older than this many steps is left out.
+        weight: staleness -> factor of an update.
+        duration: rng -> how long a client takes, 0 or more, in any unit.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    concurrency: int
+    goal: int
+    most_staleness: int = 20
+    weight: Callable[[int], float] = fade
+    duration: Callable[[np.random.Generator], float] = no_delay
+
+    def __post_init__(self) -> None:
+        for name, least in (("concurrency", 1), ("goal", 1), ("most_staleness", 0)):
+            if getattr(self, name) < least:
+                raise InputError(
+                    f"{name} is out of range",
+                    got=getattr(self, name),
+                    allowed=f"{least} or more",
+                    fix="choose another",
+                )
+
+    def draw_duration(self, rng: np.random.Generator) -> float:
+        """How long a client takes; refuses what is no length of time."""
+        drawn = float(self.duration(rng))
+        if not 0 <= drawn < float("inf"):
+            raise InputError(
+                "a client's duration is out of range",
+                got=drawn,
+                allowed="a finite number from 0",
+                fix="let duration return how long a client takes",
+            )
+        return drawn
+
+
+def fade(staleness: int) -> float:
+    """Weighs an update by its age: 1 / sqrt(1 + s), as Nguyen et al. do."""
+    return float((1.0 + staleness) ** -0.5)
+
+
+def no_delay(_: np.random.Generator) -> float:
+    """Every client answers at once."""
+    return 0.0

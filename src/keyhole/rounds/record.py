@@ -1,0 +1,162 @@
+"""Records: what happened in a round, one line of JSON each.
+
+A record holds nothing that differs between two runs of the same seed: no times, no host.
+
+Records of a run as TensorBoard event files; needs the extra `tensorboard`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keyhole.errors import InputError
+from keyhole.files import replacing, write_all
+from keyhole.rounds.machine import Why
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round.
+
+    Args:
+        round: t, from 0.
+        step: server steps made after this round; a skipped round makes none.
+        clients: those whose part in the run ended in this round, in order.
+        closed: why no more were waited for: enough updates, nobody left, or no more time.
+        lost_before: those lost before their slices arrived.
+        lost_after: those lost after.
+        late: those that had not answered when the round had enough.
+        refused: those whose update held NaN, infinity, or numbers too large to add up.
+        stale: those whose update was too old to count.
+        bytes_down: bytes that each client received, in the order of `clients`.
+        bytes_up: bytes that each client sent: keys to select with, keys and update to add up.
+        select_calls: slices that were computed for the deliveries of this round.
+        cache_hits: slices that were asked for in them and found computed.
+        distinct_keys: different keys that `clients` received slices of.
+        client_sizes: numbers in the sub-model of each client, in the order of `clients`; 0 where
+            none arrived.
+        unplaced_keys: keys that clients chose and trained without, and keys whose update was not
+            added: a private message had no place for them, and to send another would show.
+        seen_by: party -> what it learned of the clients' keys while slices were delivered.
+        seen_in_sum: party -> what it learned of updates and their keys while they were added up.
+        privacy: epsilon and delta that the run has spent so far, for whom and by which account.
+        not_opened: why a secure sum could not be opened, and the round made no step.
+        staleness: of each update that was added, in steps; all zero unless rounds are asynchronous.
+        incidents: what went wrong beside the clients, such as a worker that was lost and whose work
+            was done again.
+        metrics: name -> value, where the round was evaluated.
+    """
+
+    round: int
+    step: int
+    clients: list[int]
+    closed: Why = "goal"
+    lost_before: list[int] = field(default_factory=list)
+    lost_after: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
+    bytes_down: list[int] = field(default_factory=list)
+    bytes_up: list[int] = field(default_factory=list)
+    select_calls: int = 0
+    cache_hits: int = 0
+    distinct_keys: int = 0
+    client_sizes: list[int] = field(default_factory=list)
+    unplaced_keys: int = 0
+    seen_by: Mapping[str, str] = field(default_factory=dict)
+    seen_in_sum: Mapping[str, str] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+    not_opened: str | None = None
+    staleness: list[int] = field(default_factory=list)
+    incidents: list[str] = field(default_factory=list)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the round made no step: nobody was left, or the sum could not be opened. With
+        privacy, a sum of nobody is released too: that nobody came must not show."""
+        return not self.staleness and (not self.privacy or self.not_opened is not None)
+
+
+def encode_records(records: Iterable[RoundRecord]) -> bytes:
+    """Returns one line of JSON for each record."""
+    return b"".join(json.dumps(asdict(r), sort_keys=True).encode() + b"\n" for r in records)
+
+
+def decode_records(data: bytes) -> list[RoundRecord]:
+    """Returns the records of `encode_records`; an unfinished last line is left out.
+
+    Raises:
+        InputError: a line is not a record.
+    """
+    lines = data.split(b"\n")[:-1]
+    try:
+        return [RoundRecord(**json.loads(line)) for line in lines]
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "a line is not the record of a round",
+            got=str(error),
+            allowed="JSON lines as training writes them",
+            fix="point at the records.jsonl of a run, made by this version of keyhole",
+        ) from error
+
+
+def read_records(path: Path) -> list[RoundRecord]:
+    """Returns the records of a file, none if there is no such file."""
+    return decode_records(path.read_bytes()) if path.exists() else []
+
+
+def append_records(path: Path, records: Iterable[RoundRecord]) -> None:
+    """Writes records behind those of a file."""
+    with path.open("ab") as file:
+        file.write(encode_records(records))
+
+
+def write_records(path: Path, records: Iterable[RoundRecord]) -> None:
+    """Writes a file of records; it is replaced whole or not at all."""
+    with replacing(path) as descriptor:
+        write_all(descriptor, [encode_records(records)])
+
+
+def write_tensorboard(records: Iterable[RoundRecord], directory: Path | str) -> None:
+    """Writes the metrics and costs of each round, at its number.
+
+    Args:
+        records: as `read_records` returns them.
+        directory: for `tensorboard --logdir`.
+
+    Raises:
+        InputError: tensorboardX is not installed.
+    """
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "TensorBoard files cannot be written",
+            got="no tensorboardX",
+            allowed="the extra 'tensorboard'",
+            fix="pip install 'keyhole[tensorboard]'",
+        ) from None
+    with SummaryWriter(str(directory)) as writer:
+        for record in records:
+            for name, value in _scalars(record).items():
+                writer.add_scalar(name, value, record.round)
+
+
+def _scalars(record: RoundRecord) -> dict[str, float]:
+    """What is drawn of a record."""
+    return {
+        **{f"metrics/{name}": value for name, value in record.metrics.items()},
+        "cohort/asked": len(record.clients),
+        "cohort/added": len(record.staleness),
+        "cohort/refused": len(record.refused),
+        "cost/bytes_down": sum(record.bytes_down),
+        "cost/bytes_up": sum(record.bytes_up),
+        "cost/select_calls": record.select_calls,
+        "cost/distinct_keys": record.distinct_keys,
+        "staleness/mean": sum(record.staleness) / max(1, len(record.staleness)),
+    }

@@ -1,0 +1,159 @@
+"""Buffering: how asynchronous rounds go.
+
+Plan: what stays the same in every round of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from keyhole.aggregation.base import Aggregation
+from keyhole.aggregation.masked.method import SecureSum
+from keyhole.aggregation.masked.union import UnionSum
+from keyhole.aggregation.plain import dense_at_client, plain
+from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
+from keyhole.aggregation.two_servers.method import TwoServers
+from keyhole.delivery.base import Delivery
+from keyhole.delivery.clear import on_demand
+from keyhole.errors import InputError
+from keyhole.keys.budget import DeviceClass
+from keyhole.primitives.layout import Layout
+from keyhole.rounds.account import Account
+from keyhole.rounds.clients import Choosing, check_keys_per_client
+from keyhole.rounds.machine import Buffering
+from keyhole.sampling import Cohorts, check_count
+from keyhole.server.row_sums import Over
+
+
+def exponential(rng: np.random.Generator) -> float:
+    """Clients take a random time of mean 1: most are quick, some take long."""
+    return float(rng.exponential())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same in every round of a run.
+
+    Args:
+        cohorts: who takes part.
+        keys_per_client: key space -> most keys of a client; a client may choose fewer.
+        devices: kinds of device; each client has one for good, and its memory bounds its keys too.
+        seed: of everything random.
+        trial: which repetition; both arms of a comparison use the same.
+        over: what sums are divided by: the cohort (Eq. 5) or those who chose the key.
+        deliver: how slices travel.
+        aggregate: how updates are added up.
+        privacy: what the run promises about one client; None promises nothing.
+        buffering: asynchronous rounds; None for synchronous ones.
+        shared_keys: all clients of a round draw their keys from the same random numbers: random
+            keys are the same for everybody, "fixed" in section 5.3, while keys that only depend on
+            a client's data stay as they are. Of asynchronous rounds, those draw the same who
+            start in one round.
+
+    Raises:
+        InputError: `over` or a number is not allowed, or asynchronous rounds do not go with the
+            rest.
+    """
+
+    cohorts: Cohorts
+    keys_per_client: Mapping[str, int]
+    devices: tuple[DeviceClass, ...] = ()
+    seed: int = 0
+    trial: int = 0
+    over: Over = "cohort"
+    deliver: Delivery = on_demand
+    aggregate: Aggregation = plain
+    privacy: Privacy | None = None
+    buffering: Buffering | None = None
+    shared_keys: bool = False
+
+    def __post_init__(self) -> None:
+        if self.over not in get_args(Over):
+            raise InputError(
+                "no such divisor", got=self.over, allowed=get_args(Over), fix="choose one of them"
+            )
+        for name in ("seed", "trial"):
+            check_count(name, getattr(self, name), 0)
+        if self.buffering is not None:
+            self._check_stream(self.buffering)
+        for name, m in self.keys_per_client.items():
+            check_count(f"keys_per_client of {name!r}", m, 0)
+
+    @property
+    def is_in_clear(self) -> bool:
+        """Whether updates are added up as they are, so that sums of some of them can be, too."""
+        return self.privacy is None and self.aggregate in (plain, dense_at_client)
+
+    @property
+    def choosing(self) -> Choosing:
+        """What decides the keys of its clients."""
+        return Choosing(self.seed, self.trial, self.keys_per_client, self.devices, self.shared_keys)
+
+    def describe(self) -> dict[str, str]:
+        """The plan as text, to tell whether two plans are the same; functions go by their name."""
+        return {field.name: _text(getattr(self, field.name)) for field in fields(self)}
+
+    def account(self, layout: Layout) -> Account | None:
+        """What rounds spend; None where nothing is promised."""
+        if self.privacy is None:
+            return None
+        keys = self.keys_per_client
+        return Account.of(self.privacy, self.cohorts, self.aggregate, layout, keys)
+
+    def check(self, layout: Layout) -> None:
+        """Raises InputError unless the plan fits the model, BudgetError if no round fits the
+        budget."""
+        check_keys_per_client(layout, self.keys_per_client)
+        self._check_sums(layout)
+
+    def _check_stream(self, buffering: Buffering) -> None:
+        """Raises InputError where rounds cannot be asynchronous."""
+        cohorts, most = self.cohorts, max(buffering.concurrency, buffering.goal)
+        if self.privacy is not None or self.aggregate != plain:
+            raise InputError(
+                "asynchronous rounds are added up in the clear, without noise",
+                got="a secure sum or privacy",
+                allowed="neither",
+                fix="use synchronous rounds",
+            )
+        if cohorts.sampling != "fixed":
+            raise InputError(
+                "asynchronous rounds take clients one after the other",
+                got=f"{cohorts.sampling} sampling",
+                allowed="fixed",
+                fix="use synchronous rounds for other sampling",
+            )
+        if most > cohorts.population:
+            raise InputError(
+                "asynchronous rounds need more clients than there are",
+                got=f"{most} at work, or waited for",
+                allowed=f"1..{cohorts.population}",
+                fix="choose a smaller concurrency or cohort",
+            )
+
+    def _check_sums(self, layout: Layout) -> None:
+        """Rings that are too small, and promises that cannot be kept, show before the first round
+        is made."""
+        if isinstance(self.aggregate, SecureSum | TwoServers | UnionSum):
+            self.aggregate.rounding.for_clients(self.cohorts.asked)
+        account = self.account(layout)
+        if self.privacy is not None and account is not None:
+            account.check(0)
+            private = PrivateSum(self.aggregate, self.privacy, self.cohorts)
+            private.check(layout, self.keys_per_client, self.over)
+
+
+def _text(value: Any) -> str:
+    """A value in words that do not depend on where it lies in memory."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = ", ".join(f"{f.name}={_text(getattr(value, f.name))}" for f in fields(value))
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_text(value[name])}" for name in sorted(value))
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, value))
+    return str(getattr(value, "__qualname__", value))

@@ -1,0 +1,185 @@
+"""Worker processes: client training spread over cores, with the bytes of a single process.
+
+Workers are started anew (not forked), build the population themselves from a factory, and receive
+one job at a time. A worker that dies is replaced, and its job is done again by another.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from keyhole.arrays import Tree
+from keyhole.errors import InputError, WorkerError
+from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.threads import set_one_thread
+from keyhole.server.allocator import keep_freed_memory
+
+MOST_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
+
+
+class Workers:
+    """Processes that train clients; an executor for rounds, and a context that ends them.
+
+    Args:
+        factory: makes the population, in each worker; importable by name, so that it can be sent.
+        count: how many processes.
+
+    Raises:
+        InputError: `count` is below 1.
+
+    A script that uses workers keeps its own work under `if __name__ == "__main__"`, because each
+    worker imports it.
+    """
+
+    def __init__(self, factory: Callable[[], Clients], count: int) -> None:
+        if count < 1:
+            raise InputError(
+                "number of workers is out of range", got=count, allowed="1 or more", fix="pass one"
+            )
+        self._factory = factory
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: dict[Connection, BaseProcess] = {}
+        for _ in range(count):
+            self._start()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers of the workers."""
+        return [process.pid for process in self._processes.values() if process.pid is not None]
+
+    def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
+        """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
+
+        Args:
+            clients: not used: each worker has its own.
+            jobs: of one round.
+
+        Raises:
+            WorkerError: three workers in a row died of one job.
+            Exception: whatever the first client that failed has raised.
+        """
+        results: list[Tree] = [None] * len(jobs)
+        busy: dict[Connection, int] = {}
+        try:
+            self._work(jobs, results, busy)
+        except BaseException:
+            self._drain(busy)  # else the next call would read this one's answers
+            raise
+        return results
+
+    def _work(self, jobs: Sequence[Job], results: list[Tree], busy: dict[Connection, int]) -> None:
+        waiting = deque(range(len(jobs)))
+        attempts = [0] * len(jobs)
+        while waiting or busy:
+            for connection in [c for c in self._processes if c not in busy]:
+                if waiting:
+                    self._assign(connection, waiting, attempts, busy, jobs)
+            for connection in (c for c in wait(list(busy)) if isinstance(c, Connection)):
+                index = busy.pop(connection)
+                try:
+                    is_update, value = connection.recv()
+                except (EOFError, OSError):
+                    self._replace(connection, jobs[index], attempts[index])
+                    waiting.appendleft(index)
+                    continue
+                if not is_update:
+                    raise value
+                results[index] = value
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for connection, process in self._processes.items():
+            connection.close()
+            process.terminate()
+            process.join()
+        self._processes.clear()
+
+    def _start(self) -> None:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(there, self._factory), daemon=True)
+        process.start()
+        there.close()
+        self._processes[here] = process
+
+    def _assign(
+        self,
+        connection: Connection,
+        waiting: deque[int],
+        attempts: list[int],
+        busy: dict[Connection, int],
+        jobs: Sequence[Job],
+    ) -> None:
+        index = waiting.popleft()
+        attempts[index] += 1
+        busy[connection] = index
+        with suppress(OSError):  # of a dead worker: waiting for its answer finds that out
+            connection.send(jobs[index])
+
+    def _replace(self, connection: Connection, job: Job, attempts: int) -> None:
+        process = self._processes.pop(connection)
+        process.join()
+        connection.close()
+        self._start()
+        if attempts >= MOST_ATTEMPTS:
+            raise WorkerError(
+                "workers die of one client's work",
+                got=f"client {job.client}, {attempts} times, exit code {process.exitcode}",
+                allowed="an update or an exception",
+                fix="run without workers to see why; memory may have run out",
+            )
+
+    def _drain(self, busy: dict[Connection, int]) -> None:
+        """Replaces the workers that still work on a round that has failed."""
+        for connection in busy:
+            process = self._processes.pop(connection)
+            process.terminate()
+            process.join()
+            connection.close()
+            self._start()
+
+
+def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
+    """The life of a worker."""
+    keep_freed_memory()
+    set_one_thread()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    clients = factory()
+    while True:
+        try:
+            job: Any = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = True, job.run(clients)
+        except Exception as error:  # noqa: BLE001
+            # The parent raises it.
+            answer = False, portable(error)
+        connection.send(answer)
+
+
+def portable(error: Exception) -> Exception:
+    """The error if it survives the way to the parent, else its words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001
+        return WorkerError(
+            "a client failed with an error that cannot be sent",
+            got=repr(error),
+            allowed="an update or an exception",
+            fix="run without workers to see where",
+        )
+    return error

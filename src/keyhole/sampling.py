@@ -1,0 +1,215 @@
+"""Random numbers as a function of where they are used, not of when.
+
+Fates: how a client's part in a round ends.
+
+Cohorts: who takes part in a round, and who is lost on the way.
+
+The stream of clients that asynchronous rounds start: cohort after cohort, without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import IntEnum
+from math import ceil, inf
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from keyhole.errors import InputError
+
+
+class Place(IntEnum):
+    """What a random number is for: the word between the trial and the round."""
+
+    COHORT = 1
+    LOST_BEFORE = 2
+    LOST_AFTER = 3
+    KEYS = 4
+    CLIENT = 5
+    DEVICE = 6
+    DURATION = 7
+    ROUND_KEYS = 8
+    MODEL = 9
+
+
+def generator(seed: int, *place: int) -> np.random.Generator:
+    """Returns the generator of one place in a run, such as (trial, Place.CLIENT, round, client).
+
+    Two arms of a comparison that ask for the same place draw the same numbers, in whatever order
+    and on however many workers they run.
+
+    Args:
+        seed: of the run, 0 or more.
+        place: whole numbers, 0 or more.
+
+    >>> generator(7, 0, 3).integers(100) == generator(7, 0, 3).integers(100)
+    np.True_
+    """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *place])))
+
+
+Fate: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused"]
+"""Only what was sent is added up. A client is lost before its slices arrive, or after; it answers
+late; or its update is refused."""
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """How cohorts are sampled and what befalls them.
+
+    Args:
+        population: how many clients there are.
+        size: N, how many updates a round waits for.
+        sampling: "fixed" draws without replacement; "poisson" takes each client with probability
+            asked / population, so a cohort's size varies; "cyclic" goes through the population in
+            one random order, so that every client rests as long as it can.
+        over_selection: how many times more clients are asked than are waited for; the round closes
+            with the first `size` that answer.
+        least: with fewer updates when it closes, a round makes no step; 0 takes what has come.
+        lost_before: probability that a client drops out before its slices arrive.
+        lost_after: probability that it drops out after, before its update is sent.
+
+    Raises:
+        InputError: a number is out of range, or a cohort is larger than the population.
+    """
+
+    population: int
+    size: int
+    sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
+    over_selection: float = 1.0
+    least: int = 0
+    lost_before: float = 0.0
+    lost_after: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_count("population", self.population, 1)
+        check_count("size", self.size, 0)
+        check_count("least", self.least, 0)
+        if not 1 <= self.over_selection < inf:
+            raise InputError(
+                "over_selection asks fewer clients than the round waits for",
+                got=self.over_selection,
+                allowed="1 or more",
+                fix="1.3 asks 30 % more",
+            )
+        if not 1 <= self.asked <= self.population:
+            raise InputError(
+                "cohort does not fit the population",
+                got=f"{self.asked} clients asked",
+                allowed=f"1..{self.population}",
+                fix="choose a smaller cohort or over-selection",
+            )
+        if self.sampling not in ("fixed", "poisson", "cyclic"):
+            raise InputError(
+                "no such way to sample a cohort",
+                got=self.sampling,
+                allowed="fixed, poisson or cyclic",
+                fix="choose one of them",
+            )
+        if self.least > self.size:
+            raise InputError(
+                "a round can never have the least number of updates",
+                got=self.least,
+                allowed=f"0..{self.size}, as it closes with {self.size}",
+                fix="ask for fewer",
+            )
+        for name in ("lost_before", "lost_after"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(
+                    f"{name} is not a probability",
+                    got=getattr(self, name),
+                    allowed="0..1",
+                    fix="give the share of clients that drop out there",
+                )
+
+    @property
+    def asked(self) -> int:
+        """How many clients a round asks, on average if sampling is Poisson."""
+        return ceil(self.size * self.over_selection - 1e-9)
+
+    @property
+    def separation(self) -> int:
+        """Rounds from one part of a client to its next, where sampling is cyclic."""
+        return self.population // self.asked
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Raises InputError unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise InputError(
+            f"{name} is out of range",
+            got=value,
+            allowed=f"a whole number from {least}",
+            fix="choose another",
+        )
+
+
+def sample_cohort(cohorts: Cohorts, seed: int, trial: int, t: int) -> tuple[int, ...]:
+    """Returns the clients asked in round t; a function of (seed, trial, t) alone.
+
+    >>> sorted(sample_cohort(Cohorts(population=5, size=5), seed=0, trial=0, t=0))
+    [0, 1, 2, 3, 4]
+    """
+    count = cohorts.asked
+    if cohorts.sampling == "cyclic":
+        order = generator(seed, trial, Place.COHORT).permutation(cohorts.population)
+        start = t % cohorts.separation * count
+        return tuple(order[start : start + count].tolist())
+    rng = generator(seed, trial, Place.COHORT, t)
+    if cohorts.sampling == "poisson":
+        count = int(rng.binomial(cohorts.population, count / cohorts.population))
+    return tuple(rng.choice(cohorts.population, size=count, replace=False).tolist())
+
+
+def sample_dropouts(
+    clients: Sequence[int], probability: float, seed: int, trial: int, stage: Place, t: int
+) -> list[int]:
+    """Returns those of `clients` that drop out at a stage of round t.
+
+    Each client's fate is its own: it does not depend on who else was asked.
+    """
+    if probability == 0:
+        return []
+    return [c for c in clients if generator(seed, trial, stage, t, c).random() < probability]
+
+
+@dataclass
+class ClientStream:
+    """Who starts next; a function of the seed and of who could not start.
+
+    Args:
+        cohorts: who takes part.
+        seed: of the run.
+        trial: of the run.
+        drawn: how many of the stream have been drawn before.
+    """
+
+    cohorts: Cohorts
+    seed: int
+    trial: int
+    drawn: int = 0
+
+    def take(self, count: int, busy: AbstractSet[int]) -> list[int]:
+        """Returns the next clients that can start; fewer than `count` if no more are left.
+
+        Args:
+            count: how many are to start.
+            busy: clients that are passed over, since they are at work or had their part in this
+                round: a client takes part in a round once.
+        """
+        found: list[int] = []
+        passed_over = set(busy)
+        cohorts, seed, trial = self.cohorts, self.seed, self.trial
+        while len(found) < count and len(passed_over) < cohorts.population:
+            t, place = divmod(self.drawn, cohorts.asked)
+            for client in sample_cohort(cohorts, seed, trial, t)[place:]:
+                if len(found) == count:
+                    break
+                self.drawn += 1
+                if client not in passed_over:
+                    passed_over.add(client)
+                    found.append(client)
+        return found

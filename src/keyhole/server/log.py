@@ -1,0 +1,275 @@
+"""The delta log: every step's updates in one append-only file, durable before they are applied.
+
+    file   header (64 bytes), then entries
+    header magic, version, digest of the layout, step before the first entry, CRC-32
+    entry  head: mark, step, sizes, CRC-32 of the body, CRC-32 of the head
+           body: for each part how many keys, keys, rows, zeros up to a multiple of 8 bytes;
+           then the caller's metadata
+
+All numbers are little-endian. A crash may leave an unfinished entry at the end: it was never
+acknowledged, and opening the log cuts it off and says so. A damaged entry with a good one behind it
+is no crash: reading stops with an error.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from keyhole.errors import StorageError
+from keyhole.files import checksum, replacing, storage_errors, write_all
+from keyhole.primitives.layout import Layout, layout_digest
+from keyhole.server.row_sums import RowUpdate
+
+_VERSION = 1
+_HEADER = struct.Struct("<8sI32sQ8xI")  # 64 bytes
+_HEAD = struct.Struct("<4sIQQQI")  # mark, parts, step, metadata bytes, body bytes, CRC of the body
+_CRC = struct.Struct("<I")
+_COUNT = struct.Struct("<Q")
+_MAGIC, _MARK = b"khdelta\n", b"khe\n"
+_HEAD_SIZE = _HEAD.size + _CRC.size
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One step: its number (the first is 1), its updates, and bytes that the caller put with it."""
+
+    step: int
+    updates: tuple[RowUpdate, ...]
+    metadata: bytes = b""
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """Where a log ends: bytes that are good, steps seen, and what was cut off, if anything."""
+
+    size: int
+    entries: int
+    last_step: int
+    torn: str = ""
+
+
+class DeltaLog:
+    """A log open for appending. Made by `DeltaLog.open`, after `read_log` has found its end."""
+
+    def __init__(self, path: Path, descriptor: int, end: LogEnd) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._size = end.size
+        self._step = end.last_step
+        self._is_broken = False
+
+    @staticmethod
+    def open(path: Path, end: LogEnd) -> DeltaLog:
+        """Opens a log at its end; an unfinished entry is cut off."""
+        with storage_errors(path, "open"):
+            descriptor = os.open(path, os.O_WRONLY)
+            if os.fstat(descriptor).st_size != end.size:
+                os.ftruncate(descriptor, end.size)
+                os.fsync(descriptor)
+            os.lseek(descriptor, end.size, os.SEEK_SET)
+        return DeltaLog(path, descriptor, end)
+
+    def append(self, entry: Entry, *, durable: bool = True) -> None:
+        """Writes one entry and waits until it is on the disk.
+
+        Args:
+            entry: the next step, with checked updates.
+            durable: wait for the disk; without it a power failure may take the entry back.
+
+        Raises:
+            StorageError: the disk is full or failed, and the log is as before: append again later.
+                Or the entry is not the next step.
+        """
+        self._check(entry)
+        buffers = _pack(entry)
+        with storage_errors(self.path, "append to"):
+            try:
+                write_all(self._descriptor, buffers)
+                if durable:
+                    os.fsync(self._descriptor)
+            except BaseException:
+                self._take_back()
+                raise
+        self._size += sum(memoryview(buffer).nbytes for buffer in buffers)
+        self._step = entry.step
+
+    def close(self) -> None:
+        """Closes the file; what was appended is durable already."""
+        os.close(self._descriptor)
+
+    def _take_back(self) -> None:
+        """Cuts off an entry that could not be written whole; truncating needs no room."""
+        self._is_broken = True
+        os.ftruncate(self._descriptor, self._size)
+        os.lseek(self._descriptor, self._size, os.SEEK_SET)
+        os.fsync(self._descriptor)
+        self._is_broken = False
+
+    def _check(self, entry: Entry) -> None:
+        if self._is_broken:
+            got, allowed = "a failed write that could not be taken back", "a working disk"
+            raise _refusal(self.path, "cannot go on", got, allowed, "recover the run")
+        if entry.step != self._step + 1:
+            got, allowed = f"step {entry.step} after {self._step}", f"step {self._step + 1}"
+            raise _refusal(self.path, "takes steps in order", got, allowed, "recover the run")
+
+
+def create_log(path: Path, layout: Layout, start: int) -> LogEnd:
+    """Writes an empty log whose first entry will be step start + 1; it appears at once or not."""
+    fields = (_MAGIC, _VERSION, layout_digest(layout), start)
+    header = _HEADER.pack(*fields, checksum(_HEADER.pack(*fields, 0)[: -_CRC.size]))
+    with replacing(path) as descriptor:
+        write_all(descriptor, [header])
+    return LogEnd(_HEADER.size, 0, start)
+
+
+def read_log(
+    path: Path, layout: Layout, visit: Callable[[Entry], None], until: int | None = None
+) -> LogEnd:
+    """Reads a log from the start and passes each entry on, whole and checked.
+
+    Args:
+        path: of the log.
+        layout: that it must have been written for.
+        visit: called for each entry in order.
+        until: the last step to read; what follows is reported as cut off, unread.
+
+    Returns:
+        Where the log ends.
+
+    Raises:
+        StorageError: not a delta log, of another layout or version, or damaged before its end.
+    """
+    with storage_errors(path, "read"), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        step, at, entries = _read_header(file, path, layout), _HEADER.size, 0
+        while at < size:
+            if step == until:
+                return LogEnd(
+                    at, entries, step, f"{path.name}: {size - at} bytes after step {step}"
+                )
+            head = _read_head(file, size - at)
+            entry = None if head is None else _read_body(file, head, layout)
+            if head is None or entry is None:
+                _refuse_damage(file, path, at, head, entries, step)
+                torn = f"{path.name}: {size - at} bytes of an unfinished entry after step {step}"
+                return LogEnd(at, entries, step, torn)
+            _check_order(path, entry, step)
+            visit(entry)
+            at, entries, step = at + _HEAD_SIZE + head.body, entries + 1, entry.step
+        return LogEnd(at, entries, step)
+
+
+class _Head(NamedTuple):
+    parts: int
+    step: int
+    metadata: int
+    body: int
+    crc: int
+
+
+def _pack(entry: Entry) -> list[bytes | memoryview]:
+    """Head and body of an entry; arrays are not copied."""
+    body: list[bytes | memoryview] = []
+    for update in entry.updates:
+        keys = np.ascontiguousarray(update.keys, "<i8")
+        rows = np.ascontiguousarray(update.rows, "<f4")
+        body += [_COUNT.pack(len(keys)), keys.data.cast("B") if len(keys) else b""]
+        body += [rows.data.cast("B") if rows.size else b"", bytes(-rows.nbytes % 8)]
+    body.append(entry.metadata)
+    size = sum(memoryview(piece).nbytes for piece in body)
+    numbers = (len(entry.updates), entry.step, len(entry.metadata), size, checksum(*body))
+    head = _HEAD.pack(_MARK, *numbers)
+    return [head, _CRC.pack(checksum(head)), *body]
+
+
+def _read_header(file: BinaryIO, path: Path, layout: Layout) -> int:
+    """The step that the log starts from."""
+    data = file.read(_HEADER.size)
+    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
+        raise _refusal(path, "is not a delta log", f"{len(data)} first bytes", "its header")
+    _, version, digest, start, crc = _HEADER.unpack(data)
+    if crc != checksum(data[: -_CRC.size]):
+        raise _refusal(path, "has a damaged header", f"CRC {crc:08x}", "the header's own")
+    if version != _VERSION:
+        raise _refusal(path, "is of another version", version, _VERSION)
+    if digest != layout_digest(layout):
+        got, allowed = digest.hex()[:12], layout_digest(layout).hex()[:12]
+        raise _refusal(path, "was written for another layout", got, allowed)
+    return int(start)
+
+
+def _read_head(file: BinaryIO, left: int) -> _Head | None:
+    """The head of the next entry if it is whole and fits into the file."""
+    data = file.read(_HEAD_SIZE)
+    if len(data) < _HEAD_SIZE or data[:4] != _MARK:
+        return None
+    if _CRC.unpack(data[_HEAD.size :])[0] != checksum(data[: _HEAD.size]):
+        return None
+    head = _Head(*_HEAD.unpack(data[: _HEAD.size])[1:])
+    return head if head.body <= left - _HEAD_SIZE else None
+
+
+def _read_body(file: BinaryIO, head: _Head, layout: Layout) -> Entry | None:
+    """The entry that follows its head, if the checksum holds."""
+    body = bytearray(head.body)
+    file.readinto(body)  # type: ignore[attr-defined]
+    if checksum(body) != head.crc:
+        return None
+    updates, at = [], 0
+    for part in layout.parts[: head.parts]:
+        (count,) = _COUNT.unpack_from(body, at)
+        keys = np.frombuffer(body, "<i8", count, at + _COUNT.size)
+        at += _COUNT.size + keys.nbytes
+        rows = np.frombuffer(body, "<f4", count * part.slice_size, at)
+        at += rows.nbytes + -rows.nbytes % 8
+        updates.append(RowUpdate(keys, rows.reshape(count, part.slice_size)))
+    return Entry(head.step, tuple(updates), bytes(body[at:]))
+
+
+def _refuse_damage(
+    file: BinaryIO, path: Path, at: int, head: _Head | None, entries: int, step: int
+) -> None:
+    """Raises if a whole entry follows the bad one at `at`: then it is damage, not a torn end."""
+    file.seek(at + _HEAD_SIZE + head.body if head else at + 1)
+    rest = file.read()
+    found = rest.find(_MARK)
+    while found >= 0:
+        if _is_entry(rest, found, step):
+            raise _refusal(
+                path,
+                f"is damaged in entry {entries + 1}",
+                f"last good step {step}",
+                "whole entries",
+                f"restore the file; recover(..., until={step}) drops what follows",
+            )
+        found = rest.find(_MARK, found + 1)
+
+
+def _is_entry(data: bytes, at: int, after: int) -> bool:
+    """Whether a whole entry of a later step starts at `at`."""
+    if len(data) - at < _HEAD_SIZE:
+        return False
+    if _CRC.unpack_from(data, at + _HEAD.size)[0] != checksum(data[at : at + _HEAD.size]):
+        return False
+    head = _Head(*_HEAD.unpack_from(data, at)[1:])
+    body = memoryview(data)[at + _HEAD_SIZE : at + _HEAD_SIZE + head.body]
+    return len(body) == head.body and checksum(body) == head.crc and head.step > after
+
+
+def _check_order(path: Path, entry: Entry, step: int) -> None:
+    if entry.step != step + 1:
+        raise _refusal(path, "skips steps", f"step {entry.step} after {step}", f"step {step + 1}")
+
+
+def _refusal(
+    path: Path, wrong: str, got: object, allowed: object, fix: str = "restore the file it was"
+) -> StorageError:
+    return StorageError(f"{path.name} {wrong}", got=got, allowed=allowed, fix=fix)

@@ -1,0 +1,1 @@
+"""Serves slices and adds up updates over a network: published rounds, routes, processes."""

@@ -1,0 +1,302 @@
+"""Tokens: who may take part, signed by the operator and checked without a store.
+
+    kh1.<payload>.<signature>      payload: base64url of JSON; signature: base64url of HMAC-SHA256
+                                   over "kh1.<payload>"
+
+There is one algorithm, and a token cannot name another. The signature is compared in its text form,
+so each token has exactly one spelling. A device token lets a device check in; it gets a round token
+in return, which is good for one round.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from keyhole.errors import AccessError, InputError, NotAdmittedError
+
+TokenKind: TypeAlias = Literal["device", "round"]
+"""What a token is for: to check in, or to take part in one round."""
+
+DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Names of devices: they are names of files as well."""
+
+LEEWAY = 60.0
+"""Seconds by which the clocks of a service may differ, or jump."""
+
+_VERSION = 1
+_PREFIX = b"kh1."
+_SIGNATURE = 43  # characters of 32 bytes
+_MOST_TOKEN = 1024  # bytes; longer ones are refused before any work
+_LEAST_KEY = 32  # bytes, as long as the digest
+_MOST_CACHED = 16384  # verified tokens; 5 MB
+
+
+class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a token says.
+
+    Attributes:
+        version: of this format.
+        kind: what it is for.
+        device: whose it is.
+        issued: unix seconds; it is not good before.
+        expires: unix seconds; it is not good from then on.
+        round: the only round it is good for; null for a device token.
+        most_keys: how many keys one query may name; null leaves it to the service.
+    """
+
+    version: int
+    kind: TokenKind
+    device: str
+    issued: float
+    expires: float
+    round: str | None = None
+    most_keys: int | None = None
+
+
+def check_device_name(name: str) -> str:
+    """Returns the name of a device; raises InputError unless it can be one."""
+    if not DEVICE_NAME.fullmatch(name):
+        raise InputError(
+            "not the name of a device",
+            got=f"{len(name)} characters",
+            allowed="1 to 64 letters, digits, '.', '_' and '-', a letter or digit first",
+            fix="choose another name",
+        )
+    return name
+
+
+def new_key() -> str:
+    """A new signing key in hex, from the system's source of secrets."""
+    return secrets.token_hex(_LEAST_KEY)
+
+
+@dataclass(frozen=True)
+class Keyring:
+    """The keys that sign tokens: the first signs, all verify, so that keys can be changed.
+
+    Args:
+        keys: 32 bytes or more each.
+
+    >>> ring = Keyring((b"k" * 32,))
+    >>> token = ring.issue("device", "phone-1", now=1000.0, seconds=60.0)
+    >>> ring.verify(token.encode(), now=1001.0).device
+    'phone-1'
+    """
+
+    keys: tuple[bytes, ...]
+    _known: dict[bytes, Claims] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.keys or any(len(key) < _LEAST_KEY for key in self.keys):
+            raise InputError(
+                "signing keys are missing or too short",
+                got=f"{len(self.keys)} keys",
+                allowed=f"one or more of {_LEAST_KEY} bytes",
+                fix="make one with `keyhole token new-key`",
+            )
+
+    def __repr__(self) -> str:
+        """Keys are secret: printing shows how many there are."""
+        return f"Keyring({len(self.keys)} keys)"
+
+    @staticmethod
+    def load(path: Path) -> Keyring:
+        """Reads a file of keys, one in hex on each line.
+
+        Raises:
+            InputError: it cannot be read, others may read it, or it holds something else.
+        """
+        try:
+            mode, text = path.stat().st_mode, path.read_text("ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _bad_file(path, type(error).__name__, "a file of keys in hex") from error
+        if mode & 0o077:
+            raise InputError(
+                f"{path.name} can be read by others",
+                got=f"mode {mode & 0o777:o}",
+                allowed="mode 600: its owner alone",
+                fix=f"chmod 600 {path.name}, and make a new key if it may have been seen",
+            )
+        try:
+            keys = tuple(bytes.fromhex(line) for line in text.split())
+        except ValueError as error:
+            raise _bad_file(path, "other characters", "hex digits, one key a line") from error
+        return Keyring(keys)
+
+    def issue(
+        self,
+        kind: TokenKind,
+        device: str,
+        *,
+        now: float,
+        seconds: float,
+        round_id: str | None = None,
+        most_keys: int | None = None,
+    ) -> str:
+        """Returns a token.
+
+        Args:
+            kind: what it is for.
+            device: whose it is.
+            now: unix seconds.
+            seconds: how long it is good.
+            round_id: the only round it is good for.
+            most_keys: how many keys one query may name.
+
+        Raises:
+            InputError: no such name of a device can be.
+        """
+        claims = Claims(
+            version=_VERSION,
+            kind=kind,
+            device=check_device_name(device),
+            issued=now,
+            expires=now + seconds,
+            round=round_id,
+            most_keys=most_keys,
+        )
+        signed = _PREFIX + _encode(msgspec.json.encode(claims))
+        return (signed + b"." + _sign(self.keys[0], signed)).decode("ascii")
+
+    def verify(self, token: bytes, now: float) -> Claims:
+        """Returns what a token says, if one of the keys has signed it and its time has come.
+
+        Args:
+            token: as it arrived.
+            now: unix seconds.
+
+        Raises:
+            AccessError: it is malformed, forged, not yet good or expired.
+        """
+        claims = self._known.get(token)
+        if claims is None:
+            claims = self._read(token)
+            if len(self._known) >= _MOST_CACHED:
+                self._known.clear()
+            self._known[token] = claims
+        if not claims.issued - LEEWAY <= now < claims.expires + LEEWAY:
+            raise _refused("the token is expired, or not yet good")
+        return claims
+
+    def _read(self, token: bytes) -> Claims:
+        """The claims of a token whose signature is right."""
+        signed, _, signature = token.rpartition(b".")
+        is_token = len(token) <= _MOST_TOKEN and signed.startswith(_PREFIX)
+        if not is_token or len(signature) != _SIGNATURE:
+            raise _refused("the token is malformed")
+        # Every key is tried, so that time does not tell which one signed.
+        matches = [hmac.compare_digest(_sign(key, signed), signature) for key in self.keys]
+        if not any(matches):
+            raise _refused("the token was not signed here")
+        try:
+            claims = msgspec.json.decode(_decode(signed[len(_PREFIX) :]), type=Claims)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise _refused("the token is of another version") from error
+        if claims.version != _VERSION or not DEVICE_NAME.fullmatch(claims.device):
+            raise _refused("the token is of another version")
+        return claims
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may do what.
+
+    Args:
+        keyring: checks and signs tokens; None for a service that knows none and takes no updates.
+        reads_need_token: whether slices are for devices of the round only.
+        round_seconds: how long a round token is good.
+
+    Raises:
+        InputError: reads need a token, but there is no key to check one with.
+    """
+
+    keyring: Keyring | None = None
+    reads_need_token: bool = False
+    round_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.reads_need_token and self.keyring is None:
+            raise InputError(
+                "reads need a token, but there is no key to check one with",
+                got="no keyring",
+                allowed="a keyring, or open reads",
+                fix="make a key with `keyhole token new-key`",
+            )
+
+    def identify(self, headers: Mapping[bytes, bytes], now: float) -> Claims:
+        """Returns the claims of whoever sent a request.
+
+        Args:
+            headers: of the request, names in lower case.
+            now: unix seconds.
+
+        Raises:
+            AccessError: no token, or not a good one.
+        """
+        if self.keyring is None:
+            raise _refused("this service issues no tokens")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not token:
+            raise _refused("a token is needed")
+        return self.keyring.verify(token, now)
+
+    def member(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> Claims:
+        """The claims of a device that takes part in a round.
+
+        Raises:
+            AccessError: no good token.
+            NotAdmittedError: a good token of another kind or round.
+        """
+        claims = self.identify(headers, now)
+        if claims.kind != "round" or claims.round != round_id:
+            raise not_admitted("a token of another kind or round", "a token of this round")
+        return claims
+
+    def device(self, headers: Mapping[bytes, bytes], now: float) -> Claims:
+        """The claims of a device that checks in; errors as for `member`."""
+        claims = self.identify(headers, now)
+        if claims.kind != "device":
+            raise not_admitted("a round token", "a device token")
+        return claims
+
+
+def not_admitted(got: str, allowed: str) -> NotAdmittedError:
+    """The error of a good token that does not allow what was asked."""
+    fix = "check in for the current round"
+    return NotAdmittedError("the token does not allow this", got=got, allowed=allowed, fix=fix)
+
+
+def _refused(wrong: str) -> AccessError:
+    return AccessError(
+        wrong,
+        got="no good token",
+        allowed="authorization: Bearer kh1....",
+        fix="check in again, or ask the operator for a token",
+    )
+
+
+def _bad_file(path: Path, got: str, allowed: str) -> InputError:
+    fix = "make one with `keyhole token new-key`"
+    return InputError(f"cannot use the keys in {path.name}", got=got, allowed=allowed, fix=fix)
+
+
+def _sign(key: bytes, signed: bytes) -> bytes:
+    return _encode(hmac.digest(key, signed, sha256))
+
+
+def _encode(data: bytes) -> bytes:
+    return urlsafe_b64encode(data).rstrip(b"=")
+
+
+def _decode(text: bytes) -> bytes:
+    return urlsafe_b64decode(text + b"=" * (-len(text) % 4))

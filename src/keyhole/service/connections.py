@@ -1,0 +1,298 @@
+"""A transport that sends the head of an answer together with what follows it.
+
+uvicorn writes the head and the body of an answer one after the other, and the event loop makes a
+system call of each write. Here a head waits for the next write of its connection, or for the next
+turn of the loop: a client that asks for 100 slices of 2 KB then takes a seventh less CPU.
+
+Connections that are watched: a slow or endless client is cut off.
+
+The HTTP protocol is uvicorn's. It has no limit on the time and size of a head, and none on a client
+that does not read. What a connection is doing can be seen from outside, so one task looks at all of
+them now and then, and requests cost nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sys
+import termios
+from http import HTTPStatus
+from itertools import count
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from keyhole.errors import BusyError, KeyholeError, RequestError, TooLargeError, TooManyError
+from keyhole.service.limits import Limits
+from keyhole.service.metrics import Metrics
+from keyhole.service.responses import error_response
+from keyhole.service.routes import IS_GONE, WHOLE_BODY
+
+_HEAD = b"HTTP/1.1 "
+_MOST = 4096  # bytes of a head that waits
+
+
+class JoinedWrites(asyncio.Transport):
+    """Passes everything on, in order; what looks like a head waits for company.
+
+    Args:
+        transport: of the connection; belongs to the running event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._head = b""
+        self._loop = asyncio.get_running_loop()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Sends bytes, after a head that waits."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif isinstance(data, bytes) and len(data) <= _MOST and data.startswith(_HEAD):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif data:  # the end of a long answer comes as nothing
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Closes once everything has been sent."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Closes at once."""
+        self._head = b""
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or is going to be."""
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What is known of the connection."""
+        return self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that are not with the system yet."""
+        return len(self._head) + self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        """Takes no more bytes."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Takes bytes again."""
+        self._transport.resume_reading()
+
+    def is_reading(self) -> bool:
+        """Whether it takes bytes."""
+        return self._transport.is_reading()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Gives the connection to another protocol."""
+        self._transport.set_protocol(protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Whose connection it is."""
+        return self._transport.get_protocol()
+
+    def _flush(self) -> None:
+        """Sends a head that nothing has followed."""
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+
+_MOST_AHEAD = 64  # requests that a client may send before it has the first answer
+_BUSY_SECONDS = 2.0  # after which a client that found no room comes back
+
+
+class Connection(asyncio.Protocol):
+    """One connection: passes everything on to uvicorn's protocol, and can tell if it is slow."""
+
+    def __init__(self, inner: HttpToolsProtocol, owner: Connections) -> None:
+        self._inner, self._owner = inner, owner
+        self._head = 0  # bytes of an unfinished head
+        self._since: float | None = None  # when the wait for a head was first seen
+        self._mark: tuple[int, float] | None = None  # bytes unsent, and when that was so
+        self._transport: asyncio.Transport | None = None
+        inner.send_400_response = self._refuse_unread  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins."""
+        self._transport = JoinedWrites(transport)  # type: ignore[arg-type]
+        self._owner.all.add(self)
+        self._inner.connection_made(self._transport)
+        if len(self._owner.all) > self._owner.most:
+            self._refuse(_too_many(self._owner.most), retry_after=_BUSY_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends."""
+        self._owner.all.discard(self)
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Passes bytes on; too many of them without the end of a head are refused."""
+        inner, cycle = self._inner, self._inner.cycle
+        is_body = cycle is not None and cycle.more_body  # asked first: these may be its last bytes
+        inner.data_received(data)
+        if inner.cycle is not cycle:
+            self._head = 0
+            inner.cycle.scope[IS_GONE] = self._is_gone  # type: ignore[literal-required]
+            if not inner.cycle.more_body:
+                # Whoever answers need not wait for it, nor set a timer while waiting.
+                inner.cycle.scope[WHOLE_BODY] = inner.cycle.body  # type: ignore[literal-required]
+                inner.cycle.body = bytearray()  # else it would stay while the connection rests
+        elif not is_body:
+            self._head += len(data)
+            if self._head > self._owner.limits.most_head:
+                self._refuse(_long_head(self._owner.limits.most_head))
+        if len(inner.pipeline) > _MOST_AHEAD:  # an answer in between would be taken for another
+            self._owner.metrics.refuse(TooManyError.__name__)
+            self.cut_off()
+
+    def eof_received(self) -> None:
+        """The client sends no more."""
+        self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client reads slowly."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._inner.resume_writing()
+
+    def is_slow(self, now: float) -> bool:
+        """Whether the client takes longer than it may, for a head or for an answer.
+
+        Args:
+            now: seconds of `watch`.
+        """
+        unsent, cycle = self._unsent(), self._inner.cycle
+        if unsent:
+            return self._reads_slowly(unsent, now)
+        self._mark = None
+        is_between = cycle is None or cycle.response_complete
+        # uvicorn's own timer runs while a connection rests; it stops with the first byte.
+        if not is_between or self._inner.timeout_keep_alive_task is not None:
+            self._since = None
+            return False
+        self._since = now if self._since is None else self._since
+        return now - self._since > self._owner.limits.head_seconds
+
+    def cut_off(self) -> None:
+        """Ends the connection at once; what is unsent is dropped."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _is_gone(self) -> bool:
+        # A write that failed closes the transport at once; the protocol hears of it a turn later.
+        transport = self._transport
+        return self._inner.cycle.disconnected or transport is None or transport.is_closing()
+
+    def _unsent(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        if self._transport is None:
+            return 0
+        size = self._transport.get_write_buffer_size()
+        if size or self._inner.scheme == "http":
+            return size
+        # Under TLS the loop does not tell what it has encrypted and not sent. The system tells what
+        # it has not passed on: while that stays the same, nothing moves.
+        held = self._transport.get_extra_info("socket").fileno()
+        return int.from_bytes(fcntl.ioctl(held, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+    def _reads_slowly(self, unsent: int, now: float) -> bool:
+        limits, mark = self._owner.limits, self._mark
+        enough = limits.slowest * limits.send_seconds
+        if mark is None or unsent > mark[0] or mark[0] - unsent >= enough:
+            self._mark = (unsent, now)
+            return False
+        return now - mark[1] > limits.send_seconds
+
+    def _refuse_unread(self, msg: str) -> None:
+        """What uvicorn calls where a request cannot be parsed."""
+        self._refuse(_unread())
+
+    def _refuse(self, error: KeyholeError, retry_after: float | None = None) -> None:
+        """Answers before there is a request, and hangs up."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._owner.metrics.refuse(type(error).__name__)
+        response = error_response(error, retry_after)
+        lines = [b"HTTP/1.1 %d %s" % (response.status, _phrase(response.status))]
+        lines += [name + b": " + value for name, value in response.headers]
+        lines += [b"content-length: %d" % response.length, b"connection: close", b"", b""]
+        transport.write(b"\r\n".join(lines) + bytes(response.body))  # type: ignore[arg-type]
+        transport.close()
+
+
+class Connections:
+    """All connections of a server.
+
+    Args:
+        limits: what clients may take.
+        metrics: where those who took more are counted.
+        most: connections at one time; more are told to come back.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics, most: int) -> None:
+        self.limits, self.metrics, self.most = limits, metrics, most
+        self.all: set[Connection] = set()
+
+    def make(self, **arguments: Any) -> Connection:
+        """Makes the protocol of a connection; arguments are those of uvicorn's."""
+        return Connection(HttpToolsProtocol(**arguments), self)
+
+    def cut_off_all(self) -> None:
+        """Ends all of them at once."""
+        for each in list(self.all):
+            each.cut_off()
+
+    async def watch(self) -> None:
+        """Looks at all connections, again and again."""
+        step = min(1.0, self.limits.head_seconds / 4, self.limits.send_seconds / 4)
+        # Time is counted in looks: what clients sent while the service itself stood still has not
+        # been read yet, and a clock would blame them for it.
+        for look in count(1):
+            await asyncio.sleep(step)
+            now = look * step
+            for slow in [each for each in self.all if each.is_slow(now)]:
+                self.metrics.add("cut_off")
+                slow.cut_off()
+
+
+def _too_many(most: int) -> BusyError:
+    return BusyError(
+        "too many connections",
+        got="one more",
+        allowed=most,
+        fix="come back when the answer says",
+    )
+
+
+def _phrase(status: int) -> bytes:
+    return HTTPStatus(status).phrase.encode("ascii")
+
+
+def _unread() -> RequestError:
+    return RequestError(
+        "not a request that can be read",
+        got="other bytes",
+        allowed="HTTP/1.1",
+        fix="check the client and what stands between",
+    )
+
+
+def _long_head(most: int) -> TooLargeError:
+    return TooLargeError(
+        "the head of the request is too long",
+        got="more bytes",
+        allowed=f"{most} bytes",
+        fix="send fewer headers",
+    )

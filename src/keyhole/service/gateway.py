@@ -1,0 +1,366 @@
+"""The file of a gateway's keys.
+
+Single requests for slices, looked up together: one gather for each table that is asked.
+
+The gateway as routes of the slice service: sealed requests in, sealed slices out.
+
+The service learns which slices are asked for, as from every plain request; it learns neither who
+asks nor which requests belong together, as long as the relay does not work together with it and
+mixes the requests of enough devices. A request carries no token: where reading takes one, the relay
+shows its own, which says that a relay asks. Not covered: the times at which devices check in and
+batches arrive, and keys that only one device can want.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from keyhole.crypto.once import MOST_REMEMBERED, ReplayWindow
+from keyhole.delivery.relay.batches import (
+    ANSWERS_TYPE,
+    REQUESTS_TYPE,
+    decode_requests,
+    encode_answers,
+)
+from keyhole.delivery.relay.binary_http import BinaryRequest, BinaryResponse
+from keyhole.delivery.relay.client import CHECK_FIELD, parse_slice_path, slice_reply_bytes
+from keyhole.delivery.relay.gateway import (
+    PROBLEM,
+    PROBLEM_STATUS,
+    PROBLEM_TYPE,
+    Asked,
+    Gateway,
+    Reply,
+    refusal,
+)
+from keyhole.delivery.relay.ohttp import (
+    KEYS_TYPE,
+    REQUEST_TYPE,
+    RESPONSE_TYPE,
+    GatewayKey,
+    decode_gateway_keys,
+    encode_configs,
+)
+from keyhole.errors import (
+    InputError,
+    KeyholeError,
+    MalformedError,
+    MediaTypeError,
+    NotFoundError,
+    TooLargeError,
+)
+from keyhole.service.guards import Guards
+from keyhole.service.responses import NO_STORE
+from keyhole.service.routes import Request, Response, Route
+from keyhole.service.slice_routes import parse_round
+from keyhole.wire import messages
+from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH
+from keyhole.wire.tables import Fetched, OpenRound, RoundSource, SliceTable
+
+
+def load_gateway_keys(path: Path) -> tuple[GatewayKey, ...]:
+    """Reads a file of keys, made by `keyhole token gateway-key`.
+
+    Each line has the number of a key, 0..255, and its secret in hex. Clients are told of all keys
+    and use the first; a new one is put in front, and the old one removed a while later.
+
+    Raises:
+        InputError: it cannot be read, others may read it, or it holds something else.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot read the gateway keys of {path.name}",
+            got=type(error).__name__,
+            allowed="a file of keys",
+            fix="make one with `keyhole token gateway-key`",
+        ) from error
+    if mode & 0o077:
+        raise InputError(
+            f"{path.name} can be read by others",
+            got=f"mode {mode & 0o777:o}",
+            allowed="mode 600: its owner alone",
+            fix=f"chmod 600 {path.name}, and make a new key if it may have been seen",
+        )
+    return decode_gateway_keys(text)
+
+
+@dataclass
+class _Group:
+    """What is asked of one table: places in the batch, and their keys."""
+
+    table: SliceTable
+    places: list[int] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
+
+    @property
+    def reply_bytes(self) -> int:
+        return slice_reply_bytes(self.table.info.record_bytes)
+
+
+class SliceGroups:
+    """The slices that a batch asks for.
+
+    Args:
+        rounds: of the service.
+        guards: what stands before them.
+        stack: holds the rounds that are asked for, until it is closed.
+    """
+
+    def __init__(self, rounds: RoundSource, guards: Guards, stack: ExitStack) -> None:
+        self._rounds, self._guards, self._stack = rounds, guards, stack
+        self._kept: dict[str, OpenRound | KeyholeError] = {}
+        self._groups: dict[tuple[str, int], _Group] = {}
+        self._refused: dict[int, Reply] = {}
+
+    def add(self, place: int, request: BinaryRequest) -> None:
+        """Takes in what is asked at one place of the batch; what is wrong is answered there."""
+        try:
+            round_id, table, key = parse_slice_path(request)
+            group = self._group(round_id, table)
+        except KeyholeError as error:
+            self._refused[place] = refusal(error)
+            return
+        if key < group.table.info.num_keys:
+            group.places.append(place)
+            group.keys.append(key)
+        else:
+            self._refused[place] = refusal(_missing("slice"), group.reply_bytes)
+
+    @property
+    def count(self) -> int:
+        """How many slices are asked for."""
+        return sum(len(group.keys) for group in self._groups.values())
+
+    @property
+    def ideal(self) -> int:
+        """Bytes of these slices."""
+        return sum(len(g.keys) * g.table.info.record_bytes for g in self._groups.values())
+
+    @property
+    def weight(self) -> int:
+        """Bytes of their answers.
+
+        Raises:
+            TooLargeError: they are more than the service gives out at once.
+        """
+        total = sum(len(group.keys) * group.reply_bytes for group in self._groups.values())
+        most = self._guards.limits.most_answer
+        if total > most:
+            raise TooLargeError(
+                "the slices asked for are too large for one batch",
+                got=f"{total} bytes",
+                allowed=f"{most} bytes",
+                fix="forward fewer requests at a time: `keyhole relay --batch`",
+            )
+        return total
+
+    async def replies(self) -> dict[int, Reply]:
+        """The reply at each place."""
+        found = dict(self._refused)
+        for group in self._groups.values():
+            if group.keys:
+                found |= await self._replies(group)
+        return found
+
+    async def _replies(self, group: _Group) -> dict[int, Reply]:
+        try:
+            fetched = await self._gather(group)
+        except KeyholeError as error:
+            return dict.fromkeys(group.places, refusal(error, group.reply_bytes))
+        return {
+            place: Reply(_slice(fetched, at), group.reply_bytes)
+            for at, place in enumerate(group.places)
+        }
+
+    async def _gather(self, group: _Group) -> Fetched:
+        gate = self._guards.gathers
+        await gate.enter()
+        try:
+            return await group.table.fetch(np.array(group.keys, np.int64))
+        finally:
+            gate.leave()
+
+    def _group(self, round_id: str, table: int) -> _Group:
+        """The group of a table; raises what keeps it from being read."""
+        found = self._groups.get((round_id, table))
+        if found is None:
+            held = self._hold(parse_round(round_id))
+            if table >= len(held.tables):
+                raise _missing("table")
+            found = self._groups[round_id, table] = _Group(held.tables[table])
+        return found
+
+    def _hold(self, round_id: str) -> OpenRound:
+        if round_id not in self._kept:
+            try:
+                held = self._stack.enter_context(self._rounds.hold(round_id))
+            except KeyholeError as error:
+                self._kept[round_id] = error
+            else:
+                self._kept[round_id] = held
+        found = self._kept[round_id]
+        if isinstance(found, KeyholeError):
+            raise found
+        return found
+
+
+def _slice(fetched: Fetched, at: int) -> BinaryResponse:
+    """One slice with what vouches for it."""
+    check = messages.check_of([fetched.sums[at : at + 1]]).encode("ascii")
+    return BinaryResponse(200, ((CHECK_FIELD, check),), fetched.records[at].tobytes())
+
+
+def _missing(what: str) -> NotFoundError:
+    return NotFoundError(
+        f"no such {what}",
+        got="another place",
+        allowed="one of this round",
+        fix="take it from the manifest",
+    )
+
+
+_T = TypeVar("_T")
+
+
+def gateway_routes(
+    rounds: RoundSource, keys: Sequence[GatewayKey], most_remembered: int = MOST_REMEMBERED
+) -> Callable[[Guards], Sequence[Route]]:
+    """What makes an `App` a gateway, as one of its `extra_routes`.
+
+    Each worker process remembers the requests that it has answered for itself. One that it has
+    forgotten can be replayed until its round is removed: slices are only read.
+
+    Args:
+        rounds: of the service.
+        keys: of the gateway, the one to use first; see `load_gateway_keys`.
+        most_remembered: requests, of some 110 bytes each; see `ReplayWindow`.
+    """
+
+    def make(guards: Guards) -> Sequence[Route]:
+        return _GatewayRoutes(rounds, guards, keys, ReplayWindow(most_remembered)).routes()
+
+    return make
+
+
+class _GatewayRoutes:
+    """Opens, answers and seals."""
+
+    def __init__(
+        self, rounds: RoundSource, guards: Guards, keys: Sequence[GatewayKey], window: ReplayWindow
+    ) -> None:
+        self._rounds, self._guards = rounds, guards
+        self._gateway = Gateway(keys, window=window)
+        self._configs = encode_configs(self._gateway.configs)
+        # One thread: opening takes a tenth of a millisecond each, and must not hold up the loop.
+        self._pool = ThreadPoolExecutor(1, "keyhole gateway")
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("gateway keys", ("GET",), KEYS_PATH, self.keys),
+            Route("gateway", ("POST",), GATEWAY_PATH, self.answer),
+        ]
+
+    async def keys(self, request: Request) -> Response:
+        """The key configuration: the same for everybody, without a token."""
+        self._guards.count(request, None)
+        headers = [(b"content-type", KEYS_TYPE.encode("ascii")), NO_STORE]
+        return Response.of(200, headers, self._configs)
+
+    async def answer(self, request: Request) -> Response:
+        """The sealed answers to one request or to a batch."""
+        guards = self._guards
+        needed = guards.access.reads_need_token
+        claims = guards.access.identify(request.headers, guards.clock()) if needed else None
+        guards.count(request, claims)
+        kind = media_type(request)
+        async with self._body(request) as body:
+            is_batch = kind == REQUESTS_TYPE
+            sealed = decode_requests(body, guards.limits.most_keys) if is_batch else [body]
+            answers, weight = await self._answers(sealed)
+        if is_batch:
+            response = _response(200, ANSWERS_TYPE, encode_answers(answers))
+        elif answers[0]:
+            response = _response(200, RESPONSE_TYPE, answers[0])
+        else:
+            response = _response(PROBLEM_STATUS, PROBLEM_TYPE, PROBLEM)
+        response.after = lambda: guards.memory.leave(weight)
+        return response
+
+    async def _answers(self, sealed: Sequence[bytes]) -> tuple[list[bytes], int]:
+        """Answers in the order of requests, and what they weigh in memory."""
+        guards = self._guards
+        asked = await self._in_thread(partial(self._open, sealed))
+        with ExitStack() as stack:
+            groups = SliceGroups(self._rounds, guards, stack)
+            for place, one in enumerate(asked):
+                if one is not None and one.request is not None:
+                    groups.add(place, one.request)
+            await guards.memory.enter(groups.weight)
+            try:
+                replies = await groups.replies()
+                answers = await self._in_thread(partial(self._seal, asked, replies))
+            except BaseException:
+                guards.memory.leave(groups.weight)
+                raise
+        guards.metrics.add_slices(groups.count, sum(map(len, answers)), groups.ideal)
+        return answers, groups.weight
+
+    def _open(self, sealed: Sequence[bytes]) -> list[Asked | None]:
+        return [self._opened(one) for one in sealed]
+
+    def _opened(self, sealed: bytes) -> Asked | None:
+        try:
+            return self._gateway.open(sealed)
+        except MalformedError as error:
+            self._guards.metrics.refuse(type(error).__name__)
+            return None
+
+    def _seal(self, asked: Sequence[Asked | None], replies: dict[int, Reply]) -> list[bytes]:
+        return [
+            b"" if one is None else self._gateway.seal(one, replies.get(place, refusal(one.error)))
+            for place, one in enumerate(asked)
+        ]
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, which counts as held until it is answered."""
+        guards, most = self._guards, self._guards.limits.most_body
+        announced = request.announced(most)
+        weight = most if announced is None else announced
+        await guards.uploads.enter(weight)
+        try:
+            yield bytes(await request.body(most, guards.limits))
+        finally:
+            guards.uploads.leave(weight)
+
+
+def media_type(request: Request) -> str:
+    """Which kind of sealed body a request has; raises MediaTypeError."""
+    kind = request.headers.get(b"content-type", b"").decode("latin-1")
+    if kind not in (REQUEST_TYPE, REQUESTS_TYPE):
+        raise MediaTypeError(
+            "a body of another content type",
+            got="another type",
+            allowed=f"{REQUEST_TYPE} or {REQUESTS_TYPE}",
+            fix="send one of them",
+        )
+    return kind
+
+
+def _response(status: int, kind: str, body: bytes) -> Response:
+    return Response.of(status, [(b"content-type", kind.encode("ascii")), NO_STORE], body)

@@ -1,0 +1,215 @@
+"""Inboxes: where the updates of a round arrive, and who adds them up.
+
+What a run tells its devices in the manifest of a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from keyhole.aggregation.base import Summed
+from keyhole.aggregation.plain import plain
+from keyhole.delivery.base import Cost
+from keyhole.delivery.clear import pregenerated_cost
+from keyhole.delivery.records import Coding, Demand
+from keyhole.errors import InputError, KeyholeError
+from keyhole.primitives.layout import Layout
+from keyhole.rounds.round import Visit, add_up, visit_of
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Fate
+from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block, usable
+from keyhole.service.spool import UpdateSpool
+from keyhole.wire.messages import decode_update
+
+
+def device_name(client: int) -> str:
+    """What client number n of the population is called at the service.
+
+    >>> device_name(7)
+    'device-7'
+    """
+    return f"device-{client}"
+
+
+def nothing_of(client: int, fate: Fate) -> Visit:
+    """The visit of a client that brought nothing: what it chose and fetched is not known here."""
+    return Visit(client, fate, {}, None, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a round came to.
+
+    Args:
+        visits: of everyone asked, in order.
+        cost: of delivering slices to those who are known to have them.
+        summed: the updates of those who sent one.
+        incidents: what went wrong where they arrived, though nothing is lost.
+    """
+
+    visits: list[Visit]
+    cost: Cost
+    summed: Summed
+    incidents: tuple[str, ...] = ()
+
+
+class Inbox(Protocol):
+    """Takes the updates of one round at a time.
+
+    A trainer that is killed calls `open` and `begin` again for the same round, with the same
+    arguments: what had arrived is still there.
+    """
+
+    def open(
+        self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
+    ) -> Mapping[str, object]:
+        """Gets ready for round t; returns what devices must know, for the settings of its manifest.
+
+        Raises:
+            InputError: the plan cannot be carried out this way.
+        """
+        ...
+
+    def begin(self, round_id: str) -> None:
+        """The round is published under this name; what belongs to earlier ones can go."""
+        ...
+
+    def devices(self, round_id: str) -> Iterable[str]:
+        """Whose update is here, whole."""
+        ...
+
+    def close(self, round_id: str) -> Iterable[str]:
+        """Takes no more updates; returns whose are here. Closing again changes nothing."""
+        ...
+
+    def is_closed(self, round_id: str) -> bool:
+        """Whether the round takes no more."""
+        ...
+
+    def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
+        """Adds up the updates of a closed round.
+
+        Args:
+            round_id: of the round.
+            fates: of everyone asked, in order; the updates that count are those "sent".
+            coding: of the slices that devices fetched.
+        """
+        ...
+
+
+class SpoolInbox:
+    """Updates in the clear, in files: durable before they are acknowledged.
+
+    Args:
+        spool: where the service puts them.
+    """
+
+    def __init__(self, spool: UpdateSpool) -> None:
+        self._spool = spool
+        self._round: tuple[int, Layout, Plan]
+
+    def open(
+        self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
+    ) -> Mapping[str, object]:
+        """Devices need to know nothing more."""
+        if plan.aggregate != plain:
+            raise InputError(
+                "updates of devices arrive in the clear",
+                got="a plan with another sum",
+                allowed="the plain sum",
+                fix="let devices send to two aggregators, or leave the plan's aggregate as it is",
+            )
+        self._round = t, layout, plan
+        return {}
+
+    def begin(self, round_id: str, trailing: Sequence[str] = ()) -> None:
+        """Makes room for the round, and removes others: their sums are in the state by now.
+
+        Args:
+            round_id: of the round.
+            trailing: earlier rounds whose updates are still taken.
+        """
+        self._spool.begin(round_id)
+        for older in self._spool.rounds():
+            if older != round_id and older not in trailing:
+                self._spool.remove(older)
+
+    def devices(self, round_id: str) -> Iterable[str]:
+        """Whose update is stored."""
+        return self._spool.devices(round_id)
+
+    def close(self, round_id: str) -> Iterable[str]:
+        """Closes the spool, for the service's processes too."""
+        return self._spool.close(round_id)
+
+    def is_closed(self, round_id: str) -> bool:
+        """Whether the spool takes no more of this round."""
+        return self._spool.is_closed(round_id)
+
+    def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
+        """Reads the updates and adds them up as a run in process does: in the clear a block at a
+        time, so that no more of them are held."""
+        t, layout, plan = self._round
+        coming = (self.visit(round_id, c, fate, coding) for c, fate in fates.items())
+        visits: list[Visit] = []
+        blocks = None
+        if plan.is_in_clear:
+            blocks = tuple(pair_up(_sum_in_blocks(coming, layout, visits)))
+        else:
+            visits.extend(coming)
+        demand: Demand = {visit.client: visit.keys for visit in visits if visit.keys}
+        cost = pregenerated_cost(layout, demand, coding)
+        return Gathered(visits, cost, add_up(t, visits, layout, plan, blocks))
+
+    def visit(self, round_id: str, client: int, fate: Fate, coding: Coding) -> Visit:
+        """What a client brought, if it brought anything; "refused" if that cannot be added."""
+        if not self._spool.has(round_id, device_name(client)):
+            return nothing_of(client, fate)
+        body = self._spool.read(round_id, device_name(client))
+        _, layout, _ = self._round
+        try:
+            update, keys = decode_update(body, layout, most_keys=2**32)
+        except KeyholeError:  # the service had checked it: a file was changed since
+            return nothing_of(client, "refused")
+        update = usable(update)
+        fate = "refused" if update is None else fate
+        cost = pregenerated_cost(layout, {client: keys}, coding)
+        return visit_of(client, fate, keys, update, layout, cost)
+
+
+def _sum_in_blocks(
+    coming: Iterable[Visit], layout: Layout, visits: list[Visit]
+) -> Iterator[BlockSum]:
+    """Adds up what was sent, block by block; puts the visits aside without their updates.
+
+    A block is of those who trained, as in process: a client whose update is refused has its place.
+    """
+    held: list[Visit] = []
+    for visit in coming:
+        visits.append(replace(visit, update=None))
+        if visit.fate in ("sent", "refused"):
+            held.append(visit)
+        if len(held) == BLOCK:
+            yield _sum_sent(held, layout)
+            held = []
+    if held:
+        yield _sum_sent(held, layout)
+
+
+def _sum_sent(visits: Sequence[Visit], layout: Layout) -> BlockSum:
+    sent = [visit for visit in visits if visit.fate == "sent"]
+    return sum_block(layout, [visit.update for visit in sent], [visit.keys for visit in sent])
+
+
+def round_settings(t: int, plan: Plan) -> dict[str, object]:
+    """The settings of round t, with which devices choose and train as clients in process do;
+    `RunSettings` of `device/population.py` reads them."""
+    return {
+        "round": t,
+        "seed": plan.seed,
+        "trial": plan.trial,
+        "keys_per_client": dict(plan.keys_per_client),
+        "shared_keys": plan.shared_keys,
+    }

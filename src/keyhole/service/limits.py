@@ -1,0 +1,212 @@
+"""Limits: how much one request, one device and all of them together may ask of the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from math import inf
+
+from keyhole.errors import BusyError, InputError
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the service allows. Each worker process counts for itself.
+
+    Args:
+        most_keys: of one query, over all tables.
+        most_body: bytes of an update.
+        most_answer: bytes of the records that one query asks for.
+        in_flight: queries whose slices are looked up at one time.
+        waiting: requests that wait for their turn; the next ones are told to come back.
+        most_held: bytes of answers in memory over all connections, and as many of updates.
+        rate: requests a second of one device, known by its token.
+        rate_per_address: likewise of one address, where there are no tokens. Devices behind one
+            gateway share an address, so the default does not count.
+        burst: seconds of its rate that a device may use up at once.
+        most_devices: whose rates are remembered.
+        most_connections: at one time; fewer where the system allows fewer descriptors.
+        most_head: bytes of the head of a request.
+        head_seconds: until the head of a request is there; and before it, a TLS handshake.
+        body_seconds: until its body is there, besides the time that `slowest` allows.
+        send_seconds: in which a reader must take `slowest` bytes for each.
+        idle_seconds: that a connection may rest between requests.
+        drain_seconds: that requests under way have left when the service stops.
+        slowest: bytes a second; slower clients are cut off.
+
+    Raises:
+        InputError: a limit is not above 0.
+    """
+
+    most_keys: int = 65_536
+    most_body: int = 64 * _MIB
+    most_answer: int = 512 * _MIB
+    in_flight: int = 64
+    waiting: int = 8192
+    most_held: int = 1024 * _MIB
+    rate: float = 100.0
+    rate_per_address: float = inf
+    burst: float = 10.0
+    most_devices: int = 65_536
+    most_connections: int = 16_384
+    most_head: int = 16_384
+    head_seconds: float = 10.0
+    body_seconds: float = 30.0
+    send_seconds: float = 30.0
+    idle_seconds: float = 15.0
+    drain_seconds: float = 30.0
+    slowest: float = 4096.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if not getattr(self, limit.name) > 0:
+                raise InputError(
+                    f"the limit {limit.name} would let nobody in",
+                    got=getattr(self, limit.name),
+                    allowed="above 0",
+                    fix="raise it",
+                )
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What is left of a device's allowance.
+
+    Args:
+        left: requests it may make at once.
+        since: monotonic seconds when that was so.
+    """
+
+    left: float
+    since: float
+
+
+def take(bucket: Bucket, rate: float, size: float, now: float) -> tuple[Bucket, float]:
+    """Takes one request from a bucket that fills with `rate` a second up to `size`.
+
+    Returns:
+        The bucket, and the seconds to wait before the request may be made; 0 if it may now.
+
+    >>> take(Bucket(left=1.0, since=0.0), rate=2.0, size=4.0, now=0.0)
+    (Bucket(left=0.0, since=0.0), 0.0)
+    >>> take(Bucket(left=0.0, since=0.0), rate=2.0, size=4.0, now=0.25)
+    (Bucket(left=0.5, since=0.25), 0.25)
+    """
+    # A clock that goes backwards fills nothing, and takes nothing away.
+    left = min(size, bucket.left + rate * max(0.0, now - bucket.since))
+    if left >= 1.0:
+        return Bucket(left - 1.0, now), 0.0
+    return Bucket(left, now), (1.0 - left) / rate
+
+
+class Buckets:
+    """One bucket for each of a bounded number of names; the one not seen for longest is forgotten.
+
+    Args:
+        rate: requests a second; infinite counts nothing.
+        burst: seconds of it that may be used up at once.
+        most: names that are remembered.
+    """
+
+    def __init__(self, rate: float, burst: float, most: int) -> None:
+        self._rate, self._size, self._most = rate, max(1.0, rate * burst), most
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def wait(self, name: str, now: float) -> float:
+        """Counts a request; the seconds after which it may be made, 0 if it may now."""
+        if self._rate == inf:
+            return 0.0
+        bucket = self._buckets.pop(name, None) or Bucket(self._size, now)
+        self._buckets[name], seconds = take(bucket, self._rate, self._size, now)
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return seconds
+
+
+class Gate:
+    """Lets in so much at a time; the others wait in order, and too many are sent away.
+
+    Args:
+        most: the total weight that may be inside.
+        waiting: how many may wait.
+        on_wait: is told +1 and -1 as the queue grows and shrinks.
+
+    A weight above `most` counts as `most`: it goes in alone.
+    """
+
+    def __init__(
+        self, most: int, waiting: int, on_wait: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._most, self._waiting, self._on_wait = most, waiting, on_wait
+        self._inside = 0
+        self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    @property
+    def inside(self) -> int:
+        """The weight inside."""
+        return self._inside
+
+    @property
+    def queued(self) -> int:
+        """How many wait."""
+        return len(self._queue)
+
+    def enter_now(self, weight: int = 1) -> bool:
+        """Goes in if that is possible without waiting."""
+        weight = min(weight, self._most)
+        if self._queue or self._inside + weight > self._most:
+            return False
+        self._inside += weight
+        return True
+
+    async def enter(self, weight: int = 1) -> None:
+        """Goes in, after those who came before.
+
+        Raises:
+            BusyError: too many wait already.
+        """
+        if self.enter_now(weight):
+            return
+        if len(self._queue) >= self._waiting:
+            raise BusyError(
+                "the service has too much under way",
+                got=f"{len(self._queue)} requests wait",
+                allowed=self._waiting,
+                fix="come back when the answer says",
+            )
+        turn = asyncio.get_running_loop().create_future()
+        place = (turn, min(weight, self._most))
+        self._queue.append(place)
+        self._on_wait(1)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(weight)
+            else:
+                with suppress(ValueError):
+                    self._queue.remove(place)
+                    self._on_wait(-1)
+                self._admit()
+            raise
+
+    def leave(self, weight: int = 1) -> None:
+        """Goes out; whoever is next and fits goes in."""
+        self._inside -= min(weight, self._most)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._queue and self._inside + self._queue[0][1] <= self._most:
+            turn, weight = self._queue.popleft()
+            self._on_wait(-1)
+            if not turn.done():
+                self._inside += weight
+                turn.set_result(None)

@@ -1,0 +1,332 @@
+"""How rounds are copied.
+
+How much a copy has moved: counted over threads while it runs, told at the end.
+
+Workers: the files of a round are copied in several threads, which end together.
+
+The rounds of a store: which of them is current, and which are older than that.
+
+Pushing: a round of a rounds directory becomes one of an object store.
+
+Segments and sums go first, then the manifest, then `current.json`: whoever reads it finds
+everything that it leads to. An upload that breaks off leaves objects that nobody is led to; doing
+it again continues it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+from keyhole.errors import DamageError, InputError, NotFoundError, StorageError
+from keyhole.service.directory import (
+    CURRENT,
+    MANIFEST,
+    CurrentRound,
+    decode_current,
+    encode_current,
+    locked_manifest,
+    read_current,
+    read_manifest,
+    round_path,
+)
+from keyhole.service.object_store import MUTABLE, RoundStore, StoreSettings, open_store
+from keyhole.service.segments import (
+    Progress,
+    SegmentFiles,
+    check_records,
+    check_sums,
+    list_segments,
+)
+from keyhole.wire.manifest import Manifest, number_of
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """How rounds are copied.
+
+    Args:
+        keep: how many rounds remain at the target, the current one included.
+        workers: files that are copied at the same time.
+        is_anew: also copies what seems to be there.
+        may_go_back: lets a store's newer round be replaced by an older one.
+
+    Raises:
+        InputError: a number is below 1.
+    """
+
+    keep: int = 2
+    workers: int = 4
+    is_anew: bool = False
+    may_go_back: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keep < 1 or self.workers < 1:
+            raise InputError(
+                "too few rounds to keep, or workers",
+                got=f"keep={self.keep}, workers={self.workers}",
+                allowed="1 or more",
+                fix="raise the number",
+            )
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a push or a pull did.
+
+    Args:
+        round: that is now current at the target.
+        number: of that round.
+        bytes_moved: that were sent or fetched.
+        bytes_known: that were there already.
+        removed: older rounds that were removed.
+    """
+
+    round: str
+    number: int
+    bytes_moved: int
+    bytes_known: int
+    removed: tuple[str, ...]
+
+
+@dataclass
+class Meter:
+    """Counts bytes over threads, and stops those that move them.
+
+    Args:
+        total: all bytes of the copy.
+        progress: is told of the bytes done, from several threads but one at a time.
+    """
+
+    total: int
+    progress: Progress | None = None
+    moved: int = 0
+    known: int = 0
+    is_stopped: bool = False
+    _lock: Lock = field(default_factory=Lock)
+
+    def stop(self) -> None:
+        """Ends copies under way at their next bytes: another one has failed."""
+        self.is_stopped = True
+
+    def check(self) -> None:
+        """Raises CancelledError once copies are to end."""
+        if self.is_stopped:
+            raise CancelledError
+
+    def add(self, count: int) -> None:
+        """Counts bytes that were moved."""
+        self.check()
+        with self._lock:
+            self.moved += count
+            self._tell()
+
+    def skip(self, count: int) -> None:
+        """Counts bytes that were there."""
+        with self._lock:
+            self.known += count
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress(self.moved + self.known, self.total)
+
+
+_Item = TypeVar("_Item")
+
+
+def work_through(
+    work: Callable[[_Item], None], items: Iterable[_Item], workers: int, meter: Meter
+) -> None:
+    """Does the work for all items in several threads; the first error ends all of them."""
+    failed: list[BaseException] = []
+
+    def attempt(item: _Item) -> None:
+        try:
+            meter.check()
+            work(item)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failed.append(error)
+            meter.stop()
+
+    with ThreadPoolExecutor(workers, "keyhole-mirror") as pool:
+        try:
+            list(pool.map(attempt, items))
+        except BaseException:  # an interrupt of this thread
+            meter.stop()
+            raise
+    if failed:
+        raise failed[0]
+
+
+_MOST_CURRENT = 1 << 16  # bytes
+
+
+def stored_current(store: RoundStore) -> CurrentRound:
+    """Returns the current round of a store.
+
+    Raises:
+        NotFoundError: it has none.
+        DamageError: its `current.json` is not what was pushed.
+    """
+    data = store.get(CURRENT, _MOST_CURRENT)
+    try:
+        return decode_current(data)
+    except InputError as error:
+        raise DamageError(
+            f"{CURRENT} of {store.place} is damaged",
+            got=error.got,
+            allowed=error.allowed,
+            fix="push a round again",
+        ) from error
+
+
+def oldest_first(names: Iterable[str], before: int) -> list[str]:
+    """Those names that are of rounds before a number, the oldest first.
+
+    >>> oldest_first(["10-44136fa355b3678a", "9-44136fa355b3678a", ".part-0", "11-0"], before=11)
+    ['9-44136fa355b3678a', '10-44136fa355b3678a']
+    """
+    found = [(number, name) for name in names if (number := number_of(name)) is not None]
+    return [name for number, name in sorted(found) if number < before]
+
+
+def push_round(
+    directory: Path,
+    url: str,
+    *,
+    store: StoreSettings | None = None,
+    settings: MirrorSettings | None = None,
+    progress: Progress | None = None,
+) -> Moved:
+    """Stores the current round of a rounds directory under a URL, and makes it current there.
+
+    Objects of this round that are there already with the right length are left alone, so an
+    upload that broke off goes on where it was. Local files are checked before they are sent.
+
+    Args:
+        directory: a rounds directory; its round is held until the upload ends.
+        url: s3://bucket/prefix, file:///directory and the like.
+        store: how to reach it.
+        settings: how many rounds to keep there, and so on.
+        progress: is told of the bytes done, and of how many.
+
+    Raises:
+        NotFoundError: the directory has no round.
+        DamageError: a local file is not what the manifest says; that segment is not sent.
+        StorageError: the manifest or `current.json` is damaged, or they do not fit together.
+        InputError: the URL or the credentials do not work, or a newer round is current there.
+        ServiceError: the store does not answer.
+    """
+    settings = settings or MirrorSettings()
+    target = open_store(url, store)
+    current = _find_current(directory)
+    local = round_path(directory, current.round)
+    # As a service does: the publisher cannot take the round away meanwhile.
+    with locked_manifest(local, fcntl.LOCK_SH) as lock:
+        if lock is None:
+            raise _gone(current)
+        named, manifest, encoded = read_manifest(lock)
+        if named != current.round:
+            raise _renamed(current, named)
+        _refuse_going_back(target, current, settings)
+        meter = _send_segments(target, local, manifest, settings, progress)
+        target.put(f"rounds/{current.round}/{MANIFEST}", encoded)
+        _refuse_going_back(target, current, settings)  # the upload may have taken an hour
+        target.put(CURRENT, encode_current(current), MUTABLE)
+    removed = _remove_older(target, current, settings.keep)
+    return Moved(current.round, current.number, meter.moved, meter.known, removed)
+
+
+def _find_current(directory: Path) -> CurrentRound:
+    current = read_current(directory)
+    if current is None:
+        raise NotFoundError(
+            "no round has been published here",
+            got=f"{directory} without {CURRENT}",
+            allowed="a rounds directory",
+            fix="run keyhole publish first, or check the path",
+        )
+    return current
+
+
+def _send_segments(
+    target: RoundStore,
+    local: Path,
+    manifest: Manifest,
+    settings: MirrorSettings,
+    progress: Progress | None,
+) -> Meter:
+    """Sends what is not there, several files at a time."""
+    prefix = f"rounds/{local.name}"
+    there = {} if settings.is_anew else target.sizes(prefix)
+    segments = list_segments(manifest)
+    meter = Meter(sum(sum(files.sizes.values()) for files in segments), progress)
+
+    def send(files: SegmentFiles) -> None:
+        todo = [n for n, size in files.sizes.items() if there.get(f"{prefix}/{n}") != size]
+        meter.skip(sum(size for name, size in files.sizes.items() if name not in todo))
+        if todo:
+            check_sums(local, files)
+            check_records(local, files)
+        for name in todo:
+            target.put_file(f"{prefix}/{name}", local / name, meter.add)
+
+    work_through(send, segments, settings.workers, meter)
+    return meter
+
+
+def _refuse_going_back(target: RoundStore, current: CurrentRound, settings: MirrorSettings) -> None:
+    try:
+        found = stored_current(target)
+    except NotFoundError:
+        return
+    if found.number > current.number and not settings.may_go_back:
+        raise InputError(
+            "the store has a newer round",
+            got=f"round {found.number} there, {current.number} here",
+            allowed="a round that is not older",
+            fix="pull from the store, or go back on purpose (--back)",
+        )
+
+
+def _remove_older(target: RoundStore, current: CurrentRound, keep: int) -> tuple[str, ...]:
+    """Removes rounds before the current one, but for the newest whole ones.
+
+    The manifest goes first: a round without one is not a round. What is newer than the current
+    round may be an upload under way, and stays.
+    """
+    rounds: dict[str, list[str]] = {}
+    for name in target.sizes("rounds"):
+        rounds.setdefault(name.split("/")[1], []).append(name)
+    older = oldest_first(rounds, before=current.number)
+    whole = [name for name in older if f"rounds/{name}/{MANIFEST}" in rounds[name]]
+    kept = whole[max(0, len(whole) + 1 - keep) :]
+    gone = [name for name in older if name not in kept]
+    for name in gone:
+        manifest = f"rounds/{name}/{MANIFEST}"
+        target.delete(sorted(rounds[name], key=lambda item: item != manifest))
+    return tuple(gone)
+
+
+def _gone(current: CurrentRound) -> NotFoundError:
+    return NotFoundError(
+        f"round {current.number} is being removed",
+        got="a manifest that is gone or locked",
+        allowed="a round that stays",
+        fix="push again: a newer round is there",
+    )
+
+
+def _renamed(current: CurrentRound, named: str) -> StorageError:
+    return StorageError(
+        f"{MANIFEST} of round {current.number} is damaged",
+        got=f"the content of {named}",
+        allowed=f"that of {current.round}",
+        fix="publish the round again",
+    )

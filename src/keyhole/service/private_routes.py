@@ -1,0 +1,187 @@
+"""The routes of private retrieval: terms, hints, and queries whose keys the service cannot read.
+
+Whatever is wrong with a message, the answer is the same bytes: whoever sends damaged, old or
+borrowed messages does not learn from the answer what they would have meant. What can be seen of a
+query is its length, which follows from the terms, its time, and whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+from keyhole.delivery.pir.database import Scheme
+from keyhole.delivery.pir.messages import FRAME_BYTES, REFUSAL, unseal
+from keyhole.errors import NotFoundError, ProtocolError, TooLargeError
+from keyhole.service.access import Claims, not_admitted
+from keyhole.service.guards import Guards
+from keyhole.service.limits import Gate
+from keyhole.service.private import Databases, ServedTable
+from keyhole.service.responses import BINARY, NO_STORE, file_response, pieces
+from keyhole.service.routes import Request, Response, Route
+from keyhole.service.slice_routes import immutable, parse_place, parse_round
+from keyhole.wire.private import SERVER_HEADER, PirSettings
+from keyhole.wire.tables import OpenRound, RoundSource
+
+_LONG = 1 << 20  # bytes whose check would hold up the loop for a millisecond
+
+
+def pir_routes(rounds: RoundSource, settings: PirSettings) -> Callable[[Guards], Sequence[Route]]:
+    """What makes an `App` a server of private retrieval, as one of its `extra_routes`.
+
+    Args:
+        rounds: of the service.
+        settings: which server it is, and how much it takes.
+    """
+
+    def make(guards: Guards) -> Sequence[Route]:
+        gate = Gate(settings.scans, guards.limits.waiting)
+        databases = Databases(rounds, settings, gate, guards.metrics)
+        return PirRoutes(rounds, guards, settings, databases).routes()
+
+    return make
+
+
+@dataclass(frozen=True)
+class PirRoutes:
+    """Answers private queries.
+
+    Args:
+        rounds: of the service.
+        guards: what stands before them.
+        settings: of private retrieval.
+        databases: to answer from.
+    """
+
+    rounds: RoundSource
+    guards: Guards
+    settings: PirSettings
+    databases: Databases
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        table = "/v1/rounds/{round}/tables/{table}/pir/{scheme}"
+        return [
+            Route("pir terms", ("GET",), table, self.terms),
+            Route("pir query", ("POST",), table, self.query),
+            Route("pir hint", ("GET",), f"{table}/hint", self.hint),
+        ]
+
+    async def terms(self, request: Request) -> Response:
+        """What a device must know of a table before it asks."""
+        self._admit(request)
+        with self._hold(request) as held:
+            opened = (await self._table(request, held)).opened
+        data, server = opened.server.terms.encode(), str(self.settings.role.server)
+        response = self._file(request, data, "t-" + opened.server.terms.digest.hex()[:32])
+        response.headers.append((SERVER_HEADER.encode("ascii"), server.encode("ascii")))
+        return response
+
+    async def hint(self, request: Request) -> Response:
+        """What a device of the one-server scheme must have before it asks."""
+        self._admit(request)
+        with self._hold(request) as held:
+            opened = (await self._table(request, held)).opened
+        if not opened.hint:
+            raise _missing("hint", "a scheme that needs none", "hints of one server")
+        return self._file(request, opened.hint, "h-" + opened.server.terms.digest.hex()[:32])
+
+    async def query(self, request: Request) -> Response:
+        """The reply to a query, or the one refusal."""
+        guards = self.guards
+        claims = self._admit(request)
+        guards.check_type(request)
+        try:
+            async with self._body(request) as body:
+                with self._hold(request) as held:
+                    table = await self._table(request, held)
+                    _check_allowance(claims, table)
+                    return await self._answer(table, body)
+        except ProtocolError as error:
+            guards.metrics.refuse(type(error).__name__)
+            return Response.of(ProtocolError.http_status, [BINARY, NO_STORE], REFUSAL)
+
+    async def _answer(self, table: ServedTable, body: bytes) -> Response:
+        guards, opened = self.guards, table.opened
+        # Most of what cannot be used is refused here, before it meets others in a pass.
+        length = opened.lengths.query - FRAME_BYTES
+        check = partial(
+            unseal, body, "query", opened.server.terms, self.settings.role.server, length
+        )
+        if len(body) < _LONG:
+            check()
+        else:
+            await asyncio.to_thread(check)
+        weight = opened.lengths.reply
+        await guards.memory.enter(weight)
+        try:
+            reply = await table.passes.answer(body)
+        except BaseException:
+            guards.memory.leave(weight)
+            raise
+        guards.metrics.add("bytes", len(reply))
+        response = Response.of(200, [BINARY, NO_STORE], reply)
+        response.after = lambda: guards.memory.leave(weight)
+        return response
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a query, which counts as held until it is answered."""
+        guards, most = self.guards, self.guards.limits.most_body
+        announced = request.announced(most)
+        weight = most if announced is None else announced
+        await guards.uploads.enter(weight)
+        try:
+            yield bytes(await request.body(most, guards.limits))
+        finally:
+            guards.uploads.leave(weight)
+
+    def _admit(self, request: Request) -> Claims | None:
+        claims = self.guards.admit(request, parse_round(request.params[0]))
+        asked, scheme = request.params[2], self.settings.role.scheme
+        if asked != scheme:
+            # Whatever else stands in a path is not repeated.
+            raise _missing(
+                "scheme of private retrieval",
+                asked if asked in get_args(Scheme) else "another",
+                f"{scheme} at this service",
+            )
+        return claims
+
+    def _hold(self, request: Request) -> AbstractContextManager[OpenRound]:
+        return self.rounds.hold(request.params[0])
+
+    async def _table(self, request: Request, held: OpenRound) -> ServedTable:
+        place = parse_place(request.params[1], len(held.tables), "table")
+        table = await self.databases.table(held, place)
+        most, lengths = self.guards.limits, table.opened.lengths
+        if lengths.query > most.most_body or lengths.reply > most.most_answer:
+            raise TooLargeError(
+                "private queries of this table are larger than this service takes",
+                got=f"{lengths.query} bytes, and {lengths.reply} for a reply",
+                allowed=f"{most.most_body} bytes, and {most.most_answer} for a reply",
+                fix="the operator may raise --max-body-mb, or lower --pir-keys",
+            )
+        return table
+
+    def _file(self, request: Request, data: bytes, etag: str) -> Response:
+        headers, view = [BINARY, immutable(self.guards.access)], memoryview(data)
+        return file_response(
+            request, headers, etag, len(data), lambda start, stop: pieces(view, start, stop)
+        )
+
+
+def _check_allowance(claims: Claims | None, table: ServedTable) -> None:
+    """Every query counts as one for as many keys as it could ask for."""
+    most = table.opened.server.terms.most_keys
+    if claims is not None and claims.most_keys is not None and most > claims.most_keys:
+        raise not_admitted(f"queries of {most} keys", f"{claims.most_keys} keys in one query")
+
+
+def _missing(what: str, got: str, allowed: str) -> NotFoundError:
+    fix = "check the URL of the server, and its --pir"
+    return NotFoundError(f"no such {what}", got=got, allowed=allowed, fix=fix)

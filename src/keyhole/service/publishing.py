@@ -1,0 +1,397 @@
+"""Publishing: a round appears whole, or not at all.
+
+A round is written under a name that nobody looks for, made durable, given its name, and only then
+told of in `current.json`. Whenever the publisher dies, the round before is still there and current.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from keyhole.arrays import KeyArray
+from keyhole.delivery.records import PLAIN, Coding
+from keyhole.delivery.sources import SliceSource, sources_of
+from keyhole.errors import InputError, StorageError
+from keyhole.files import lock_file, make_directory, storage_errors, sync_directory
+from keyhole.primitives.layout import Layout
+from keyhole.server.state import ServerState
+from keyhole.service.directory import (
+    COHORT,
+    MANIFEST,
+    CurrentRound,
+    Shelf,
+    encode_cohort,
+    read_cohort,
+    read_current,
+    round_path,
+    rounds_path,
+    write_current,
+    write_file,
+)
+from keyhole.service.mapped import open_table
+from keyhole.service.patches import BaseTable, write_table
+from keyhole.service.segments import (
+    SEGMENT,
+    Progress,
+    SegmentWriter,
+    WriteSettings,
+    sync_path,
+    table_path,
+)
+from keyhole.wire.manifest import (
+    Manifest,
+    TableInfo,
+    decode_manifest,
+    describe_round,
+    encode_manifest,
+    name_round,
+    table_info,
+)
+
+Changed: TypeAlias = Callable[[str], Sequence[KeyArray | None] | None]
+"""Tells which records differ from those of an earlier round, given its identifier: ascending keys
+for each table, None for a table where all may, None for a round it does not know."""
+
+_MOST_ROUNDS = 10**18  # what an identifier has digits for
+_KNOWN = 8  # rounds whose state is remembered; a base is at most three rounds old
+
+
+@dataclass(frozen=True)
+class Published:
+    """A round that is there.
+
+    Args:
+        id: its identifier.
+        manifest: what it holds.
+        encoded: the bytes of the manifest.
+    """
+
+    id: str
+    manifest: Manifest
+    encoded: bytes
+
+
+class Publisher:
+    """The one that writes a rounds directory.
+
+    Args:
+        directory: made if it does not exist. Two rounds are kept in it; the files of an older one
+            are used again.
+
+    Raises:
+        StorageError: another publisher has the directory, or it cannot be written.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        make_directory(rounds_path(self.directory))
+        self._lock: int | None = lock_file(
+            self.directory / "publisher.lock", f"{self.directory.name} has a publisher already"
+        )
+        self._shelf = Shelf(self.directory)
+        self._known: dict[str, tuple[weakref.ref[ServerState], int]] = {}
+        try:
+            self._shelf.clean()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Publisher:
+        """The directory is this publisher's already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes."""
+        self.close()
+
+    def close(self) -> None:
+        """Lets another publisher have the directory; rounds stay."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may have the descriptor, too
+            os.close(lock)
+
+    def publish(
+        self,
+        sources: Sequence[SliceSource],
+        *,
+        layout: Layout | None,
+        number: int,
+        step: int,
+        settings: Mapping[str, Any] | None = None,
+        cohort: Sequence[str] | None = None,
+        trailing: Sequence[str] = (),
+        may_go_back: bool = False,
+        changed: Changed | None = None,
+        durable: bool = True,
+        strong: bool = False,
+        threads: int = 2,
+        segment_bytes: int = SEGMENT,
+        progress: Progress | None = None,
+    ) -> Published:
+        """Publishes a round and opens it. Sources must not change meanwhile.
+
+        Args:
+            sources: one for each table; of each part of the layout, in order, if there is one.
+            layout: the model; None if the tables are of select functions.
+            number: t; above that of the current round, or equal to it with equal content.
+            step: how many steps the server has made.
+            settings: what devices are told about the run.
+            cohort: names of the devices that take part; None lets all.
+            trailing: earlier rounds of this layout whose updates are still taken.
+            may_go_back: whether the number may be below that of the current round, as where a run
+                goes on from before it: what was published since is forgotten.
+            changed: what differs from earlier rounds; without it, everything is written.
+            durable: whether the round survives a loss of power from here on.
+            strong: whether the manifest has digests of the records, too.
+            threads: that share the work.
+            segment_bytes: most bytes of one file.
+            progress: told how many records are done, of how many.
+
+        Raises:
+            StorageError: the disk refuses; the current round is what it was.
+            InputError: the number does not grow, or sources do not fit the layout.
+        """
+        is_again = self._check_number(number, may_go_back)
+        writing = WriteSettings(threads, segment_bytes, durable, strong)
+        devices = None if cohort is None else encode_cohort(cohort)
+        infos = _describe(sources, layout)
+        _encode(describe_round(layout, infos, number, step, settings or {}))
+        self._shelf.retire()
+        with self._new_directory() as made:
+            bases = self._bases(infos, None if is_again else changed)
+            total = sum(info.num_keys for info in infos)
+            with SegmentWriter(writing, total, progress) as writer:
+                tables = _write_tables(writer, sources, infos, made, bases)
+            self._shelf.drop_spare()
+            manifest = describe_round(layout, tables, number, step, settings or {})
+            published = Published(*_encode(manifest))
+            revealed = CurrentRound(published.id, number, "open", tuple(trailing))
+            self._reveal(made, published, revealed, devices, durable)
+        self._shelf.retire()
+        return published
+
+    def publish_state(
+        self, state: ServerState, *, number: int, coding: Coding = PLAIN, **options: Any
+    ) -> Published:
+        """Publishes a server's state, writing only what changed where that is known.
+
+        It is known if an earlier round was published from the same state by this publisher.
+
+        Args:
+            state: not to be stepped meanwhile.
+            number: t.
+            coding: how numbers of cut parts are stored.
+            options: settings, cohort, trailing, may_go_back, durable, strong, threads,
+                segment_bytes and progress of `publish`.
+        """
+
+        def changed(round_id: str) -> Sequence[KeyArray | None] | None:
+            known, step = self._known.get(round_id, (None, 0))
+            return state.changed_since(step) if known is not None and known() is state else None
+
+        published = self.publish(
+            sources_of(state, coding),
+            layout=state.layout,
+            number=number,
+            step=state.steps,
+            changed=changed,
+            **options,
+        )
+        self._known[published.id] = weakref.ref(state), state.steps
+        self._known = dict(list(self._known.items())[-_KNOWN:])
+        return published
+
+    def invite(self, cohort: Sequence[str]) -> None:
+        """Lets other devices take part in the current round than those it was published for.
+
+        Args:
+            cohort: the names of all that take part from here on.
+
+        Raises:
+            InputError, StorageError: there is no round yet, or the disk refuses.
+        """
+        current = self._current()
+        directory = round_path(self.directory, current.round)
+        write_file(directory / COHORT, encode_cohort(cohort), True)
+        write_current(self.directory, current, True)  # services look there for what is new
+
+    def cohort_of(self, number: int) -> list[str] | None:
+        """Whom the current round is for; None if it has another number, or is for all."""
+        current = read_current(self.directory)
+        if current is None or current.number != number:
+            return None
+        cohort = read_cohort(round_path(self.directory, current.round))
+        return None if cohort is None else list(cohort)
+
+    def close_round(self, trailing: Sequence[str] = ()) -> None:
+        """Says that nobody begins in the current round any more; its slices stay.
+
+        Args:
+            trailing: rounds whose updates are still taken, this one perhaps among them.
+
+        Raises:
+            InputError: there is no round yet.
+        """
+        closed = msgspec.structs.replace(self._current(), phase="closed", trailing=tuple(trailing))
+        write_current(self.directory, closed, True)
+
+    def _current(self) -> CurrentRound:
+        current = read_current(self.directory)
+        if current is None:
+            raise InputError(
+                "no round yet", got="none", allowed="a published one", fix="publish first"
+            )
+        return current
+
+    def _check_number(self, number: int, may_go_back: bool) -> bool:
+        """Whether the current round is published again: to repair it, so from nothing else."""
+        current = read_current(self.directory)
+        least = 0 if current is None or may_go_back else current.number
+        if not least <= number < _MOST_ROUNDS:
+            raise _not_growing(number, f"{least + (current is not None)} or more")
+        return current is not None and number == current.number
+
+    @contextmanager
+    def _new_directory(self) -> Iterator[Path]:
+        """A directory to write a round into, gone if that fails."""
+        path = rounds_path(self.directory) / f".new-{os.getpid()}"
+        make_directory(path)
+        try:
+            with storage_errors(path, "write"):
+                yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _bases(self, infos: Sequence[TableInfo], changed: Changed | None) -> list[BaseTable | None]:
+        """What each table can be made from: the spare round, else the one before."""
+        for base in self._shelf.bases():
+            known = None if changed is None else changed(base.id)
+            if known is not None:
+                return [
+                    BaseTable(table_path(base.directory, place), base.is_spare)
+                    if keys is None or place >= len(base.manifest.tables)
+                    else BaseTable.of(
+                        table_path(base.directory, place),
+                        base.is_spare,
+                        base.manifest.tables[place],
+                        info,
+                        keys,
+                    )
+                    for place, (info, keys) in enumerate(zip(infos, known, strict=True))
+                ]
+        spare = self._shelf.spare
+        return [BaseTable(table_path(spare, place), True) for place in range(len(infos))]
+
+    def _reveal(
+        self,
+        made: Path,
+        published: Published,
+        revealed: CurrentRound,
+        cohort: bytes | None,
+        durable: bool,
+    ) -> None:
+        """Gives a finished round its name, then makes it the current one."""
+        current = read_current(self.directory)
+        number = published.manifest.number
+        if current is not None and number == current.number and published.id != current.round:
+            raise _not_growing(number, f"{current.number + 1} or more, or the same content")
+        named = round_path(self.directory, published.id)
+        if _is_whole(named, published.manifest):  # it is served as it is, from here on
+            made = named
+        _complete(made, published, cohort, durable)
+        try:
+            if made != named:
+                self._shelf.put(made, named)
+            if durable:
+                sync_directory(named.parent)
+            write_current(self.directory, revealed, durable)
+            if current is not None and number < current.number:
+                self._shelf.clean()
+        except BaseException:  # nobody was told of it, and it must not pass for the one before
+            self._shelf.clean()
+            raise
+
+
+def _describe(sources: Sequence[SliceSource], layout: Layout | None) -> list[TableInfo]:
+    parts = len(sources) if layout is None else len(layout.parts)
+    if len(sources) != parts or not sources:
+        raise InputError(
+            "sources do not fit the layout",
+            got=f"{len(sources)} sources",
+            allowed=f"one for each of {parts} parts" if parts else "one or more",
+            fix="make them with sources_of",
+        )
+    return [table_info(source.records, layout, place) for place, source in enumerate(sources)]
+
+
+def _encode(manifest: Manifest) -> tuple[str, Manifest, bytes]:
+    """The manifest as devices will read it, so that what they cannot read is not published."""
+    encoded = encode_manifest(manifest)
+    return name_round(encoded, manifest.number), decode_manifest(encoded), encoded
+
+
+def _write_tables(
+    writer: SegmentWriter,
+    sources: Sequence[SliceSource],
+    infos: Sequence[TableInfo],
+    directory: Path,
+    bases: Sequence[BaseTable | None],
+) -> list[TableInfo]:
+    """Writes all tables; returns them with their segments."""
+    under_way = []
+    for place, (source, info, base) in enumerate(zip(sources, infos, bases, strict=True)):
+        target = table_path(directory, place)
+        make_directory(target)
+        under_way.append(write_table(writer, source, target, info, base))
+    return [
+        msgspec.structs.replace(info, segments=tuple(future.result() for future in futures))
+        for info, futures in zip(infos, under_way, strict=True)
+    ]
+
+
+def _complete(directory: Path, published: Published, cohort: bytes | None, durable: bool) -> None:
+    """Writes the small files of a round, the manifest last, and makes its names durable.
+
+    A round that is there already may have been published without waiting for the disk.
+    """
+    if cohort is None:
+        (directory / COHORT).unlink(missing_ok=True)
+    else:
+        write_file(directory / COHORT, cohort, durable)
+    if durable:
+        for table in directory.glob("table-*"):
+            sync_directory(table)
+    if not (directory / MANIFEST).exists():
+        write_file(directory / MANIFEST, published.encoded, durable)
+    elif durable:
+        for path in [*directory.rglob("*.*"), directory]:
+            sync_path(path)
+
+
+def _is_whole(directory: Path, manifest: Manifest) -> bool:
+    """Whether a round that was published before is there, and as it was."""
+    try:
+        if (directory / MANIFEST).read_bytes() != encode_manifest(manifest):
+            return False
+        for place, info in enumerate(manifest.tables):
+            open_table(table_path(directory, place), info).verify()
+    except (StorageError, OSError):
+        return False
+    return True
+
+
+def _not_growing(number: int, allowed: str) -> InputError:
+    return InputError(
+        "round numbers grow", got=number, allowed=allowed, fix="count on from the current round"
+    )

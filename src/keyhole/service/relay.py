@@ -1,0 +1,361 @@
+"""Mixing over time: requests of several clients wait for one another, and go in a random order.
+
+What a gateway can tell from the order and the time of requests shrinks with the number of clients
+that are mixed. It is not nothing: a client that comes alone goes alone, and whoever watches both
+sides of the relay can match bursts.
+
+The relay's line to its one gateway: one connection, and nothing on it that tells who asks.
+
+The relay: takes sealed requests from devices to one gateway, and the answers back.
+
+It sees who asks, when and how many requests, and cannot read them. It passes on what is in a body
+and nothing of its head; it logs neither addresses nor sizes. It lets in whoever can reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.relay.batches import (
+    ANSWERS_TYPE,
+    REQUESTS_TYPE,
+    decode_answers,
+    decode_requests,
+    encode_answers,
+    encode_requests,
+)
+from keyhole.delivery.relay.gateway import PROBLEM, PROBLEM_STATUS, PROBLEM_TYPE, mix
+from keyhole.delivery.relay.ohttp import KEYS_TYPE, REQUEST_OVERHEAD, RESPONSE_TYPE, decode_configs
+from keyhole.errors import (
+    BusyError,
+    InputError,
+    KeyholeError,
+    MalformedError,
+    RequestError,
+    ServiceError,
+)
+from keyhole.service.access import Access
+from keyhole.service.edge import Edge, Scope, Send
+from keyhole.service.gateway import media_type
+from keyhole.service.guards import Guards
+from keyhole.service.limits import Limits
+from keyhole.service.metrics import Metrics
+from keyhole.service.responses import NO_STORE, json_response
+from keyhole.service.routes import Receive, Request, Response, Route, Routes
+from keyhole.wire.http import Client, Received
+from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH, RELAY_KEYS_PATH, RELAY_PATH
+
+Forward: TypeAlias = Callable[[list[bytes]], Awaitable[list[bytes]]]
+"""Takes requests of one length to the gateway; an answer to each in their order."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How long requests wait for others.
+
+    Args:
+        seconds: at most, after which they go with whoever is there.
+        clients: bodies that go as soon as so many have come.
+        requests: of one forwarded batch; more go in several. Their answers together must be within
+            what the gateway gives out at once, 512 MB unless told otherwise.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    seconds: float = 0.2
+    clients: int = 64
+    requests: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds <= 60 or self.clients < 1 or self.requests < 1:
+            raise InputError(
+                "a mix that cannot be",
+                got=f"{self.seconds:g} s, {self.clients} clients, {self.requests} requests",
+                allowed="0..60 s, 1 or more clients and requests",
+                fix="choose other numbers",
+            )
+
+
+@dataclass
+class _Pool:
+    """What waits: requests by client, and who waits for their answers."""
+
+    timer: asyncio.TimerHandle
+    waiting: list[tuple[Sequence[bytes], asyncio.Future[list[bytes]]]] = field(default_factory=list)
+
+
+class Mixer:
+    """Collects, shuffles, forwards, and gives everybody their own answers.
+
+    Only requests of one length are mixed with one another: those of one round have one.
+
+    Args:
+        forward: to the gateway.
+        mix: how long to wait.
+        prg: of the order; a fresh one if None. Given by tests only.
+    """
+
+    def __init__(self, forward: Forward, mix: Mix, prg: Prg | None = None) -> None:
+        self._forward, self._mix, self._prg = forward, mix, prg or Prg.fresh()
+        self._pools: dict[int, _Pool] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Returns the answers to one client's requests, one or more of one length.
+
+        Raises:
+            KeyholeError: whatever keeps the gateway from answering.
+        """
+        loop, length = asyncio.get_running_loop(), len(requests[0])
+        pool = self._pools.get(length)
+        if pool is None:
+            timer = loop.call_later(self._mix.seconds, self._go, length)
+            pool = self._pools[length] = _Pool(timer)
+        turn: asyncio.Future[list[bytes]] = loop.create_future()
+        pool.waiting.append((requests, turn))
+        if len(pool.waiting) >= self._mix.clients:
+            self._go(length)
+        return await turn
+
+    def _go(self, length: int) -> None:
+        """Sends off what waits."""
+        pool = self._pools.pop(length)
+        pool.timer.cancel()
+        task = asyncio.get_running_loop().create_task(self._exchange(pool))
+        self._tasks.add(task)  # the loop itself would forget it
+        task.add_done_callback(self._tasks.discard)
+
+    async def _exchange(self, pool: _Pool) -> None:
+        try:
+            mixed = mix([requests for requests, _ in pool.waiting], self._prg)
+            handed = mixed.hand_back(await self._answers(mixed.requests))
+        except BaseException as error:
+            # It is each client's to see, and not the loop's, unless it ends the loop.
+            for _, turn in pool.waiting:
+                if not turn.done():
+                    turn.set_exception(error if isinstance(error, Exception) else _broken_off())
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, turn), own in zip(pool.waiting, handed, strict=True):
+            if not turn.done():  # its client may have left
+                turn.set_result(own)
+
+    async def _answers(self, sealed: list[bytes]) -> list[bytes]:
+        answers: list[bytes] = []
+        for start in range(0, len(sealed), self._mix.requests):
+            answers += await self._forward(sealed[start : start + self._mix.requests])
+        return answers
+
+
+def _broken_off() -> ServiceError:
+    return ServiceError(
+        "the relay broke off",
+        got="no answer of the gateway",
+        allowed="an answer to each request",
+        fix="ask anew",
+    )
+
+
+_RESTED = 5.0  # seconds after which a connection is made anew: the gateway may have closed it
+_KNOWN_FOR = 5.0  # seconds for which a key configuration is passed on without asking again
+
+_T = TypeVar("_T")
+
+
+class GatewayLine:
+    """Carries batches to the gateway.
+
+    A batch is sent once: whether a request was processed cannot be told from a connection that
+    breaks (RFC 9458, section 6.5). What goes with it are the content type, the length and, where
+    reading takes a token, the relay's own.
+
+    Args:
+        client: of the gateway.
+        token: of the relay; None where reading is free for all.
+        most_answer: bytes of the answers to one batch.
+    """
+
+    def __init__(self, client: Client, token: str | None, most_answer: int) -> None:
+        self._client, self._token, self._most = client, token, most_answer
+        # One thread, one connection: what the gateway sees is one stream of batches.
+        self._pool = ThreadPoolExecutor(1, "keyhole relay")
+        self._used = self._asked = -1e9
+        self._configs = b""
+
+    def close(self) -> None:
+        """Closes the connection, once what is under way is over."""
+        self._pool.shutdown()
+        self._client.close()
+
+    async def forward(self, sealed: list[bytes]) -> list[bytes]:
+        """Returns the answer to each request, empty where the gateway could not open it.
+
+        Raises:
+            BusyError: the gateway has too much under way.
+            ServiceError: it is away, refuses the relay, or makes no sense.
+        """
+        body = encode_requests(sealed)
+        got = await self._in_thread(partial(self._post, body))
+        try:
+            return decode_answers(bytes(got.body), len(sealed))
+        except MalformedError as error:
+            raise _no_answer("an answer that makes no sense") from error
+
+    async def configs(self) -> bytes:
+        """The gateway's key configuration, as it gives it.
+
+        Raises:
+            ServiceError: it is away, or this is none.
+        """
+        return await self._in_thread(self._get_configs)
+
+    def _post(self, body: bytes) -> Received:
+        headers = {"content-type": REQUESTS_TYPE}
+        return self._exchange(
+            partial(self._client.exchange, "POST", GATEWAY_PATH, body, headers=headers)
+        )
+
+    def _get_configs(self) -> bytes:
+        if time.monotonic() - self._asked > _KNOWN_FOR:
+            got = self._exchange(partial(self._client.exchange, "GET", KEYS_PATH, headers={}))
+            try:
+                decode_configs(bytes(got.body))
+            except MalformedError as error:
+                raise _no_answer("no key configuration") from error
+            self._configs, self._asked = bytes(got.body), time.monotonic()
+        return self._configs
+
+    def _exchange(self, ask: Callable[..., Received]) -> Received:
+        """One exchange, whose failures are the gateway's and not the client's."""
+        if time.monotonic() - self._used > _RESTED:
+            self._client.close()
+        try:
+            got = ask(token=self._token, most=self._most, may_repeat=False)
+        except RequestError as error:
+            raise _no_answer(f"a refusal, {type(error).__name__}") from error
+        finally:
+            self._used = time.monotonic()
+        if got.status in (429, 503):
+            raise BusyError(
+                "the gateway has too much under way",
+                got=f"status {got.status}",
+                allowed="fewer requests",
+                fix="come back when the answer says",
+            )
+        if got.problem:
+            raise _no_answer(got.problem)
+        return got
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _no_answer(got: str) -> KeyholeError:
+    return ServiceError(
+        "the gateway gives no usable answer",
+        got=got,
+        allowed="answers as docs/wire.md describes them",
+        fix="try again later; the operator of the relay may check --gateway",
+    )
+
+
+class RelayApp:
+    """The relay as an ASGI application, for `serving` and `run` of the transport.
+
+    Clients are mixed within one process: there is one worker.
+
+    Args:
+        line: to the gateway, the only place where requests go.
+        mix: how long they wait for others.
+        limits: how much clients may ask.
+        metrics: what is counted.
+        rng: spreads the time after which clients come back; it keeps no secret.
+    """
+
+    def __init__(
+        self,
+        line: GatewayLine,
+        *,
+        mix: Mix | None = None,
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.limits, self.metrics = limits or Limits(), metrics or Metrics()
+        self._line, self._mixer = line, Mixer(line.forward, mix or Mix())
+        self._guards = Guards(Access(), self.limits, self.metrics, time.time)
+        routes = [
+            Route("relay", ("POST",), RELAY_PATH, self._relay),
+            Route("relay keys", ("GET",), RELAY_KEYS_PATH, self._keys),
+            Route("health", ("GET",), "/healthz", self._health),
+            Route("ready", ("GET",), "/readyz", self._ready),
+            Route("metrics", ("GET",), "/metrics", self._metrics),
+        ]
+        rng = rng or random.Random(secrets.randbits(64))
+        self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answers one request."""
+        return self._edge(scope, receive, send)
+
+    async def _relay(self, request: Request) -> Response:
+        """Answers to one sealed request, or to a batch of one client's."""
+        guards, limits = self._guards, self.limits
+        guards.count(request, None)
+        is_batch = media_type(request) == REQUESTS_TYPE
+        weight = request.announced(limits.most_body) or limits.most_body
+        await guards.uploads.enter(weight)
+        try:
+            body = bytes(await request.body(limits.most_body, limits))
+            sealed = decode_requests(body, limits.most_keys) if is_batch else [body]
+            # What cannot be a sealed request goes no further.
+            is_possible = len(sealed[0]) >= REQUEST_OVERHEAD
+            answers = await self._mixer.ask(sealed) if is_possible else [b""] * len(sealed)
+        finally:
+            guards.uploads.leave(weight)
+        response = _response(200, ANSWERS_TYPE, encode_answers(answers)) if is_batch else None
+        return await self._weighed(response or _single(answers[0]))
+
+    async def _weighed(self, response: Response) -> Response:
+        """An answer that counts as held until its client has taken it."""
+        memory = self._guards.memory
+        await memory.enter(response.length)
+        response.after = lambda: memory.leave(response.length)
+        return response
+
+    async def _keys(self, request: Request) -> Response:
+        """The gateway's key configuration, as the relay gets it: for clients to compare."""
+        self._guards.count(request, None)
+        return _response(200, KEYS_TYPE, await self._line.configs())
+
+    async def _health(self, request: Request) -> Response:
+        return json_response({"alive": True})
+
+    async def _ready(self, request: Request) -> Response:
+        await self._line.configs()
+        return json_response({"gateway": True})
+
+    async def _metrics(self, request: Request) -> Response:
+        text = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        return Response.of(200, [text, NO_STORE], self.metrics.page())
+
+
+def _single(answer: bytes) -> Response:
+    if answer:
+        return _response(200, RESPONSE_TYPE, answer)
+    return _response(PROBLEM_STATUS, PROBLEM_TYPE, PROBLEM)
+
+
+def _response(status: int, kind: str, body: bytes) -> Response:
+    return Response.of(status, [(b"content-type", kind.encode("ascii")), NO_STORE], body)

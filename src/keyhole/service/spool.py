@@ -1,0 +1,215 @@
+"""The update spool: one upload for each device and round, there as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from keyhole.errors import ConflictError, InputError, NotFoundError, TooLateError
+from keyhole.files import make_directory, replacing, storage_errors, sync_directory, write_all
+from keyhole.service.access import check_device_name
+from keyhole.wire.manifest import number_of
+
+_CLOSED, _COUNTED, _REMOVED = ".closed", ".counted", ".removed"
+_MARKS_KEPT = 256  # rounds; an upload that began in one has long ended when its marks go
+
+
+class UpdateSpool:
+    """Uploads as files `<round>/<device>`, readable by their owner alone.
+
+    Any number of processes may store at once: the first to link its file to the name wins. What was
+    stored is on the disk before anyone is told so.
+
+    Args:
+        directory: made when first needed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def store(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
+        """Keeps an upload. What is acknowledged is among what `close` returns.
+
+        Returns:
+            "known" if the same bytes are there already, or counted before they were removed.
+
+        Raises:
+            ConflictError: other bytes are there.
+            TooLateError: the round was closed without this upload.
+            StorageError: the disk refuses.
+        """
+        path = self._path(round_id, device)
+        if not self.is_closed(round_id):
+            self._make(path.parent)
+            with storage_errors(path, "store"), _written(path.parent, body) as temporary:
+                try:
+                    path.hardlink_to(temporary)
+                    outcome: Literal["stored", "known"] = "stored"
+                except FileExistsError:
+                    outcome = "known"
+                # Whoever linked the name may have died before it was on the disk.
+                sync_directory(path.parent)
+        else:
+            outcome = "known"
+        # The list of `close` may have been made before the upload had its name.
+        if self.is_closed(round_id) and device not in self._counted(round_id):
+            raise _too_late()
+        if outcome == "known" and self._stored(round_id, device) not in (None, body):
+            raise ConflictError(
+                "this device has sent another update in this round",
+                got=f"{len(body)} other bytes",
+                allowed="one update for each device and round",
+                fix="send the same bytes again, or wait for the next round",
+            )
+        return outcome
+
+    def has(self, round_id: str, device: str) -> bool:
+        """Whether a device's update is here, or was when the round closed."""
+        path = self._path(round_id, device)
+        if path.exists():
+            return True
+        return (path.parent / _REMOVED).exists() and device in self._counted(round_id)
+
+    def devices(self, round_id: str) -> list[str]:
+        """The devices whose uploads are here, sorted."""
+        folder = self._folder(round_id)
+        try:
+            names = [entry.name for entry in folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in names if not name.startswith("."))
+
+    def close(self, round_id: str) -> list[str]:
+        """Takes no more uploads of a round; returns the devices whose uploads count.
+
+        First a mark, then the list: `store` looks for the mark after the upload has its name, so
+        an upload that found none is in the list. A round that was closed before gives the same
+        list again.
+        """
+        folder = self._folder(round_id)
+        self._make(folder)
+        with storage_errors(folder, "close"):
+            (folder / _CLOSED).touch()
+            sync_directory(folder)
+            if not (folder / _COUNTED).exists():
+                with replacing(folder / _COUNTED) as descriptor:
+                    write_all(descriptor, ["\n".join(self.devices(round_id)).encode()])
+        return self._counted(round_id)
+
+    def is_closed(self, round_id: str) -> bool:
+        """Whether `close` was called."""
+        return (self._folder(round_id) / _CLOSED).exists()
+
+    def rounds(self) -> list[str]:
+        """The rounds of which something is here, and that were not removed."""
+        return sorted(f.name for f in self._folders() if not (f / _REMOVED).exists())
+
+    def read(self, round_id: str, device: str) -> bytes:
+        """Returns an upload.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        body = self._stored(round_id, device)
+        if body is None:
+            raise NotFoundError(
+                "no such update", got="none", allowed="one of `devices`", fix="look there first"
+            )
+        return body
+
+    def remove(self, round_id: str) -> None:
+        """Forgets the uploads of a round, but not that it is closed, nor which of them counted.
+
+        An upload may have begun before: when it ends, it must not be taken for one of an open
+        round. The marks of the last few hundred rounds stay.
+        """
+        folder = self._folder(round_id)
+        if not folder.is_dir():
+            return
+        with storage_errors(folder, "remove"):
+            (folder / _CLOSED).touch()
+            (folder / _REMOVED).touch()
+            sync_directory(folder)
+            for device in self.devices(round_id):
+                (folder / device).unlink(missing_ok=True)
+            removed = [f for f in self._folders() if (f / _REMOVED).exists()]
+            removed.sort(key=lambda f: (f / _REMOVED).stat().st_mtime_ns)
+            for old in removed[:-_MARKS_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def begin(self, round_id: str) -> None:
+        """Takes uploads of a round that was removed before: a run that starts anew meets it."""
+        folder = self._folder(round_id)
+        if (folder / _REMOVED).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        try:
+            return [f for f in self._directory.iterdir() if number_of(f.name) is not None]
+        except FileNotFoundError:
+            return []
+
+    def _stored(self, round_id: str, device: str) -> bytes | None:
+        try:
+            return self._path(round_id, device).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _counted(self, round_id: str) -> list[str]:
+        """The list that `close` made; empty while it is being made."""
+        try:
+            return (self._folder(round_id) / _COUNTED).read_text().split()
+        except FileNotFoundError:
+            return []
+
+    def _folder(self, round_id: str) -> Path:
+        # Names come from requests: what is not of this shape never reaches the file system.
+        if number_of(round_id) is None:
+            raise InputError(
+                "not the identifier of a round",
+                got=f"{len(round_id)} characters",
+                allowed="a number, '-' and 16 hex digits",
+                fix="take it from the current round",
+            )
+        return self._directory / round_id
+
+    def _path(self, round_id: str, device: str) -> Path:
+        return self._folder(round_id) / check_device_name(device)
+
+    def _make(self, folder: Path) -> None:
+        make_directory(self._directory)
+        with storage_errors(folder, "make"):
+            folder.mkdir(0o700, exist_ok=True)
+            # Even if it was there: another process may have made it just now.
+            sync_directory(self._directory)
+            sync_directory(self._directory.parent)
+
+
+@contextmanager
+def _written(folder: Path, body: bytes) -> Iterator[Path]:
+    """A file that holds `body` durably under a passing name; one that begins with a dot."""
+    temporary = folder / f".{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        try:
+            write_all(descriptor, [body])
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _too_late() -> TooLateError:
+    return TooLateError(
+        "the round takes no more updates",
+        got="an update after it was closed",
+        allowed="updates while it is open",
+        fix="check in for the next one",
+    )

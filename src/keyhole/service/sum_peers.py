@@ -1,0 +1,282 @@
+"""An aggregator's line to the other one: lists, and what devices sent for both.
+
+It shows a token that both have the key of, made anew for each request, and speaks TLS like all
+services. The other one is believed as far as the protocol goes: whatever it says is compared.
+
+Finishing a sum: the aggregators exchange lists, reduce them, agree, and each adds up its shares.
+
+One thread for each sum that is closing; one of them adds up at a time, so that memory holds one
+table. It waits for the other aggregator as long as that is away. What cannot be mended is written
+down, and nothing of the sum is given out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from traceback import extract_tb
+from typing import TypeVar
+
+import msgspec
+
+from keyhole.aggregation.two_servers.messages import pack_share, whole_public_bytes
+from keyhole.aggregation.two_servers.server import WholeServer
+from keyhole.errors import (
+    CohortError,
+    KeyholeError,
+    MismatchError,
+    NotFoundError,
+    ProtocolError,
+    RequestError,
+    ServiceError,
+    TooLateError,
+)
+from keyhole.service.access import Keyring
+from keyhole.service.sums import HeldSum, Sums
+from keyhole.wire.http import Client
+from keyhole.wire.sums import Failure, peer_name
+
+_TOKEN_SECONDS = 120.0
+
+
+class PeerOverError(Exception):
+    """The other aggregator has given the sum up, or never had it."""
+
+
+class PeerLine:
+    """Asks the other aggregator.
+
+    Args:
+        client: of its service; it should try once, since whoever asks comes back.
+        keyring: that both aggregators have.
+        party: which of both this one is.
+        clock: unix seconds, for tokens.
+    """
+
+    def __init__(
+        self, client: Client, keyring: Keyring, party: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._client, self._keyring, self._clock = client, keyring, clock
+        self._name = peer_name(party)
+
+    def close(self) -> None:
+        """Closes connections."""
+        self._client.close()
+
+    def listed(self, round_id: str, most: int) -> bytes:
+        """Its list, once it has closed the sum."""
+        return self._get(f"/v1/sums/{round_id}/list", most)
+
+    def agreed(self, round_id: str, most: int) -> bytes:
+        """Whom it will add, once it has our list."""
+        return self._get(f"/v1/sums/{round_id}/agreed", most)
+
+    def public(self, round_id: str, device: str, most: int) -> bytes:
+        """The public message of a device; of the first aggregator."""
+        return self._get(f"/v1/sums/{round_id}/publics/{device}", most)
+
+    def _get(self, path: str, most: int) -> bytes:
+        """One exchange.
+
+        Raises:
+            ServiceError: no usable answer now; asking again may help.
+            PeerOverError: it has given the sum up, or never had it.
+        """
+        now = self._clock()
+        token = self._keyring.issue("device", self._name, now=now, seconds=_TOKEN_SECONDS)
+        ask = partial(self._client.exchange, "GET", path, headers={}, token=token, most=most)
+        try:
+            got = ask()
+        except (NotFoundError, TooLateError) as error:
+            raise PeerOverError from error
+        except RequestError as error:
+            raise _away(f"a refusal, {type(error).__name__}") from error
+        if got.problem:
+            raise _away(got.problem)
+        return bytes(got.body)
+
+
+def _away(got: str) -> ServiceError:
+    return ServiceError(
+        "the other aggregator gives no usable answer",
+        got=got,
+        allowed="answers as docs/wire.md describes them",
+        fix="check that it runs, and --peer, --peer-key and --peer-ca; the sum goes on by itself",
+    )
+
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.02, 2.0  # seconds between two questions to the other aggregator
+_LISTED = 40  # bytes of a client in a list
+_HEADS = 1024  # bytes that suffice for what else is in a list
+_LOG = logging.getLogger("keyhole.service")
+
+T = TypeVar("T")
+
+
+class Finisher:
+    """Brings closed sums to their end.
+
+    Args:
+        sums: of the aggregator.
+        peer: the other aggregator.
+    """
+
+    def __init__(self, sums: Sums, peer: PeerLine) -> None:
+        self._sums, self._files, self._peer = sums, sums.files, peer
+        self._stop, self._lock, self._adding = threading.Event(), threading.Lock(), threading.Lock()
+        self._threads: dict[str, threading.Thread] = {}
+        self._waiting: dict[str, str] = {}
+
+    def resume(self) -> None:
+        """Goes on with the sums that were closing when the process ended."""
+        for round_id in self._files.rounds():
+            if self._sums.phase(round_id) == "closing":
+                self.start(round_id)
+
+    def start(self, round_id: str) -> None:
+        """Begins with a sum, unless it is under way or over."""
+        with self._lock:
+            running = self._threads.get(round_id)
+            if (running and running.is_alive()) or self._sums.phase(round_id) != "closing":
+                return
+            # A daemon: whoever ends the process need not wait, since all is in files.
+            thread = threading.Thread(
+                target=self._run, args=(round_id,), name="keyhole sum", daemon=True
+            )
+            self._threads = {r: t for r, t in self._threads.items() if t.is_alive()}
+            self._threads[round_id] = thread
+            thread.start()
+
+    def waiting(self, round_id: str) -> str:
+        """What a sum waits for, in words without a name."""
+        return self._waiting.get(round_id, "")
+
+    def close(self) -> None:
+        """Ends what is under way; it goes on when there is a `Finisher` again."""
+        self._stop.set()
+        for thread in list(self._threads.values()):
+            thread.join()
+        self._peer.close()
+
+    def _run(self, round_id: str) -> None:
+        wait = _FIRST_WAIT
+        while not self._stop.is_set():
+            try:
+                self._finish(self._sums.held(round_id))
+            except PeerOverError:
+                self._give_up(round_id, _peer_is_over())
+            except (ProtocolError, CohortError) as error:
+                self._give_up(round_id, error)
+            except NotFoundError:  # of an upload, or of the sum: then the trainer has forgotten it
+                self._give_up(round_id, _uploads_are_lost())
+            except Exception as error:  # noqa: BLE001 - a disk that is full, or our own mistake
+                self._note(round_id, error)
+                wait = min(_LONGEST_WAIT, 2 * wait)
+                self._stop.wait(wait)
+                continue
+            self._waiting.pop(round_id, None)
+            return
+
+    def _finish(self, held: HeldSum) -> None:
+        """One sum, from its closed list to a share on the disk."""
+        server, round_id = self._closed(held), held.round
+        most = _HEADS + _LISTED * len(held.cohort)
+        agreed = server.reduce(self._ask(held, lambda: self._peer.listed(round_id, most)))
+        self._keep(round_id, "agreed", agreed)
+        server.agree(self._ask(held, lambda: self._peer.agreed(round_id, most)))
+        with self._adding:
+            for name in server.clients:
+                own, public = self._sums.own_of(round_id, name)
+                server.add(name, public or self._fetch(held, name), own)
+            share = server.share()
+            self._files.write(round_id, "added", [msgspec.json.encode(server.clients)])
+            self._files.write(round_id, "share", pack_share(held.terms, share))
+        if server.party == 1:  # the first has to keep what devices sent for both
+            self._files.spool.remove(round_id)
+
+    def _closed(self, held: HeldSum) -> WholeServer:
+        """The state machine of a closed sum, as its files have it."""
+        server = WholeServer(held.terms, self._sums.settings.party, held.cohort)
+        taken = self._sums.names(held.round, "taken")
+        for name in self._files.spool.close(held.round):
+            own, _ = self._sums.own_of(held.round, name)
+            # Checked when it came: what is refused now repeats another device's message.
+            with suppress(ProtocolError):
+                server.accept(name, own)
+        self._keep(held.round, "list", server.close(taken))
+        return server
+
+    def _keep(self, round_id: str, name: str, content: bytes) -> None:
+        """Writes what the other aggregator will ask for; what it may have been told stays."""
+        if not self._files.has(round_id, name):
+            self._files.write(round_id, name, [content])
+        elif self._files.read(round_id, name) != content:
+            raise MismatchError(
+                "shares of devices are not those of which the other aggregator was told",
+                got="another list",
+                allowed="the list that was told",
+                fix="check the disk of this aggregator, and run the round again",
+            )
+
+    def _fetch(self, held: HeldSum, name: str) -> bytes:
+        most = whole_public_bytes(held.terms)
+        return self._ask(held, lambda: self._peer.public(held.round, name, most))
+
+    def _ask(self, held: HeldSum, ask: Callable[[], T]) -> T:
+        """Asks the other aggregator until it answers; raises NotFoundError once nobody cares."""
+        wait = _FIRST_WAIT
+        while True:
+            try:
+                found = ask()
+            except ServiceError as error:
+                self._waiting[held.round] = f"{error.wrong}: {error.got}"
+            else:
+                self._waiting.pop(held.round, None)
+                return found
+            if self._stop.wait(wait) or not self._files.has(held.round, "opening"):
+                raise _not_wanted()
+            wait = min(_LONGEST_WAIT, 1.5 * wait)
+
+    def _give_up(self, round_id: str, error: KeyholeError) -> None:
+        """Nothing is given out: what devices sent is of no use any more."""
+        if self._stop.is_set():
+            return
+        with suppress(NotFoundError):
+            self._sums.held(round_id)
+            content = msgspec.json.encode(Failure.of(error))
+            self._files.write(round_id, "failed", [content])
+            self._files.spool.remove(round_id)
+
+    def _note(self, round_id: str, error: Exception) -> None:
+        """Where it happened is logged, what it says is not."""
+        frame = extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        self._waiting[round_id] = f"{type(error).__name__} at this aggregator"
+        _LOG.error("a sum cannot go on: %s at %s", type(error).__name__, place)
+
+
+def _not_wanted() -> NotFoundError:
+    return NotFoundError("no such sum", got="one that was forgotten", allowed="one", fix="open it")
+
+
+def _uploads_are_lost() -> MismatchError:
+    return MismatchError(
+        "what devices sent is not here any more",
+        got="a list without its messages",
+        allowed="all messages of the list",
+        fix="check the disk of this aggregator, and go on with the next round",
+    )
+
+
+def _peer_is_over() -> MismatchError:
+    return MismatchError(
+        "the other aggregator has given the sum up, or never had it",
+        got="a sum that is here alone",
+        allowed="sums that both have",
+        fix="look at its status, and go on with the next round",
+    )

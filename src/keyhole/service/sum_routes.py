@@ -1,0 +1,304 @@
+"""The routes of an aggregator: for the trainer, for devices, and for the other aggregator.
+
+    POST /v1/sums/{round}                     trainer: opens a sum
+    GET  /v1/sums                             trainer: its sums that are here
+    GET  /v1/sums/{round}                     trainer: how far it is, and whose shares are here
+    POST /v1/sums/{round}/shares              device: its share
+    POST /v1/sums/{round}/stop                trainer: no more shares
+    POST /v1/sums/{round}/close               trainer: whose count; the aggregators add up
+    GET  /v1/sums/{round}/share               trainer: the aggregator's share of the sum
+    POST /v1/sums/{round}/forget              trainer: removes it
+    GET  /v1/sums/{round}/list                other aggregator: whom this one has
+    GET  /v1/sums/{round}/agreed              other aggregator: whom this one will add
+    GET  /v1/sums/{round}/publics/{device}    other aggregator: what a device sent for both
+
+Each kind of caller has a keyring of its own: a token of one is worth nothing in the place of
+another. No error, log line or metric holds a name, or anything of a share.
+
+An aggregator as a service: one of the two parties of a secure sum, for `serving` and `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from keyhole.errors import InputError, MalformedError
+from keyhole.service.access import Access, Claims, Keyring, not_admitted
+from keyhole.service.edge import Edge, Scope, Send
+from keyhole.service.guards import Guards
+from keyhole.service.limits import Limits
+from keyhole.service.metrics import Metrics
+from keyhole.service.responses import BINARY, JSON, NO_STORE, file_response, json_response
+from keyhole.service.routes import Body, Receive, Request, Response, Route, Routes
+from keyhole.service.sum_peers import Finisher, PeerLine
+from keyhole.service.sum_settings import AggregatorSettings
+from keyhole.service.sums import SumFiles, Sums
+from keyhole.wire.sums import Closing, peer_name, read_message
+
+_PIECE = 1 << 18  # bytes of a share that are read at a time
+
+
+@dataclass(frozen=True)
+class Keyrings:
+    """Who is let in, by the key that signed the token.
+
+    Args:
+        devices: of devices that send shares. An aggregator with a keyring of its own, from which
+            its operator gave each device a token, need not believe anybody about who is a device;
+            one that has the slice service's takes its word for it.
+        trainers: of those who open sums and fetch shares.
+        peer: that both aggregators have, and nobody else.
+
+    Raises:
+        InputError: a key stands in two of them.
+    """
+
+    devices: Keyring
+    trainers: Keyring
+    peer: Keyring
+
+    def __post_init__(self) -> None:
+        keys = [*self.devices.keys, *self.trainers.keys, *self.peer.keys]
+        if len(set(keys)) != len(keys):
+            raise InputError(
+                "one key for different callers of an aggregator",
+                got="a key twice",
+                allowed="different keys for devices, trainers and the other aggregator",
+                fix="make each with `keyhole token new-key`",
+            )
+
+
+class SumRoutes:
+    """All routes.
+
+    Args:
+        sums: of the aggregator.
+        finisher: brings closed sums to their end.
+        guards: limits and counts.
+        keyrings: who is let in.
+    """
+
+    def __init__(self, sums: Sums, finisher: Finisher, guards: Guards, keyrings: Keyrings) -> None:
+        self._sums, self._finisher, self._guards = sums, finisher, guards
+        self._devices = Access(keyrings.devices)
+        self._trainers, self._peers = Access(keyrings.trainers), Access(keyrings.peer)
+        self._peer = peer_name(1 - sums.settings.party)
+
+    def routes(self) -> Sequence[Route]:
+        """All of them."""
+        one = "/v1/sums/{round}"
+        return [
+            Route("sums", ("GET",), "/v1/sums", self.summaries),
+            Route("sum status", ("GET",), one, self.status),
+            Route("sum open", ("POST",), one, self.open),
+            Route("sum shares", ("POST",), f"{one}/shares", self.take_share),
+            Route("sum stop", ("POST",), f"{one}/stop", self.stop),
+            Route("sum close", ("POST",), f"{one}/close", self.close),
+            Route("sum share", ("GET",), f"{one}/share", self.give_share),
+            Route("sum forget", ("POST",), f"{one}/forget", self.forget),
+            Route("sum list", ("GET",), f"{one}/list", self.listed),
+            Route("sum agreed", ("GET",), f"{one}/agreed", self.agreed),
+            Route("sum publics", ("GET",), f"{one}/publics/{{device}}", self.public),
+        ]
+
+    async def summaries(self, request: Request) -> Response:
+        """The rounds of the caller's sums."""
+        owner = self._trainer(request)
+        found = await asyncio.to_thread(self._sums.rounds, owner)
+        return json_response({"rounds": found})
+
+    async def open(self, request: Request) -> Response:
+        """Opens a sum."""
+        owner, (round_id,) = self._trainer(request), request.params
+        async with self._body(request, self._guards.limits.most_body) as body:
+            outcome = await asyncio.to_thread(self._sums.open, owner, round_id, body)
+        return json_response({"sum": outcome}, 201 if outcome == "opened" else 200)
+
+    async def status(self, request: Request) -> Response:
+        """How far a sum is."""
+        return await self._status(self._trainer(request), request.params[0])
+
+    async def take_share(self, request: Request) -> Response:
+        """Takes the share of one device."""
+        (round_id,), guards = request.params, self._guards
+        claims = self._device(request, round_id)
+        guards.count(request, claims)
+        guards.check_type(request)
+        device = claims.device
+        length = await asyncio.to_thread(self._sums.upload_bytes, round_id, device)
+        async with self._body(request, length) as body:
+            if len(body) != length:
+                raise MalformedError(
+                    "a share of another length",
+                    got=f"{len(body)} bytes",
+                    allowed=f"{length} bytes",
+                    fix="share the update under the terms of this round",
+                )
+            outcome = await asyncio.to_thread(self._sums.upload, round_id, device, body)
+        guards.metrics.add("stored" if outcome == "stored" else "repeated")
+        return json_response({"share": outcome}, 201 if outcome == "stored" else 200)
+
+    async def stop(self, request: Request) -> Response:
+        """Takes no more shares."""
+        owner, (round_id,) = self._trainer(request), request.params
+        await asyncio.to_thread(self._sums.stop, owner, round_id)
+        return await self._status(owner, round_id)
+
+    async def close(self, request: Request) -> Response:
+        """Begins to add up; the status says when that is done."""
+        owner, (round_id,) = self._trainer(request), request.params
+        async with self._body(request, self._guards.limits.most_body) as body:
+            taken = read_message(body, Closing).taken
+        await asyncio.to_thread(self._sums.close, owner, round_id, taken)
+        await asyncio.to_thread(self._finisher.start, round_id)
+        return await self._status(owner, round_id)
+
+    async def give_share(self, request: Request) -> Response:
+        """The share, whole or the rest of it; the same bytes however often it is asked for."""
+        owner, (round_id,) = self._trainer(request), request.params
+        path, length = await asyncio.to_thread(self._sums.share, owner, round_id)
+
+        def read(start: int, stop: int) -> Iterator[Body]:
+            return _pieces(path, start, stop)
+
+        etag = f"{round_id}.{self._sums.settings.party}"
+        return file_response(request, [BINARY, NO_STORE], etag, length, read)
+
+    async def forget(self, request: Request) -> Response:
+        """Removes a sum."""
+        owner, (round_id,) = self._trainer(request), request.params
+        await asyncio.to_thread(self._sums.forget, owner, round_id)
+        return json_response({"sum": "forgotten"})
+
+    async def listed(self, request: Request) -> Response:
+        """Whom this aggregator has."""
+        self._check_peer(request)
+        return _binary(await asyncio.to_thread(self._sums.for_peer, request.params[0], "list"))
+
+    async def agreed(self, request: Request) -> Response:
+        """Whom this aggregator will add."""
+        self._check_peer(request)
+        return _binary(await asyncio.to_thread(self._sums.for_peer, request.params[0], "agreed"))
+
+    async def public(self, request: Request) -> Response:
+        """What a device sent for both."""
+        self._check_peer(request)
+        return _binary(await asyncio.to_thread(self._sums.public_of, *request.params))
+
+    async def _status(self, owner: str, round_id: str) -> Response:
+        waiting = self._finisher.waiting(round_id)
+        found = await asyncio.to_thread(self._sums.status, owner, round_id, waiting)
+        return Response.of(200, [JSON, NO_STORE], msgspec.json.encode(found))
+
+    def _trainer(self, request: Request) -> str:
+        """The name of the trainer that asks."""
+        claims = self._trainers.device(request.headers, self._guards.clock())
+        self._guards.count(request, claims)
+        return claims.device
+
+    def _device(self, request: Request, round_id: str) -> Claims:
+        """The claims of a device: of a token for this round, or of one for all."""
+        claims = self._devices.identify(request.headers, self._guards.clock())
+        if claims.kind == "round" and claims.round != round_id:
+            raise not_admitted("a token of another round", "a token of this round")
+        return claims
+
+    def _check_peer(self, request: Request) -> None:
+        claims = self._peers.device(request.headers, self._guards.clock())
+        if claims.device != self._peer:
+            raise not_admitted("a token of another party", "a token of the other aggregator")
+
+    @asynccontextmanager
+    async def _body(self, request: Request, most: int) -> AsyncIterator[bytes]:
+        """The body of a request, which counts as held until it is dealt with."""
+        guards, announced = self._guards, request.announced(most)
+        weight = most if announced is None else announced
+        await guards.uploads.enter(weight)
+        try:
+            yield bytes(await request.body(most, guards.limits))
+        finally:
+            guards.uploads.leave(weight)
+
+
+def _pieces(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < stop and (piece := file.read(min(_PIECE, stop - start))):
+            start += len(piece)
+            yield piece
+
+
+def _binary(body: bytes) -> Response:
+    return Response.of(200, [BINARY, NO_STORE], body)
+
+
+class AggregatorApp:
+    """One of both aggregators as an ASGI application.
+
+    It works in one process: sums that were closing when it ended go on when it is made again.
+
+    Hidden from it: every device's keys and numbers, if the other aggregator does not work with it
+    and both follow the protocol. It sees who takes part, when, and who reached the other one. It
+    must be run by other people than the other one: nothing here can make sure of that.
+
+    Args:
+        files: what it keeps.
+        settings: what it allows.
+        keyrings: who is let in.
+        peer: the other aggregator.
+        limits: of requests.
+        metrics: what is counted.
+        clock: unix seconds, for tokens.
+        rng: spreads the time after which clients come back; it keeps no secret.
+    """
+
+    def __init__(
+        self,
+        files: SumFiles,
+        settings: AggregatorSettings,
+        keyrings: Keyrings,
+        peer: PeerLine,
+        *,
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.limits, self.metrics = limits or Limits(), metrics or Metrics()
+        self.sums = Sums(files, settings)
+        self._finisher = Finisher(self.sums, peer)
+        guards = Guards(Access(), self.limits, self.metrics, clock)
+        routes = [
+            *SumRoutes(self.sums, self._finisher, guards, keyrings).routes(),
+            Route("health", ("GET",), "/healthz", self._health),
+            Route("ready", ("GET",), "/readyz", self._health),
+            Route("metrics", ("GET",), "/metrics", self._metrics),
+        ]
+        rng = rng or random.Random(secrets.randbits(64))
+        self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
+        self._finisher.resume()
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answers one request."""
+        return self._edge(scope, receive, send)
+
+    def close(self) -> None:
+        """Ends what is under way; files keep it, and may be taken by another process."""
+        self._finisher.close()
+        self.sums.files.close()
+
+    async def _health(self, request: Request) -> Response:
+        return json_response({"alive": True})
+
+    async def _metrics(self, request: Request) -> Response:
+        text = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        return Response.of(200, [text, NO_STORE], self.metrics.page())

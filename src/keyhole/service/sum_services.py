@@ -1,0 +1,422 @@
+"""A trainer's line to one aggregator.
+
+Updates that two aggregators add up: what the trainer does in a round of secure sums.
+
+Seen by the trainer: who takes part and the sum, with the noise of both aggregators where the plan
+promises privacy. Hidden from it: every single update and its keys, as long as the two aggregators
+do not work together, nor one of them with enough devices of the cohort.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import inf
+from typing import TypeVar
+
+import msgspec
+
+from keyhole.aggregation.base import Summed, withheld
+from keyhole.aggregation.privacy.mechanism import PrivateSum
+from keyhole.aggregation.two_servers.messages import (
+    Share,
+    read_share,
+    share_bytes,
+    whole_upload_bytes,
+)
+from keyhole.aggregation.two_servers.method import (
+    TWO_SERVERS_SEEN_BY,
+    TwoServers,
+    open_sum,
+    terms_of,
+)
+from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.delivery.clear import pregenerated_cost
+from keyhole.delivery.records import Coding
+from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
+from keyhole.primitives.layout import Layout
+from keyhole.rounds.round import Visit
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Fate
+from keyhole.service.inbox import Gathered, device_name
+from keyhole.wire.http import Client
+from keyhole.wire.sums import Closing, Opening, Summaries, SumStatus, read_message, sum_settings
+
+T = TypeVar("T")
+
+_JSON = "application/json"
+_MOST_MESSAGE = 256 << 20  # bytes of a status: names of a million devices fit
+
+
+class SumClient:
+    """Asks one aggregator; every question may be asked twice.
+
+    Args:
+        client: of its service.
+        token: of the trainer there, from its operator.
+        party: which of both it is.
+    """
+
+    def __init__(self, client: Client, token: str, party: int) -> None:
+        self._client, self._token, self.party = client, token, party
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"SumClient(party {self.party}, {self._client!r})"
+
+    def close(self) -> None:
+        """Closes connections."""
+        self._client.close()
+
+    def rounds(self) -> list[str]:
+        """The rounds of this trainer's sums that are there."""
+        got = self._client.get("/v1/sums", token=self._token, most=_MOST_MESSAGE)
+        return _read(got.body, Summaries).rounds
+
+    def open(self, round_id: str, terms: WholeTerms, cohort: Sequence[str]) -> None:
+        """Opens a sum.
+
+        Raises:
+            RequestError: the aggregator refuses, by kind.
+            ServiceError: no usable answer.
+        """
+        opening = Opening(self.party, terms.encode(), list(cohort))
+        self._post(f"/v1/sums/{round_id}", msgspec.json.encode(opening))
+
+    def status(self, round_id: str) -> SumStatus:
+        """How far a sum is, asked once.
+
+        Raises:
+            ServiceError: no answer now.
+        """
+        path = f"/v1/sums/{round_id}"
+        got = self._client.exchange("GET", path, headers={}, token=self._token, most=_MOST_MESSAGE)
+        if got.problem:
+            raise ServiceError(
+                f"aggregator {self.party} gives no usable answer",
+                got=got.problem,
+                allowed="its status",
+                fix="check that it runs; the round goes on when it does",
+            )
+        return _read(got.body, SumStatus)
+
+    def stop(self, round_id: str) -> SumStatus:
+        """No more shares."""
+        return _read(self._post(f"/v1/sums/{round_id}/stop", b""), SumStatus)
+
+    def add_up(self, round_id: str, taken: Sequence[str]) -> SumStatus:
+        """Says whose updates count; `status` tells when they are added up."""
+        body = msgspec.json.encode(Closing(list(taken)))
+        return _read(self._post(f"/v1/sums/{round_id}/close", body), SumStatus)
+
+    def share(self, round_id: str, terms: WholeTerms) -> Share:
+        """Its share of a sum that is ready; asked again, the same.
+
+        Raises:
+            DamageError: what arrives is not a share of this sum, time and again.
+        """
+
+        found: list[Share] = []
+
+        def check(body: memoryview) -> None:
+            try:
+                found.append(read_share(terms, self.party, body))
+            except MalformedError as error:
+                raise DamageError(
+                    "a share was damaged",
+                    got=f"{len(body)} bytes",
+                    allowed="the share of the sum",
+                    fix="fetch it again",
+                ) from error
+
+        path, most = f"/v1/sums/{round_id}/share", share_bytes(terms)
+        self._client.get(path, token=self._token, most=most, check=check)
+        return found[0]
+
+    def forget(self, round_id: str) -> None:
+        """Removes a sum there."""
+        self._post(f"/v1/sums/{round_id}/forget", b"")
+
+    def _post(self, path: str, body: bytes) -> memoryview:
+        got = self._client.send(
+            path, body, token=self._token, most=_MOST_MESSAGE, content_type=_JSON
+        )
+        return got.body
+
+
+def _read(body: memoryview, kind: type[T]) -> T:
+    try:
+        return read_message(body, kind)
+    except MalformedError as error:
+        raise ServiceError(
+            "an aggregator says something that makes no sense",
+            got=f"{len(body)} bytes",
+            allowed="messages as docs/wire.md describes them",
+            fix="check the URL, and that both sides are of one version",
+        ) from error
+
+
+SALT_BYTES = 16
+"""Of what tells the sums of a run from those of all others."""
+
+_LOOK_EVERY = 0.2  # seconds between two looks at the aggregators
+_FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0  # seconds between looks at a sum that is added up
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The round that is under way."""
+
+    layout: Layout
+    plan: Plan
+    asked: tuple[int, ...]
+    terms: WholeTerms
+
+    @property
+    def cohort(self) -> list[str]:
+        return [device_name(client) for client in self.asked]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What both aggregators said when they were asked last."""
+
+    at: float = -inf
+    devices: frozenset[str] = frozenset()
+    is_closed: bool = False
+
+
+class SumServices:
+    """An inbox of two aggregators.
+
+    The plan's aggregation is `TwoServers`: its rounding and its least number of clients are those
+    of the sums. What stands on the disks of the aggregators outlives this process: a run that goes
+    on opens the same sums, and gets the same shares.
+
+    Args:
+        first: the aggregator that is party 0.
+        second: party 1, run by other people.
+        salt: 16 bytes that a run keeps as long as it goes on, and that no other run has: a name of
+            a sum is used once.
+        least_clients: below which no sum is released, where that is more than the plan's.
+        seconds: to wait for the aggregators once a round is closed, before giving up with an error;
+            the round goes on when the run does.
+        stop: once set, waiting ends with KeyboardInterrupt.
+        clock: monotonic seconds.
+
+    Raises:
+        InputError: a salt of another length, or aggregators in the wrong order.
+    """
+
+    def __init__(
+        self,
+        first: SumClient,
+        second: SumClient,
+        *,
+        salt: bytes,
+        least_clients: int = 0,
+        seconds: float = 600.0,
+        stop: threading.Event | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if len(salt) != SALT_BYTES or (first.party, second.party) != (0, 1):
+            raise InputError(
+                "two aggregators and a salt are needed",
+                got=f"parties {first.party} and {second.party}, a salt of {len(salt)} bytes",
+                allowed=f"parties 0 and 1, {SALT_BYTES} bytes",
+                fix="name the aggregators in order; draw the salt with secrets.token_bytes",
+            )
+        self._both, self._salt = (first, second), salt
+        self._seconds, self._clock, self._least = seconds, clock, least_clients
+        self._stop = threading.Event() if stop is None else stop
+        self._round: _Round | None = None
+        self._look = _Look()
+        self._was_away = False
+
+    def __repr__(self) -> str:
+        return f"SumServices({self._both[0]!r}, {self._both[1]!r})"
+
+    def close_lines(self) -> None:
+        """Closes connections."""
+        for each in self._both:
+            each.close()
+
+    def open(
+        self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
+    ) -> Mapping[str, object]:
+        """Makes the terms of round t's sum, which devices are told.
+
+        Raises:
+            InputError: the plan's sum is another, or its noise is laid in a way that the
+                aggregators cannot add.
+        """
+        ready, norm = _ready(layout, plan)
+        if plan.privacy is not None and self._least > ready.least_clients:
+            raise _other_least(self._least, ready.least_clients)
+        terms = terms_of(
+            layout,
+            plan.keys_per_client,
+            ready.rounding,
+            name=self._name(t, plan),
+            asked=len(asked),
+            least_clients=max(ready.least_clients, self._least),
+            with_counts=plan.over == "choosers",
+            norm=norm,
+            noise=ready.noise,
+        )
+        self._round, self._look = _Round(layout, plan, tuple(asked), terms), _Look()
+        self._was_away = False
+        return sum_settings(terms)
+
+    def begin(self, round_id: str) -> None:
+        """Opens the sum at both aggregators; older ones of this trainer are forgotten there: runs
+        that go on at the same time take tokens for different names."""
+        now = self._now()
+        for each in self._both:
+            for older in each.rounds():
+                if older != round_id:
+                    each.forget(older)
+            each.open(round_id, now.terms, now.cohort)
+
+    def devices(self, round_id: str) -> Iterable[str]:
+        """Whose shares are at both. While one is away, whose were there before."""
+        return self._looked(round_id).devices
+
+    def is_closed(self, round_id: str) -> bool:
+        """Whether one of them takes no more."""
+        return self._looked(round_id).is_closed
+
+    def close(self, round_id: str) -> Iterable[str]:
+        """Takes no more shares; returns whose are at both."""
+        self._look = self._read([each.stop(round_id) for each in self._both])
+        return self._look.devices
+
+    def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
+        """Lets both add up, and combines their shares.
+
+        Raises:
+            ServiceError: an aggregator is away for too long; the round goes on when the run does.
+        """
+        now = self._now()
+        taken = [client for client, fate in fates.items() if fate == "sent"]
+        least = max(now.plan.cohorts.least, now.terms.least_clients)
+        added: frozenset[str] = frozenset()
+        if len(taken) < least:  # the aggregators would refuse
+            summed = withheld(len(taken), least, self._seen_by())
+        else:
+            summed, added = self._sum(round_id, [device_name(client) for client in taken])
+        visits = [_visit(client, fate, added, summed) for client, fate in fates.items()]
+        arrived = [visit.client for visit in visits if visit.fate in ("sent", "late")]
+        up = dict.fromkeys(arrived, whole_upload_bytes(now.terms))
+        cost = pregenerated_cost(now.layout, {}, coding)
+        incidents = ("an aggregator was away for a while",) * self._was_away
+        return Gathered(visits, cost, replace(summed, bytes_up=up), incidents)
+
+    def _sum(self, round_id: str, taken: Sequence[str]) -> tuple[Summed, frozenset[str]]:
+        """The sum, and whose updates are in it."""
+        now = self._now()
+        for each in self._both:
+            each.add_up(round_id, taken)
+        done = self._finished(round_id)
+        failure = next((one.failure for one in done if one.failure is not None), None)
+        if failure is not None:
+            return Summed(None, {}, seen_by=self._seen_by(), error=str(failure)), frozenset()
+        first, second = (each.share(round_id, now.terms) for each in self._both)
+        plan = now.plan
+        divisor = None if plan.privacy is None else plan.cohorts.size
+        opened = open_sum(now.terms, (first, second), plan.over, divisor)
+        return Summed(opened.rows, {}, seen_by=self._seen_by()), frozenset(done[0].devices)
+
+    def _finished(self, round_id: str) -> list[SumStatus]:
+        """What both say once they are done, or one has given up."""
+        until, wait = self._clock() + self._seconds, _FIRST_WAIT
+        while True:
+            try:
+                found = [each.status(round_id) for each in self._both]
+                if any(one.phase == "failed" for one in found):
+                    return found
+                if all(one.phase == "ready" for one in found):
+                    return found
+                waiting = next((one.waiting for one in found if one.waiting), "not done yet")
+            except ServiceError as error:
+                waiting, self._was_away = f"{error.wrong}: {error.got}", True
+            if self._clock() >= until:
+                raise ServiceError(
+                    "the aggregators do not come to an end",
+                    got=waiting,
+                    allowed=f"{self._seconds:g} s",
+                    fix="check that both run and reach each other; the same command goes on",
+                )
+            if self._stop.wait(wait):
+                raise KeyboardInterrupt
+            wait = min(_LONGEST_WAIT, 1.5 * wait)
+
+    def _looked(self, round_id: str) -> _Look:
+        """What both say; asked now and then, since every look is two requests."""
+        if self._clock() - self._look.at >= _LOOK_EVERY:
+            try:
+                self._look = self._read([each.status(round_id) for each in self._both])
+            except ServiceError:  # one is away: the deadline of the round goes on
+                self._look, self._was_away = replace(self._look, at=self._clock()), True
+        return self._look
+
+    def _read(self, found: Sequence[SumStatus]) -> _Look:
+        one, other = (frozenset(each.devices) for each in found)
+        is_closed = any(each.phase != "open" for each in found)
+        return _Look(self._clock(), one & other, is_closed)
+
+    def _name(self, t: int, plan: Plan) -> bytes:
+        """Of the sum: 16 bytes."""
+        place = struct.pack("<3q", plan.seed, plan.trial, t)
+        return sha256(b"keyhole-sum" + self._salt + place).digest()[:16]
+
+    def _now(self) -> _Round:
+        assert self._round is not None, "open comes first"
+        return self._round
+
+    def _seen_by(self) -> dict[str, str]:
+        seen = {**TWO_SERVERS_SEEN_BY, "trainer": "who takes part, and the sum of all updates"}
+        if not self._now().terms.with_counts:
+            return seen
+        return {party: f"{what}, and how many chose each key" for party, what in seen.items()}
+
+
+def _ready(layout: Layout, plan: Plan) -> tuple[TwoServers, float]:
+    """How the plan's updates are added up, and how much one may measure."""
+    inner, privacy = plan.aggregate, plan.privacy
+    if not isinstance(inner, TwoServers) or (privacy and privacy.kind != "all-rows"):
+        kind = "" if privacy is None else f", {privacy.kind} noise"
+        raise InputError(
+            "two aggregators cannot add up by this plan",
+            got=f"{type(inner).__name__}{kind}",
+            allowed="secure-sparse sums, without privacy or with noise on all rows",
+            fix="choose --aggregation secure-sparse and --dp-kind all-rows",
+        )
+    if privacy is None:
+        return inner, inf
+    private = PrivateSum(inner, privacy, plan.cohorts)
+    private.check(layout, plan.keys_per_client, plan.over)
+    ready = private.ready_inner()
+    assert isinstance(ready, TwoServers)
+    return ready, privacy.clip
+
+
+def _other_least(least: int, planned: int) -> InputError:
+    """That a sum is withheld tells something, which the account of a run has counted."""
+    return InputError(
+        "another least number of clients than privacy was accounted for",
+        got=least,
+        allowed=f"{planned}, as the plan's aggregation has it",
+        fix="leave it out, or make the plan with TwoServers(least_clients=...)",
+    )
+
+
+def _visit(client: int, fate: Fate, added: frozenset[str], summed: Summed) -> Visit:
+    """What became of a client; which slices it fetched is its own affair."""
+    if fate == "sent" and summed.rows is not None and device_name(client) not in added:
+        fate = "lost_after"  # its share reached one aggregator only
+    return Visit(client, fate, {}, None, 0, 0, 0)

@@ -1,0 +1,113 @@
+"""What an aggregator allows, whatever a trainer asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keyhole.aggregation.two_servers.messages import whole_own_bytes, whole_public_bytes
+from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.errors import BusyError, ConflictError, InputError, TooLargeError
+from keyhole.service.access import check_device_name
+from keyhole.wire.sums import Opening
+
+
+@dataclass(frozen=True)
+class AggregatorSettings:
+    """What an aggregator allows.
+
+    Args:
+        party: 0 or 1: which of both this one is.
+        least_clients: the operator's own minimum: a sum whose terms allow fewer is not opened.
+        most_sums: that are open, being added up or not yet forgotten, of all trainers.
+        most_table: bytes of a server's share of one sum. Adding up takes as much memory, and some
+            256 MB for the messages of a batch; one sum is added up at a time.
+        most_upload: bytes of one device's body.
+        most_cohort: devices of one sum.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    party: int
+    least_clients: int = 2
+    most_sums: int = 4
+    most_table: int = 2 << 30
+    most_upload: int = 64 << 20
+    most_cohort: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        limits = self.least_clients, self.most_sums, self.most_table, self.most_upload
+        if self.party not in (0, 1) or min(*limits, self.most_cohort) < 1:
+            raise InputError(
+                "settings of an aggregator that make no sense",
+                got=f"party {self.party}, least number {min(*limits, self.most_cohort)}",
+                allowed="party 0 or 1, and limits from 1",
+                fix="choose other numbers",
+            )
+
+    def check(self, opening: Opening, terms: WholeTerms, live: int) -> None:
+        """Refuses a sum that this aggregator will not take part in.
+
+        Args:
+            opening: as the trainer sent it.
+            terms: that it holds.
+            live: sums that are here already.
+
+        Raises:
+            ConflictError: it is meant for the other aggregator.
+            InputError: too small a minimum, or a cohort that cannot be.
+            TooLargeError: too large a cohort, table or upload.
+            BusyError: too many sums.
+        """
+        if opening.party != self.party:
+            raise ConflictError(
+                "this is the other aggregator",
+                got=f"a sum for party {opening.party}",
+                allowed=f"party {self.party}",
+                fix="name the aggregators in the order of their parties",
+            )
+        if terms.least_clients < self.least_clients:
+            raise InputError(
+                "a sum of too few clients could be released",
+                got=f"at least {terms.least_clients}",
+                allowed=f"at least {self.least_clients}, says the operator of this aggregator",
+                fix="raise least_clients",
+            )
+        self._check_cohort(opening, terms)
+        self._check_sizes(terms)
+        if live >= self.most_sums:
+            raise BusyError(
+                "too many sums are under way",
+                got=live + 1,
+                allowed=self.most_sums,
+                fix="close and forget older ones",
+            )
+
+    def _check_cohort(self, opening: Opening, terms: WholeTerms) -> None:
+        names = opening.cohort
+        for name in names:
+            check_device_name(name)
+        most = min(self.most_cohort, terms.most_clients)
+        if len(names) > most or len(set(names)) != len(names):
+            raise TooLargeError(
+                "a cohort that cannot be added up",
+                got=f"{len(names)} devices, {len(set(names))} of them different",
+                allowed=f"{most} different ones",
+                fix="ask fewer, each once",
+            )
+
+    def _check_sizes(self, terms: WholeTerms) -> None:
+        upload = upload_bytes_of(terms, self.party)
+        if terms.table_bytes > self.most_table or upload > self.most_upload:
+            raise TooLargeError(
+                "a sum that is too large for this aggregator",
+                got=f"{terms.table_bytes} bytes of sums, {upload} of one upload",
+                allowed=f"{self.most_table} and {self.most_upload} bytes",
+                fix="raise --max-table-mb or --max-body-mb there, or train a smaller model",
+            )
+
+
+def upload_bytes_of(terms: WholeTerms, party: int) -> int:
+    """Of the body that a device sends to one aggregator: its own message, and to the first one the
+    public message behind it."""
+    return whole_own_bytes(terms, party) + (whole_public_bytes(terms) if party == 0 else 0)

@@ -1,0 +1,423 @@
+"""What an aggregator keeps on disk, so that nothing is lost when its process is killed.
+
+    sums/<round>/opening    who opened it, terms and cohort
+    sums/<round>/taken      whose updates count: from then on it is closed
+    sums/<round>/list       the list as it was told to the other aggregator
+    sums/<round>/agreed     whom this one will add
+    sums/<round>/added      their names
+    sums/<round>/share      what is given out, noise included: asked again, the same bytes
+    sums/<round>/failed     why nothing is given out
+    names/<name>            each name of a sum that was ever opened, and its round
+    uploads/                shares of devices, see `UpdateSpool`
+
+Each file appears at once and whole, and never changes. Everything is readable by its owner alone.
+
+The sums of one aggregator: opened and closed by a trainer, filled by devices, kept in files.
+
+Whatever is told to anyone is on the disk first. A process that is killed goes on with every sum
+where it was: lists do not change once they are closed, and a share that was written is given out
+again as the same bytes, with the same noise. A share that was not yet written was given to nobody.
+
+What this aggregator sees: names of devices, one message of a length that the terms fix from each,
+and the names that the other aggregator has. What it stores of a device tells it no key and no
+number, if the other one does not work with it (`private.secure_sum.whole_server`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from keyhole.aggregation.two_servers import sparse
+from keyhole.aggregation.two_servers.messages import read_own, whole_own_bytes
+from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.server import check_public
+from keyhole.errors import BusyError, ConflictError, MismatchError, NotFoundError, TooLateError
+from keyhole.files import Buffer, lock_file, replacing, storage_errors, sync_directory, write_all
+from keyhole.service.access import not_admitted
+from keyhole.service.spool import UpdateSpool
+from keyhole.service.sum_settings import AggregatorSettings, upload_bytes_of
+from keyhole.wire.manifest import number_of
+from keyhole.wire.sums import Failure, Opening, SumPhase, SumStatus, read_message
+
+_OVER = "over"  # stands behind the round in the file of a name whose sum was forgotten
+
+
+class SumFiles:
+    """The files of one aggregator; one process has them: two would draw different noise for one
+    sum, and give out both.
+
+    Args:
+        directory: made if it is missing.
+
+    Raises:
+        StorageError: another process has it, or the system refuses.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._sums, self._names = directory / "sums", directory / "names"
+        for folder in (directory, self._sums, self._names):
+            with storage_errors(folder, "make"):
+                folder.mkdir(0o700, parents=True, exist_ok=True)
+        self._lock: int | None = lock_file(directory / "lock", "another aggregator runs here")
+        self.spool = UpdateSpool(directory / "uploads")
+
+    def close(self) -> None:
+        """Lets another process have them."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def rounds(self) -> list[str]:
+        """The rounds whose sums are here."""
+        found = [f.name for f in self._sums.iterdir() if (f / "opening").exists()]
+        return sorted(name for name in found if number_of(name) is not None)
+
+    def open(self, round_id: str, name: bytes, opening: bytes) -> bool:
+        """Keeps a new sum; returns whether it is new.
+
+        Raises:
+            ConflictError: the round has other terms or another owner, or another round the name.
+            TooLateError: the sum is over and forgotten.
+        """
+        folder, mark = self._folder(round_id), self._names / name.hex()
+        if (folder / "opening").exists():
+            if self.read(round_id, "opening") != opening:
+                raise _taken("the round was opened with other terms, cohort or owner")
+            return False
+        marked = mark.read_text().split() if mark.exists() else []
+        if marked and marked[0] != round_id:
+            raise _taken("another round has a sum of this name")
+        if marked[1:] == [_OVER]:
+            raise TooLateError(
+                "the sum is over",
+                got="a round whose sum was forgotten",
+                allowed="each sum once",
+                fix="go on with the next round",
+            )
+        with storage_errors(folder, "make"):
+            folder.mkdir(0o700, exist_ok=True)
+            sync_directory(self._sums)
+        with replacing(mark) as descriptor:
+            write_all(descriptor, [round_id.encode("ascii")])
+        self.write(round_id, "opening", [opening])
+        return True  # a process that dies before has a mark and no sum: it is opened anew
+
+    def write(self, round_id: str, name: str, content: Sequence[Buffer]) -> None:
+        """Keeps a file; it is on the disk when this returns."""
+        with replacing(self._folder(round_id) / name) as descriptor:
+            write_all(descriptor, content)
+
+    def has(self, round_id: str, name: str) -> bool:
+        """Whether a file is there."""
+        return (self._folder(round_id) / name).exists()
+
+    def path(self, round_id: str, name: str) -> Path:
+        """Where a file is."""
+        return self._folder(round_id) / name
+
+    def read(self, round_id: str, name: str) -> bytes:
+        """Returns a file; raises NotFoundError where there is none."""
+        try:
+            return self.path(round_id, name).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                "no such sum, or it is not so far",
+                got="another round",
+                allowed="a round that the trainer has opened here",
+                fix="check the round; open it first",
+            ) from error
+
+    def forget(self, round_id: str, name: bytes) -> None:
+        """Removes a sum, but not that there was one: its name is not used again."""
+        with replacing(self._names / name.hex()) as descriptor:
+            write_all(descriptor, [f"{round_id} {_OVER}".encode("ascii")])
+        self.spool.close(round_id)  # so that devices that come late are told so
+        self.spool.remove(round_id)
+        folder = self._folder(round_id)
+        with storage_errors(folder, "remove"):
+            (folder / "opening").unlink(missing_ok=True)  # first: half of a sum is none
+            shutil.rmtree(folder, ignore_errors=True)
+            sync_directory(self._sums)
+
+    def _folder(self, round_id: str) -> Path:
+        # Names come from requests: what is not of this shape never reaches the file system.
+        if number_of(round_id) is None:
+            raise NotFoundError(
+                "not the identifier of a round",
+                got=f"{len(round_id)} characters",
+                allowed="a number, '-' and 16 hex digits",
+                fix="take it from the current round",
+            )
+        return self._sums / round_id
+
+
+def _taken(wrong: str) -> ConflictError:
+    return ConflictError(
+        wrong,
+        got="another opening",
+        allowed="the same bytes again",
+        fix="name each sum once: a run that starts anew takes a fresh salt",
+    )
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """The file `opening`: who opened the sum, and with what."""
+
+    owner: str
+    opening: Opening
+
+
+@dataclass(frozen=True)
+class HeldSum:
+    """A sum that is here.
+
+    Args:
+        round: its identifier.
+        owner: the trainer that opened it.
+        terms: of it.
+        cohort: names of everybody asked, in order.
+        members: the same, for looking them up.
+    """
+
+    round: str
+    owner: str
+    terms: WholeTerms
+    cohort: tuple[str, ...] = field(repr=False)
+    members: frozenset[str] = field(repr=False)
+
+
+class Sums:
+    """What an aggregator is asked, one method for each route. Threads may share it.
+
+    Args:
+        files: of the aggregator.
+        settings: what it allows.
+    """
+
+    def __init__(self, files: SumFiles, settings: AggregatorSettings) -> None:
+        self.files, self.settings = files, settings
+        self._here: dict[str, HeldSum] = {}
+        self._lock = threading.Lock()
+
+    def open(self, owner: str, round_id: str, body: bytes) -> Literal["opened", "known"]:
+        """Opens a sum; doing it again with the same bytes changes nothing.
+
+        Args:
+            owner: the trainer, by its token.
+            round_id: of the round.
+            body: an `Opening` as JSON.
+
+        Raises:
+            ConflictError, InputError, TooLargeError, BusyError: see `AggregatorSettings.check`.
+            MalformedError: not an opening, or not terms.
+            TooLateError: the sum is over.
+        """
+        opening = read_message(body, Opening)
+        terms = WholeTerms.decode(opening.terms)
+        kept = msgspec.json.encode(_Kept(owner, opening))
+        with self._lock:
+            live = [each for each in self.files.rounds() if each != round_id]
+            self.settings.check(opening, terms, len(live))
+            is_new = self.files.open(round_id, terms.round, kept)
+        return "opened" if is_new else "known"
+
+    def held(self, round_id: str, owner: str | None = None) -> HeldSum:
+        """A sum that is here.
+
+        Args:
+            round_id: of the round.
+            owner: who must have opened it; anyone if None.
+
+        Raises:
+            NotFoundError: there is none, or another trainer's.
+        """
+        found = self._here.get(round_id)
+        if found is None or not self.files.has(round_id, "opening"):
+            kept = read_message(self.files.read(round_id, "opening"), _Kept)
+            opening = kept.opening
+            terms, cohort = WholeTerms.decode(opening.terms), tuple(opening.cohort)
+            found = HeldSum(round_id, kept.owner, terms, cohort, frozenset(cohort))
+            self._here[round_id] = found
+        if owner not in (None, found.owner):
+            raise NotFoundError(
+                "no such sum", got="another round", allowed="a sum of one's own", fix="open it"
+            )
+        return found
+
+    def rounds(self, owner: str) -> list[str]:
+        """The rounds of a trainer's sums that are here."""
+        return [each for each in self.files.rounds() if self.held(each).owner == owner]
+
+    def upload_bytes(self, round_id: str, device: str) -> int:
+        """How long the body of a device of the cohort is.
+
+        Raises:
+            NotFoundError: there is no such sum.
+            NotAdmittedError: the device is not asked.
+            TooLateError: the sum is over, or closed and nothing of the device is here.
+        """
+        spool = self.files.spool
+        if not self.files.has(round_id, "opening") and spool.is_closed(round_id):
+            raise _too_late()
+        held = self.held(round_id)
+        if device not in held.members:
+            raise not_admitted("a device outside the cohort", "a device of this round's cohort")
+        if spool.is_closed(round_id) and not spool.has(round_id, device):
+            raise _too_late()
+        return upload_bytes_of(held.terms, self.settings.party)
+
+    def upload(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
+        """Keeps what a device sent, durably; sending the same again changes nothing.
+
+        Raises:
+            MalformedError, StaleError: it cannot be read, or belongs to another sum.
+            MismatchError: its two messages do not belong together.
+            ConflictError: other bytes of the device are here.
+            TooLateError: the sum is closed.
+        """
+        held, party = self.held(round_id), self.settings.party
+        own, public = self._split(held.terms, body)
+        digest, pieces = read_own(held.terms, party, own)
+        for part, terms, piece in zip(held.terms.parts, held.terms.sparse, pieces, strict=True):
+            if part.is_sparse:
+                sparse.read_sparse_own(terms, party, piece)
+        if party == 0:
+            check_public(held.terms, public)
+            if sha256(public).digest() != digest:
+                raise MismatchError(
+                    "a public message that its own message does not speak of",
+                    got="another digest",
+                    allowed="two messages of one update",
+                    fix="share the update again",
+                )
+        return self.files.spool.store(round_id, device, body)
+
+    def stop(self, owner: str, round_id: str) -> None:
+        """Takes no more shares; stopping again changes nothing."""
+        self.held(round_id, owner)
+        self.files.spool.close(round_id)
+
+    def close(self, owner: str, round_id: str, taken: Sequence[str]) -> None:
+        """Takes no more shares, and says whose count; closing again changes nothing.
+
+        Raises:
+            NotAdmittedError: somebody of `taken` was not asked.
+        """
+        held = self.held(round_id, owner)
+        if not held.members.issuperset(taken):
+            raise not_admitted("a device outside the cohort", "devices of this round's cohort")
+        self.files.spool.close(round_id)
+        with self._lock:
+            if not self.files.has(round_id, "taken"):
+                names = msgspec.json.encode(sorted(set(taken)))
+                self.files.write(round_id, "taken", [names])
+
+    def phase(self, round_id: str) -> SumPhase:
+        """How far a sum is."""
+        for name, phase in _PHASES.items():
+            if self.files.has(round_id, name):
+                return phase
+        return "stopped" if self.files.spool.is_closed(round_id) else "open"
+
+    def status(self, owner: str, round_id: str, waiting: str = "") -> SumStatus:
+        """How a sum stands: names and counts, nothing of a share."""
+        self.held(round_id, owner)
+        phase = self.phase(round_id)
+        if phase == "failed":
+            failure = read_message(self.files.read(round_id, "failed"), Failure)
+            return SumStatus(phase, [], failure=failure)
+        if phase == "ready":
+            return SumStatus(phase, self.names(round_id, "added"))
+        waiting = waiting if phase == "closing" else ""
+        return SumStatus(phase, self.files.spool.devices(round_id), waiting)
+
+    def share(self, owner: str, round_id: str) -> tuple[Path, int]:
+        """The file that is given out and its length; asked again, the same bytes.
+
+        Raises:
+            BusyError: it is not ready.
+            TooLateError: nothing will be given out.
+        """
+        self.held(round_id, owner)
+        phase = self.phase(round_id)
+        if phase == "failed":
+            raise _given_up()
+        if phase != "ready":
+            raise _not_yet(f"a sum that is {phase}")
+        path = self.files.path(round_id, "share")
+        return path, path.stat().st_size
+
+    def for_peer(self, round_id: str, name: Literal["list", "agreed"]) -> bytes:
+        """What the other aggregator asks for.
+
+        Raises:
+            NotFoundError: there is no such sum.
+            BusyError: it is not so far.
+            TooLateError: it is given up.
+        """
+        self.held(round_id)
+        if self.files.has(round_id, name):
+            return self.files.read(round_id, name)
+        if self.phase(round_id) == "failed":
+            raise _given_up()
+        raise _not_yet("a sum that is not so far")
+
+    def public_of(self, round_id: str, device: str) -> bytes:
+        """The public message of a device, for the other aggregator: once the sum is closed."""
+        held = self.held(round_id)
+        if not self.files.has(round_id, "list"):
+            raise _not_yet("a sum that is not so far")
+        return self._split(held.terms, self.files.spool.read(round_id, device))[1]
+
+    def own_of(self, round_id: str, device: str) -> tuple[bytes, bytes]:
+        """A device's own message and, at the first aggregator, its public one."""
+        return self._split(self.held(round_id).terms, self.files.spool.read(round_id, device))
+
+    def names(self, round_id: str, name: Literal["taken", "added"]) -> list[str]:
+        """A file of names."""
+        return read_message(self.files.read(round_id, name), list[str])
+
+    def forget(self, owner: str, round_id: str) -> None:
+        """Removes all of a sum but its name; the trainer has what it wants, or gives it up."""
+        held = self.held(round_id, owner)
+        self.files.forget(round_id, held.terms.round)
+        self._here.pop(round_id, None)
+
+    def _split(self, terms: WholeTerms, body: bytes) -> tuple[bytes, bytes]:
+        length = whole_own_bytes(terms, self.settings.party)
+        return (body[:length], body[length:]) if self.settings.party == 0 else (body, b"")
+
+
+# The file that shows a phase, the last one first.
+_PHASES: dict[str, SumPhase] = {"failed": "failed", "share": "ready", "taken": "closing"}
+
+
+def _not_yet(got: str) -> BusyError:
+    return BusyError("the sum is not so far", got=got, allowed="a later one", fix="ask again")
+
+
+def _too_late() -> TooLateError:
+    return TooLateError(
+        "the sum takes no more shares",
+        got="a share after it was closed",
+        allowed="shares while it is open",
+        fix="check in for the next round",
+    )
+
+
+def _given_up() -> TooLateError:
+    return TooLateError(
+        "nothing of this sum is given out",
+        got="a sum that was given up",
+        allowed="sums that both aggregators agree on",
+        fix="look at its status, and go on with the next round",
+    )

@@ -1,1 +1,0 @@
-"""The device: fetches, verifies, caches, resumes, takes part."""

@@ -1,1 +1,0 @@
-"""Rounds as files: written whole, mapped, kept, retired; and updates as files."""

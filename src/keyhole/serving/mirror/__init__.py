@@ -1,1 +1,0 @@
-"""Rounds copied to object stores and back."""

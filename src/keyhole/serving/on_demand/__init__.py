@@ -1,1 +1,0 @@
-"""Slices computed when they are first asked for, each once."""

@@ -1,1 +1,0 @@
-"""The service: routes, access, limits, metrics, and the processes that answer."""

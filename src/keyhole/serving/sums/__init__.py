@@ -1,1 +1,0 @@
-"""Secure sums over the network: two aggregators, the devices that send shares, and the trainer."""

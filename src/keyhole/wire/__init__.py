@@ -1,0 +1,1 @@
+"""Says what device and service send each other: messages, manifests, HTTP."""

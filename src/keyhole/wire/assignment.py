@@ -1,0 +1,91 @@
+"""The coordinator: which device that checks in takes part, and when it begins to fetch.
+
+Functions without sockets and clock; `keyhole.rounds.machine` decides when a round closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import TypeAlias
+
+from keyhole.errors import InputError
+from keyhole.wire.tables import Current
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A device takes part in a round.
+
+    Args:
+        round: its identifier.
+        number: t.
+        fetch_after: seconds to wait before the first request, so that not all come at once.
+    """
+
+    round: str
+    number: int
+    fetch_after: float
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A device comes back in so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How devices are spread over time.
+
+    Args:
+        spread: seconds over which the devices of a round begin to fetch.
+        again: seconds, on average, until a device without a round asks again.
+
+    Raises:
+        InputError: a number is negative, or `again` is 0.
+    """
+
+    spread: float = 0.0
+    again: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.spread < inf and 0 < self.again < inf):
+            raise InputError(
+                "the pace of devices is out of range",
+                got=f"spread {self.spread} s, again {self.again} s",
+                allowed="a spread from 0, and again above 0",
+                fix="choose other seconds",
+            )
+
+
+Admit: TypeAlias = Callable[[str, Current | None, bool], Admission | Wait]
+"""`(device, current round, whether it has sent its update) -> what it is told`."""
+
+
+def admit(
+    device: str,
+    current: Current | None,
+    has_sent: bool,
+    pace: Pace,
+    uniform: Callable[[], float],
+) -> Admission | Wait:
+    """Tells a device that checks in whether it takes part.
+
+    Args:
+        device: its name.
+        current: the newest round; None before the first.
+        has_sent: whether its update of that round is here already.
+        pace: how devices are spread.
+        uniform: draws from [0, 1).
+    """
+    is_open = current is not None and current.phase == "open"
+    if current is None or not is_open or has_sent or not _takes_part(device, current):
+        return Wait(pace.again * (0.5 + uniform()))
+    return Admission(current.round, current.number, pace.spread * uniform())
+
+
+def _takes_part(device: str, current: Current) -> bool:
+    return current.cohort is None or device in current.cohort

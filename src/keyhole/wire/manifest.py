@@ -1,0 +1,354 @@
+"""The manifest of a round: what its tables hold, where they lie, and how to tell damage.
+
+A manifest is all that a device needs to know of a model: from it follow the layout, the records and
+the URLs of a round. It is JSON, read strictly: an unknown name, a wrong type or a size that does
+not add up is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from keyhole.arrays import Tree
+from keyhole.delivery.records import Coding, CodingKind, RecordField, Records
+from keyhole.errors import InputError, KeyholeError
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import Cut, Layout
+
+VERSION = 1
+MOST_BYTES = 64 << 20
+"""Of an encoded manifest: 300,000 segments."""
+
+_MOST_ROUNDS = 10**18  # what the identifier of a round has digits for
+_MOST_TABLES = 4096  # of one manifest; a model of the paper has four
+_MOST_DEPTH = 64  # of the structure: trees are walked by recursion
+_MOST_TABLE_BYTES = 1 << 62  # so that every place in a table is a whole number of 64 bits
+_LEAST_RECORD = 8  # bytes: those of the sum that each record has
+# Bytes from a network are viewed as these numbers: never as objects.
+_DTYPES = frozenset(
+    ["|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8))]
+)
+# What reading and rebuilding a manifest that makes no sense can raise.
+_REFUSED = (
+    *(msgspec.DecodeError, KeyholeError, RecursionError),
+    *(ValueError, TypeError, KeyError, OverflowError),
+)
+
+
+class SpaceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key space that cuts the model."""
+
+    name: str
+    num_keys: int
+
+
+class FieldInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One array of a slice.
+
+    Attributes:
+        path: of the parameter.
+        dtype: little-endian, as NumPy writes it: "<f4".
+        shape: of the whole parameter; of the slice where `axes` is null.
+        axes: which axis each factor of the table cuts; null for a table of a select function.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] | None = None
+
+
+class SegmentInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of consecutive records, and one of their sums.
+
+    Attributes:
+        first: the key of its first record.
+        count: how many records it holds.
+        sums_sha256: SHA-256, in hex, of the file of sums.
+        sha256: of the records themselves, where the round is to pass through strange hands.
+    """
+
+    first: int
+    count: int
+    sums_sha256: str
+    sha256: str | None = None
+
+
+class TableInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table: a part of the model, or the slices of a select function.
+
+    Attributes:
+        name: of its key space; "everyone" for what is not cut.
+        num_keys: K.
+        factors: names of the key spaces whose product keys it; null for a select function.
+        fields: the arrays of a slice, in path order.
+        coding: how numbers are stored.
+        coding_seed: of the stochastic rounding.
+        record_bytes: length of a slice.
+        segments: in order of keys; empty where slices are computed on demand.
+    """
+
+    name: str
+    num_keys: int
+    factors: tuple[str, ...] | None
+    fields: tuple[FieldInfo, ...]
+    coding: CodingKind
+    coding_seed: int
+    record_bytes: int
+    segments: tuple[SegmentInfo, ...] = ()
+
+    @property
+    def records(self) -> Records:
+        """What a record holds."""
+        fields = tuple(
+            RecordField(f.path, _slice_shape(f), np.dtype(f.dtype).newbyteorder("="))
+            for f in self.fields
+        )
+        return Records(self.name, self.num_keys, fields, Coding(self.coding, self.coding_seed))
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A published round.
+
+    Attributes:
+        version: of this format.
+        number: t, which round of the run; grows.
+        step: how many steps the server had made.
+        spaces: the key spaces that cut the model.
+        structure: the tree of the model with paths for leaves, see `docs/wire.md`.
+        tables: in the order of the parts of the layout.
+        settings: what devices are told about the run: keys_per_client, seed and the like.
+    """
+
+    version: int
+    number: int
+    step: int
+    spaces: tuple[SpaceInfo, ...]
+    structure: Any
+    tables: tuple[TableInfo, ...]
+    settings: dict[str, Any] = {}
+
+    @property
+    def layout(self) -> Layout | None:
+        """The model and its cuts; None where the tables are of select functions."""
+        if any(table.factors is None for table in self.tables):
+            return None
+        axes: dict[str, dict[str, int]] = {space.name: {} for space in self.spaces}
+        leaves = {}
+        for table in self.tables:
+            for field in table.fields:
+                leaves[field.path] = np.broadcast_to(
+                    np.zeros((), np.dtype(field.dtype).newbyteorder("=")), field.shape
+                )
+                for name, axis in zip(table.factors or (), field.axes or (), strict=True):
+                    axes[name][field.path] = axis
+        cuts = [Cut(KeySpace(s.name, s.num_keys), axes[s.name]) for s in self.spaces]
+        return Layout.of(_decode_structure(self.structure, leaves), *cuts)
+
+
+def table_info(records: Records, layout: Layout | None = None, place: int = 0) -> TableInfo:
+    """Describes a table that has no segments yet.
+
+    Args:
+        records: what a record holds.
+        layout: the model, if the table is one of its parts.
+        place: of the part in `layout.parts`.
+    """
+    if layout is None:
+        factors = None
+        fields = tuple(
+            FieldInfo(f.path, f.dtype.newbyteorder("<").str, f.shape) for f in records.fields
+        )
+    else:
+        part = layout.parts[place]
+        factors = tuple(factor.name for factor in part.product.factors)
+        fields = tuple(
+            FieldInfo(f.path, f.dtype.newbyteorder("<").str, f.shape, f.axes) for f in part.fields
+        )
+    return TableInfo(
+        name=records.name,
+        num_keys=records.num_keys,
+        factors=factors,
+        fields=fields,
+        coding=records.coding.kind,
+        coding_seed=records.coding.seed,
+        record_bytes=records.record_bytes,
+    )
+
+
+def describe_round(
+    layout: Layout | None,
+    tables: Sequence[TableInfo],
+    number: int,
+    step: int,
+    settings: Mapping[str, Any],
+) -> Manifest:
+    """The manifest of a round; `layout` is None where its tables are of select functions."""
+    spaces = () if layout is None else layout.spaces
+    return Manifest(
+        version=VERSION,
+        number=number,
+        step=step,
+        spaces=tuple(SpaceInfo(s.name, s.num_keys) for s in spaces),
+        structure=None if layout is None else _encode_structure(layout.structure),
+        tables=tuple(tables),
+        settings=dict(settings),
+    )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Returns the manifest as JSON; the same manifest gives the same bytes.
+
+    Raises:
+        InputError: settings that JSON cannot hold, or that would reach devices as others.
+    """
+    try:
+        encoded = msgspec.json.encode(manifest, order="sorted")
+        told = msgspec.json.decode(encoded)["settings"]
+    except TypeError as error:
+        raise _bad_settings(str(error)) from error
+    if told != _as_json(manifest.settings):
+        raise _bad_settings("NaN, infinity, bytes, a set or the like")
+    return msgspec.json.format(encoded, indent=1) + b"\n"
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Returns the manifest that `data` holds.
+
+    Raises:
+        InputError: it is not a manifest of this version, or does not add up.
+    """
+    try:
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes")
+        manifest = msgspec.json.decode(data, type=Manifest)
+        _check(manifest)
+    except _REFUSED as error:
+        raise InputError(
+            "not the manifest of a round",
+            got=error.wrong if isinstance(error, KeyholeError) else str(error),
+            allowed=f"JSON of version {VERSION}, see docs/wire.md",
+            fix="fetch it again; it may come from another version of keyhole",
+        ) from error
+    return manifest
+
+
+def name_round(encoded: bytes, number: int) -> str:
+    """The identifier of a round: its number and what its manifest holds, never used twice.
+
+    >>> name_round(b"{}", 12)
+    '12-44136fa355b3678a'
+    """
+    return f"{number}-{sha256(encoded).hexdigest()[:16]}"
+
+
+def _check(manifest: Manifest) -> None:
+    if manifest.version != VERSION:
+        raise ValueError("another version")
+    if not 0 <= manifest.number < _MOST_ROUNDS or manifest.step < 0:
+        raise ValueError("a round or a step outside the range")
+    if len(manifest.tables) > _MOST_TABLES:
+        raise ValueError("too many tables")
+    for table in manifest.tables:
+        _check_size(table)
+        _check_segments(table)
+    layout = manifest.layout
+    if describe_round(layout, (), 0, 0, {}) != msgspec.structs.replace(
+        manifest, number=0, step=0, tables=(), settings={}
+    ):
+        raise ValueError("key spaces or a structure that are not those of the tables")
+    if layout is not None and len(layout.parts) != len(manifest.tables):
+        raise ValueError("tables are not the parts of the layout")
+    for place, table in enumerate(manifest.tables):
+        _check_fields(table, layout, place)
+
+
+def _check_size(table: TableInfo) -> None:
+    if not {field.dtype for field in table.fields} <= _DTYPES:
+        raise ValueError("an array that does not hold plain numbers, little-endian")
+    if any(min(field.shape, default=0) < 0 for field in table.fields):
+        raise ValueError("an array of a size below 0")
+    longest = max(table.records.record_bytes, _LEAST_RECORD)
+    if not 1 <= table.num_keys <= _MOST_TABLE_BYTES // longest:
+        raise ValueError("a table without keys, or beyond all sizes")
+
+
+def _check_segments(table: TableInfo) -> None:
+    keys = 0
+    for segment in table.segments:
+        if segment.first != keys or segment.count < 1:
+            raise ValueError("segments do not follow each other")
+        keys += segment.count
+    if table.segments and keys != table.num_keys:
+        raise ValueError("segments do not hold every key")
+
+
+def _check_fields(table: TableInfo, layout: Layout | None, place: int) -> None:
+    """Whether the table is described as the part of the layout, or its own records, would be."""
+    coding = Coding(table.coding, table.coding_seed)
+    records = table.records if layout is None else Records.of_part(layout.parts[place], coding)
+    if table_info(records, layout, place) != msgspec.structs.replace(table, segments=()):
+        raise ValueError("a table does not say what its records hold")
+    if len({field.path for field in table.fields}) != len(table.fields):
+        raise ValueError("two arrays of one path")
+
+
+def _slice_shape(field: FieldInfo) -> tuple[int, ...]:
+    return tuple(n for axis, n in enumerate(field.shape) if axis not in (field.axes or ()))
+
+
+def _encode_structure(node: Tree) -> Any:
+    """The tree with kinds spelled out, since JSON knows neither tuples nor whole-number keys."""
+    if isinstance(node, Mapping):
+        return {"dict": [[key, _encode_structure(child)] for key, child in node.items()]}
+    if isinstance(node, list | tuple):
+        kind = "list" if isinstance(node, list) else "tuple"
+        return {kind: [_encode_structure(child) for child in node]}
+    return node
+
+
+def _decode_structure(node: Any, leaves: Mapping[str, Any], depth: int = 0) -> Tree:
+    if node is None or isinstance(node, str):
+        return None if node is None else leaves[node]
+    if not isinstance(node, dict) or len(node) != 1 or depth > _MOST_DEPTH:
+        raise ValueError("a node of the structure is neither a path nor of one kind, or too deep")
+    ((kind, children),) = node.items()
+    if kind == "dict":
+        return {key: _decode_structure(child, leaves, depth + 1) for key, child in children}
+    made = [_decode_structure(child, leaves, depth + 1) for child in children]
+    return {"list": list, "tuple": tuple}[kind](made)
+
+
+def _as_json(value: Any) -> Any:
+    """Settings as they are if JSON holds them unchanged; a tuple may become a list."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(each) for key, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _bad_settings(got: str) -> InputError:
+    return InputError(
+        "settings cannot be told to devices",
+        got=got,
+        allowed="what JSON can hold",
+        fix="turn arrays into lists, and the rest into finite numbers, strings and dicts",
+    )
+
+
+_ROUND_ID = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{16}")
+
+
+def number_of(round_id: str) -> int | None:
+    """The number in a round's identifier; None if it is no identifier, as `name_round` makes them.
+
+    >>> [number_of(f"{number}-44136fa355b3678a") for number in ("12", "012", "../12")]
+    [12, None, None]
+    """
+    found = _ROUND_ID.fullmatch(round_id)
+    return None if found is None else int(found[1])

@@ -1,0 +1,309 @@
+"""The binary messages between device and service: a query for slices, its answer, an update.
+
+`docs/wire.md` describes every byte. All numbers are little-endian. A message begins with four bytes
+that name it and its version. What arrives is checked before it is used, and what is said about it
+counts keys and never shows one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole import tree
+from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.delivery.records import RecordArray
+from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeError
+from keyhole.primitives.keyspace import Keys, KeySpace
+from keyhole.primitives.layout import Layout
+
+MOST_BLOCKS = 64
+"""Tables that one query may ask for."""
+
+Sums = NDArray[np.uint64]
+"""Sums of records, shape (m,): `keyhole.server.checksums`."""
+
+_QUERY, _UPDATE = b"KHQ1", b"KHU1"
+_HEAD = struct.Struct("<4sHH")  # name and version, two counts
+_BLOCK = struct.Struct("<HBBI")  # table, bytes of a key, whether sums follow, keys
+_COUNT, _CHECK = struct.Struct("<I"), struct.Struct("<I")
+_I4, _I8, _U8, _F4 = (np.dtype(name) for name in ("<i4", "<i8", "<u8", "<f4"))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a device asks of one table.
+
+    Args:
+        table: its place in the manifest.
+        keys: (m,) int64; order and repeats are kept.
+        sums: of the records that the device holds already, one for each key; None holds nothing.
+    """
+
+    table: int
+    keys: KeyArray
+    sums: Sums | None = None
+
+    def __repr__(self) -> str:
+        """Keys may be private: printing shows how many there are."""
+        return f"Ask(table {self.table}, {len(self.keys)} keys)"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a device receives of one table.
+
+    Args:
+        records: those that were sent, in the order of the keys.
+        is_sent: (m,) which of the keys they belong to; the device holds the others already.
+    """
+
+    records: RecordArray
+    is_sent: NDArray[np.bool_]
+
+
+def encode_query(asks: Sequence[Ask]) -> bytes:
+    """Returns the body of a query; keys below 2^31 take four bytes each, else all take eight."""
+    pieces = [_HEAD.pack(_QUERY, len(asks), 0)]
+    for ask in asks:
+        width = 8 if len(ask.keys) and ask.keys.view(np.uint64).max() >= 2**31 else 4
+        pieces.append(_BLOCK.pack(ask.table, width, ask.sums is not None, len(ask.keys)))
+        pieces.append(ask.keys.astype(f"<i{width}").tobytes())
+        if ask.sums is not None:
+            pieces.append(ask.sums.astype("<u8").tobytes())
+    return b"".join(pieces)
+
+
+def most_query_bytes(most_keys: int) -> int:
+    """The length of the longest query that names so many keys: eight bytes each, and its sum."""
+    return _HEAD.size + MOST_BLOCKS * _BLOCK.size + 16 * most_keys
+
+
+def decode_query(body: bytes | bytearray, num_keys: Sequence[int], most_keys: int) -> list[Ask]:
+    """Returns what a query asks for.
+
+    Args:
+        body: as it arrived.
+        num_keys: K of each table of the round.
+        most_keys: how many keys a query may name, over all tables.
+
+    Raises:
+        RequestError: not a query, or one of a table that the round does not have.
+        TooLargeError: too many keys.
+        KeySpaceError: keys outside a table; says how many.
+    """
+    name, blocks, zero = _unpack(_HEAD, body, 0)
+    if name != _QUERY or zero or not blocks <= MOST_BLOCKS:
+        raise _malformed("its head")
+    asks, at, total = [], _HEAD.size, 0
+    for _ in range(blocks):
+        table, width, has_sums, count = _unpack(_BLOCK, body, at)
+        at += _BLOCK.size
+        total += count
+        if total > most_keys:
+            raise TooLargeError(
+                "too many keys in one query", got=total, allowed=most_keys, fix="split it"
+            )
+        if table >= len(num_keys) or width not in (4, 8) or has_sums > 1:
+            raise _malformed("the head of a block")
+        keys = _array(body, at, count, _I4 if width == 4 else _I8).astype(np.int64)
+        at += count * width
+        sums = _array(body, at, count, _U8) if has_sums else None
+        at += 8 * count * has_sums
+        _check_range(keys, num_keys[table])
+        asks.append(Ask(table, keys, sums))
+    if at != len(body):
+        raise _malformed("bytes behind its end")
+    return asks
+
+
+def unchanged(ask: Ask, sums: Sums) -> NDArray[np.bool_] | None:
+    """Which of the records asked for the device holds already; None if it holds nothing."""
+    return None if ask.sums is None else ask.sums == sums
+
+
+def sent_mask(is_sent: NDArray[np.bool_]) -> bytes:
+    """The bits that precede the records of a block that was asked for with sums."""
+    return np.packbits(is_sent, bitorder="little").tobytes()
+
+
+def check_of(sums: Sequence[Sums]) -> str:
+    """The `keyhole-check` of an answer: eight hex digits over the sums of all records asked for.
+
+    The sums were made when the records were, so that damage on a disk shows as well.
+    """
+    value = 0
+    for block in sums:
+        value = crc32(np.ascontiguousarray(block, _U8).data, value)
+    return f"{value:08x}"
+
+
+def most_answer_bytes(asks: Sequence[Ask], record_bytes: Mapping[int, int]) -> int:
+    """The length of the longest answer: all records, and the bits before each block."""
+    return sum(len(ask.keys) * record_bytes[ask.table] + _mask_bytes(ask) for ask in asks)
+
+
+def decode_answer(
+    body: bytes | memoryview,
+    asks: Sequence[Ask],
+    record_bytes: Mapping[int, int] | Sequence[int],
+    *,
+    is_cut: bool = False,
+) -> list[Answer]:
+    """Returns the records of an answer; whether they are right, `check_of` their sums tells.
+
+    Args:
+        body: as it arrived.
+        asks: what was asked.
+        record_bytes: of each table.
+        is_cut: whether the end is missing. What has arrived whole is returned: the answers may be
+            fewer than the asks, and `is_sent` of the last one shorter than its keys.
+
+    Raises:
+        DamageError: the answer is not as long as it must be.
+    """
+    answers, at = [], 0
+    for ask in asks:
+        answer, used = _decode_block(memoryview(body)[at:], ask, record_bytes[ask.table])
+        answers.append(answer)
+        at += used
+        if len(answer.is_sent) < len(ask.keys):
+            if not is_cut:
+                raise _cut_short(len(body))
+            return answers
+    if at != len(body):
+        raise _cut_short(len(body))
+    return answers
+
+
+def _decode_block(body: memoryview, ask: Ask, length: int) -> tuple[Answer, int]:
+    """What arrived whole of one block, and how many bytes that is."""
+    mask = _mask_bytes(ask)
+    if len(body) < mask:
+        return Answer(np.empty((0, length), np.uint8), np.empty(0, bool)), 0
+    is_sent = np.ones(len(ask.keys), bool)
+    if ask.sums is not None:
+        bits = np.frombuffer(body[:mask], np.uint8)
+        is_sent = np.unpackbits(bits, count=len(ask.keys), bitorder="little").astype(bool)
+    sent = np.flatnonzero(is_sent)
+    count = min(len(sent), (len(body) - mask) // length) if length else len(sent)
+    used = mask + count * length
+    records = np.frombuffer(body[mask:used], np.uint8).reshape(count, length)
+    # Keys before the first record that is missing are settled: sent, or held by the device.
+    settled = int(sent[count]) if count < len(sent) else len(ask.keys)
+    return Answer(records, is_sent[:settled]), used
+
+
+def _mask_bytes(ask: Ask) -> int:
+    """The bits before a block that say which of its records follow."""
+    return 0 if ask.sums is None else -(-len(ask.keys) // 8)
+
+
+def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> bytes:
+    """Returns the body of an update.
+
+    Args:
+        layout: of the round.
+        update: shaped as the sub-model that `keys` select.
+        keys: of each key space, by name.
+
+    Raises:
+        ShapeError: the update is not shaped as that sub-model.
+    """
+    layout.check(update, keys)
+    leaves = tree.flatten(update)
+    pieces = [_HEAD.pack(_UPDATE, len(layout.spaces), len(layout.parts))]
+    for space in layout.spaces:
+        z = keys[space.name].array
+        pieces += [_COUNT.pack(len(z)), z.astype("<i8").tobytes()]
+    pieces += [np.ascontiguousarray(part.to_rows(leaves), "<f4").tobytes() for part in layout.parts]
+    body = b"".join(pieces)
+    return body + _CHECK.pack(crc32(body))
+
+
+def decode_update(body: bytes, layout: Layout, most_keys: int) -> tuple[Tree, dict[str, Keys]]:
+    """Returns an update and its keys.
+
+    Raises:
+        RequestError: not an update of this layout, or damaged on the way.
+        TooLargeError: too many keys.
+        KeySpaceError: keys outside a key space; says how many.
+    """
+    name, spaces, parts = _unpack(_HEAD, body, 0)
+    if (name, spaces, parts) != (_UPDATE, len(layout.spaces), len(layout.parts)):
+        raise _malformed("its head, which belongs to another model")
+    if len(body) < _HEAD.size + _CHECK.size or crc32(body[:-4]) != _unpack(_CHECK, body[-4:], 0)[0]:
+        raise _malformed("its checksum")
+    keys, at = {}, _HEAD.size
+    for space in layout.spaces:
+        (count,) = _unpack(_COUNT, body, at)
+        if count > most_keys:
+            raise TooLargeError(
+                "too many keys in one update", got=count, allowed=most_keys, fix="choose fewer"
+            )
+        array = _array(body, at + _COUNT.size, count, _I8).astype(np.int64)
+        _check_range(array, space.num_keys)
+        keys[space.name] = Keys(KeySpace(space.name, space.num_keys), array)
+        at += _COUNT.size + 8 * count
+    leaves: dict[str, Array] = {}
+    for part in layout.parts:
+        counts = [len(keys[factor.name]) for factor in part.product.factors]
+        rows = int(np.prod(counts, dtype=object)) if counts else 1
+        data = _array(body, at, rows * part.slice_size, _F4).astype(np.float32)
+        leaves |= part.from_rows(data.reshape(rows, part.slice_size), counts)
+        at += data.nbytes
+    if at + _CHECK.size != len(body):
+        raise _malformed("bytes behind its end")
+    return tree.unflatten(layout.structure, leaves), keys
+
+
+def _unpack(form: struct.Struct, body: bytes | bytearray, at: int) -> tuple[Any, ...]:
+    try:
+        return form.unpack_from(body, at)
+    except struct.error as error:
+        raise _malformed("its length") from error
+
+
+def _array(body: bytes | bytearray, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """`count` numbers at a place of a body that may be shorter."""
+    if at + count * dtype.itemsize > len(body):
+        raise _malformed("its length")
+    return np.frombuffer(body, dtype, count, at)
+
+
+def _check_range(keys: KeyArray, num_keys: int) -> None:
+    from keyhole.server.rows import all_within
+
+    if not all_within(keys, num_keys - 1):
+        # As unsigned numbers, negative keys lie above every key space.
+        outside = int(np.sum(keys.view(np.uint64) >= num_keys))
+        raise KeySpaceError(
+            "keys lie outside their table",
+            got=f"{outside} of {len(keys)} keys",
+            allowed=f"0..{num_keys - 1}",
+            fix="make them with the key space of the manifest",
+        )
+
+
+def _malformed(what: str) -> RequestError:
+    return RequestError(
+        "the message cannot be read",
+        got=f"wrong: {what}",
+        allowed="a message as docs/wire.md describes it",
+        fix="send one of this version and this round",
+    )
+
+
+def _cut_short(length: int) -> DamageError:
+    return DamageError(
+        "the answer does not fit the query",
+        got=f"{length} bytes",
+        allowed="the records asked for, and nothing else",
+        fix="ask again",
+    )

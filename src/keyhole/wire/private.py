@@ -1,0 +1,218 @@
+"""What an operator decides about private retrieval: which server this is, and how much it takes.
+
+The schemes of private retrieval, by name: what stands at a service, and what on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from keyhole.delivery.pir import chor, one_server, two_server
+from keyhole.delivery.pir.database import Database, Scheme, Terms, name_of_round, rows_bytes
+from keyhole.delivery.pir.messages import MOST_QUERIES, Answerer, Asker
+from keyhole.delivery.pir.two_server import Batch
+from keyhole.errors import (
+    InputError,
+    NotFoundError,
+)
+from keyhole.wire.manifest import Manifest, TableInfo
+
+
+@dataclass(frozen=True)
+class Role:
+    """Which server a service is; it has one role, since whoever held both would learn every key.
+
+    Args:
+        scheme: how slices are retrieved.
+        server: 0 or 1 of two; 0 where there is one.
+    """
+
+    scheme: Scheme
+    server: int
+
+
+ROLES: Mapping[str, Role] = {
+    "0": Role("two-server", 0),
+    "1": Role("two-server", 1),
+    "one": Role("one-server", 0),
+}
+"""Roles by the names that operators give them."""
+
+
+@dataclass(frozen=True)
+class PirSettings:
+    """Private retrieval at one service.
+
+    Args:
+        role: which server this is.
+        most_keys: keys of one query, where the manifest does not say how many a client chooses.
+            Where it does, that number holds: devices compare.
+        most_keys_of: the same by the name of a table.
+        most_bytes: of memory for the tables of all rounds that are kept; a scan works on top of it.
+        together: queries that one pass answers at most.
+        scans: passes that run at one time, over different tables.
+        most_queries: that a table answers and remembers, so that none is answered twice; every
+            further one is refused, until a new round brings a new table. A million take 17 MB, and
+            at times twice that, for each table that is asked so often, on top of `most_bytes`.
+
+    Raises:
+        InputError: a number is not above 0.
+    """
+
+    role: Role
+    most_keys: int | None = None
+    most_keys_of: Mapping[str, int] = field(default_factory=dict)
+    most_bytes: int = 4 << 30
+    together: int = 64
+    scans: int = 1
+    most_queries: int = MOST_QUERIES
+
+    def __post_init__(self) -> None:
+        numbers = [*self.most_keys_of.values(), self.most_bytes, self.together, self.scans]
+        numbers.append(self.most_queries)
+        if self.most_keys is not None:
+            numbers.append(self.most_keys)
+        if min(numbers) < 1:
+            raise InputError(
+                "settings of private retrieval that let nobody in",
+                got=f"{min(numbers)}",
+                allowed="1 or more",
+                fix="raise it",
+            )
+
+
+def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
+    """How many slices of a table a client takes at most, as the round says: public.
+
+    A table that several key spaces cut is asked for every combination of a client's keys.
+
+    Returns:
+        No more than there are; None where the round does not say.
+    """
+    per_client = manifest.settings.get("keys_per_client")
+    counts = [_count(per_client, name) for name in (table.factors or ("",))]
+    return min(prod(counts), table.num_keys) if all(counts) else None
+
+
+def most_keys_of_table(settings: PirSettings, manifest: Manifest, table: TableInfo) -> int:
+    """How many keys every query of a table is padded to: public, and the same for all devices.
+
+    Raises:
+        NotFoundError: neither the manifest nor the operator says how many.
+    """
+    told = keys_of_round(manifest, table)
+    if told is None:
+        told = settings.most_keys_of.get(table.name, settings.most_keys)
+    if told is None:
+        raise NotFoundError(
+            f"table {table.name!r} cannot be retrieved from in private",
+            got="a round that does not say how many keys a client chooses",
+            allowed="keys_per_client of each key space in the settings of the round",
+            fix="publish it with them, or serve with --pir-keys",
+        )
+    return min(told, table.num_keys)
+
+
+def _count(per_client: object, name: str) -> int:
+    """Keys of one key space; 0 where the settings, which can hold anything, do not say."""
+    count = per_client.get(name) if isinstance(per_client, dict) else None
+    return max(count, 0) if type(count) is int else 0
+
+
+SERVER_HEADER = "keyhole-server"
+"""The header of terms that says which server gave them."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Bytes of a query, a reply and a hint, the same for all keys; 0 where there is no hint."""
+
+    query: int
+    reply: int
+    hint: int = 0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A table that a server can be asked about.
+
+    Args:
+        server: answers.
+        lengths: of messages.
+        hint: what a client must have before it asks; empty where it needs nothing.
+    """
+
+    server: Answerer
+    lengths: Lengths
+    hint: bytes = b""
+
+
+def name_table(round_id: str, place: int) -> bytes:
+    """The 16 bytes that stand for one table of a round in terms, tags and messages."""
+    return name_of_round(f"{round_id}/tables/{place}")
+
+
+def table_bytes(scheme: Scheme, num_keys: int, record_bytes: int, most_keys: int) -> int:
+    """What a server keeps in memory for a table: its rows, and its hint or its list of buckets."""
+    rows = rows_bytes(num_keys, record_bytes)
+    terms = Terms(scheme, bytes(16), num_keys, record_bytes, most_keys, bytes(32))
+    if scheme == "two-server":
+        placement = Batch.of(terms).placement
+        return rows + (placement.members_bytes if placement else 0)
+    return rows + lengths_of(terms).hint
+
+
+def serve(role: Role, database: Database, most_keys: int, most_queries: int) -> Opened:
+    """Opens a table at a server, for so many queries of so many keys."""
+    if role.scheme == "one-server":
+        hint = one_server.hint_of(database, most_keys)
+        terms = one_server.terms_of(database, most_keys, hint)
+        one = one_server.OneServer(database, terms, hint, most_queries)
+        return Opened(one, lengths_of(terms), hint)
+    if role.scheme == "chor":
+        terms = chor.terms_of(database, most_keys)
+        other = chor.ChorServer(database, terms, role.server, most_queries)
+        return Opened(other, lengths_of(terms))
+    terms = two_server.terms_of(database, most_keys)
+    two = two_server.TwoServer(database, terms, role.server, most_queries)
+    return Opened(two, lengths_of(terms))
+
+
+def lengths_of(terms: Terms) -> Lengths:
+    """The lengths of messages under terms."""
+    if terms.scheme == "one-server":
+        query, reply = one_server.query_bytes(terms), one_server.reply_bytes(terms)
+        return Lengths(query, reply, one_server.hint_bytes(terms))
+    module = chor if terms.scheme == "chor" else two_server
+    return Lengths(module.query_bytes(terms), module.reply_bytes(terms))
+
+
+def open_asker(terms: Terms, hint: bytes | memoryview = b"") -> Asker:
+    """The client of a table.
+
+    Raises:
+        ProtocolError: the hint is not the one that the terms cover.
+    """
+    if terms.scheme == "one-server":
+        return one_server.OneServerAsker(terms, bytes(hint))
+    if terms.scheme == "chor":
+        return chor.ChorAsker(terms)
+    return two_server.TwoServerAsker(terms)
+
+
+GATEWAY_PATH = "/v1/gateway"
+
+
+KEYS_PATH = "/v1/gateway/keys"
+
+
+MOST_CONFIG = 1 << 16
+"""Bytes of a list of key configurations."""
+
+
+RELAY_PATH = "/v1/relay"
+
+
+RELAY_KEYS_PATH = "/v1/relay/keys"
