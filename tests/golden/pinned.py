@@ -1,0 +1,340 @@
+"""Runs a case of the pinned results and tells its model and its numbers in words of our own.
+
+This module alone knows how the library is called: a case is plain data, and what comes back has
+names that do not follow the library's. A rename in src changes this file and no result.
+"""
+
+import json
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from math import inf
+
+import numpy as np
+
+from keyhole import tree
+from keyhole.data.synthetic import make_synthetic
+from keyhole.delivery import Coded, Coding
+from keyhole.keys.budget import DeviceClass
+from keyhole.private.oblivious.key_config import GatewayKey
+from keyhole.serving.device.participation import fetch_at_home, keep_taking_part
+from keyhole.serving.device.population import PopulationClient
+from keyhole.serving.device.retrying import Clock
+from keyhole.serving.inbox import SpoolInbox, device_name
+from keyhole.serving.pir.pir_fetch import OneServerFetch
+from keyhole.serving.relay.gateway_routes import gateway_routes
+from keyhole.serving.relay.mixing import Mix
+from keyhole.serving.relay.relay import RelayApp
+from keyhole.serving.relay.relayed_fetch import RelayedFetch
+from keyhole.serving.served import Served
+from keyhole.serving.service.transport import serving
+from keyhole.serving.sums.sum_send import SumPolicy, SumSend
+from keyhole.serving.sums.sum_services import SumServices
+from keyhole.tasks.arms import arm_of
+from keyhole.tasks.demo import demo_arms, demo_data
+from keyhole.tasks.experiment import Experiment
+from keyhole.tasks.named import task_named
+from keyhole.training.buffering import Buffering, exponential
+from keyhole.training.cores import Cores
+from keyhole.training.loop import Evaluation, start_run
+from keyhole.training.visit import in_process
+from tests.serving.living_devices import living
+from tests.serving.pir.pair import ONE, TWO, pair
+from tests.serving.relay.relayed import line_to
+from tests.serving.small_service import small_service
+from tests.serving.sums.aggregators import aggregators
+
+ROUNDS = 2
+SEED = 7
+DEMO = "demo"
+
+# What decides the work of a case's clients, and not how slices and updates travel.
+AT_WORK = ("task", "line", "data", "sizes", "keys", "m", "training", "negatives", "tuning")
+# Our word -> the record's, where a client's part did not end with an update that was added.
+OUTCOMES = {
+    "lost before slices": "lost_before",
+    "lost after slices": "lost_after",
+    "late": "late",
+    "refused": "refused",
+    "stale": "stale",
+}
+# Our word -> the record's, for numbers that are kept as they are.
+NUMBERS = {
+    "round": "round",
+    "step": "step",
+    "clients": "clients",
+    "closed": "closed",
+    "bytes down": "bytes_down",
+    "bytes up": "bytes_up",
+    "client sizes": "client_sizes",
+    "select calls": "select_calls",
+    "cache hits": "cache_hits",
+    "distinct keys": "distinct_keys",
+    "unplaced keys": "unplaced_keys",
+    "staleness": "staleness",
+    "metrics": "metrics",
+}
+
+
+def run_case(case, directory):
+    """Returns the digest of the model, the metrics on the test split, and the rounds of a case.
+
+    Args:
+        case: task -> its name; the other entries are read in `_experiment`, `_plan` and `_place`.
+        directory: an empty one, for what has to be in files.
+    """
+    at_work = _at_work(case)
+    plan = _plan(_experiment(case), case)
+    with _place(case, at_work, directory) as (kind, execute, kept):
+        state = at_work.start(plan.trial, None).state
+        run = start_run(state, at_work.clients, plan, kept, kind)
+        splits = at_work.task.metrics
+        curve = Evaluation(splits.get("validation", splits["test"]))
+        records = list(run.rounds(ROUNDS, execute=execute, evaluation=curve))
+        run.close()
+    return {
+        "model": _digest(run.state.model()),
+        "test": Evaluation(splits["test"]).of(run.state),
+        "rounds": [_numbers(record) for record in records],
+    }
+
+
+def _digest(model):
+    """The sha256 of all parameters: path, dtype, shape and bytes of each, in order of the paths."""
+    found = sha256()
+    leaves = {path: np.asarray(leaf) for path, leaf in tree.flatten(model).items()}
+    for path, leaf in sorted(leaves.items()):
+        found.update(f"{path} {leaf.dtype.str} {leaf.shape}\n".encode())
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def _numbers(record):
+    """The numbers of a round, in our words."""
+    told = {ours: _plain(getattr(record, theirs)) for ours, theirs in NUMBERS.items()}
+    ended = {c: ours for ours, theirs in OUTCOMES.items() for c in getattr(record, theirs)}
+    told["outcomes"] = [ended.get(client, "added") for client in record.clients]
+    told["opened"] = record.not_opened is None
+    if record.privacy:
+        told["epsilon"] = record.privacy["epsilon"]
+        told["delta"] = record.privacy["delta"]
+    return told
+
+
+def _plain(value):
+    """The value as JSON gives it back."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+@cache
+def _data(task, sizes):
+    """Small data for a task; cases share it."""
+    return make_synthetic(task_named(task).kind, SEED, **dict(sizes))
+
+
+def _at_work(case):
+    """The experiment that trains and evaluates: the same for all cases whose clients do the same,
+    so that JAX compiles their work once."""
+    told = {name: case[name] for name in AT_WORK if name in case}
+    return _kept_experiment(json.dumps(told, sort_keys=True))
+
+
+@cache
+def _kept_experiment(told):
+    return _experiment(json.loads(told))
+
+
+def _experiment(case):
+    """The experiment: task, `data` and `sizes`, `keys` and `m`, `training`, and how slices and
+    updates travel."""
+    task = case["task"]
+    if task == DEMO:
+        return Experiment(demo_arms(ROUNDS, SEED)[case["line"]], demo_data(SEED))
+    changes = {"rounds": ROUNDS, "evaluate_every": 1, **case.get("training", {})}
+    stream = case.get("asynchronous")
+    arm = arm_of(
+        task,
+        sizes=case["sizes"],
+        keys=case.get("keys"),
+        keys_per_client=case.get("m"),
+        changes=changes,
+        shared_keys=case.get("shared keys", False),
+        over=case.get("mean over", "cohort"),
+        negatives=case.get("negatives", 0.0),
+        delivery=case.get("delivery"),
+        aggregation=case.get("aggregation", "plain"),
+        value_clip=case.get("value clip", 16.0),
+        ring_bits=case.get("ring bits", 32),
+        is_signed=case.get("signed", False),
+        sampling=case.get("sampling", "fixed"),
+        privacy=case.get("privacy"),
+        is_tuning=case.get("tuning", False),
+        seed=SEED,
+        **({"concurrency": stream["concurrency"]} if stream else {}),
+    )
+    return Experiment(
+        arm,
+        _data(task, tuple(sorted(case["data"].items()))),
+        allow_simulation=True,
+        over_selection=case.get("over-selection", 1.0),
+        least=case.get("min updates", 0),
+    )
+
+
+def _plan(experiment, case):
+    """The plan: what `keyhole train` makes of the case, and what only callers in Python can ask
+    for."""
+    plan = experiment.plan(case.get("trial", 0))
+    lost = {name: case[f"lost {name}"] for name in ("before", "after") if f"lost {name}" in case}
+    cohorts = replace(plan.cohorts, **{f"lost_{name}": share for name, share in lost.items()})
+    plan = replace(plan, cohorts=cohorts)
+    if "coding" in case:
+        plan = replace(plan, deliver=Coded(plan.deliver, Coding(case["coding"])))
+    if "devices" in case:
+        plan = replace(plan, devices=tuple(DeviceClass(*each) for each in case["devices"]))
+    if "asynchronous" in case:
+        stream = case["asynchronous"]
+        numbers = stream["concurrency"], stream["goal"], stream.get("max staleness", 20)
+        plan = replace(plan, buffering=Buffering(*numbers, duration=exponential))
+    return plan
+
+
+@contextmanager
+def _place(case, experiment, directory):
+    """Where a case runs: yields what makes its rounds, what trains clients, and where the run is
+    kept."""
+    place = case.get("place", "process")
+    with ExitStack() as stack:
+        if place == "process":
+            yield None, in_process, None
+        elif place == "disk":
+            yield None, in_process, directory / "run"
+        elif place == "threads":
+            yield None, Cores(2), None
+        elif place == "ray":
+            yield None, stack.enter_context(_ray(case, experiment)), None
+        else:
+            kind = stack.enter_context(SERVED[place](case, experiment, directory))
+            yield kind, in_process, None
+
+
+@contextmanager
+def _ray(case, experiment):
+    from keyhole.engines.population import Population
+    from keyhole.engines.ray.engine import RayEngine
+
+    with RayEngine(Population(experiment.arm, None, case["data"]), 2) as engine:
+        yield engine
+
+
+@contextmanager
+def _devices(service, experiment, fetch_of=None, send_of=None):
+    """A device in a thread for each client; they take part until the block ends.
+
+    Args:
+        service: that they ask.
+        experiment: whose clients they are.
+        fetch_of: `stack -> how one fetches`; None fetches by keys in the clear.
+        send_of: `(name, stack) -> how it sends`; None sends to the service.
+    """
+    stop = threading.Event()
+
+    def live(client):
+        name = device_name(client)
+        one = PopulationClient(client, lambda settings: experiment.clients)
+        clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
+        with ExitStack() as stack:
+            how = {} if fetch_of is None else {"fetch": fetch_of(stack)}
+            how |= {} if send_of is None else {"send": send_of(name, stack)}
+            device = stack.enter_context(service.device(name=name, stop=stop, clock=clock))
+            keep_taking_part(device, one.participant(**how))
+
+    with living(live, range(experiment.task.clients), stop):
+        yield
+
+
+def _rounds(service, case, inbox=None, **more):
+    """Rounds of devices, which are waited for as long as it takes."""
+    coding = Coding(case.get("coding", "plain"))
+    inbox = inbox or SpoolInbox(service.spool)
+    more = {"seconds": inf, "poll": 0.005, **more}
+    return Served(service.publisher, inbox, coding=coding, **more)
+
+
+@contextmanager
+def _by_keys(case, experiment, directory):
+    with small_service(directory) as service, _devices(service, experiment):
+        yield _rounds(service, case)
+
+
+@contextmanager
+def _whole_rounds(case, experiment, directory):
+    fetch = lambda stack: fetch_at_home  # noqa: E731
+    with small_service(directory) as service, _devices(service, experiment, fetch):
+        yield _rounds(service, case, fetched="broadcast")
+
+
+@contextmanager
+def _two_servers(case, experiment, directory):
+    def fetch(stack):
+        made = both.fetch()
+        stack.callback(made.second.close)
+        return made
+
+    with pair(directory, TWO) as both, _devices(both.service, experiment, fetch):
+        yield _rounds(both.service, case, fetched="pir")
+
+
+@contextmanager
+def _one_server(case, experiment, directory):
+    fetch = lambda stack: OneServerFetch()  # noqa: E731
+    with pair(directory, ONE) as both, _devices(both.service, experiment, fetch):
+        yield _rounds(both.service, case, fetched="pir-one-server")
+
+
+@contextmanager
+def _behind_a_relay(case, experiment, directory):
+    key = GatewayKey.fresh()
+
+    def fetch(stack):
+        relay = stack.enter_context(service.device(url, token=None))
+        return RelayedFetch(relay.client)
+
+    def extra(rounds):
+        return [gateway_routes(rounds, [key])]
+
+    with small_service(directory, extra=extra) as service, ExitStack() as stack:
+        app = RelayApp(line_to(stack, service.url), mix=Mix(seconds=0.0))
+        url = stack.enter_context(serving(app))
+        stack.enter_context(_devices(service, experiment, fetch))
+        yield _rounds(service, case, fetched="relay")
+
+
+@contextmanager
+def _to_aggregators(case, experiment, directory):
+    def send(name, stack):
+        lines = [stack.enter_context(sums.device(party, name)) for party in (0, 1)]
+        return SumSend(*lines, SumPolicy())
+
+    with (
+        small_service(directory / "rounds") as service,
+        aggregators(directory / "sums") as sums,
+        _devices(service, experiment, send_of=send),
+    ):
+        trainers = sums.trainer(0), sums.trainer(1)
+        inbox = SumServices(*trainers, salt=bytes(16), stop=threading.Event())
+        yield _rounds(service, case, inbox)
+
+
+SERVED = {
+    "service": _by_keys,
+    "service, whole rounds": _whole_rounds,
+    "service, two servers": _two_servers,
+    "service, one server": _one_server,
+    "service, relay": _behind_a_relay,
+    "service, two aggregators": _to_aggregators,
+}

@@ -1,0 +1,246 @@
+"""Results are pinned: the bytes of the model and the numbers of the rounds, two rounds a case.
+
+`results.json` has a line for each case: every task, every delivery, every way to add updates up,
+some of them combined, asynchronous rounds, devices of a service, and engines. A case is plain
+data here, and `pinned.py` alone calls the library.
+
+Renew the results with KEYHOLE_RENEW_GOLDEN=1, in one process. Floating-point sums of JAX and NumPy
+can differ in their last bit on a CPU with other vector instructions, or with other versions of
+them: where all cases that train with JAX differ and counts of bytes and keys do not, that is why.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.golden.pinned import run_case
+
+RESULTS = Path(__file__).with_name("results.json")
+
+POSTS = {"users": 20, "words": 200, "tags": 10, "topics": 4}
+WRITERS = {"writers": 8, "fewest": 50, "most": 60}
+RATINGS = {"users": 10, "items": 60, "fewest": 10, "most": 20}
+FEW = {"cohort": 5, "batch_size": 4, "max_examples": 48, "client_lr": 0.2}
+
+TAGS = {
+    "task": "so_tag",
+    "data": POSTS,
+    "sizes": {"words": 200, "tags": 10},
+    "m": {"word": 20},
+    "training": {"cohort": 5, "batch_size": 20, "client_lr": 1.0},
+}
+WORDS = {
+    "task": "so_word",
+    "data": POSTS,
+    "sizes": {"words": 60, "embedding": 4, "width": 8, "heads": 2, "neurons": 8},
+    "m": {"word": 20, "neuron": 4},
+    "training": {"cohort": 3, "batch_size": 4, "max_examples": 8},
+}
+CNN = {
+    "task": "emnist_cnn",
+    "data": WRITERS,
+    "sizes": {"filters": 4, "hidden": 8},
+    "m": {"filter": 2},
+    "training": {**FEW, "cohort": 3, "client_lr": 0.1},
+}
+DENSE = {
+    "task": "emnist_2nn",
+    "data": WRITERS,
+    "sizes": {"neurons": 12, "hidden": 8},
+    "m": {"neuron": 5},
+    "training": FEW,
+}
+EXPERTS = {
+    "task": "experts",
+    "data": WRITERS,
+    "sizes": {"experts": 4, "features": 6, "hidden": 5},
+    "m": {"expert": 2},
+    "training": FEW,
+}
+MOVIES = {
+    "task": "movies",
+    "data": RATINGS,
+    "sizes": {"factors": 3},
+    "m": {"movie": 12},
+    "training": {"cohort": 5},
+}
+DELIVERIES = (
+    "broadcast",
+    "on-demand",
+    "pregenerated",
+    "relay",
+    "pir",
+    "pir-one-server",
+    "enclave",
+)
+SUMS = ("plain", "dense", "secure-dense", "secure-sketch", "secure-sparse")
+ALGORITHMS = ("FedAvg", "FedProx", "FedAdam", "FedYogi")
+PRIVACY = {"clip": 0.5, "noise": 1.0, "delta": 1e-3}
+LOSSES = {"over-selection": 1.6, "lost before": 0.2, "lost after": 0.2}
+
+CASES = {
+    "so_tag": TAGS,
+    "so_word": WORDS,
+    "emnist_cnn": CNN,
+    "emnist_2nn": DENSE,
+    "experts": EXPERTS,
+    "movies": MOVIES,
+    "demo, no select": {"task": "demo", "line": "no select"},
+    "demo, top 30 words": {"task": "demo", "line": "top 30 words"},
+    **{f"so_tag, {way}": {**TAGS, "delivery": way} for way in DELIVERIES},
+    **{f"movies, {way}": {**MOVIES, "delivery": way} for way in DELIVERIES},
+    "so_word, pir": {**WORDS, "delivery": "pir"},
+    "so_word, relay": {**WORDS, "delivery": "relay"},
+    **{f"so_tag, {way}": {**TAGS, "aggregation": way} for way in SUMS},
+    **{f"emnist_2nn, {way}": {**DENSE, "aggregation": way} for way in SUMS},
+    "experts, secure-sparse over choosers": {
+        **EXPERTS,
+        "aggregation": "secure-sparse",
+        "mean over": "choosers",
+    },
+    "so_tag, over choosers": {**TAGS, "mean over": "choosers"},
+    "so_tag, secure-dense, signed": {**TAGS, "aggregation": "secure-dense", "signed": True},
+    "so_tag, secure-sketch, signed, losses": {
+        **TAGS,
+        **LOSSES,
+        "aggregation": "secure-sketch",
+        "signed": True,
+    },
+    "so_tag, secure-sparse, 16 bits": {
+        **TAGS,
+        "aggregation": "secure-sparse",
+        "ring bits": 16,
+        "value clip": 4.0,
+    },
+    **{
+        f"so_tag, {way}, few lost": {
+            **TAGS,
+            "training": {**TAGS["training"], "cohort": 8},
+            "aggregation": way,
+            "signed": way != "secure-sparse",
+            "lost after": 0.12,
+        }
+        for way in SUMS[2:]
+    },
+    "so_tag, secure-dense, losses": {**TAGS, **LOSSES, "aggregation": "secure-dense"},
+    "so_tag, secure-sparse, losses, pir": {
+        **TAGS,
+        **LOSSES,
+        "aggregation": "secure-sparse",
+        "delivery": "pir",
+    },
+    "so_tag, losses": {**TAGS, **LOSSES},
+    "so_tag, losses, too few": {**TAGS, "lost after": 0.5, "min updates": 4},
+    "so_tag, poisson": {**TAGS, "sampling": "poisson"},
+    "so_tag, cyclic": {**TAGS, "sampling": "cyclic"},
+    "so_tag, another trial": {**TAGS, "trial": 1},
+    "emnist_2nn, tuning": {**DENSE, "tuning": True},
+    "so_tag, privacy": {**TAGS, "privacy": PRIVACY, "sampling": "poisson"},
+    "so_tag, privacy, thresholded": {
+        **TAGS,
+        "m": {"word": 2},
+        "training": {**TAGS["training"], "cohort": 12},
+        "privacy": {**PRIVACY, "noise": 0.5, "kind": "thresholded", "threshold": 2.0},
+        "sampling": "poisson",
+    },
+    "so_tag, privacy, correlated": {
+        **TAGS,
+        "privacy": {**PRIVACY, "kind": "correlated", "rounds": 2},
+        "sampling": "cyclic",
+    },
+    "so_tag, privacy, secure-dense": {
+        **TAGS,
+        "privacy": PRIVACY,
+        "aggregation": "secure-dense",
+    },
+    "so_tag, privacy, secure-sparse": {
+        **TAGS,
+        "privacy": PRIVACY,
+        "aggregation": "secure-sparse",
+    },
+    "so_tag, device classes": {
+        **TAGS,
+        "devices": [["phone", 0.5, 100_000], ["watch", 0.5, 400]],
+    },
+    "so_tag, every word": {**TAGS, "m": {"word": None}},
+    **{
+        f"so_tag, {way}, {coding}": {**TAGS, "delivery": way, "coding": coding}
+        for way in DELIVERIES[:3]
+        for coding in ("uint8", "half")
+    },
+    **{
+        f"so_tag, {name}": {**TAGS, "training": {**TAGS["training"], "algorithm": name}}
+        for name in ALGORITHMS
+    },
+    "so_tag, random keys": {**TAGS, "keys": {"word": "random"}},
+    "so_tag, random-top keys": {**TAGS, "keys": {"word": "random-top"}},
+    "emnist_2nn, shared keys": {**DENSE, "shared keys": True},
+    "so_word, negatives": {**WORDS, "negatives": 0.3},
+    "so_tag, on disk": {**TAGS, "place": "disk"},
+    "emnist_2nn, in threads": {**DENSE, "place": "threads"},
+    "so_tag, asynchronous": {**TAGS, "asynchronous": {"concurrency": 6, "goal": 3}},
+    "so_tag, asynchronous, losses": {
+        **TAGS,
+        "asynchronous": {"concurrency": 8, "goal": 2, "max staleness": 0},
+        "lost before": 0.2,
+        "lost after": 0.2,
+    },
+}
+# Those for which JAX compiles long, or which start processes.
+SLOW = {"so_tag, FedProx", "so_word, negatives"}
+
+
+def renews():
+    return bool(os.environ.get("KEYHOLE_RENEW_GOLDEN"))
+
+
+def read_results():
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def write_results(results):
+    """One line for each case, in the order of names."""
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(results[name], sort_keys=True)}"
+        for name in sorted(results)
+    ]
+    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def first_difference(found, pinned, place=""):
+    """Where two results differ first, and how; None where they are the same."""
+    if isinstance(found, dict) and isinstance(pinned, dict) and found.keys() == pinned.keys():
+        pairs = [(name, found[name], pinned[name]) for name in sorted(found)]
+    elif isinstance(found, list) and isinstance(pinned, list) and len(found) == len(pinned):
+        pairs = [(at, *both) for at, both in enumerate(zip(found, pinned, strict=True))]
+    else:
+        return None if found == pinned else f"{place}: got {found!r}, pinned is {pinned!r}"
+    differences = (first_difference(a, b, f"{place}/{name}") for name, a, b in pairs)
+    return next((each for each in differences if each), None)
+
+
+def marked(name):
+    return pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in CASES])
+def test_results_are_those_that_are_pinned(name, tmp_path):
+    found = json.loads(json.dumps(run_case(CASES[name], tmp_path)))
+    if renews():
+        write_results({**read_results(), name: found})
+    different = first_difference(found, read_results().get(name))
+    assert different is None, (
+        f"case {name!r} differs first at {different}. If sizes, keys and bytes are all the same, "
+        "this CPU or its libraries may round otherwise: compare with the commit before on this "
+        "machine."
+    )
+
+
+def test_every_result_belongs_to_a_case():
+    results = read_results()
+    if renews():
+        results = {name: results[name] for name in results if name in CASES}
+        write_results(results)
+    assert sorted(results) == sorted(CASES)

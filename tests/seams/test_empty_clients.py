@@ -1,0 +1,62 @@
+"""Clients that bring nothing: one is recorded, a whole cohort in every round ends the run."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from keyhole.errors import KeyholeError
+from keyhole.models.logistic import tag_regression
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.training.client_update import ClientUpdate
+from keyhole.training.clients import Clients
+from keyhole.training.cohort import Cohorts
+from keyhole.training.local_sgd import LocalSgd
+from keyhole.training.loop import start_run
+from keyhole.training.plan import Plan
+from tests.training import toy
+
+MODEL = tag_regression(8, 2)
+(WORD,) = MODEL.layout.spaces
+WITHOUT = 1  # the client whose keys meet none of its examples
+
+
+def choose(words, most, rng):
+    return WORD.keys([7] if WITHOUT in words else words)
+
+
+def localize(words, keys):
+    """One example for each word that the client holds."""
+    held = [at for at, word in enumerate(keys) if word in words]
+    return {"words": np.array(held, np.int64)[:, None], "tags": np.ones((len(held), 2), np.float32)}
+
+
+@pytest.mark.xfail(strict=True, reason="InputError: a client has no examples")
+def test_a_client_without_examples_is_recorded_and_the_run_goes_on():
+    clients = Clients(
+        3, lambda client: [client], choose, LocalSgd(MODEL, ClientUpdate(0.1)), localize
+    )
+    state = ServerState.dense(MODEL.layout, MODEL.init(0), SGD(1.0))
+    run = start_run(state, clients, Plan(Cohorts(3, 3), {"word": 2}))
+    for record in run.rounds(2):
+        assert record.empty == [WITHOUT]
+        assert len(record.staleness) == 2
+
+
+def all_nan(submodel, examples, rng):
+    return {"x": np.full_like(submodel["x"], np.nan)}
+
+
+def all_none(submodel, examples, rng):
+    return None
+
+
+@pytest.mark.xfail(strict=True, reason="rounds without an update go on without a word")
+@pytest.mark.parametrize("train", [all_nan, all_none])
+def test_cohorts_that_are_refused_whole_end_the_run(train):
+    run = start_run(toy.make_state(), replace(toy.make_clients(), train=train), toy.make_plan())
+    with pytest.raises(KeyholeError, match="rounds in a row"):
+        list(run.rounds(50))
+    assert 2 <= len(run.records) <= 20
+    assert all(len(record.refused) == 5 for record in run.records)
