@@ -24,7 +24,7 @@ from typing import Any
 
 PACKAGE = "keyhole"
 COMMAND = "keyhole.cli.main"  # has `main(args)`
-TASK_MODULE = "keyhole.tasks.so_tag"
+TASK_MODULE = "keyhole.experiments.so_tag"
 
 # Where a round begins in each process, by `__qualname__`: functions that run while one of these
 # does, or since one of those was called, are passed by the round.

@@ -2,13 +2,13 @@
 
 import pytest
 
+from keyhole.aggregation.base import Summed
+from keyhole.aggregation.named import aggregation_named
+from keyhole.aggregation.plain import plain
+from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import BudgetError, InputError
-from keyhole.training.aggregation.contract import Summed
-from keyhole.training.aggregation.named import aggregation_named
-from keyhole.training.aggregation.plain import plain
-from keyhole.training.cohort import Cohorts
-from keyhole.training.loop import start_run
-from keyhole.training.privacy import Privacy
+from keyhole.rounds.loop import start_run
+from keyhole.sampling import Cohorts
 from tests.seams.toys import passed_on
 from tests.training import toy
 

@@ -7,14 +7,13 @@ import pytest
 
 from keyhole.errors import KeyholeError
 from keyhole.models.logistic import tag_regression
+from keyhole.rounds.clients import Clients, ClientUpdate
+from keyhole.rounds.local_training import LocalSgd
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.spec import Plan
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.training.client_update import ClientUpdate
-from keyhole.training.clients import Clients
-from keyhole.training.cohort import Cohorts
-from keyhole.training.local_sgd import LocalSgd
-from keyhole.training.loop import start_run
-from keyhole.training.plan import Plan
 from tests.training import toy
 
 MODEL = tag_regression(8, 2)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.experiment import Experiment
 from keyhole.server.optimizers import SGD
-from keyhole.tasks.arms import arm_of
-from keyhole.tasks.experiment import Experiment
 from tests.seams.toys import ScaledSum, resumed, scaled_sum, started
 from tests.tasks.small import writers
 from tests.training import toy

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
+from keyhole.rounds.loop import Evaluation, start_run
 from keyhole.server.optimizers import SGD
-from keyhole.training.loop import Evaluation, start_run
 from tests.seams.toys import ROUNDS, resumed, started
 from tests.training import toy
 

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from keyhole.delivery.plan.need import Need
-from keyhole.delivery.plan.sums import price_sums
-from keyhole.training.aggregation.named import AGGREGATIONS
-from keyhole.training.record import append_records, read_records
+from keyhole.aggregation.named import AGGREGATIONS
+from keyhole.planner.sums import price_sums
+from keyhole.planner.workload import Need
+from keyhole.rounds.record import append_records, read_records
 
 # A command that is interrupted, and once more while the process ends. A shell in the background
 # has its children ignore SIGINT, so they set it back.

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.server.updates import RowUpdate
-from keyhole.training.aggregation.plain import plain
-from keyhole.training.loop import resume_run, start_run
+from keyhole.aggregation.plain import plain
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.server.row_sums import RowUpdate
 from tests.training import toy
 
 ROUNDS = 2
