@@ -7,38 +7,40 @@ names that do not follow the library's. A rename in src changes this file and no
 import json
 import threading
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
-from math import inf
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from keyhole import tree
 from keyhole.data.synthetic import make_synthetic
-from keyhole.delivery.clear import Coded
-from keyhole.delivery.records import Coding
-from keyhole.delivery.relay.ohttp import GatewayKey
-from keyhole.device.private import OneServerFetch
-from keyhole.device.relayed import RelayedFetch
-from keyhole.device.sums import SumPolicy, SumSend
-from keyhole.device.take_part import PopulationClient, fetch_at_home, keep_taking_part
-from keyhole.experiments.arms import arm_of
-from keyhole.experiments.demo import demo_arms, demo_data
-from keyhole.experiments.experiment import Experiment
-from keyhole.experiments.named import task_named
+from keyhole.delivery import Coded, Coding
 from keyhole.keys.budget import DeviceClass
-from keyhole.rounds.cores import Cores
-from keyhole.rounds.loop import Evaluation, start_run
-from keyhole.rounds.round import in_process
-from keyhole.rounds.spec import Buffering, exponential
-from keyhole.service.gateway import gateway_routes
-from keyhole.service.inbox import SpoolInbox, device_name
-from keyhole.service.relay import Mix, RelayApp
-from keyhole.service.served import Served
-from keyhole.service.sum_services import SumServices
-from keyhole.service.transport import serving
-from keyhole.wire.sockets import Clock
+from keyhole.private.oblivious.key_config import GatewayKey
+from keyhole.serving.device.participation import fetch_at_home, keep_taking_part
+from keyhole.serving.device.population import PopulationClient
+from keyhole.serving.device.retrying import Clock
+from keyhole.serving.inbox import SpoolInbox, device_name
+from keyhole.serving.pir.pir_fetch import OneServerFetch
+from keyhole.serving.relay.gateway_routes import gateway_routes
+from keyhole.serving.relay.mixing import Mix
+from keyhole.serving.relay.relay import RelayApp
+from keyhole.serving.relay.relayed_fetch import RelayedFetch
+from keyhole.serving.served import Served
+from keyhole.serving.service.transport import serving
+from keyhole.serving.sums.sum_send import SumPolicy, SumSend
+from keyhole.serving.sums.sum_services import SumServices
+from keyhole.tasks.arms import arm_of
+from keyhole.tasks.demo import demo_arms, demo_data
+from keyhole.tasks.experiment import Experiment, hold_here
+from keyhole.tasks.named import task_named
+from keyhole.training.buffering import Buffering, exponential
+from keyhole.training.cores import Cores
+from keyhole.training.loop import Evaluation, start_run
+from keyhole.training.visit import in_process
 from tests.serving.living_devices import living
 from tests.serving.pir.pair import ONE, TWO, pair
 from tests.serving.relay.relayed import line_to
@@ -86,18 +88,33 @@ def run_case(case, directory):
     """
     at_work = _at_work(case)
     plan = _plan(_experiment(case), case)
-    with _place(case, at_work, directory) as (kind, execute, kept):
-        state = at_work.start(plan.trial, None).state
-        run = start_run(state, at_work.clients, plan, kept, kind)
+    clients = _clients(at_work, case)
+    with _place(case, clients, directory) as place:
+        state = at_work.start(plan.trial, None, hold=place.hold).state
+        run = start_run(state, clients, plan, place.directory, place.kind)
         splits = at_work.task.metrics
         curve = Evaluation(splits.get("validation", splits["test"]))
-        records = list(run.rounds(ROUNDS, execute=execute, evaluation=curve))
+        records = list(run.rounds(ROUNDS, execute=place.execute, evaluation=curve))
         run.close()
-    return {
-        "model": _digest(run.state.model()),
-        "test": Evaluation(splits["test"]).of(run.state),
-        "rounds": [_numbers(record) for record in records],
-    }
+        rounds = [_numbers(record) for record in records]
+        if case.get("secret noise"):
+            return {"rounds": [{n: each[n] for n in each if n != "metrics"} for each in rounds]}
+        return {
+            "model": _digest(run.state.model()),
+            "test": Evaluation(splits["test"]).of(run.state),
+            "rounds": rounds,
+        }
+
+
+@dataclass
+class Place:
+    """Where a case runs: what makes its rounds, trains clients and holds the state, and where the
+    run is kept."""
+
+    kind: Any = None
+    execute: Any = in_process
+    hold: Any = hold_here
+    directory: Path | None = None
 
 
 def _digest(model):
@@ -184,6 +201,20 @@ def _experiment(case):
     )
 
 
+def _clients(experiment, case):
+    """The clients; with `grid`, numbers of their updates are multiples of one over it, which no
+    secure sum rounds: devices round with random numbers that nobody else knows."""
+    clients, grid = experiment.clients, case.get("grid")
+    if grid is None:
+        return clients
+
+    def train(submodel, data, rng):
+        update = clients.train(submodel, data, rng)
+        return tree.map_leaves(lambda leaf: np.round(np.asarray(leaf) * grid) / grid, update)
+
+    return replace(clients, train=train)
+
+
 def _plan(experiment, case):
     """The plan: what `keyhole train` makes of the case, and what only callers in Python can ask
     for."""
@@ -203,39 +234,43 @@ def _plan(experiment, case):
 
 
 @contextmanager
-def _place(case, experiment, directory):
-    """Where a case runs: yields what makes its rounds, what trains clients, and where the run is
-    kept."""
-    place = case.get("place", "process")
+def _place(case, clients, directory):
+    """Yields the place that the case names, for as long as it runs."""
+    name = case.get("place", "process")
     with ExitStack() as stack:
-        if place == "process":
-            yield None, in_process, None
-        elif place == "disk":
-            yield None, in_process, directory / "run"
-        elif place == "threads":
-            yield None, Cores(2), None
-        elif place == "ray":
-            yield None, stack.enter_context(_ray(case, experiment)), None
+        if name == "process":
+            yield Place()
+        elif name == "disk":
+            yield Place(directory=directory / "run")
+        elif name == "threads":
+            yield Place(execute=Cores(2))
+        elif name.startswith("ray"):
+            yield stack.enter_context(_ray(case, "shards" in name))
         else:
-            kind = stack.enter_context(SERVED[place](case, experiment, directory))
-            yield kind, in_process, None
+            yield Place(kind=stack.enter_context(SERVED[name](case, clients, directory)))
 
 
 @contextmanager
-def _ray(case, experiment):
-    from keyhole.engines.ray.engine import Population, RayEngine
+def _ray(case, has_shards):
+    from keyhole.engines.population import Population
+    from keyhole.engines.ray.engine import RayEngine
+    from keyhole.engines.ray.shards import Shards
 
-    with RayEngine(Population(experiment.arm, None, case["data"]), 2) as engine:
-        yield engine
+    with (
+        RayEngine(Population(_at_work(case).arm, None, case["data"]), 2) as engine,
+        ExitStack() as more,
+    ):
+        hold = more.enter_context(Shards(2)).hold if has_shards else hold_here
+        yield Place(execute=engine, hold=hold)
 
 
 @contextmanager
-def _devices(service, experiment, fetch_of=None, send_of=None):
+def _devices(service, clients, fetch_of=None, send_of=None):
     """A device in a thread for each client; they take part until the block ends.
 
     Args:
         service: that they ask.
-        experiment: whose clients they are.
+        clients: the population.
         fetch_of: `stack -> how one fetches`; None fetches by keys in the clear.
         send_of: `(name, stack) -> how it sends`; None sends to the service.
     """
@@ -243,7 +278,7 @@ def _devices(service, experiment, fetch_of=None, send_of=None):
 
     def live(client):
         name = device_name(client)
-        one = PopulationClient(client, lambda settings: experiment.clients)
+        one = PopulationClient(client, lambda settings: clients)
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
         with ExitStack() as stack:
             how = {} if fetch_of is None else {"fetch": fetch_of(stack)}
@@ -251,51 +286,51 @@ def _devices(service, experiment, fetch_of=None, send_of=None):
             device = stack.enter_context(service.device(name=name, stop=stop, clock=clock))
             keep_taking_part(device, one.participant(**how))
 
-    with living(live, range(experiment.task.clients), stop):
+    with living(live, range(clients.count), stop):
         yield
 
 
 def _rounds(service, case, inbox=None, **more):
-    """Rounds of devices, which are waited for as long as it takes."""
+    """Rounds of devices; they answer long before the deadline, which is for a device that fails."""
     coding = Coding(case.get("coding", "plain"))
     inbox = inbox or SpoolInbox(service.spool)
-    more = {"seconds": inf, "poll": 0.005, **more}
+    more = {"seconds": 120.0, "poll": 0.005, **more}
     return Served(service.publisher, inbox, coding=coding, **more)
 
 
 @contextmanager
-def _by_keys(case, experiment, directory):
-    with small_service(directory) as service, _devices(service, experiment):
+def _by_keys(case, clients, directory):
+    with small_service(directory) as service, _devices(service, clients):
         yield _rounds(service, case)
 
 
 @contextmanager
-def _whole_rounds(case, experiment, directory):
+def _whole_rounds(case, clients, directory):
     fetch = lambda stack: fetch_at_home  # noqa: E731
-    with small_service(directory) as service, _devices(service, experiment, fetch):
+    with small_service(directory) as service, _devices(service, clients, fetch):
         yield _rounds(service, case, fetched="broadcast")
 
 
 @contextmanager
-def _two_servers(case, experiment, directory):
+def _two_servers(case, clients, directory):
     def fetch(stack):
         made = both.fetch()
         stack.callback(made.second.close)
         return made
 
-    with pair(directory, TWO) as both, _devices(both.service, experiment, fetch):
+    with pair(directory, TWO) as both, _devices(both.service, clients, fetch):
         yield _rounds(both.service, case, fetched="pir")
 
 
 @contextmanager
-def _one_server(case, experiment, directory):
+def _one_server(case, clients, directory):
     fetch = lambda stack: OneServerFetch()  # noqa: E731
-    with pair(directory, ONE) as both, _devices(both.service, experiment, fetch):
+    with pair(directory, ONE) as both, _devices(both.service, clients, fetch):
         yield _rounds(both.service, case, fetched="pir-one-server")
 
 
 @contextmanager
-def _behind_a_relay(case, experiment, directory):
+def _behind_a_relay(case, clients, directory):
     key = GatewayKey.fresh()
 
     def fetch(stack):
@@ -308,12 +343,12 @@ def _behind_a_relay(case, experiment, directory):
     with small_service(directory, extra=extra) as service, ExitStack() as stack:
         app = RelayApp(line_to(stack, service.url), mix=Mix(seconds=0.0))
         url = stack.enter_context(serving(app))
-        stack.enter_context(_devices(service, experiment, fetch))
+        stack.enter_context(_devices(service, clients, fetch))
         yield _rounds(service, case, fetched="relay")
 
 
 @contextmanager
-def _to_aggregators(case, experiment, directory):
+def _to_aggregators(case, clients, directory):
     def send(name, stack):
         lines = [stack.enter_context(sums.device(party, name)) for party in (0, 1)]
         return SumSend(*lines, SumPolicy())
@@ -321,7 +356,7 @@ def _to_aggregators(case, experiment, directory):
     with (
         small_service(directory / "rounds") as service,
         aggregators(directory / "sums") as sums,
-        _devices(service, experiment, send_of=send),
+        _devices(service, clients, send_of=send),
     ):
         trainers = sums.trainer(0), sums.trainer(1)
         inbox = SumServices(*trainers, salt=bytes(16), stop=threading.Event())

@@ -75,6 +75,7 @@ DELIVERIES = (
     "pir-one-server",
     "enclave",
 )
+SERVED = {**TAGS, "delivery": "pregenerated"}
 SUMS = ("plain", "dense", "secure-dense", "secure-sketch", "secure-sparse")
 ALGORITHMS = ("FedAvg", "FedProx", "FedAdam", "FedYogi")
 PRIVACY = {"clip": 0.5, "noise": 1.0, "delta": 1e-3}
@@ -187,9 +188,54 @@ CASES = {
         "lost before": 0.2,
         "lost after": 0.2,
     },
+    "so_tag, served": {**SERVED, "place": "service"},
+    "so_tag, served, uint8": {**SERVED, "place": "service", "coding": "uint8"},
+    "so_tag, served, shared random keys": {
+        **SERVED,
+        "place": "service",
+        "keys": {"word": "random"},
+        "shared keys": True,
+    },
+    "so_word, served": {**WORDS, "delivery": "pregenerated", "place": "service"},
+    "so_tag, served, whole rounds": {**SERVED, "place": "service, whole rounds"},
+    "so_tag, served, pir": {**SERVED, "place": "service, two servers"},
+    "so_tag, served, pir-one-server": {**SERVED, "place": "service, one server"},
+    "so_tag, served, relay": {**SERVED, "place": "service, relay"},
+    "so_tag, secure-sparse, grid": {**TAGS, "aggregation": "secure-sparse", "grid": 1024},
+    "so_tag, served, secure-sparse, grid": {
+        **TAGS,
+        "place": "service, two aggregators",
+        "aggregation": "secure-sparse",
+        "grid": 1024,
+    },
+    "so_tag, served, privacy, secure-sparse": {
+        **SERVED,
+        "place": "service, two aggregators",
+        "aggregation": "secure-sparse",
+        "privacy": PRIVACY,
+        "secret noise": True,
+    },
+    "so_tag, served, asynchronous": {
+        **SERVED,
+        "place": "service",
+        "asynchronous": {"concurrency": 1, "goal": 3},
+    },
+    "so_tag, on Ray": {**TAGS, "place": "ray"},
+    "emnist_2nn, on Ray": {**DENSE, "place": "ray"},
+    "so_tag, on Ray, shards": {**TAGS, "place": "ray, shards"},
 }
 # Those for which JAX compiles long, or which start processes.
-SLOW = {"so_tag, FedProx", "so_word, negatives"}
+SLOW = {
+    "demo, no select",
+    "emnist_2nn, tuning",
+    "movies, enclave",
+    "so_tag, FedProx",
+    "so_tag, served, privacy, secure-sparse",
+    "so_tag, served, shared random keys",
+    "so_word, negatives",
+    "so_word, served",
+    *(name for name in CASES if "on Ray" in name),
+}
 
 
 def renews():
