@@ -17,30 +17,29 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.data.synthetic import make_synthetic
-from keyhole.delivery import Coded, Coding
+from keyhole.delivery.clear import Coded
+from keyhole.delivery.records import Coding
+from keyhole.delivery.relay.ohttp import GatewayKey
+from keyhole.device.private import OneServerFetch
+from keyhole.device.relayed import RelayedFetch
+from keyhole.device.sums import SumPolicy, SumSend
+from keyhole.device.take_part import PopulationClient, fetch_at_home, keep_taking_part
+from keyhole.experiments.arms import arm_of
+from keyhole.experiments.demo import demo_arms, demo_data
+from keyhole.experiments.experiment import Experiment, hold_here
+from keyhole.experiments.named import task_named
 from keyhole.keys.budget import DeviceClass
-from keyhole.private.oblivious.key_config import GatewayKey
-from keyhole.serving.device.participation import fetch_at_home, keep_taking_part
-from keyhole.serving.device.population import PopulationClient
-from keyhole.serving.device.retrying import Clock
-from keyhole.serving.inbox import SpoolInbox, device_name
-from keyhole.serving.pir.pir_fetch import OneServerFetch
-from keyhole.serving.relay.gateway_routes import gateway_routes
-from keyhole.serving.relay.mixing import Mix
-from keyhole.serving.relay.relay import RelayApp
-from keyhole.serving.relay.relayed_fetch import RelayedFetch
-from keyhole.serving.served import Served
-from keyhole.serving.service.transport import serving
-from keyhole.serving.sums.sum_send import SumPolicy, SumSend
-from keyhole.serving.sums.sum_services import SumServices
-from keyhole.tasks.arms import arm_of
-from keyhole.tasks.demo import demo_arms, demo_data
-from keyhole.tasks.experiment import Experiment, hold_here
-from keyhole.tasks.named import task_named
-from keyhole.training.buffering import Buffering, exponential
-from keyhole.training.cores import Cores
-from keyhole.training.loop import Evaluation, start_run
-from keyhole.training.visit import in_process
+from keyhole.rounds.cores import Cores
+from keyhole.rounds.loop import Evaluation, start_run
+from keyhole.rounds.round import in_process
+from keyhole.rounds.spec import Buffering, exponential
+from keyhole.service.gateway import gateway_routes
+from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.relay import Mix, RelayApp
+from keyhole.service.served import Served
+from keyhole.service.sum_services import SumServices
+from keyhole.service.transport import serving
+from keyhole.wire.sockets import Clock
 from tests.serving.living_devices import living
 from tests.serving.pir.pair import ONE, TWO, pair
 from tests.serving.relay.relayed import line_to
@@ -252,8 +251,7 @@ def _place(case, clients, directory):
 
 @contextmanager
 def _ray(case, has_shards):
-    from keyhole.engines.population import Population
-    from keyhole.engines.ray.engine import RayEngine
+    from keyhole.engines.ray.engine import Population, RayEngine
     from keyhole.engines.ray.shards import Shards
 
     with (
