@@ -111,8 +111,8 @@ def keyhole_round(num_keys: int, m: int, data: list[Data]) -> Callable[[], objec
     layout = Layout.of(like, cut)
     local = LocalSgd(model, ClientUpdate(CLIENT_LR, batch_size=BATCH))
 
-    def choose(own: Data, most: dict[str, int], rng: np.random.Generator) -> object:
-        return cut.space.keys(own.ranked[: most["word"]])
+    def choose(own: Data, limit: dict[str, int], rng: np.random.Generator) -> object:
+        return cut.space.keys(own.ranked[: limit["word"]])
 
     def localize(own: Data, keys: object) -> dict[str, np.ndarray]:
         return {"words": np.where(own.ranks < m, own.ranks, np.int32(-1)), "tags": own.tags}

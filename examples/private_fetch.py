@@ -23,7 +23,7 @@ from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.service.publishing import Publisher
 
-WORDS, NUMBERS, MOST_KEYS = 5_000, 64, 100
+WORDS, NUMBERS, MAX_KEYS = 5_000, 64, 100
 WORD = kh.KeySpace("word", WORDS)
 MODEL = {"kernel": np.arange(WORDS * NUMBERS, dtype=np.float32).reshape(WORDS, NUMBERS)}
 LAYOUT = kh.Layout.of(MODEL, kh.Cut(WORD, {"kernel": 0}))
@@ -67,7 +67,7 @@ def main():
         )
         publisher = stack.enter_context(Publisher(folder / "rounds"))
         state = ServerState.dense(LAYOUT, MODEL, SGD(1.0))
-        told = {"keys_per_client": {"word": MOST_KEYS}}  # public: every request is padded to it
+        told = {"keys_per_client": {"word": MAX_KEYS}}  # public: every request is padded to it
         round_id = publisher.publish_state(state, number=0, settings=told).id
 
         rounds = folder / "rounds"
@@ -78,7 +78,7 @@ def main():
         device = stack.enter_context(Device(first))
         from_second = stack.enter_context(Device(second))
         through = stack.enter_context(Device(relay))
-        keys = {"word": np.random.default_rng(0).choice(WORDS, MOST_KEYS, replace=False)}
+        keys = {"word": np.random.default_rng(0).choice(WORDS, MAX_KEYS, replace=False)}
         expected = MODEL["kernel"][keys["word"]]
         show("pregenerated", device.fetch(round_id, keys), expected)
         show("relay", RelayedFetch(through.client)(device, round_id, keys), expected)

@@ -16,7 +16,7 @@ from keyhole.crypto.ring import FixedPoint
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database, name_of_round
 
-WORDS, WIDTH, MOST_KEYS = 2_000, 16, 100
+WORDS, WIDTH, MAX_KEYS = 2_000, 16, 100
 CLIENTS = {"ann": range(60), "ben": range(40, 140), "cem": range(1_900, 1_990)}
 MODEL = np.random.default_rng(0).normal(size=(WORDS, WIDTH)).astype(np.float32)
 
@@ -39,11 +39,11 @@ def retrieve(asker, servers, keys, views):
 
 def main():
     database = Database.of(name_of_round("1-example"), MODEL.view(np.uint8).reshape(WORDS, -1))
-    terms = two_server.terms_of(database, MOST_KEYS)
+    terms = two_server.terms_of(database, MAX_KEYS)
     asker = two_server.TwoServerAsker(terms)
     servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
     fixed = FixedPoint(clip=4.0, cohort=len(CLIENTS))
-    sums = SparseTerms(bytes(16), WORDS, WIDTH, MOST_KEYS, bits=32, least_clients=2)
+    sums = SparseTerms(bytes(16), WORDS, WIDTH, MAX_KEYS, bits=32, min_clients=2)
     adders = [SparseServer(sums, party) for party in (0, 1)]
 
     expected, views = np.zeros_like(MODEL), ([], [])

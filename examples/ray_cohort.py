@@ -32,8 +32,8 @@ def words_of(client: int) -> np.ndarray:
     return np.random.default_rng(client).choice(1000, 20, replace=False)
 
 
-def choose(words: np.ndarray, most: dict[str, int], rng: np.random.Generator) -> kh.Keys:
-    return WORD.keys(words[: most["word"]])
+def choose(words: np.ndarray, limit: dict[str, int], rng: np.random.Generator) -> kh.Keys:
+    return WORD.keys(words[: limit["word"]])
 
 
 def localize(words: np.ndarray, keys: kh.Keys) -> np.ndarray:

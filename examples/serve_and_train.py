@@ -47,9 +47,9 @@ def make_data(client):
     return own[rng.integers(40, size=(30, 2))], rng.normal(size=(30, OUTPUTS)).astype(np.float32)
 
 
-def choose(data, most, rng):
+def choose(data, limit, rng):
     """The features that a device has examples of."""
-    return FEATURE.keys(np.unique(data[0])[: most["feature"]])
+    return FEATURE.keys(np.unique(data[0])[: limit["feature"]])
 
 
 def localize(data, keys):

@@ -54,9 +54,9 @@ OCTETS = {"content-type": "application/octet-stream"}
 def terms_by_the_page(terms):
     said = "KHM1", terms.bits, terms.with_counts, len(terms.parts)
     head = said[0].encode() + struct.pack("<BBH", *said[1:]) + terms.round
-    head += struct.pack("<QQQ", terms.most_clients, terms.least_clients, terms.room)
+    head += struct.pack("<QQQ", terms.max_clients, terms.min_clients, terms.room)
     head += struct.pack("<ddd", terms.clip, terms.norm, terms.noise)
-    parts = [struct.pack("<QQQQ", p.num_keys, p.width, p.most_keys, p.is_sparse) for p in PARTS]
+    parts = [struct.pack("<QQQQ", p.num_keys, p.width, p.max_keys, p.is_sparse) for p in PARTS]
     return head + b"".join(parts)
 
 
@@ -81,17 +81,17 @@ def test_terms_are_laid_out_as_the_page_says(changes):
 @pytest.mark.parametrize("bits", [16, 32])
 def test_the_scale_is_that_of_the_page(bits):
     terms = terms_of(bits=bits, clip=3.0, room=2)
-    most, scale = 2 ** (bits - 1) / (terms.most_clients + 2), terms.fixed_point.scale
+    limit, scale = 2 ** (bits - 1) / (terms.max_clients + 2), terms.fixed_point.scale
     assert scale == 2.0 ** round(np.log2(scale))
-    assert 3.0 * scale + 1 < most <= 3.0 * (2 * scale) + 1
+    assert 3.0 * scale + 1 < limit <= 3.0 * (2 * scale) + 1
 
 
 def test_the_room_for_noise_is_that_of_the_page():
-    least = 2 * sqrt(128 * log(2))
+    minimum = 2 * sqrt(128 * log(2))
     assert "2 sqrt(128 ln 2)" in WHOLE
-    terms_of(clip=1.0, room=19, noise=19 / least)
+    terms_of(clip=1.0, room=19, noise=19 / minimum)
     with pytest.raises(InputError):
-        terms_of(clip=1.0, room=19, noise=19.01 / least)
+        terms_of(clip=1.0, room=19, noise=19.01 / minimum)
 
 
 def test_messages_of_a_client_are_laid_out_as_the_page_says():
@@ -215,7 +215,7 @@ def said(answer):
 
 def test_opening_is_answered_as_the_page_says(service):
     party = service.party
-    few, most = terms_of(least_clients=1), AggregatorSettings(party).most_sums
+    few, limit = terms_of(min_clients=1), AggregatorSettings(party).max_sums
     assert service.trainer("POST", body=opening(1 - party)).status_code == 409
     assert service.trainer("POST", body=opening(party, few)).status_code == 400
     assert service.trainer("POST", body=opening(party, cohort=["a"] * 2)).status_code == 413
@@ -226,12 +226,12 @@ def test_opening_is_answered_as_the_page_says(service):
     assert service.trainer("GET", name="another").status_code == 404
     listed = service.ask("GET", "/v1/sums", "trainer", "trainer")
     assert said(listed) == (200, {"rounds": [ROUND]})
-    for number in range(1, most + 1):
+    for number in range(1, limit + 1):
         terms = WholeTerms(bytes([number]) * 16, PARTS, 6, 2)
         path, body = f"/v1/sums/1{number}-{ROUND[2:]}", opening(party, terms)
         last = service.ask("POST", path, "trainer", "trainer", msgspec.json.encode(body))
-    assert (number, last.status_code) == (most, 503)
-    assert f"if {most} other sums are here" in AGGREGATORS
+    assert (number, last.status_code) == (limit, 503)
+    assert f"if {limit} other sums are here" in AGGREGATORS
     assert said(service.trainer("POST", "/forget")) == (200, {"sum": "forgotten"})
     assert service.trainer("POST", body=opening(party)).status_code == 410
 
@@ -298,16 +298,16 @@ class _Unbound:
 
 def test_the_limits_on_the_page_are_the_defaults():
     limits = AggregatorSettings(0)
-    assert f"(`--least-clients`, {limits.least_clients})" in AGGREGATORS
-    assert f"{limits.most_table >> 20:,} MB of a share of the sum" in AGGREGATORS
-    assert re.search(rf"{limits.most_upload >> 20} MB of a\s+device's body", AGGREGATORS)
-    assert f"{limits.most_cohort:,} devices" in AGGREGATORS
+    assert f"(`--min-clients`, {limits.min_clients})" in AGGREGATORS
+    assert f"{limits.max_table >> 20:,} MB of a share of the sum" in AGGREGATORS
+    assert re.search(rf"{limits.max_upload >> 20} MB of a\s+device's body", AGGREGATORS)
+    assert f"{limits.max_cohort:,} devices" in AGGREGATORS
     assert terms_of().norm == inf
 
 
 def test_what_secure_sums_says_of_bytes_follows_from_the_terms():
     part = part_terms(100_000, 500, 1000, 32, False)
-    terms = WholeTerms(bytes(16), (part,), most_clients=50, least_clients=2)
+    terms = WholeTerms(bytes(16), (part,), max_clients=50, min_clients=2)
     sent = sum(upload_bytes_of(terms, party) for party in (0, 1))
     clear = 1000 * 500 * 4 + 1000 * 8
     shown = f"{sent / 1e6:.2f} MB to both, {sent / clear:.2f} x clear"

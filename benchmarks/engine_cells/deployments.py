@@ -32,7 +32,7 @@ from keyhole.engines.flower.local import (
 from keyhole.engines.flower.project import write_project
 from keyhole.service.access import new_key
 
-MOST_ADDED = 0.1  # of Flower's own latency
+MAX_ADDED = 0.1  # of Flower's own latency
 PATIENCE = 900.0  # seconds for all rounds of an app
 TURNS = 2  # of each app
 WARM_UP = 1  # rounds of a turn; in ours, nodes are asked whom they stand for
@@ -59,8 +59,8 @@ class Cell:
         return statistics.median(self.ours) / statistics.median(self.empty) - 1
 
     def goals(self) -> list[Goal]:
-        name = f"{MOST_ADDED:.0%} over what we add to Flower's latency, {self.nodes} nodes"
-        return [Goal(name, MOST_ADDED / max(self.added, 1e-3), 1.0)]
+        name = f"{MAX_ADDED:.0%} over what we add to Flower's latency, {self.nodes} nodes"
+        return [Goal(name, MAX_ADDED / max(self.added, 1e-3), 1.0)]
 
     def __str__(self) -> str:
         return (
@@ -86,7 +86,7 @@ def measure_deployment(nodes: int, rounds: int) -> Cell:
             _start(children, root, nodes)
             taken: dict[str, list[float]] = {"empty": [], "our": []}
             for turn in range(TURNS):
-                told = {"least-nodes": nodes, "rounds": WARM_UP + rounds}
+                told = {"min-nodes": nodes, "rounds": WARM_UP + rounds}
                 told |= _serve(children, root / str(turn))
                 for name, seconds in taken.items():
                     seconds.extend(_run(children, root / str(turn), name, told)[WARM_UP:])

@@ -12,7 +12,7 @@ from keyhole.rounds.round import in_process
 from keyhole.server.allocator import keep_freed_memory
 
 WORKERS = 2
-MOST_ADDED = 2.0  # ms for each client
+MAX_ADDED = 2.0  # ms for each client
 SHARE = 0.8  # of the rate of one process on one core
 FULL = 1000  # clients
 
@@ -58,9 +58,7 @@ class Cell:
             return []
         if self.crowd.is_idle:
             return [
-                _below(
-                    f"{MOST_ADDED:g} ms over what Ray adds to a client, {what}, {self.crowd}", ms
-                )
+                _below(f"{MAX_ADDED:g} ms over what Ray adds to a client, {what}, {self.crowd}", ms)
                 for what, ms in {"wall": self.added_wall, "CPU": self.added_cpu}.items()
             ]
         return [
@@ -93,4 +91,4 @@ def measure_on_ray(crowd: Crowd, rounds: int) -> Cell:
 
 
 def _below(name: str, value: float) -> Goal:
-    return Goal(name, MOST_ADDED / max(value, 1e-3), 1.0)
+    return Goal(name, MAX_ADDED / max(value, 1e-3), 1.0)

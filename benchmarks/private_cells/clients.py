@@ -116,7 +116,7 @@ def _measure_together(asker: TwoServerAsker, server: TwoServer, rng: np.random.G
     spent = []
     for _ in range(4):  # the first one compiles
         keys = [
-            rng.choice(asker.terms.num_keys, asker.terms.most_keys, replace=False)
+            rng.choice(asker.terms.num_keys, asker.terms.max_keys, replace=False)
             for _ in range(TOGETHER)
         ]
         messages = [asker.ask(some).messages()[0] for some in keys]

@@ -36,7 +36,7 @@ class Queue:
         self._free = [self.since] * self.cores
         self._line = self.since
         self._ends: deque[float] = deque()
-        self._most = WAITING * self.cores
+        self._limit = WAITING * self.cores
 
     def serve(self, now: float, cpu: float, size: int) -> float | None:
         """When a request that arrives now is answered; None if too many wait, and it is refused.
@@ -49,7 +49,7 @@ class Queue:
         ends = self._ends
         while ends and ends[0] <= now:
             ends.popleft()
-        if len(ends) >= self._most:
+        if len(ends) >= self._limit:
             return None
         done = max(now, self._free[0]) + cpu
         heapreplace(self._free, done)

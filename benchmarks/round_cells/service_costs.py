@@ -37,7 +37,7 @@ from slice_peers.processes import cpu_seconds, free_port, serving
 NUM_KEYS, WIDTH = 100_000, 64  # rows of 256 bytes
 SPACE = KeySpace("row", NUM_KEYS)
 AT_ONCE = 8  # connections
-MOST_KEYS = 65_536
+MAX_KEYS = 65_536
 COMMAND = (sys.executable, "-c", "from keyhole.cli.main import main; main()", "serve")
 BINARY = {"content-type": "application/octet-stream"}
 
@@ -272,7 +272,7 @@ def _adding(layout: Layout, bodies: Sequence[bytes]) -> float:
     """CPU seconds of the trainer for one update."""
 
     def add() -> None:
-        found = [decode_update(body, layout, MOST_KEYS) for body in bodies]
+        found = [decode_update(body, layout, MAX_KEYS) for body in bodies]
         updates = [usable(update) for update, _ in found]
         keys: list[Mapping[str, Keys]] = [keys for _, keys in found]
         sum_updates(layout, [u for u in updates if u is not None], keys, "cohort")

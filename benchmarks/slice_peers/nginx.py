@@ -12,8 +12,8 @@ import numpy as np
 from slice_peers.processes import free_port, serving
 
 INSTALL = "apt install nginx"
-MOST_WHOLE = 256  # files that hold whole answers: ten times the cache of the processor at 2 MB each
-MOST_SLICES = 10_000  # files that hold one slice: as many as nginx can keep open here
+MAX_WHOLE = 256  # files that hold whole answers: ten times the cache of the processor at 2 MB each
+MAX_SLICES = 10_000  # files that hold one slice: as many as nginx can keep open here
 
 _CONFIG = """
 daemon off;
@@ -77,7 +77,7 @@ def write_whole(root: Path, table: np.ndarray, keys_per_client: int) -> list[byt
 
 def whole_requests(num_keys: int, keys_per_client: int) -> list[bytes]:
     """Requests for the files that `write_whole` makes: all slices, or many of them."""
-    count = max(1, min(MOST_WHOLE, num_keys // keys_per_client))
+    count = max(1, min(MAX_WHOLE, num_keys // keys_per_client))
     return [_get(f"/whole-{keys_per_client}/{place}") for place in range(count)]
 
 
@@ -85,14 +85,14 @@ def write_slices(root: Path, table: np.ndarray) -> Path:
     """One file for each slice, of the first ones where there are too many."""
     directory = root / "slices"
     directory.mkdir()
-    for key, row in enumerate(table[:MOST_SLICES]):
+    for key, row in enumerate(table[:MAX_SLICES]):
         (directory / str(key)).write_bytes(row.tobytes())
     return directory
 
 
 def get_each(directory: Path, keys: np.ndarray) -> bytes:
     """One request for each slice, sent without waiting in between."""
-    return b"".join(_get(f"/{directory.name}/{key}") for key in (keys % MOST_SLICES).tolist())
+    return b"".join(_get(f"/{directory.name}/{key}") for key in (keys % MAX_SLICES).tolist())
 
 
 def get_ranges(keys: np.ndarray, length: int) -> bytes:

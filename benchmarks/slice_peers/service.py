@@ -28,7 +28,7 @@ from keyhole.wire.manifest import TableInfo, describe_round, encode_manifest, na
 from keyhole.wire.tables import Current, Fetched, OpenRound, RoundSource
 
 WIDTH = 512  # numbers of a slice of 2 KB
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 
 
 class NaiveTable:
@@ -85,7 +85,7 @@ def rounds_of(kind: str, path: Path) -> RoundSource:
         return RoundsDirectory(path)
     if kind == "naive":
         return NaiveRounds(expensive(path))
-    rounds = OnDemandRounds(most_bytes=MOST_BYTES, executor=ThreadPoolExecutor(1))
+    rounds = OnDemandRounds(max_bytes=MAX_BYTES, executor=ThreadPoolExecutor(1))
     rounds.publish([expensive(path)], None, number=0)
     return rounds
 

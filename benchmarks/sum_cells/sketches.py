@@ -68,8 +68,8 @@ def measure_sketches(cohort: Cohort) -> Cell:
     before = [cohort.update(10_000 + client)[0] for client in range(cohort.clients)]
     distinct = int(ROOM * len(np.unique(np.concatenate(before))))
     shape, cautious = (
-        _shape(cohort, most)
-        for most in (distinct, min(cohort.clients * cohort.keys_per_client, cohort.num_keys))
+        _shape(cohort, limit)
+        for limit in (distinct, min(cohort.clients * cohort.keys_per_client, cohort.num_keys))
     )
     encoded: list[float] = []
 
@@ -105,10 +105,10 @@ def measure_sketches(cohort: Cohort) -> Cell:
     )
 
 
-def _shape(cohort: Cohort, most_distinct: int) -> SketchShape:
-    most = min(most_distinct, cohort.num_keys)
+def _shape(cohort: Cohort, max_distinct: int) -> SketchShape:
+    limit = min(max_distinct, cohort.num_keys)
     return SketchShape(
-        cohort.num_keys, cohort.width, most, b"a public seed...", 32, most_clients=cohort.clients
+        cohort.num_keys, cohort.width, limit, b"a public seed...", 32, max_clients=cohort.clients
     )
 
 

@@ -68,7 +68,7 @@ def measure_sparse(cohort: Cohort) -> Cell:
         cohort.width,
         cohort.keys_per_client,
         bits=32,
-        least_clients=counts,
+        min_clients=counts,
     )
     shares, spent = [], []
     for client in cohort.survivors:  # a client that drops sends nothing, and nothing is undone
@@ -126,5 +126,5 @@ def _compare(cohort: Cohort, total: np.ndarray, shares: list[SparseShares]) -> N
 def _warm_up() -> None:
     """Compiles."""
     small = Cohort(2, 0, 2000, 100, 8)
-    terms = SparseTerms(bytes(16), 2000, 8, 100, bits=32, least_clients=2)
+    terms = SparseTerms(bytes(16), 2000, 8, 100, bits=32, min_clients=2)
     _serve(terms, small, [share_rows(terms, *small.update(client)) for client in range(2)])

@@ -18,7 +18,7 @@ from keyhole.errors import StorageError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes to be written or checked; arrays come as `array.data`."""
 
-_MOST_AT_ONCE = 64  # buffers in one call; the least that POSIX lets a system take is 16
+_MAX_AT_ONCE = 64  # buffers in one call; the least that POSIX lets a system take is 16
 
 
 def checksum(*buffers: Buffer, start: int = 0) -> int:
@@ -33,7 +33,7 @@ def write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
     """Writes all buffers without joining them; the system may take any part of them at a time."""
     left = [view for view in (memoryview(b).cast("B") for b in buffers) if view.nbytes]
     while left:
-        written = os.writev(descriptor, left[:_MOST_AT_ONCE])
+        written = os.writev(descriptor, left[:_MAX_AT_ONCE])
         while left and written >= left[0].nbytes:
             written -= left.pop(0).nbytes
         if written:

@@ -68,7 +68,7 @@ class Cohorts:
             one random order, so that every client rests as long as it can.
         over_selection: how many times more clients are asked than are waited for; the round closes
             with the first `size` that answer.
-        least: with fewer updates when it closes, a round makes no step; 0 takes what has come.
+        min_updates: with fewer updates when it closes, a round makes no step; 0 takes what has come.
         lost_before: probability that a client drops out before its slices arrive.
         lost_after: probability that it drops out after, before its update is sent.
 
@@ -80,14 +80,14 @@ class Cohorts:
     size: int
     sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
     over_selection: float = 1.0
-    least: int = 0
+    min_updates: int = 0
     lost_before: float = 0.0
     lost_after: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("population", self.population, 1)
         check_count("size", self.size, 0)
-        check_count("least", self.least, 0)
+        check_count("min_updates", self.min_updates, 0)
         if not 1 <= self.over_selection < inf:
             raise InputError(
                 "over_selection asks fewer clients than the round waits for",
@@ -109,10 +109,10 @@ class Cohorts:
                 allowed="fixed, poisson or cyclic",
                 fix="choose one of them",
             )
-        if self.least > self.size:
+        if self.min_updates > self.size:
             raise InputError(
                 "a round can never have the least number of updates",
-                got=self.least,
+                got=self.min_updates,
                 allowed=f"0..{self.size}, as it closes with {self.size}",
                 fix="ask for fewer",
             )
@@ -136,13 +136,13 @@ class Cohorts:
         return self.population // self.asked
 
 
-def check_count(name: str, value: object, least: int) -> None:
-    """Raises InputError unless `value` is a whole number of at least `least`."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+def check_count(name: str, value: object, min_updates: int) -> None:
+    """Raises InputError unless `value` is a whole number of at least `min_updates`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < min_updates:
         raise InputError(
             f"{name} is out of range",
             got=value,
-            allowed=f"a whole number from {least}",
+            allowed=f"a whole number from {min_updates}",
             fix="choose another",
         )
 

@@ -53,16 +53,16 @@ def test_two_programs_answer_one_device_each_with_half_a_question(tmp_path):
             assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
             path = f"{first.url}/v1/rounds/{published.id}/tables/0/pir"
             terms = httpx.get(f"{path}/two-server", timeout=60)
-            assert Terms.decode(terms.content).most_keys == 3
+            assert Terms.decode(terms.content).max_keys == 3
             assert terms.headers["keyhole-server"] == "0"
             assert httpx.get(f"{path}/one-server", timeout=60).status_code == 404
 
 
 @pytest.mark.parametrize(
-    ("pir", "keys", "server", "most"),
+    ("pir", "keys", "server", "limit"),
     [("0", ("3",), 0, 3), ("1", ("2", "word=9"), 1, 9), ("one", ("other=3", "5"), 0, 5)],
 )
-def test_a_server_has_the_role_and_the_numbers_of_its_options(pir, keys, server, most):
+def test_a_server_has_the_role_and_the_numbers_of_its_options(pir, keys, server, limit):
     rounds = MemoryRounds()
     opened = rounds.open()
     options = {"pir": pir, "pir_keys": keys, "pir_memory_mb": 1, "gateway_key": None}
@@ -76,7 +76,7 @@ def test_a_server_has_the_role_and_the_numbers_of_its_options(pir, keys, server,
 
     answer = asyncio.run(terms())
     assert answer.headers["keyhole-server"] == str(server)
-    assert Terms.decode(answer.content).most_keys == most
+    assert Terms.decode(answer.content).max_keys == limit
 
 
 def test_a_service_with_a_gateway_key_is_a_gateway_beside(tmp_path):

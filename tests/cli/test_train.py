@@ -103,7 +103,7 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
         (["train", "so_tag"], "a dataset of posts"),
         (["train", "emnist_2nn", "--m", "100", "--delivery", "pir"], "more than the whole model"),
         (["train", "emnist_2nn", "--delivery", "pir", "--devices", "d"], "choose their own"),
-        (["train", "emnist_2nn", "--most-staleness", "2"], "goes with --concurrency"),
+        (["train", "emnist_2nn", "--max-staleness", "2"], "goes with --concurrency"),
         (["train", "emnist_2nn", "--concurrency", "99999"], "more clients than there are"),
         (
             ["train", "emnist_2nn", "--concurrency", "2", "--sampling", "poisson"],

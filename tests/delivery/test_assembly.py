@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.delivery.records import PLAIN, assemble, keep_found, records_of
-from keyhole.primitives.layout import most_keys_of
+from keyhole.primitives.layout import max_keys_of
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of
 
 
@@ -48,5 +48,5 @@ def test_what_is_left_is_what_the_kept_keys_select(name, data):
 
 def test_the_most_keys_of_a_part_are_those_of_its_key_spaces_together():
     layout = LAYOUTS["one parameter cut twice"]  # neuron of 6, second of 5, and their product
-    assert most_keys_of(layout, {"neuron": 2, "second": 3}) == [2, 3, 6]
-    assert most_keys_of(layout, {"neuron": 99, "second": 99}) == [6, 5, 30]
+    assert max_keys_of(layout, {"neuron": 2, "second": 3}) == [2, 3, 6]
+    assert max_keys_of(layout, {"neuron": 99, "second": 99}) == [6, 5, 30]

@@ -26,14 +26,14 @@ ROW = kh.KeySpace("row", 300)
 MODEL = {"w": np.arange(900, dtype=np.float32).reshape(300, 3), "b": np.ones(2, np.float32)}
 LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
 KEYS = [[5, 7, 5], [299], []]
-MOST = 4
+MAX = 4
 
 
 @pytest.fixture(scope="module")
 def ways():
     """One of each, kept for the module: the enclave is a process."""
     made = {
-        name: delivery_named(name, {"row": MOST}, allow_simulation=True)
+        name: delivery_named(name, {"row": MAX}, allow_simulation=True)
         for name in PRIVATE_DELIVERIES
     }
     yield made
@@ -44,7 +44,7 @@ def state_of(layout=LAYOUT, model=MODEL):
     return ServerState.dense(layout, model, SGD(1.0))
 
 
-def most_of(layout, cohort):
+def max_of(layout, cohort):
     """The least public maximum under which these clients may ask."""
     counts = [len({*z.array.tolist()}) for keys in cohort for z in keys]
     return {space.name: max([1, *counts]) for space in layout.spaces}
@@ -57,7 +57,7 @@ def test_private_ways_deliver_what_select_means(ways, way, name, data):
     layout = LAYOUTS[name]
     x = data.draw(model_of(layout))
     cohort = [data.draw(client_keys(layout)) for _ in range(2)]
-    deliver = PrivateWay(ways[way].retrieval, most_of(layout, cohort))
+    deliver = PrivateWay(ways[way].retrieval, max_of(layout, cohort))
     delivered = deliver(state_of(layout, x), kh.at_clients(cohort))
     for client, keys in enumerate(cohort):
         assert_trees_equal(read(delivered.submodels)[client], layout.select(x, keys))
@@ -70,11 +70,11 @@ def test_private_ways_deliver_what_select_means(ways, way, name, data):
 @pytest.mark.parametrize("way", PRIVATE_DELIVERIES)
 def test_what_is_sent_does_not_depend_on_the_keys_and_is_what_the_planner_says(ways, way):
     cost = ways[way](state_of(), ROW.place(KEYS)).cost
-    need = Need(300, MOST, slice_bytes=12, cohort=3, broadcast_bytes=8)
+    need = Need(300, MAX, slice_bytes=12, cohort=3, broadcast_bytes=8)
     planned = traffic_of(way, need)
     ((up,), (down,)) = set(cost.bytes_up.values()), set(cost.bytes_down.values())
     # A path holds the number of the round: 0 here, and of four digits for the planner.
-    assert up == planned.up - (3 * MOST if way == "relay" else 0)
+    assert up == planned.up - (3 * MAX if way == "relay" else 0)
     if way == "enclave":  # the planner counts a quote and collateral of real hardware
         assert down < planned.down
     else:
@@ -83,13 +83,13 @@ def test_what_is_sent_does_not_depend_on_the_keys_and_is_what_the_planner_says(w
 
 def test_two_servers_deliver_from_buckets_what_select_means():
     """Few keys, or few slices, are asked for by queries over the whole table; these are not."""
-    row, most = kh.KeySpace("row", 2_000), 100
-    assert batch_shape(most, row.num_keys).num_buckets > 0
+    row, limit = kh.KeySpace("row", 2_000), 100
+    assert batch_shape(limit, row.num_keys).num_buckets > 0
     rng = np.random.default_rng(0)
     model = {"w": rng.normal(size=(row.num_keys, 3)).astype(np.float32)}
     layout = kh.Layout.of(model, kh.Cut(row, {"w": 0}))
-    wanted = [rng.choice(row.num_keys, count, replace=False) for count in (most, 7)]
-    deliver = delivery_named("pir", {"row": most})
+    wanted = [rng.choice(row.num_keys, count, replace=False) for count in (limit, 7)]
+    deliver = delivery_named("pir", {"row": limit})
     delivered = deliver(state_of(layout, model), row.place(wanted))
     for client, keys in enumerate(wanted):
         (kept,) = read(delivered.keys)[client]
@@ -97,7 +97,7 @@ def test_two_servers_deliver_from_buckets_what_select_means():
         assert set(kept.array) <= set(keys)
         assert len(kept) >= len(keys) - 1
         assert_trees_equal(read(delivered.submodels)[client], layout.select(model, kept))
-    planned = traffic_of("pir", Need(row.num_keys, most, slice_bytes=12, cohort=2))
+    planned = traffic_of("pir", Need(row.num_keys, limit, slice_bytes=12, cohort=2))
     assert set(delivered.cost.bytes_down.values()) == {planned.down}
     assert set(delivered.cost.bytes_up.values()) == {planned.up}
 
@@ -123,7 +123,7 @@ def test_a_simulated_enclave_says_that_its_host_can_learn_everything(ways):
 
 
 def test_a_simulated_enclave_says_so_when_it_is_made(caplog):
-    delivery_named("enclave", {"row": MOST}, allow_simulation=True)
+    delivery_named("enclave", {"row": MAX}, allow_simulation=True)
     assert "NO HARDWARE PROTECTION" in caplog.text
 
 
@@ -147,7 +147,7 @@ def test_ways_name_the_cryptography_that_they_rest_on():
 
 def test_a_simulated_enclave_is_refused_unless_allowed():
     with pytest.raises(AttestationError, match="would be simulated"):
-        delivery_named("enclave", {"row": MOST})
+        delivery_named("enclave", {"row": MAX})
 
 
 def test_a_part_of_which_clients_take_every_key_is_sent_to_everyone():
@@ -171,7 +171,7 @@ def test_keys_without_a_place_are_left_out_and_reported():
         def retrieve(self, table, wanted, tally):
             return {c: Retrieved(table.records[z], z != 7) for c, z in wanted.items()}
 
-    delivered = PrivateWay(Loses(), {"row": MOST})(state_of(), ROW.place(KEYS))
+    delivered = PrivateWay(Loses(), {"row": MAX})(state_of(), ROW.place(KEYS))
     (left,) = read(delivered.keys)[0]
     assert left.array.tolist() == [5, 5]
     assert_trees_equal(read(delivered.submodels)[0], LAYOUT.select(MODEL, ROW.keys([5, 5])))
@@ -179,9 +179,9 @@ def test_keys_without_a_place_are_left_out_and_reported():
 
 def test_a_private_way_dearer_than_broadcast_is_refused():
     check_model_worth("pir", LAYOUTS["rows"], {"row": 7})  # every key: sent to everyone
-    check_model_worth("relay", LAYOUT, {"row": MOST})
+    check_model_worth("relay", LAYOUT, {"row": MAX})
     with pytest.raises(CostlyError, match="more than the whole model"):
-        check_model_worth("pir-one-server", LAYOUT, {"row": MOST})
+        check_model_worth("pir-one-server", LAYOUT, {"row": MAX})
 
 
 def test_an_unknown_way_is_refused():

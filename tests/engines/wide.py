@@ -22,8 +22,8 @@ MODEL = {
 LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"x": 0}))
 
 
-def choose(client, most, rng):
-    return [ROW.keys(rng.choice(ROW.num_keys, most["row"], replace=False))]
+def choose(client, limit, rng):
+    return [ROW.keys(rng.choice(ROW.num_keys, limit["row"], replace=False))]
 
 
 def train(submodel, client, rng):

@@ -196,7 +196,7 @@ def _experiment(case):
         _data(task, tuple(sorted(case["data"].items()))),
         allow_simulation=True,
         over_selection=case.get("over-selection", 1.0),
-        least=case.get("min updates", 0),
+        min_updates=case.get("min updates", 0),
     )
 
 

@@ -20,8 +20,8 @@ from tests.golden.pinned import run_case
 RESULTS = Path(__file__).with_name("results.json")
 
 POSTS = {"users": 20, "words": 200, "tags": 10, "topics": 4}
-WRITERS = {"writers": 8, "fewest": 50, "most": 60}
-RATINGS = {"users": 10, "items": 60, "fewest": 10, "most": 20}
+WRITERS = {"writers": 8, "minimum": 50, "limit": 60}
+RATINGS = {"users": 10, "items": 60, "minimum": 10, "limit": 20}
 FEW = {"cohort": 5, "batch_size": 4, "max_examples": 48, "client_lr": 0.2}
 
 TAGS = {

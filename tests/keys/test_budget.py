@@ -16,12 +16,12 @@ CUT = [name for name, layout in LAYOUTS.items() if layout.spaces]
 @given(data=st.data())
 def test_a_budget_is_used_and_never_exceeded(name, data):
     layout = LAYOUTS[name]
-    least = layout.client_bytes(**{s.name: 1 for s in layout.spaces})
-    most = layout.client_bytes(**{s.name: s.num_keys for s in layout.spaces})
-    budget = data.draw(st.integers(least, most + 50))
+    minimum = layout.client_bytes(**{s.name: 1 for s in layout.spaces})
+    limit = layout.client_bytes(**{s.name: s.num_keys for s in layout.spaces})
+    budget = data.draw(st.integers(minimum, limit + 50))
     counts = keys_within(layout, budget)
     assert layout.client_bytes(**counts) <= budget
-    if budget >= most:
+    if budget >= limit:
         assert counts == {s.name: s.num_keys for s in layout.spaces}
     elif len(counts) == 1:
         more = {name: m + 1 for name, m in counts.items()}

@@ -27,9 +27,9 @@ DRAWN = {
 
 
 @st.composite
-def key_counts(draw, most_keys=30):
+def key_counts(draw, max_keys=30):
     """What a client may know: any space, any keys of it, none included."""
-    space = KeySpace("word", draw(st.integers(1, most_keys)))
+    space = KeySpace("word", draw(st.integers(1, max_keys)))
     occurrences = draw(st.lists(st.integers(0, space.num_keys - 1), max_size=60))
     return KeyCounts.of(space, np.array(occurrences, np.int64))
 

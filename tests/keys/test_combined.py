@@ -117,11 +117,11 @@ def test_a_client_that_cannot_hold_a_bucket_is_named():
 @given(seed=SEEDS, data=st.data())
 def test_budgets_hold_through_any_choice(name, choice, seed, data):
     layout = LAYOUTS[name]
-    least, most = (
+    minimum, limit = (
         layout.client_bytes(**{s.name: n(s) for s in layout.spaces})
         for n in (lambda s: 1, lambda s: s.num_keys)
     )
-    model_bytes = data.draw(st.integers(least, most))
+    model_bytes = data.draw(st.integers(minimum, limit))
 
     def count_keys(own):
         return {s.name: KeyCounts.of(s, own % s.num_keys) for s in layout.spaces}
@@ -137,8 +137,8 @@ def test_what_is_drawn_in_one_space_does_not_depend_on_data_in_another():
         {"word": random_own, "neuron": independent},
         lambda own: {"word": KeyCounts.of(word, own), "neuron": KeyCounts.none(neuron)},
     )
-    most = {"word": 5, "neuron": 10}
-    (_, few), (_, many) = (choose(np.arange(n), most, rng(7)) for n in (1, 40))
+    limit = {"word": 5, "neuron": 10}
+    (_, few), (_, many) = (choose(np.arange(n), limit, rng(7)) for n in (1, 40))
     assert few == many
 
 

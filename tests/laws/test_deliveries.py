@@ -45,7 +45,7 @@ class World:
             )
         )
         threads = stack.enter_context(ThreadPoolExecutor(1))
-        self.computed = OnDemandRounds(most_bytes=1 << 20, executor=threads)
+        self.computed = OnDemandRounds(max_bytes=1 << 20, executor=threads)
         url = stack.enter_context(serving(App(self.computed)))
         self.device = stack.enter_context(Device(self.files.url))
         self.cached = stack.enter_context(Device(self.files.url, cache=SliceCache(None, 1 << 20)))

@@ -21,7 +21,7 @@ MODEL = tag_regression(8, 2)
 WITHOUT = 1  # the client whose keys meet none of its examples
 
 
-def choose(words, most, rng):
+def choose(words, limit, rng):
     return WORD.keys([7] if WITHOUT in words else words)
 
 

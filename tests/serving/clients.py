@@ -21,11 +21,11 @@ def client_of(script, **options):
 
 
 def get(client, **options):
-    return bytes(client.get("/x", most=1000, **options).body)
+    return bytes(client.get("/x", limit=1000, **options).body)
 
 
 def send(client, body=b"update"):
-    return client.send("/x", body, token=None, most=1000, content_type="a/b").status
+    return client.send("/x", body, token=None, limit=1000, content_type="a/b").status
 
 
 BODY = bytes(range(100))

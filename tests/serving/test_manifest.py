@@ -13,7 +13,7 @@ import keyhole as kh
 from keyhole.delivery.records import Coding, RecordField, Records
 from keyhole.errors import InputError
 from keyhole.wire.manifest import (
-    MOST_BYTES,
+    MAX_BYTES,
     decode_manifest,
     describe_round,
     encode_manifest,
@@ -199,9 +199,9 @@ def test_brackets_without_end_are_refused(name):
 
 def test_a_manifest_that_nobody_would_fetch_is_refused():
     data = encode_manifest(manifest_of(LAYOUTS["rows"]))
-    assert decode_manifest(data.ljust(MOST_BYTES)).number == 3
+    assert decode_manifest(data.ljust(MAX_BYTES)).number == 3
     with pytest.raises(InputError, match="more than"):
-        decode_manifest(data.ljust(MOST_BYTES + 1))
+        decode_manifest(data.ljust(MAX_BYTES + 1))
 
 
 def test_a_refused_layout_is_told_in_four_facts():

@@ -79,7 +79,7 @@ def test_bytes_are_those_of_a_run_in_process_in_which_clients_end_in_the_same_or
 
 
 def test_an_update_is_taken_while_its_round_trails_and_refused_when_it_would_not_count(tmp_path):
-    plan = plan_of(10, 2, most_staleness=2, duration=slow)
+    plan = plan_of(10, 2, max_staleness=2, duration=slow)
     with small_service(tmp_path) as service:
         summons = InTurn(service, plan)
         _, records = trained(plan, served(service, summons), rounds=20)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeError
 from keyhole.wire.messages import (
-    MOST_BLOCKS,
+    MAX_BLOCKS,
     Ask,
     check_of,
     decode_answer,
@@ -19,7 +19,7 @@ from keyhole.wire.messages import (
     decode_update,
     encode_query,
     encode_update,
-    most_answer_bytes,
+    max_answer_bytes,
     sent_mask,
     unchanged,
 )
@@ -48,7 +48,7 @@ def same(one, other):
 
 @given(st.lists(asks(), max_size=4))
 def test_a_query_arrives_as_it_was_asked(given_asks):
-    found = decode_query(encode_query(given_asks), NUM_KEYS, most_keys=100)
+    found = decode_query(encode_query(given_asks), NUM_KEYS, max_keys=100)
     assert len(found) == len(given_asks)
     for one, other in zip(found, given_asks, strict=True):
         same(one, other)
@@ -82,18 +82,18 @@ def test_keys_outside_their_table_are_counted_and_not_shown(key):
 def test_more_keys_than_allowed_are_refused_before_they_are_read():
     body = encode_query([Ask(0, np.zeros(51, np.int64)), Ask(0, np.zeros(50, np.int64))])
     with pytest.raises(TooLargeError, match="got 101, allowed is 100"):
-        decode_query(body, NUM_KEYS, most_keys=100)
+        decode_query(body, NUM_KEYS, max_keys=100)
 
 
 def test_a_count_beyond_the_body_is_refused():
     body = bytearray(encode_query([Ask(0, np.array([3]))]))
     body[12:16] = b"\xff\xff\xff\xff"
     with pytest.raises(RequestError):
-        decode_query(bytes(body), NUM_KEYS, most_keys=2**33)
+        decode_query(bytes(body), NUM_KEYS, max_keys=2**33)
 
 
 def test_a_query_of_too_many_blocks_is_refused():
-    body = encode_query([Ask(0, np.array([1]))] * (MOST_BLOCKS + 1))
+    body = encode_query([Ask(0, np.array([1]))] * (MAX_BLOCKS + 1))
     with pytest.raises(RequestError, match="its head"):
         decode_query(body, NUM_KEYS, 100)
 
@@ -101,7 +101,7 @@ def test_a_query_of_too_many_blocks_is_refused():
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_query_or_refused(body):
     try:
-        found = decode_query(body, NUM_KEYS, most_keys=100)
+        found = decode_query(body, NUM_KEYS, max_keys=100)
     except RequestError:
         return
     except KeySpaceError:
@@ -115,7 +115,7 @@ def test_a_cut_or_lengthened_query_is_refused(given_asks, data):
     cut = data.draw(st.integers(0, len(body) - 1))
     for wrong in (body[:cut], body + b"\0"):
         with pytest.raises(RequestError):
-            decode_query(wrong, NUM_KEYS, most_keys=100)
+            decode_query(wrong, NUM_KEYS, max_keys=100)
 
 
 def test_an_answer_holds_what_the_device_does_not_hold():
@@ -181,7 +181,7 @@ def block(ask, mask, lengths):
 
 def test_the_longest_answer_is_one_of_all_records():
     both = [Ask(1, np.arange(9), np.zeros(9, np.uint64)), Ask(0, np.array([3]))]
-    assert most_answer_bytes(both, {0: 5, 1: 2}) == 9 * 2 + 2 + 5
+    assert max_answer_bytes(both, {0: 5, 1: 2}) == 9 * 2 + 2 + 5
 
 
 def test_the_check_is_a_checksum_of_the_sums_in_order():
@@ -238,7 +238,7 @@ def test_any_signed_bytes_are_an_update_or_refused(content):
     layout = LAYOUTS["rows with a broadcast bias"]
     content = struct.pack("<4sHH", b"KHU1", 1, 2) + content
     try:
-        _, keys = decode_update(content + struct.pack("<I", crc32(content)), layout, most_keys=3)
+        _, keys = decode_update(content + struct.pack("<I", crc32(content)), layout, max_keys=3)
     except (RequestError, KeySpaceError):
         return
     assert len(keys["row"]) <= 3
@@ -253,7 +253,7 @@ def test_an_update_of_another_model_is_refused():
 def test_an_update_with_too_many_or_wrong_keys_is_refused():
     layout, body = example_update()
     with pytest.raises(TooLargeError, match="got 2, allowed is 1"):
-        decode_update(body, layout, most_keys=1)
+        decode_update(body, layout, max_keys=1)
     smaller = kh.Layout.of(
         {"kernel": np.zeros((6, 3), "f4"), "bias": np.zeros(3, "f4")},
         kh.Cut(kh.KeySpace("row", 6), {"kernel": 0}),

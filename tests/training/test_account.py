@@ -33,7 +33,7 @@ def clients(count=20):
     return Clients(
         count,
         data=lambda client: client,
-        choose=lambda data, most, rng: ROW.keys(rng.choice(40, 8, replace=False)),
+        choose=lambda data, limit, rng: ROW.keys(rng.choice(40, 8, replace=False)),
         train=lambda model, data, rng: {k: v + 1 for k, v in model.items()},
     )
 
@@ -97,8 +97,8 @@ def test_small_poisson_cohorts_pay_for_sums_that_are_withheld():
         )
         assert account(way, Cohorts(1000, 60, "poisson")).failure < 1e-25
         assert account(way, Cohorts(1000, 6)).failure == 0
-    least = account("plain", Cohorts(1000, 6, "poisson", least=2))
-    assert least.failure == account("secure-dense", Cohorts(1000, 6, "poisson")).failure
+    minimum = account("plain", Cohorts(1000, 6, "poisson", min_updates=2))
+    assert minimum.failure == account("secure-dense", Cohorts(1000, 6, "poisson")).failure
 
 
 def test_sketches_pay_for_not_decoding():

@@ -39,8 +39,8 @@ def contribution(layout, rng, client, fate):
 def adding_of(name, seed, over="cohort", fates=FATES):
     layout, rng = LAYOUTS[name], np.random.default_rng(seed)
     made = [contribution(layout, rng, 10 + i, fate) for i, fate in enumerate(fates)]
-    most = {space.name: min(4, space.num_keys) for space in layout.spaces}
-    return Adding(layout, made, over, most, (seed, 0, 3))
+    limit = {space.name: min(4, space.num_keys) for space in layout.spaces}
+    return Adding(layout, made, over, limit, (seed, 0, 3))
 
 
 def dense(layout, updates):
@@ -109,9 +109,9 @@ def test_numbers_beyond_the_clip_are_clipped_and_not_wrapped():
     ]
     adding = Adding(adding.layout, big, "nothing", adding.keys_per_client, adding.place)
     summed = aggregation_named("secure-dense", Rounding(clip=2.0))(adding)
-    most = max(np.abs(update.rows).max() for update in summed.rows)
+    limit = max(np.abs(update.rows).max() for update in summed.rows)
     # A client may have drawn a key up to four times: its row is clipped as one number.
-    assert 2.0 <= most <= 3 * 2.0 + 1e-6
+    assert 2.0 <= limit <= 3 * 2.0 + 1e-6
 
 
 def test_an_unknown_aggregation_is_refused():
@@ -129,7 +129,7 @@ def test_keys_without_a_place_in_a_sum_are_in_the_record():
     population = Clients(
         3,
         data=lambda client: client,
-        choose=lambda data, most, rng: space.keys([1, 2]),
+        choose=lambda data, limit, rng: space.keys([1, 2]),
         train=lambda submodel, data, rng: submodel,
     )
     plan = Plan(Cohorts(3, 3), keys_per_client={"row": 2}, aggregate=loses_two)

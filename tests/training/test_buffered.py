@@ -31,8 +31,8 @@ def test_staleness_counts_the_steps_since_a_client_started():
 
 
 def test_delays_make_updates_old_and_the_bound_leaves_the_oldest_out():
-    _, free = run(Buffering(10, 2, most_staleness=100, duration=slow), rounds=30)
-    _, bounded = run(Buffering(10, 2, most_staleness=2, duration=slow), rounds=30)
+    _, free = run(Buffering(10, 2, max_staleness=100, duration=slow), rounds=30)
+    _, bounded = run(Buffering(10, 2, max_staleness=2, duration=slow), rounds=30)
     assert max(s for r in free for s in r.staleness) > 2
     assert max(s for r in bounded for s in r.staleness) <= 2
     assert all(len(r.staleness) == 2 for r in free + bounded)
@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_bytes():
     assert run(buffering) == run(buffering)
 
 
-@pytest.mark.parametrize("bad", [{"concurrency": 0}, {"goal": 0}, {"most_staleness": -1}])
+@pytest.mark.parametrize("bad", [{"concurrency": 0}, {"goal": 0}, {"max_staleness": -1}])
 def test_numbers_out_of_range_are_refused(bad):
     with pytest.raises(InputError, match="out of range"):
         Buffering(**{"concurrency": 4, "goal": 2, **bad})

@@ -128,7 +128,7 @@ def test_padded_examples_do_not_change_the_update(monkeypatch):
     """The same client in a larger shape: to the byte, since the loop never reaches the padding."""
     slices, data, settings = slices_of(5), images(1, 10), ClientUpdate(0.1, batch_size=4)
     expected = LocalSgd(MODEL, settings)(slices, data, generator(0))
-    monkeypatch.setattr("keyhole.rounds.local_training.FEWEST_BATCHES", 64)
+    monkeypatch.setattr("keyhole.rounds.local_training.MIN_BATCHES", 64)
     assert_trees_equal(LocalSgd(MODEL, settings)(slices, data, generator(0)), expected)
 
 

@@ -22,7 +22,7 @@ from keyhole.server.state import ServerState
 
 pytest.importorskip("dp_accounting")
 
-ROW, MOST, ROUNDS, COHORT = kh.KeySpace("row", 30), 5, 2, 4
+ROW, MAX, ROUNDS, COHORT = kh.KeySpace("row", 30), 5, 2, 4
 KINDS = ("none", "all-rows", "thresholded", "correlated")
 MODEL = {"w": np.ones((30, 3), np.float32), "b": np.zeros(4, np.float32)}
 LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
@@ -48,7 +48,7 @@ def clients():
     return Clients(
         12,
         data=lambda client: client,
-        choose=lambda data, most, rng: ROW.keys(rng.choice(30, MOST, replace=False)),
+        choose=lambda data, limit, rng: ROW.keys(rng.choice(30, MAX, replace=False)),
         train=train,
     )
 
@@ -61,9 +61,9 @@ def trained(delivery, aggregate, kind, noise=0.0, clip=inf):
         privacy = Privacy(clip, noise, 0.05, kind=kind, rounds=rounds, threshold=-inf)
     plan = Plan(
         Cohorts(12, COHORT, sampling),
-        keys_per_client={"row": MOST},
+        keys_per_client={"row": MAX},
         seed=2,
-        deliver=delivery_named(delivery, {"row": MOST}, allow_simulation=True),
+        deliver=delivery_named(delivery, {"row": MAX}, allow_simulation=True),
         aggregate=aggregate,
         privacy=privacy,
     )

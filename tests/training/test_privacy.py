@@ -9,7 +9,7 @@ import pytest
 import keyhole as kh
 from keyhole.aggregation.base import Adding, Contribution, Rounding
 from keyhole.aggregation.named import AGGREGATIONS, aggregation_named
-from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum, most_asked
+from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum, max_asked
 from keyhole.errors import BudgetError, InputError
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
@@ -135,9 +135,9 @@ def test_the_most_that_are_asked_is_beyond_all_but_one_in_2_to_the_64():
     from scipy.stats import binom
 
     for population, size in ((10**6, 50), (1000, 500), (30, 2)):
-        most = most_asked(Cohorts(population, size, "poisson"))
-        assert binom.sf(most - 1, population, size / population) <= 2.0**-64 or most == population
-        assert most_asked(Cohorts(population, size)) == size
+        limit = max_asked(Cohorts(population, size, "poisson"))
+        assert binom.sf(limit - 1, population, size / population) <= 2.0**-64 or limit == population
+        assert max_asked(Cohorts(population, size)) == size
 
 
 def test_sums_are_divided_by_the_planned_cohort_whoever_arrived():
@@ -175,7 +175,7 @@ def clients():
     return Clients(
         20,
         data=lambda client: client,
-        choose=lambda data, most, rng: ROW.keys(rng.choice(400, 8, replace=False)),
+        choose=lambda data, limit, rng: ROW.keys(rng.choice(400, 8, replace=False)),
         train=lambda model, data, rng: {k: v + 1 for k, v in model.items()},
     )
 

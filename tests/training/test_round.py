@@ -205,7 +205,7 @@ def test_clients_that_start_in_one_asynchronous_round_share_keys():
 
 
 def test_a_choice_beyond_the_budget_is_refused():
-    greedy = replace(toy.make_clients(), choose=lambda examples, most, rng: toy.FEATURE.all_keys())
+    greedy = replace(toy.make_clients(), choose=lambda examples, limit, rng: toy.FEATURE.all_keys())
     with pytest.raises(InputError, match="got 60, allowed is 3 or fewer"):
         run(clients=greedy, keys_per_client={"feature": 3})
 

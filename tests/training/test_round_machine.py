@@ -96,7 +96,7 @@ def test_second_answers_and_those_of_strangers_are_discarded():
 
 
 def test_a_round_with_too_few_is_given_up():
-    one = machine(goal=3, least=2, seconds=10)
+    one = machine(goal=3, min_updates=2, seconds=10)
     one.handle(Answered(1, 105))
     assert one.handle(Elapsed(110)) == (GiveUp("time", 1),)
     assert one.is_given_up
@@ -115,9 +115,9 @@ EVENTS = st.builds(
 
 
 @given(st.lists(EVENTS, max_size=40), st.integers(1, 6), st.integers(0, 6))
-def test_whatever_happens_the_commands_and_the_fates_agree(events, goal, least):
+def test_whatever_happens_the_commands_and_the_fates_agree(events, goal, minimum):
     asked = range(6)
-    one = machine(goal, asked, least=least)
+    one = machine(goal, asked, min_updates=minimum)
     commands = [command for event in events for command in one.handle(event)]
     commands += one.handle(Elapsed(inf))
     taken = [c.client for c in commands if isinstance(c, Take)]
@@ -125,13 +125,15 @@ def test_whatever_happens_the_commands_and_the_fates_agree(events, goal, least):
     assert tuple(taken) == one.taken
     assert len(taken) == len(set(taken)) <= goal
     assert len(ends) == 1
-    assert isinstance(ends[0], GiveUp) == (len(taken) < least)
+    assert isinstance(ends[0], GiveUp) == (len(taken) < minimum)
     assert list(one.fates) == list(asked)
     assert [c for c, fate in one.fates.items() if fate == "sent"] == sorted(taken)
     assert (one.closed == "goal") == (len(taken) == goal)
 
 
-@pytest.mark.parametrize("bad", [{"goal": -1}, {"goal": 1, "seconds": 0}, {"goal": 1, "least": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"goal": -1}, {"goal": 1, "seconds": 0}, {"goal": 1, "minimum": -1}]
+)
 def test_terms_under_which_no_round_could_close_are_refused(bad):
     with pytest.raises(InputError, match="never close"):
         Terms(**bad)

@@ -16,7 +16,7 @@ from keyhole.rounds.machine import (
 
 
 def machine(step=10, at_work=0, **changes):
-    settings = {"concurrency": 4, "goal": 2, "most_staleness": 3, **changes}
+    settings = {"concurrency": 4, "goal": 2, "max_staleness": 3, **changes}
     return StreamMachine(Buffering(**settings), step, at_work)
 
 

@@ -94,14 +94,14 @@ class StubbornError(Exception):
 
 def make_clients_of_whom_one_fails():
     def train(submodel, examples, rng):
-        if len(submodel["x"]) == FEWEST:
+        if len(submodel["x"]) == MIN:
             raise StubbornError(1, 2)
         return toy.train(submodel, examples, rng)
 
     return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train, toy.localize)
 
 
-FEWEST = min(len(toy.choose(e, {"feature": 60}, None)) for e in toy.EXAMPLES)
+MIN = min(len(toy.choose(e, {"feature": 60}, None)) for e in toy.EXAMPLES)
 
 
 def test_after_a_failed_call_the_next_one_gets_its_own_answers():
@@ -110,7 +110,7 @@ def test_after_a_failed_call_the_next_one_gets_its_own_answers():
         Job.of(0, 0, 0, c, z := toy.choose(e, {"feature": 60}, None), toy.make_state().select(z))
         for c, e in enumerate(toy.EXAMPLES)
     ]
-    good = [job for job in jobs if len(job.keys) != FEWEST]
+    good = [job for job in jobs if len(job.keys) != MIN]
     with Workers(make_clients_of_whom_one_fails, 3) as workers:
         with pytest.raises(WorkerError, match="cannot be sent"):
             workers(clients, jobs)

@@ -17,9 +17,9 @@ EXAMPLES = oracle.make_clients(20, FEATURE.num_keys, seed=5)
 LAYOUT = kh.Layout.of({"x": np.zeros(60, np.float32)}, kh.Cut(FEATURE, {"x": 0}))
 
 
-def choose(examples, most, rng):
+def choose(examples, limit, rng):
     """A client's own features, as many as it may hold."""
-    return FEATURE.keys(oracle.own_features(examples)[: most["feature"]])
+    return FEATURE.keys(oracle.own_features(examples)[: limit["feature"]])
 
 
 def localize(examples, keys):

@@ -27,8 +27,8 @@ def _data(client: int) -> Array:
     return target
 
 
-def _choose(_: Array, most: dict[str, int], rng: np.random.Generator) -> kh.Keys:
-    return ROW.keys(np.sort(rng.choice(ROW.num_keys, most["row"], replace=False)))
+def _choose(_: Array, limit: dict[str, int], rng: np.random.Generator) -> kh.Keys:
+    return ROW.keys(np.sort(rng.choice(ROW.num_keys, limit["row"], replace=False)))
 
 
 def _train(submodel: Tree, target: Array, _: np.random.Generator) -> Tree:

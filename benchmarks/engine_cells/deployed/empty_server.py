@@ -17,7 +17,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     told = context.run_config
-    while len(nodes := list(grid.get_node_ids())) < told["least-nodes"]:
+    while len(nodes := list(grid.get_node_ids())) < told["min-nodes"]:
         time.sleep(0.5)
     seconds = []
     for _ in range(told["rounds"]):

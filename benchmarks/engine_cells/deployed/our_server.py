@@ -23,12 +23,12 @@ from keyhole.service.served import Served
 
 def train(rounds: Served, config: RoundsConfig, context: Context) -> None:
     told = context.run_config
-    plan = Plan(Cohorts(POPULATION, told["least-nodes"]), {"row": KEYS})
+    plan = Plan(Cohorts(POPULATION, told["min-nodes"]), {"row": KEYS})
     run = start_run(_make_state(), make_clients(), plan, config.run, rounds)
     seconds, began = [], time.perf_counter()
     for record in run.rounds(told["rounds"]):
         seconds.append(time.perf_counter() - began)
-        if len(record.staleness) != told["least-nodes"]:
+        if len(record.staleness) != told["min-nodes"]:
             raise RuntimeError("an update did not come")
         began = time.perf_counter()
     run.close()

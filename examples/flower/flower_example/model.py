@@ -34,9 +34,9 @@ def ratings_of(client):
     return items, np.where(items % 3 == 0, 1.0, -1.0).astype(np.float32)
 
 
-def choose(data, most, rng):
+def choose(data, limit, rng):
     """A client's keys: the items that it has rated."""
-    return ITEM.keys(data[0][: most["item"]])
+    return ITEM.keys(data[0][: limit["item"]])
 
 
 def localize(data, keys):

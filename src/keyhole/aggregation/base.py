@@ -115,12 +115,12 @@ def with_counts(seen_by: Mapping[str, str], adding: Adding) -> dict[str, str]:
     return {party: f"{seen}, and how many chose each key" for party, seen in seen_by.items()}
 
 
-def withheld(clients: int, least: int, seen_by: Mapping[str, str]) -> Summed:
+def withheld(clients: int, minimum: int, seen_by: Mapping[str, str]) -> Summed:
     """What comes of a sum with too few clients: nothing."""
     few = ThresholdError(
         "too few clients for a sum to be released",
         got=clients,
-        allowed=f"{least} or more",
+        allowed=f"{minimum} or more",
         fix="ask more clients",
     )
     return Summed(None, {}, seen_by=seen_by, error=str(few))
@@ -205,14 +205,14 @@ class Rounding:
         clip: numbers beyond it are clipped; a sum is off by at most the cohort over the scale.
         bits: of the ring; 16 halves what is sent, and is coarse.
         room: for how many clients more, so that noise cannot make a sum overflow.
-        least: for how many clients at least. Where the size of a cohort must not show, one number
+        minimum: for how many clients at least. Where the size of a cohort must not show, one number
             for all rounds: the step to which everybody rounds follows from it.
     """
 
     clip: float = 16.0
     bits: RingBits = 32
     room: int = 0
-    least: int = 1
+    minimum: int = 1
 
     def fixed_point(self, adding: Adding) -> FixedPoint:
         """For all clients that were asked: more cannot be added."""
@@ -224,7 +224,7 @@ class Rounding:
         Raises:
             InputError: the ring is too small for them.
         """
-        return FixedPoint(self.clip, max(self.least, clients) + self.room, self.bits)
+        return FixedPoint(self.clip, max(self.minimum, clients) + self.room, self.bits)
 
     def rows(self, adding: Adding, one: Contribution) -> list[RingRows]:
         """What a client adds to each part, rounded up or down by its own coin.

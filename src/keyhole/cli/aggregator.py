@@ -37,7 +37,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--trainer-key", required=True, type=_FILE, help="Keys that sign tokens of trainers.")
 @listen_options(8110)
 @click.option(
-    "--least-clients",
+    "--min-clients",
     default=2,
     show_default=True,
     type=click.IntRange(1),
@@ -101,10 +101,10 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
     body, party = options["max_body_mb"] << 20, options["party"]
     settings = AggregatorSettings(
         party,
-        least_clients=options["least_clients"],
-        most_sums=options["max_sums"],
-        most_table=options["max_table_mb"] << 20,
-        most_upload=body,
+        min_clients=options["min_clients"],
+        max_sums=options["max_sums"],
+        max_table=options["max_table_mb"] << 20,
+        max_upload=body,
     )
     client = Client(
         options["peer"],
@@ -116,7 +116,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
 
     def make(metrics: Metrics) -> AggregatorApp:
         line = PeerLine(client, keyrings.peer, party)
-        limits = Limits(most_body=body)
+        limits = Limits(max_body=body)
         files = SumFiles(directory)
         return AggregatorApp(files, settings, keyrings, line, limits=limits, metrics=metrics)
 

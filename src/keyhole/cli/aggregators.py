@@ -53,7 +53,7 @@ _TRAINER = (
         help="PEM file of the authorities to trust there, instead of the system's.",
     ),
     click.option(
-        "--least-clients",
+        "--min-clients",
         type=click.IntRange(2),
         help="With --aggregators: a sum of fewer is not released.  [default: 2]",
     ),
@@ -66,13 +66,13 @@ _TRAINER = (
 _DEVICE = (
     *_NAMED,
     click.option(
-        "--least-clients",
+        "--min-clients",
         type=click.IntRange(1),
         help="With --aggregators: take part in no sum that may be released with fewer.  "
         "[default: 2]",
     ),
     click.option(
-        "--least-noise",
+        "--min-noise",
         type=click.FloatRange(0),
         help="With --aggregators: take part in no sum to which each of them adds less noise, in "
         "units of the norm to which updates are shortened.  [default: 0]",
@@ -97,7 +97,7 @@ def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
         click.UsageError: options that contradict each other or would do nothing.
     """
     if not options["aggregators"]:
-        for name in ("aggregator_tokens", "aggregator_ca", "least_clients"):
+        for name in ("aggregator_tokens", "aggregator_ca", "min_clients"):
             if options[name]:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --aggregators")
         return dict(options)
@@ -134,8 +134,8 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
             zip(options["aggregators"], options["aggregator_tokens"], strict=True)
         )
     )
-    least = options["least_clients"] or 0
-    return SumServices(first, second, salt=_salt(directory), least_clients=least, stop=stop)
+    minimum = options["min_clients"] or 0
+    return SumServices(first, second, salt=_salt(directory), min_clients=minimum, stop=stop)
 
 
 def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None], Device]) -> Send:
@@ -149,7 +149,7 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
     from keyhole.device.device import Device
 
     if not options["aggregators"]:
-        for name in ("aggregator_tokens", "least_clients", "least_noise"):
+        for name in ("aggregator_tokens", "min_clients", "min_noise"):
             if options[name]:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --aggregators")
         return Device.send
@@ -161,8 +161,8 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         connect(f"aggregator {party}", url, file)
         for party, (url, file) in enumerate(zip(options["aggregators"], files, strict=True))
     )
-    least = options["least_clients"] or 2
-    return SumSend(first, second, SumPolicy(least, least_noise=options["least_noise"] or 0.0))
+    minimum = options["min_clients"] or 2
+    return SumSend(first, second, SumPolicy(minimum, min_noise=options["min_noise"] or 0.0))
 
 
 def _with(options: tuple[Callable[[_Command], _Command], ...], command: _Command) -> _Command:

@@ -159,7 +159,7 @@ def _arm_options(command: click.Command) -> click.Command:
     help="Keep slices here: those that have not changed are not sent again.",
 )
 @click.option(
-    "--most-mb",
+    "--max-mb",
     type=click.IntRange(1),
     default=256,
     show_default=True,
@@ -236,7 +236,7 @@ def _device(
         certificate=pair,
         cache=None if cache is None else SliceCache(cache),
         retry=Retry(tell=tell),
-        most_answer=options["most_mb"] << 20,
+        max_answer=options["max_mb"] << 20,
         stop=stop,
         insecure=options["insecure"],
     )

@@ -112,7 +112,7 @@ _ARM = (
     "mean_over",
     "negatives",
     "concurrency",
-    "most_staleness",
+    "max_staleness",
     "seed",
 )
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -134,7 +134,7 @@ _ROUNDS = (
         help="Call so many times more clients than a synchronous round waits for.",
     ),
     click.option(
-        "--least-updates",
+        "--min-updates",
         type=click.IntRange(1),
         default=1,
         show_default=True,
@@ -227,7 +227,7 @@ def local(task: str, nodes: int, out: Path, secure: bool, **options: Any) -> Non
     type=click.Path(dir_okay=False, path_type=Path),
     help="Signing keys of the slice service, on the server.",
 )
-@click.option("--least-nodes", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--min-nodes", type=click.IntRange(1), default=1, show_default=True)
 def app(directory: Path, task: str, **options: Any) -> None:
     """Write a Flower project to DIRECTORY, for `flwr run DIRECTORY` with a SuperLink of one's own.
 
@@ -244,7 +244,7 @@ def app(directory: Path, task: str, **options: Any) -> None:
         "rounds-directory": str(options["rounds_directory"].absolute()),
         "service": options["service"],
         "token-key": "" if key is None else str(key.absolute()),
-        "least-nodes": options["least_nodes"],
+        "min-nodes": options["min_nodes"],
     }
     config = {**_config(arm, options), **told, **told_of_sums(options)}
     RoundsConfig.of(config)  # a ServerApp would say so much later
@@ -266,8 +266,8 @@ def _checked_arm(task: str, options: Mapping[str, Any]) -> Arm:
     arm, data = _arm(task, options), options["data"]
     sizes = synthetic_sizes(data, [arm])
     dataset = load_data(data, task_named(task).kind, options["seed"], **sizes)
-    over, least = options["over_selection"], options["least_updates"]
-    Experiment(arm, dataset, over_selection=over, least=least).check()
+    over, minimum = options["over_selection"], options["min_updates"]
+    Experiment(arm, dataset, over_selection=over, min_updates=minimum).check()
     return arm
 
 
@@ -275,7 +275,7 @@ def _config(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
     """The run config: the arm, and how its rounds are made."""
     from keyhole.engines.flower.config import arm_config
 
-    names = ("round_seconds", "over_selection", "least_updates", "node_seconds")
+    names = ("round_seconds", "over_selection", "min_updates", "node_seconds")
     rounds = {name.replace("_", "-"): options[name] for name in names}
     data = options["data"]
     is_path = Path(data).exists()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from keyhole.planner.workload import Need
 
 
-_MOST = 10**15
+_MAX = 10**15
 
 
 def parse_whole(_: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -41,9 +41,9 @@ def parse_whole(_: click.Context, option: click.Parameter, text: str | None) -> 
     except InvalidOperation:
         value = Decimal("nan")
     # The bound comes first: 1e999999999 is a number of a gigabyte.
-    if not value.is_finite() or not 0 <= value <= _MOST or value != int(value):
+    if not value.is_finite() or not 0 <= value <= _MAX or value != int(value):
         raise click.BadParameter(
-            f"{text!r} is not a whole number of 0 to {_MOST:,}, such as 250, 1_000_000 or 1e6",
+            f"{text!r} is not a whole number of 0 to {_MAX:,}, such as 250, 1_000_000 or 1e6",
             param=option,
         )
     return int(value)

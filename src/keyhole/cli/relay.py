@@ -99,7 +99,7 @@ def _app(client: Client, token: str | None, options: dict[str, Any], metrics: Me
 
     limits = Limits(rate_per_address=options["rate_per_address"] or inf)
     return RelayApp(
-        GatewayLine(client, token, limits.most_answer),
+        GatewayLine(client, token, limits.max_answer),
         mix=Mix(options["mix_ms"] / 1000, options["mix_count"], options["batch"]),
         limits=limits,
         metrics=metrics,

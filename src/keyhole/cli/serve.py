@@ -155,9 +155,9 @@ def _pir_settings(options: Mapping[str, Any]) -> PirSettings:
     by_table = dict(_pair(text) for text in options["pir_keys"])
     return PirSettings(
         ROLES[options["pir"]],
-        most_keys=by_table.pop("", None),
-        most_keys_of=by_table,
-        most_bytes=(options["pir_memory_mb"] or _MEMORY_MB) << 20,
+        max_keys=by_table.pop("", None),
+        max_keys_of=by_table,
+        max_bytes=(options["pir_memory_mb"] or _MEMORY_MB) << 20,
     )
 
 
@@ -261,7 +261,7 @@ def serve(
 
     keyring = None if token_key is None else Keyring.load(token_key)
     access = Access(keyring, reads_need_token=not open_reads)
-    limits = Limits(most_keys=max_keys, most_body=max_body_mb << 20)
+    limits = Limits(max_keys=max_keys, max_body=max_body_mb << 20)
     listen = listen_of(options)
     extra = extra_routes(options, workers)
     if on_demand:
@@ -322,7 +322,7 @@ def _on_demand_maker(
     limits: Limits,
     data: str,
     coding: CodingKind,
-    most_bytes: int,
+    max_bytes: int,
     extra: Callable[[RoundSource], ExtraRoutes],
 ) -> Callable[[Metrics], App]:
     """Makes a service that computes slices of a run's model as they are asked for."""
@@ -341,7 +341,7 @@ def _on_demand_maker(
         found = recover(run / "state", experiment.task.model.layout)
         found.store.close()  # the run may go on: this worker holds its state as it is now
         rounds = OnDemandRounds(
-            most_bytes=most_bytes,
+            max_bytes=max_bytes,
             executor=ThreadPoolExecutor(1),
             counts=Counts(tell=metrics.add),
         )

@@ -11,7 +11,7 @@ import click
 from keyhole.errors import InputError
 
 _DAY = 86_400.0
-_MOST_TOKEN = 4096  # bytes of a file that can hold one
+_MAX_TOKEN = 4096  # bytes of a file that can hold one
 
 
 @click.group()
@@ -104,13 +104,13 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
     type=click.FloatRange(0, 3650, min_open=True),
     help="How long the token is good.",
 )
-@click.option("--most-keys", type=click.IntRange(1), help="Keys that one query may name.")
-def issue(key: Path, device: str, days: float, most_keys: int | None) -> None:
+@click.option("--max-keys", type=click.IntRange(1), help="Keys that one query may name.")
+def issue(key: Path, device: str, days: float, max_keys: int | None) -> None:
     """Print a token with which a device checks in."""
     from keyhole.service.access import Keyring
 
     ring = Keyring.load(key)
-    made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, most_keys=most_keys)
+    made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, max_keys=max_keys)
     click.echo(made)
 
 
@@ -121,10 +121,10 @@ def read_token(path: Path) -> str:
         InputError: it holds none.
     """
     try:
-        found = path.read_bytes()[: _MOST_TOKEN + 1].decode("ascii").strip()
+        found = path.read_bytes()[: _MAX_TOKEN + 1].decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         found = ""
-    if not (0 < len(found) <= _MOST_TOKEN and found.isprintable() and " " not in found):
+    if not (0 < len(found) <= _MAX_TOKEN and found.isprintable() and " " not in found):
         raise InputError(
             "no token can be read",
             got=f"file {path}",

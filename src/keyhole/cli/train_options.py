@@ -35,7 +35,7 @@ _ASYNC_OPTIONS = (
         "process a client takes a random time, exponential; devices take their own.",
     ),
     click.option(
-        "--most-staleness",
+        "--max-staleness",
         type=click.IntRange(0),
         metavar="STEPS",
         help="With --concurrency: leave out updates that are older.  [default: 20]",
@@ -56,10 +56,10 @@ def asynchronous_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: a bound on what does not occur.
     """
-    names = ("concurrency", "most_staleness")
+    names = ("concurrency", "max_staleness")
     given = {name: options[name] for name in names if options.get(name) is not None}
-    if "most_staleness" in given and "concurrency" not in given:
-        raise click.UsageError("--most-staleness goes with --concurrency")
+    if "max_staleness" in given and "concurrency" not in given:
+        raise click.UsageError("--max-staleness goes with --concurrency")
     return given
 
 

@@ -193,7 +193,7 @@ _FEW_READS = 1 << 17  # rows: a server adds up as many in some milliseconds
 _MANY_KEYS = 100  # from here on hardly a key is left over
 _MEMBER = np.dtype(np.int32)  # a key in a bucket, at a server
 
-MOST_IN_BUCKETS = 2**31 - 1
+MAX_IN_BUCKETS = 2**31 - 1
 """Keys of a table with buckets: members are 32 bits."""
 
 
@@ -210,8 +210,8 @@ class BatchShape:
     stash: int
 
 
-def batch_shape(most_keys: int, num_keys: int) -> BatchShape:
-    """The queries that fetch up to `most_keys` keys.
+def batch_shape(max_keys: int, num_keys: int) -> BatchShape:
+    """The queries that fetch up to `max_keys` keys.
 
     Up to 32 keys, or where the server's work is small, each key has a query over the whole table:
     nothing is smaller on the wire, and nothing fails. Else there are 1.3 m queries, all but one of
@@ -228,7 +228,7 @@ def batch_shape(most_keys: int, num_keys: int) -> BatchShape:
     For m = 150 to 1000 no key was left over in 5 to 33 x 10^4 clients. That proves no more.
 
     Args:
-        most_keys: m.
+        max_keys: m.
         num_keys: K.
 
     Raises:
@@ -237,17 +237,17 @@ def batch_shape(most_keys: int, num_keys: int) -> BatchShape:
     >>> batch_shape(1000, 100_000)
     BatchShape(num_buckets=1299, stash=1)
     """
-    if not 1 <= most_keys <= num_keys:
+    if not 1 <= max_keys <= num_keys:
         raise InputError(
             "a batch that cannot be",
-            got=f"{most_keys} of {num_keys} keys",
+            got=f"{max_keys} of {num_keys} keys",
             allowed="1 or more, and no more than there are",
-            fix="check most_keys and num_keys",
+            fix="check max_keys and num_keys",
         )
-    if most_keys <= _FEW_KEYS or most_keys * num_keys <= _FEW_READS:
-        return BatchShape(0, most_keys)
-    buckets = -(-13 * most_keys // 10)
-    return BatchShape(buckets - 1, 1) if most_keys >= _MANY_KEYS else BatchShape(buckets + 2, 2)
+    if max_keys <= _FEW_KEYS or max_keys * num_keys <= _FEW_READS:
+        return BatchShape(0, max_keys)
+    buckets = -(-13 * max_keys // 10)
+    return BatchShape(buckets - 1, 1) if max_keys >= _MANY_KEYS else BatchShape(buckets + 2, 2)
 
 
 class Placement:
@@ -268,11 +268,11 @@ class Placement:
     """
 
     def __init__(self, num_keys: int, num_buckets: int, num_hashes: int = 3) -> None:
-        if not 1 <= num_keys <= MOST_IN_BUCKETS or not 1 <= num_hashes <= num_buckets:
+        if not 1 <= num_keys <= MAX_IN_BUCKETS or not 1 <= num_hashes <= num_buckets:
             raise InputError(
                 "a placement that cannot be",
                 got=f"{num_keys} keys, {num_buckets} buckets, {num_hashes} hashes",
-                allowed=f"1..{MOST_IN_BUCKETS} keys, a hash or more, no fewer buckets than hashes",
+                allowed=f"1..{MAX_IN_BUCKETS} keys, a hash or more, no fewer buckets than hashes",
                 fix="ask batch_shape for the number of buckets",
             )
         self.num_keys = num_keys

@@ -66,14 +66,14 @@ class Once(Generic[T]):
 
 
 def distinct_keys(
-    keys: KeyArray, num_keys: int, most_keys: int
+    keys: KeyArray, num_keys: int, max_keys: int
 ) -> tuple[KeyArray, NDArray[np.int64]]:
     """Returns the different keys, sorted, and which of them stands at each place.
 
     Args:
         keys: (n,) whole numbers.
         num_keys: K.
-        most_keys: how many different ones there may be.
+        max_keys: how many different ones there may be.
 
     Raises:
         KeySpaceError: keys that are no row of whole numbers, outside the table, or too many.
@@ -85,8 +85,8 @@ def distinct_keys(
     if outside:
         raise _bad_keys(f"{outside} of {len(keys)} outside", f"0..{num_keys - 1}")
     found, places = np.unique(keys.astype(np.int64), return_inverse=True)
-    if len(found) > most_keys:
-        raise _bad_keys(f"{len(found)} different keys", f"{most_keys} a query")
+    if len(found) > max_keys:
+        raise _bad_keys(f"{len(found)} different keys", f"{max_keys} a query")
     return found, places.astype(np.int64)
 
 
@@ -134,7 +134,7 @@ class Rounds:
             self._names.add(name)
 
 
-MOST_REMEMBERED = 1 << 18
+MAX_REMEMBERED = 1 << 18
 """Requests that are remembered by default: some 30 MB."""
 
 
@@ -144,28 +144,28 @@ class ReplayWindow:
     A relay may copy a request and send it again. What it gets is sealed to the client as before, so
     it learns nothing; but it must not make the gateway work again and again, nor count a key twice.
 
-    Bounded by number, not by age: a request older than the last `most` ones is answered again, for
+    Bounded by number, not by age: a request older than the last `limit` ones is answered again, for
     as long as its round is there and its key is not removed, and each process remembers for itself.
     Slices are only read, so an answer too many does no harm. A Date inside of requests would bound
     their age (section 6.5.1), and is not sent: it shows a client's clock (section 6.8), and clocks
     that differ would tell which requests belong together, which this way is there to hide.
 
     Args:
-        most: how many are remembered.
+        limit: how many are remembered.
 
     Raises:
         InputError: fewer than one.
     """
 
-    def __init__(self, most: int = MOST_REMEMBERED) -> None:
-        if most < 1:
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        if limit < 1:
             raise InputError(
                 "a window that remembers nothing",
-                got=most,
+                got=limit,
                 allowed="1 or more",
                 fix="raise it",
             )
-        self._most = most
+        self._limit = limit
         self._seen: dict[bytes, None] = {}
 
     def __len__(self) -> int:
@@ -185,5 +185,5 @@ class ReplayWindow:
                 fix="seal a new request",
             )
         self._seen[enc] = None
-        if len(self._seen) > self._most:
+        if len(self._seen) > self._limit:
             del self._seen[next(iter(self._seen))]  # the oldest: dicts keep their order

@@ -45,8 +45,8 @@ RingBits: TypeAlias = Literal[16, 32]
 RingArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Elements of a ring, uint16 or uint32; NumPy's sums and differences of them wrap."""
 
-_LEAST_STEPS = 64  # of the clip: 6 bits and a sign
-_MOST_CLIP = 2.0**64  # with it every sum, and every step, is an ordinary float32
+_MIN_STEPS = 64  # of the clip: 6 bits and a sign
+_MAX_CLIP = 2.0**64  # with it every sum, and every step, is an ordinary float32
 _ROUNDING_CHUNK = (
     64 << 10
 )  # numbers that are rounded together: their random words stay in a core's cache
@@ -98,7 +98,7 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         ring_dtype(self.bits)
-        if not 1 / _MOST_CLIP <= self.clip <= _MOST_CLIP:  # NaN is not
+        if not 1 / _MAX_CLIP <= self.clip <= _MAX_CLIP:  # NaN is not
             raise InputError(
                 "a clip that cannot be used",
                 got=self.clip,
@@ -109,7 +109,7 @@ class FixedPoint:
             raise InputError(
                 "a cohort without clients", got=self.cohort, allowed="1 or more", fix="count again"
             )
-        if self.clip * self.scale < _LEAST_STEPS:
+        if self.clip * self.scale < _MIN_STEPS:
             raise self._too_coarse()
 
     @cached_property
@@ -204,7 +204,7 @@ class FixedPoint:
         return InputError(
             f"a ring of {self.bits} bits is too small for sums of {self.cohort} numbers",
             got=f"{self.clip * self.scale:g} steps up to the clip",
-            allowed=f"{_LEAST_STEPS} or more",
+            allowed=f"{_MIN_STEPS} or more",
             fix="take a smaller cohort" if self.bits == 32 else "take 32 bits or a smaller cohort",
         )
 

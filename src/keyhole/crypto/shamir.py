@@ -28,7 +28,7 @@ PRIME = 2**521 - 1
 SHARE_BYTES = 66
 """Of a share: a number of the field, big-endian."""
 
-MOST_SECRET_BYTES = 64
+MAX_SECRET_BYTES = 64
 """Of a secret: its number is below 2^512, and so in the field."""
 
 
@@ -49,11 +49,11 @@ def split(secret: bytes, threshold: int, xs: Sequence[int], prg: Prg) -> list[by
     >>> combine({1: shares[0], 3: shares[2]}, 2, length=6)
     b'secret'
     """
-    if len(secret) > MOST_SECRET_BYTES:
+    if len(secret) > MAX_SECRET_BYTES:
         raise InputError(
             "a secret that is too long to be shared",
             got=f"{len(secret)} bytes",
-            allowed=f"at most {MOST_SECRET_BYTES}",
+            allowed=f"at most {MAX_SECRET_BYTES}",
             fix="share a seed and derive the rest from it",
         )
     numbers = share_number(int.from_bytes(secret, "big"), threshold, xs, prg)

@@ -193,8 +193,8 @@ def hold_out(
     return data.subset(np.sort(order[:kept])), data.subset(np.sort(order[kept:]))
 
 
-def draw_pool(data: FederatedData, most: int, rng: np.random.Generator) -> dict[str, Column]:
-    """Examples of all clients in one pool, to evaluate on: all, or `most` drawn at random.
+def draw_pool(data: FederatedData, limit: int, rng: np.random.Generator) -> dict[str, Column]:
+    """Examples of all clients in one pool, to evaluate on: all, or `limit` drawn at random.
 
     >>> data = FederatedData.of(["a", "b"], [2, 2], {"label": np.arange(4)})
     >>> draw_pool(data, 10, np.random.default_rng(0))["label"].tolist()
@@ -202,7 +202,7 @@ def draw_pool(data: FederatedData, most: int, rng: np.random.Generator) -> dict[
     """
     ends = np.cumsum(data.counts)
     total = int(ends[-1]) if len(ends) else 0
-    places = np.sort(rng.choice(total, most, replace=False)) if most < total else np.arange(total)
+    places = np.sort(rng.choice(total, limit, replace=False)) if limit < total else np.arange(total)
     owner = np.searchsorted(ends, places, side="right")
     at = data.starts[owner] + places - (ends - data.counts)[owner]
     return {name: column[at] for name, column in data.columns.items()}

@@ -18,9 +18,9 @@ from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData, Ragged
 from keyhole.data.streams import FACTS, Source, check_size, stream, zipf_ends
 
-FEWEST_POSTS, MOST_POSTS, POSTS_TAIL = 10, 100, 1.1  # Pareto: the share above x falls as x^-tail
-MOST_TOPICS = 3  # of a user
-MOST_TAGS = 5  # of a post
+MIN_POSTS, MAX_POSTS, POSTS_TAIL = 10, 100, 1.1  # Pareto: the share above x falls as x^-tail
+MAX_TOPICS = 3  # of a user
+MAX_TAGS = 5  # of a post
 POST, SENTENCE, TITLE = (20, 80), (5, 20), (3, 8)  # fewest and most words
 
 COMMON_OFFSET = 3.0  # flattens the head of Zipf's law
@@ -37,10 +37,10 @@ TITLE_KINDS = (0.3, 0.6, 1.0)
 CHUNK = 250  # users at a time, which bounds memory
 
 # Uniform numbers of a user: number of topics, number of posts, the topics.
-_USER_NUMBERS = 2 + MOST_TOPICS
+_USER_NUMBERS = 2 + MAX_TOPICS
 # Of a post: topic, number of tags, of words, of title words; then tags, sentences and words.
-_MOST_SENTENCES = POST[1] // SENTENCE[0]
-_SECTIONS = np.cumsum([4, MOST_TAGS, _MOST_SENTENCES, 3 * POST[1], 3 * TITLE[1]])
+_MAX_SENTENCES = POST[1] // SENTENCE[0]
+_SECTIONS = np.cumsum([4, MAX_TAGS, _MAX_SENTENCES, 3 * POST[1], 3 * TITLE[1]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ def _write(world: _World, streams: Sequence[np.random.Generator]) -> _Chunk:
     user = np.repeat(np.arange(len(streams)), counts)
     single, tag, sentence, text, title = np.split(of_post, _SECTIONS[:-1], axis=1)
     topic = _choose_topic(world, of_user[user], single[:, 0])
-    tags = _choose_tags(world, topic, tag, 1 + _below(single[:, 1], MOST_TAGS))
+    tags = _choose_tags(world, topic, tag, 1 + _below(single[:, 1], MAX_TAGS))
     sentences = _cut(sentence, _between(single[:, 2], POST))
     words = _say(world, topic, tags.values[tags.offsets[:-1]], text, TEXT_KINDS)
     words = _chain(world, topic, words, text, sentences)
@@ -190,13 +190,13 @@ def _write(world: _World, streams: Sequence[np.random.Generator]) -> _Chunk:
 
 def _count_posts(u: Array) -> Array:
     """Heavy-tailed: many users with few posts, few with many."""
-    posts = FEWEST_POSTS * (1.0 - u) ** (-1.0 / POSTS_TAIL)
-    return np.minimum(posts, MOST_POSTS).astype(np.int64)
+    posts = MIN_POSTS * (1.0 - u) ** (-1.0 / POSTS_TAIL)
+    return np.minimum(posts, MAX_POSTS).astype(np.int64)
 
 
 def _choose_topic(world: _World, of_user: Array, u: Array) -> Array:
     """One of the user's topics for each post, the first more often than the others."""
-    number = 1 + _below(of_user[:, 0], MOST_TOPICS)
+    number = 1 + _below(of_user[:, 0], MAX_TOPICS)
     which = _below(_skew(u), number)
     chosen = np.take_along_axis(of_user[:, 2:], which[:, None], axis=1)[:, 0]
     return _below(_skew(chosen), world.topics)
@@ -209,8 +209,8 @@ def _choose_tags(world: _World, topic: Array, u: Array, number: Array) -> Ragged
     """
     of_topic = (world.tags - 1 - topic) // world.topics + 1
     tags = topic[:, None] + world.topics * _below(_skew(u), of_topic[:, None])
-    is_new = np.arange(MOST_TAGS) < number[:, None]
-    for i in range(1, MOST_TAGS):
+    is_new = np.arange(MAX_TAGS) < number[:, None]
+    for i in range(1, MAX_TAGS):
         is_new[:, i] &= (tags[:, :i] != tags[:, i : i + 1]).all(axis=1)
     return _ragged(tags[is_new], is_new.sum(axis=1))
 

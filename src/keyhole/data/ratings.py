@@ -13,7 +13,7 @@ from keyhole.data.federated import Dataset, FederatedData
 from keyhole.data.streams import FACTS, Source, check_size, stream
 
 RANK = 6  # of the taste
-MIDDLE, LEAST, MOST = 6.4, 1, 10  # half stars
+MIDDLE, MIN, MAX = 6.4, 1, 10  # half stars
 USER_BIAS, ITEM_BIAS, TASTE, NOISE = 0.8, 1.0, 1.5, 1.0  # standard deviations, in half stars
 POPULARITY_OFFSET, POPULARITY_POWER = 10.0, 0.9
 LIKING = 0.3  # how much one half star more raises the logarithm of the odds of being rated
@@ -21,7 +21,7 @@ TEST_PART = 10  # one rating in so many is for testing
 
 
 def make_ratings(
-    seed: int, *, users: int = 600, items: int = 3000, fewest: int = 20, most: int = 200
+    seed: int, *, users: int = 600, items: int = 3000, minimum: int = 20, limit: int = 200
 ) -> Dataset:
     """Returns ratings by user, a function of the arguments alone.
 
@@ -32,9 +32,9 @@ def make_ratings(
     Args:
         seed: 0 or more.
         users: 1 or more; all are in both splits.
-        items: `most` or more: nobody rates an item twice.
+        items: `limit` or more: nobody rates an item twice.
         fewest: ratings of a user, 2 or more.
-        most: ratings of a user, `fewest` or more.
+        limit: ratings of a user, `minimum` or more.
 
     Raises:
         InputError: a size is out of range.
@@ -45,12 +45,12 @@ def make_ratings(
     """
     check_size("seed", seed, 0)
     check_size("users", users, 1)
-    check_size("fewest", fewest, 2)
-    check_size("most", most, fewest)
-    check_size("items", items, most)
+    check_size("minimum", minimum, 2)
+    check_size("limit", limit, minimum)
+    check_size("items", items, limit)
     world = _make_world(seed, items)
     streams = [stream(seed, Source.RATINGS_USER, i) for i in range(users)]
-    rated = [_rate(*world, rng, fewest, most) for rng in streams]
+    rated = [_rate(*world, rng, minimum, limit) for rng in streams]
     kept = [len(item) - max(1, len(item) // TEST_PART) for item, _ in rated]
     splits = {
         "train": _join([(i[:k], r[:k]) for (i, r), k in zip(rated, kept, strict=True)]),
@@ -74,19 +74,21 @@ def _rate(
     bias: Array,
     factors: Array,
     rng: np.random.Generator,
-    fewest: int,
-    most: int,
+    minimum: int,
+    limit: int,
 ) -> tuple[Array, Array]:
     """The items that one user rates, in order of time, and the half stars it gives them."""
     own_bias = USER_BIAS * rng.standard_normal()
     taste = rng.standard_normal(RANK) * (TASTE / np.sqrt(RANK))
-    count = int(fewest * ((most + 1) / fewest) ** rng.random())  # as many have 20..40 as 100..200
+    count = int(
+        minimum * ((limit + 1) / minimum) ** rng.random()
+    )  # as many have 20..40 as 100..200
     liked = bias + factors @ taste
     # The largest of log odds plus Gumbel noise are a draw without replacement.
     item = np.argsort(-(popularity + LIKING * liked + rng.gumbel(size=len(liked))))[:count]
     item = rng.permutation(item)
     stars = MIDDLE + own_bias + liked[item] + NOISE * rng.standard_normal(count)
-    return item.astype(np.int32), np.clip(np.rint(stars), LEAST, MOST).astype(np.uint8)
+    return item.astype(np.int32), np.clip(np.rint(stars), MIN, MAX).astype(np.uint8)
 
 
 def _join(rated: list[tuple[Array, Array]]) -> FederatedData:

@@ -47,18 +47,18 @@ def zipf_ends(count: int, offset: float, power: float = 1.0) -> Array:
     return ends
 
 
-def check_size(name: str, value: int, least: int, most: int | None = None) -> None:
-    """Demands a whole number from `least` to `most`.
+def check_size(name: str, value: int, minimum: int, limit: int | None = None) -> None:
+    """Demands a whole number from `minimum` to `limit`.
 
     >>> check_size("writers", 0, 1)
     Traceback (most recent call last):
     keyhole.errors.InputError: synthetic data cannot have this number of writers: got 0, ...
     """
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not (is_whole and least <= value and (most is None or value <= most)):
+    if not (is_whole and minimum <= value and (limit is None or value <= limit)):
         raise InputError(
             f"synthetic data cannot have this number of {name}",
             got=repr(value),
-            allowed=f"a whole number from {least}" + ("" if most is None else f" to {most}"),
+            allowed=f"a whole number from {minimum}" + ("" if limit is None else f" to {limit}"),
             fix=f"choose {name} in that range",
         )

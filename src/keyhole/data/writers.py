@@ -65,7 +65,7 @@ class _Style:
     ink: float  # how dark a stroke is
 
 
-def make_writers(seed: int, *, writers: int = 200, fewest: int = 20, most: int = 200) -> Dataset:
+def make_writers(seed: int, *, writers: int = 200, minimum: int = 20, limit: int = 200) -> Dataset:
     """Returns images of characters by writer, a function of the arguments and the fonts alone.
 
     The last tenth of each writer's images is in "test", at least one; the rest in "train". The
@@ -76,7 +76,7 @@ def make_writers(seed: int, *, writers: int = 200, fewest: int = 20, most: int =
         seed: 0 or more.
         writers: 1 or more; all are in both splits.
         fewest: images of a writer, 2 or more.
-        most: images of a writer, `fewest` or more.
+        limit: images of a writer, `minimum` or more.
 
     Raises:
         InputError: a size is out of range.
@@ -87,13 +87,13 @@ def make_writers(seed: int, *, writers: int = 200, fewest: int = 20, most: int =
     """
     check_size("seed", seed, 0)
     check_size("writers", writers, 1)
-    check_size("fewest", fewest, 2)
-    check_size("most", most, fewest)
+    check_size("minimum", minimum, 2)
+    check_size("limit", limit, minimum)
     streams = [stream(seed, Source.WRITER, i) for i in range(writers)]
     styles = [_draw_style(rng) for rng in streams]
     masters = {font: _make_masters(FONTS[font]) for font in sorted({s.font for s in styles})}
     written = [
-        _write(style, masters[style.font], rng, fewest, most)
+        _write(style, masters[style.font], rng, minimum, limit)
         for style, rng in zip(styles, streams, strict=True)
     ]
     train, test = zip(*map(_cut, written), strict=True)
@@ -116,10 +116,12 @@ def _join(written: Sequence[_Written]) -> FederatedData:
 
 
 def _write(
-    style: _Style, masters: Array, rng: np.random.Generator, fewest: int, most: int
+    style: _Style, masters: Array, rng: np.random.Generator, minimum: int, limit: int
 ) -> _Written:
     """The images of one writer, uint8 (n, 28, 28), and their labels, uint8 (n,)."""
-    count = int(fewest * ((most + 1) / fewest) ** rng.random())  # as many have 20..40 as 100..200
+    count = int(
+        minimum * ((limit + 1) / minimum) ** rng.random()
+    )  # as many have 20..40 as 100..200
     labels = rng.choice(len(CHARACTERS), count, p=style.classes)
     at = _warp(
         style.affine + AFFINE_OF_IMAGE * rng.standard_normal((count, 6), np.float32),

@@ -30,7 +30,7 @@ from keyhole.delivery.records import (
     keep_found,
     records_of,
 )
-from keyhole.primitives.layout import Layout, most_keys_of
+from keyhole.primitives.layout import Layout, max_keys_of
 from keyhole.primitives.placement import ClientValue
 from keyhole.server.state import ServerState
 
@@ -43,12 +43,12 @@ class PrivateTable:
         round_id: of the round and its table, in the form of a service's rounds. No other round and
             table of one run has it; those of another run do.
         records: all of them, (K, record_bytes).
-        most_keys: m, to which every request is padded.
+        max_keys: m, to which every request is padded.
     """
 
     round_id: str
     records: RecordArray
-    most_keys: int
+    max_keys: int
 
 
 @dataclass
@@ -107,7 +107,7 @@ class PrivateWay:
         layout = state.layout
         demand, tally = demand_of(layout, keys), Tally()
         tables = records_of(layout, self.coding)
-        most = most_keys_of(layout, self.keys_per_client)
+        limit = max_keys_of(layout, self.keys_per_client)
         found: dict[ClientId, list[Retrieved]] = {client: [] for client in demand}
         for client in demand:
             tally.add(client)
@@ -116,11 +116,11 @@ class PrivateWay:
             table = PrivateTable(
                 f"{state.steps}-{place:016x}",
                 records.encode_rows(state.rows(place, every), every),
-                most[place],
+                limit[place],
             )
             wanted = {c: part.keys_of(z).array for c, z in demand.items()}
             # A part of which clients take every key, or none, has nothing to hide.
-            is_private = 0 < most[place] < part.space.num_keys
+            is_private = 0 < limit[place] < part.space.num_keys
             retrieve = self.retrieval.retrieve if is_private else _send_all
             for client, got in retrieve(table, wanted, tally).items():
                 found[client].append(got)
@@ -160,6 +160,6 @@ def _send_all(
     """Every client receives the table and takes from it what it wants: nobody learns a key."""
     found = {}
     for client, keys in wanted.items():
-        tally.add(client, down=table.records.nbytes if table.most_keys else 0)
+        tally.add(client, down=table.records.nbytes if table.max_keys else 0)
         found[client] = Retrieved(table.records[keys], np.ones(len(keys), bool))
     return found

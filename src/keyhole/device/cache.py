@@ -60,8 +60,8 @@ class SliceCache:
 
     Args:
         directory: keeps them over restarts, one file per table; None keeps them in memory.
-        most_bytes: of all slices; those whose last use is longest ago go first.
-        least_record: bytes of a slice below which sums would cost more than they save.
+        max_bytes: of all slices; those whose last use is longest ago go first.
+        min_record: bytes of a slice below which sums would cost more than they save.
 
     Raises:
         InputError: a number is negative.
@@ -69,16 +69,16 @@ class SliceCache:
     """
 
     def __init__(
-        self, directory: Path | None, most_bytes: int = 1 << 28, *, least_record: int = 32
+        self, directory: Path | None, max_bytes: int = 1 << 28, *, min_record: int = 32
     ) -> None:
-        if most_bytes < 0 or least_record < 0:
+        if max_bytes < 0 or min_record < 0:
             raise InputError(
                 "the size of a cache is out of range",
-                got=f"{most_bytes} bytes, slices from {least_record}",
+                got=f"{max_bytes} bytes, slices from {min_record}",
                 allowed="0 or more",
                 fix="choose other numbers",
             )
-        self._directory, self._most, self._least = directory, most_bytes, least_record
+        self._directory, self._limit, self._minimum = directory, max_bytes, min_record
         self._tables: dict[str, _Table] = {}
         self._lock = threading.Lock()
         if directory is not None:
@@ -128,7 +128,7 @@ class SliceCache:
             self._now += 1
             before = dict(self._tables)
             for table, keys, records, sums in found:
-                if table.record_bytes >= max(self._least, 1) and len(keys):
+                if table.record_bytes >= max(self._minimum, 1) and len(keys):
                     name = _identity(table)
                     self._tables[name] = self._merged(name, keys, records, sums)
             self._forget()
@@ -163,7 +163,7 @@ class SliceCache:
 
     def _forget(self) -> None:
         """Drops the slices of the rounds that are longest ago until the rest fits."""
-        excess = sum(table.nbytes for table in self._tables.values()) - self._most
+        excess = sum(table.nbytes for table in self._tables.values()) - self._limit
         if excess <= 0:
             return
         tables = list(self._tables.items())

@@ -32,7 +32,7 @@ from keyhole.errors import DamageError, InputError, ServiceError, StorageError
 from keyhole.primitives.layout import ClientKeys
 from keyhole.wire.assignment import Wait
 from keyhole.wire.http import OCTETS, Client
-from keyhole.wire.manifest import MOST_BYTES, Manifest, decode_manifest, name_round, number_of
+from keyhole.wire.manifest import MAX_BYTES, Manifest, decode_manifest, name_round, number_of
 from keyhole.wire.messages import encode_update
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts
 from keyhole.wire.tables import Phase
@@ -41,9 +41,9 @@ DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
 """A device's keys: arrays by the name of their key space, or `Keys`."""
 
 _JSON = "application/json"
-_MOST_MESSAGE = 1 << 16  # bytes of an answer to a check-in
-_MOST_ROUNDS = 4  # manifests that are kept
-_MOST_WAIT = 3600.0  # seconds, whatever a service asks for
+_MAX_MESSAGE = 1 << 16  # bytes of an answer to a check-in
+_MAX_ROUNDS = 4  # manifests that are kept
+_MAX_WAIT = 3600.0  # seconds, whatever a service asks for
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class Device:
     """A device of a slice service. Threads may share it.
 
     Other ways to fetch than these methods use its `client`, show what `token_for` gives, and
-    allocate no more than `most_answer` at once.
+    allocate no more than `max_answer` at once.
 
     Args:
         url: of the service, such as `https://slices.example.org`.
@@ -101,8 +101,8 @@ class Device:
         cache: slices of earlier rounds; None fetches everything anew.
         retry: how often to try again.
         timeouts: when a silent service counts as away.
-        most_keys: in one query; more are asked for in several.
-        most_answer: bytes of the slices of one query, likewise. A slice or a segment that is longer
+        max_keys: in one query; more are asked for in several.
+        max_answer: bytes of the slices of one query, likewise. A slice or a segment that is longer
             is refused, whatever a manifest says: this is what a service can make a device allocate.
         stop: once set, waiting ends at once and nothing is tried again.
         clock: how time passes; one that waits for `stop` if None.
@@ -122,8 +122,8 @@ class Device:
         cache: SliceCache | None = None,
         retry: Retry | None = None,
         timeouts: Timeouts | None = None,
-        most_keys: int = 65_536,
-        most_answer: int = 256 << 20,
+        max_keys: int = 65_536,
+        max_answer: int = 256 << 20,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
         insecure: bool = False,
@@ -131,7 +131,7 @@ class Device:
         self.stop = threading.Event() if stop is None else stop
         self.clock = Clock(sleep=self.stop.wait) if clock is None else clock
         self._token, self._cache = token, cache
-        self._most_keys, self.most_answer = most_keys, most_answer
+        self._max_keys, self.max_answer = max_keys, max_answer
         self.client = Client(
             url,
             ca=ca,
@@ -165,7 +165,7 @@ class Device:
             NotFoundError: there is none yet.
             ServiceError: no usable answer.
         """
-        got = self.client.get("/v1/rounds/current", token=self._token, most=_MOST_MESSAGE)
+        got = self.client.get("/v1/rounds/current", token=self._token, limit=_MAX_MESSAGE)
         now: RoundNow = _message(got.body, RoundNow)
         _check_told(now.round, now.number)
         return now
@@ -178,7 +178,7 @@ class Device:
             ServiceError: no usable answer.
         """
         got = self.client.send(
-            "/v1/checkin", b"", token=self._token, most=_MOST_MESSAGE, content_type=_JSON
+            "/v1/checkin", b"", token=self._token, limit=_MAX_MESSAGE, content_type=_JSON
         )
         told: _CheckedIn = _message(got.body, _CheckedIn)
         if told.round is None:
@@ -212,11 +212,11 @@ class Device:
 
         path = f"/v1/rounds/{round_id}/manifest"
         token = self.token_for(round)
-        got = self.client.get(path, token=token, most=MOST_BYTES, check=check)
+        got = self.client.get(path, token=token, limit=MAX_BYTES, check=check)
         known = KnownRound(round_id, decode_manifest(bytes(got.body)))
         with self._lock:
             self._rounds[round_id] = known
-            while len(self._rounds) > _MOST_ROUNDS:
+            while len(self._rounds) > _MAX_ROUNDS:
                 self._rounds.popitem(last=False)
         return known
 
@@ -267,16 +267,16 @@ class Device:
             known.table(table),
             place,
             token=self.token_for(round),
-            most_bytes=self.most_answer,
+            max_bytes=self.max_answer,
             traffic=Traffic(),
         )
 
     def fetch_all(self, round: Assignment | str) -> WholeModel:
         """Option 1, broadcast: all tables. The device selects at home, and nobody learns a key."""
         known, token, traffic = self.known(round), self.token_for(round), Traffic()
-        most = self.most_answer
+        limit = self.max_answer
         tables = tuple(
-            download_table(self.client, known, place, token=token, most_bytes=most, traffic=traffic)
+            download_table(self.client, known, place, token=token, max_bytes=limit, traffic=traffic)
             for place in range(len(known.manifest.tables))
         )
         return WholeModel(known, tables, traffic)
@@ -301,7 +301,7 @@ class Device:
         body = encode_update(known.layout, update, known.keys_by_space(keys))
         path = f"/v1/rounds/{known.id}/updates"
         token = self.token_for(round)
-        self.client.send(path, body, token=token, most=_MOST_MESSAGE, content_type=OCTETS)
+        self.client.send(path, body, token=token, limit=_MAX_MESSAGE, content_type=OCTETS)
         return len(body)
 
     def fetch_records(
@@ -329,8 +329,8 @@ class Device:
             known.id,
             wants,
             token=self.token_for(round),
-            most_keys=self._most_keys,
-            most_bytes=self.most_answer,
+            max_keys=self._max_keys,
+            max_bytes=self.max_answer,
             traffic=traffic,
         )
         if cache is not None:
@@ -380,7 +380,7 @@ def _bounded(seconds: float | None) -> float:
     """A wait that a service asks for; NaN cannot come out of JSON."""
     if seconds is None:
         raise _no_sense("neither a round nor a wait")
-    return min(max(seconds, 0.0), _MOST_WAIT)
+    return min(max(seconds, 0.0), _MAX_WAIT)
 
 
 def _no_sense(what: str) -> ServiceError:

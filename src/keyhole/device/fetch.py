@@ -26,14 +26,14 @@ from keyhole.server.checksums import sum_records
 from keyhole.wire.http import OCTETS, Client, Received
 from keyhole.wire.manifest import Manifest, SegmentInfo
 from keyhole.wire.messages import (
-    MOST_BLOCKS,
+    MAX_BLOCKS,
     Answer,
     Ask,
     Sums,
     check_of,
     decode_answer,
     encode_query,
-    most_answer_bytes,
+    max_answer_bytes,
 )
 from keyhole.wire.sockets import refuse_longer
 
@@ -103,8 +103,8 @@ def fetch_slices(
     wants: Sequence[Want],
     *,
     token: str | None,
-    most_keys: int,
-    most_bytes: int,
+    max_keys: int,
+    max_bytes: int,
     traffic: Traffic,
 ) -> list[Slices]:
     """Returns the records of each want, in order.
@@ -114,20 +114,20 @@ def fetch_slices(
         round_id: of the round.
         wants: of any tables of the round.
         token: of the device in this round.
-        most_keys: in one query; more are asked for in several.
-        most_bytes: of the records of one query, likewise.
+        max_keys: in one query; more are asked for in several.
+        max_bytes: of the records of one query, likewise.
         traffic: what it costs is added here.
 
     Raises:
         RequestError: the service refuses, by kind.
-        ServiceError: no usable answer, or a record of more than `most_bytes`.
+        ServiceError: no usable answer, or a record of more than `max_bytes`.
         DamageError: what arrived was not what was sent, time and again.
     """
     for want in wants:
-        refuse_longer("a slice", want.record_bytes if len(want.keys) else 0, most_bytes)
+        refuse_longer("a slice", want.record_bytes if len(want.keys) else 0, max_bytes)
     path = f"/v1/rounds/{round_id}/slices"
     found: list[list[Slices]] = [[] for _ in wants]
-    for batch in _batches(wants, most_keys, most_bytes):
+    for batch in _batches(wants, max_keys, max_bytes):
         asked = [want for _, want in batch]
         is_asked = any(len(want.keys) for want in asked)
         pieces = _fetch(client, path, asked, token, traffic) if is_asked else map(_nothing, asked)
@@ -150,7 +150,7 @@ def _fetch(
             body,
             headers={"content-type": OCTETS},
             token=token,
-            most=so_far.most_bytes,
+            limit=so_far.max_bytes,
         )
         traffic.requests += 1
         traffic.bytes_up += len(body)
@@ -197,9 +197,9 @@ class _SoFar:
         return self._check is not None and not self._left
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """What the next answer may be long."""
-        return most_answer_bytes(self.asks, self._record_bytes)
+        return max_answer_bytes(self.asks, self._record_bytes)
 
     @property
     def reused(self) -> int:
@@ -269,18 +269,18 @@ def _aligned(records: RecordArray) -> RecordArray:
 
 
 def _batches(
-    wants: Sequence[Want], most_keys: int, most_bytes: int
+    wants: Sequence[Want], max_keys: int, max_bytes: int
 ) -> Iterator[list[tuple[int, Want]]]:
     """The queries that ask for everything: (place, want) of each block; one, as a rule."""
     batch: list[tuple[int, Want]] = []
-    keys, room = most_keys, most_bytes  # that are left for the query under way
+    keys, room = max_keys, max_bytes  # that are left for the query under way
     for place, want in enumerate(wants):
         at, is_done = 0, False
         while not is_done:
             fits = min(keys, room // max(want.record_bytes, 1))
-            if batch and (fits < 1 or len(batch) == MOST_BLOCKS):
+            if batch and (fits < 1 or len(batch) == MAX_BLOCKS):
                 yield batch
-                batch, keys, room = [], most_keys, most_bytes
+                batch, keys, room = [], max_keys, max_bytes
                 continue
             stop = min(len(want.keys), at + max(fits, 1))
             batch.append((place, _piece(want, at, stop)))

@@ -26,7 +26,7 @@ from keyhole.wire.private import SERVER_HEADER, Lengths
 from keyhole.wire.sockets import Attempts
 from keyhole.wire.tables import NO_ROUND
 
-_MOST_TERMS = 1024  # bytes
+_MAX_TERMS = 1024  # bytes
 
 _Result = TypeVar("_Result")
 
@@ -44,13 +44,13 @@ class Line:
     round: Assignment | str
 
     def get(
-        self, path: str, most: int, check: Callable[[memoryview], None] = lambda _: None
+        self, path: str, limit: int, check: Callable[[memoryview], None] = lambda _: None
     ) -> Received:
         """GETs something of the round; `check` as for `Client.get`."""
         token = self.device.token_for(self.round)
-        return self.device.client.get(path, token=token, most=most, check=check)
+        return self.device.client.get(path, token=token, limit=limit, check=check)
 
-    def post(self, path: str, message: bytes, most: int) -> Received:
+    def post(self, path: str, message: bytes, limit: int) -> Received:
         """Sends a message, once."""
         return self.device.client.exchange(
             "POST",
@@ -58,7 +58,7 @@ class Line:
             message,
             headers={"content-type": OCTETS},
             token=self.device.token_for(self.round),
-            most=most,
+            limit=limit,
             may_repeat=False,
         )
 
@@ -125,9 +125,9 @@ class Lines:
         found = self._at_once(calls)
         self.traffic.requests += len(found)
         self.traffic.bytes_down += sum(len(terms.encode()) for terms in found)
-        if any(terms.most_keys != found[0].most_keys for terms in found):
+        if any(terms.max_keys != found[0].max_keys for terms in found):
             raise _set_up_wrongly(
-                "queries padded to " + " and ".join(f"{terms.most_keys} keys" for terms in found)
+                "queries padded to " + " and ".join(f"{terms.max_keys} keys" for terms in found)
             )
         if any(terms != found[0] for terms in found):
             raise _differ("terms that differ")
@@ -191,7 +191,7 @@ class Lines:
 
     def _terms(self, server: int, line: Line, path: str) -> Terms:
         try:
-            got = line.get(path, _MOST_TERMS)
+            got = line.get(path, _MAX_TERMS)
         except NotFoundError as error:
             if server == 0:
                 raise

@@ -45,14 +45,14 @@ class PirFetch:
     Args:
         second: a device of the second service.
         scheme: that both services offer.
-        most_keys: table -> keys of every query, from the operators; for other tables it is what
+        max_keys: table -> keys of every query, from the operators; for other tables it is what
             the round says. Where neither says, what both services name alike is taken: as long as
             one of them is honest, it is the same for all devices.
     """
 
     second: Device
     scheme: Scheme = "two-server"
-    most_keys: Mapping[str, int] = field(default_factory=dict)
+    max_keys: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
         """Returns the sub-model of keys; see `Device.fetch`.
@@ -65,13 +65,13 @@ class PirFetch:
             StaleError: both servers do not hold the same slices.
             IntegrityError: a server lies or is damaged. All tables have been asked by then.
             ServiceError: no usable answer; servers that pad queries to another number of keys; or
-                messages of more than `most_answer` bytes. Then nothing was asked for, and nothing
+                messages of more than `max_answer` bytes. Then nothing was asked for, and nothing
                 made. A question takes some ten times the memory of its messages while it is made.
             RequestError: a server refuses.
         """
         known = device.known(round)
         lines = [Line(device, round), Line(self.second, _joined(self.second, known.id))]
-        rule = _Rule(self.scheme, self.most_keys)
+        rule = _Rule(self.scheme, self.max_keys)
         return _fetch(lines, known, keys, rule, lambda _, path, terms: open_asker(terms))
 
 
@@ -82,19 +82,19 @@ class OneServerFetch:
     Called as `Device.fetch` is. The hint of a table, some megabytes, is fetched once a round.
 
     Args:
-        most_keys: table -> keys of every query, from the operator; for other tables it is what the
+        max_keys: table -> keys of every query, from the operator; for other tables it is what the
             round says. The one server says both: only a number that was given otherwise is known to
             be the same for all devices.
     """
 
-    most_keys: Mapping[str, int] = field(default_factory=dict)
+    max_keys: Mapping[str, int] = field(default_factory=dict)
     _askers: dict[bytes, Asker] = field(default_factory=dict, repr=False)
 
     def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
         """Returns the sub-model of keys; as `PirFetch` does.
 
         Raises:
-            InputError: neither the round nor `most_keys` says how many keys a query has.
+            InputError: neither the round nor `max_keys` says how many keys a query has.
         """
         known, used = device.known(round), dict(self._askers)
         self._askers = {}  # those of another round go
@@ -104,7 +104,7 @@ class OneServerFetch:
             self._askers[terms.digest] = asker
             return asker
 
-        rule = _Rule("one-server", self.most_keys)
+        rule = _Rule("one-server", self.max_keys)
         return _fetch([Line(device, round)], known, keys, rule, ask)
 
 
@@ -115,7 +115,7 @@ class _Rule:
     scheme: Scheme
     pinned: Mapping[str, int]
 
-    def most_keys(self, known: KnownRound, place: int) -> int | None:
+    def max_keys(self, known: KnownRound, place: int) -> int | None:
         """Keys of a query; None where only the servers say."""
         info = known.manifest.tables[place]
         told = self.pinned.get(info.name)
@@ -125,7 +125,7 @@ class _Rule:
                 f"it is not known to how many keys queries of table {info.name!r} are padded",
                 got="a round that does not say how many keys a client chooses",
                 allowed="keys_per_client in the settings of the round, or a number for the table",
-                fix="publish it with them, or pass most_keys",
+                fix="publish it with them, or pass max_keys",
             )
         return told
 
@@ -167,7 +167,7 @@ def _retrieve(
     agreed = {place: _agreed(lines, known, place, rule) for place in cut}
     whole = [at for at, terms in agreed.items() if _is_whole(terms, tables[at])]
     hidden = {place: terms for place, terms in agreed.items() if place not in whole}
-    _refuse_long(list(hidden.values()), device.most_answer)
+    _refuse_long(list(hidden.values()), device.max_answer)
     for place in whole:
         found[place] = _whole_find(_download(lines, known, place)[wanted[place]])
     targets = []
@@ -184,16 +184,16 @@ def _retrieve(
 
 def _is_whole(terms: Terms, info: TableInfo) -> bool:
     """Whether every device may take every slice: a query would be no shorter than the table."""
-    return terms.most_keys == terms.num_keys and bool(info.segments)
+    return terms.max_keys == terms.num_keys and bool(info.segments)
 
 
-def _refuse_long(terms: Sequence[Terms], most: int) -> None:
+def _refuse_long(terms: Sequence[Terms], limit: int) -> None:
     """Refuses messages that a device cannot hold, before one is made or asked for.
 
     All of them are held at once; terms are what servers say, and can say anything.
 
     Raises:
-        ServiceError: those of one kind have more than `most` bytes together.
+        ServiceError: those of one kind have more than `limit` bytes together.
     """
     lengths = [lengths_of(each) for each in terms]
     totals = {
@@ -202,7 +202,7 @@ def _refuse_long(terms: Sequence[Terms], most: int) -> None:
         "hints": sum(each.hint for each in lengths),
     }
     for what, total in totals.items():
-        refuse_longer(f"the whole of all private {what}", total, most)
+        refuse_longer(f"the whole of all private {what}", total, limit)
 
 
 def _path(known: KnownRound, place: int, rule: _Rule) -> str:
@@ -221,7 +221,7 @@ def _download(lines: Lines, known: KnownRound, place: int) -> RecordArray:
         known,
         place,
         token=first.device.token_for(first.round),
-        most_bytes=first.device.most_answer,
+        max_bytes=first.device.max_answer,
         traffic=lines.traffic,
     )
 
@@ -233,7 +233,7 @@ def _agreed(lines: Lines, known: KnownRound, place: int, rule: _Rule) -> Terms:
         StaleError: they are those of something else.
         ServiceError: queries are to be padded otherwise, in every later round too.
     """
-    info, most = known.manifest.tables[place], rule.most_keys(known, place)
+    info, limit = known.manifest.tables[place], rule.max_keys(known, place)
     terms = lines.terms(_path(known, place, rule))
     told = terms.scheme, terms.round, terms.num_keys, terms.record_bytes
     if told != (rule.scheme, name_table(known.id, place), info.num_keys, info.record_bytes):
@@ -243,12 +243,12 @@ def _agreed(lines: Lines, known: KnownRound, place: int, rule: _Rule) -> Terms:
             allowed=f"{info.num_keys} slices of {info.record_bytes} bytes of round {known.id}",
             fix="check the URLs of the servers",
         )
-    if most is not None and terms.most_keys != most:
+    if limit is not None and terms.max_keys != limit:
         raise ServiceError(
             f"queries of table {info.name!r} are to be padded to another number of keys",
-            got=f"{terms.most_keys} keys",
-            allowed=f"{most} keys, as the round says or the device was told",
-            fix="check --pir-keys at the servers, and most_keys on the device",
+            got=f"{terms.max_keys} keys",
+            allowed=f"{limit} keys, as the round says or the device was told",
+            fix="check --pir-keys at the servers, and max_keys on the device",
         )
     return terms
 

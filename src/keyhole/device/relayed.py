@@ -55,7 +55,7 @@ from keyhole.errors import (
 from keyhole.server.checksums import sum_records
 from keyhole.wire.http import Client, Received, refusal_of
 from keyhole.wire.messages import check_of
-from keyhole.wire.private import KEYS_PATH, MOST_CONFIG, RELAY_KEYS_PATH, RELAY_PATH
+from keyhole.wire.private import KEYS_PATH, MAX_CONFIG, RELAY_KEYS_PATH, RELAY_PATH
 from keyhole.wire.sockets import refuse_longer
 
 
@@ -67,7 +67,7 @@ class _Source:
 
     def fetch(self) -> bytes:
         try:
-            return bytes(self.client.get(self.path, most=MOST_CONFIG).body)
+            return bytes(self.client.get(self.path, limit=MAX_CONFIG).body)
         except RequestError as error:
             raise _no_key(f"a refusal of the {self.name}, {type(error).__name__}") from error
 
@@ -103,7 +103,7 @@ def _no_key(got: str) -> ServiceError:
     )
 
 
-_MOST_REQUESTS = 16_384  # in one body
+_MAX_REQUESTS = 16_384  # in one body
 _SEALED_ERROR = ERROR_BYTES + 48  # bytes of a refusal under either cipher
 _PASSING = 500  # a status from which on asking again may help
 
@@ -116,18 +116,18 @@ class RelayedFetch:
         relay: to send sealed requests to.
         pinned: the gateway's key configuration, from a file of the operator; None compares what
             relay and gateway say.
-        most_keys: table -> number of requests that every device makes, where the round does not
+        max_keys: table -> number of requests that every device makes, where the round does not
             say how many keys a client chooses.
-        most_requests: for all tables. A round that asks for more is refused before one is sealed:
+        max_requests: for all tables. A round that asks for more is refused before one is sealed:
             each takes a tenth of a millisecond and some kilobytes of memory until it is answered.
-        most_bytes: of the slices that they bring, padding included, which are held at once.
+        max_bytes: of the slices that they bring, padding included, which are held at once.
     """
 
     relay: Client
     pinned: bytes | None = None
-    most_keys: Mapping[str, int] = field(default_factory=dict)
-    most_requests: int = 65_536
-    most_bytes: int = 1 << 30
+    max_keys: Mapping[str, int] = field(default_factory=dict)
+    max_requests: int = 65_536
+    max_bytes: int = 1 << 30
     _config: KeyConfig | None = field(default=None, init=False, repr=False)
 
     def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
@@ -138,7 +138,7 @@ class RelayedFetch:
             TooLateError: the round has been removed.
             DamageError: slices are not those that were published, time and again.
             ServiceError: the relay or the gateway is away, refuses, or makes no sense, or the round
-                asks for more than `most_requests` or `most_bytes`. Nothing has been asked for
+                asks for more than `max_requests` or `max_bytes`. Nothing has been asked for
                 directly.
         """
         known, traffic = device.known(round), Traffic()
@@ -160,21 +160,21 @@ class RelayedFetch:
         info = known.manifest.tables[place]
         if not info.factors or not info.record_bytes:
             return None
-        most = self.most_keys.get(info.name) or _most_keys(known, info.name, info.factors)
-        if most >= info.num_keys and info.segments:
+        limit = self.max_keys.get(info.name) or _max_keys(known, info.name, info.factors)
+        if limit >= info.num_keys and info.segments:
             return None
-        return TableShape(place, info.num_keys, info.record_bytes, min(most, info.num_keys))
+        return TableShape(place, info.num_keys, info.record_bytes, min(limit, info.num_keys))
 
     def _refuse_many(self, shapes: Sequence[TableShape]) -> None:
         """Refuses a round whose numbers, which can be anything, ask for more than a device does."""
-        count = sum(shape.most_keys for shape in shapes)
-        total = sum(shape.most_keys * shape.record_bytes for shape in shapes)
-        if count > self.most_requests or total > self.most_bytes:
+        count = sum(shape.max_keys for shape in shapes)
+        total = sum(shape.max_keys * shape.record_bytes for shape in shapes)
+        if count > self.max_requests or total > self.max_bytes:
             raise ServiceError(
                 "the round asks for more requests than this device makes",
                 got=f"{count} requests for {total} bytes",
-                allowed=f"{self.most_requests} requests for {self.most_bytes} bytes",
-                fix="raise most_requests or most_bytes, if the service is to be trusted with it",
+                allowed=f"{self.max_requests} requests for {self.max_bytes} bytes",
+                fix="raise max_requests or max_bytes, if the service is to be trusted with it",
             )
 
     def _retrieve(
@@ -224,11 +224,11 @@ class RelayedFetch:
         """Replies of the gateway, or why there are none and how long to wait."""
         lengths = [max(blind.reply_bytes(at), _SEALED_ERROR) for at in range(len(shapes))]
         each = LENGTH_BYTES + max(lengths)
-        refuse_longer("a slice", HEAD_BYTES + each, device.most_answer)
-        at_once = min(_MOST_REQUESTS, (device.most_answer - HEAD_BYTES) // each)
+        refuse_longer("a slice", HEAD_BYTES + each, device.max_answer)
+        at_once = min(_MAX_REQUESTS, (device.max_answer - HEAD_BYTES) // each)
         # What all answers may have together: not each of them can be as long as the longest.
         pairs = zip(shapes, lengths, strict=True)
-        room = sum(shape.most_keys * (LENGTH_BYTES + length) for shape, length in pairs)
+        room = sum(shape.max_keys * (LENGTH_BYTES + length) for shape, length in pairs)
         messages, replies = question.messages(), list[bytes]()
         for start in range(0, len(messages), at_once):
             piece = messages[start : start + at_once]
@@ -243,7 +243,7 @@ class RelayedFetch:
             room -= len(got.body) - HEAD_BYTES
         return replies, "", None
 
-    def _post(self, body: bytes, most: int) -> Received:
+    def _post(self, body: bytes, limit: int) -> Received:
         try:
             return self.relay.exchange(
                 "POST",
@@ -251,7 +251,7 @@ class RelayedFetch:
                 body,
                 headers={"content-type": REQUESTS_TYPE},
                 token=None,
-                most=most,
+                limit=limit,
                 may_repeat=False,
             )
         except RequestError as error:
@@ -278,12 +278,12 @@ def _plainly(
     got = device.fetch_records(round, everyones, traffic)
     for (place, _), slices in zip(everyones, got, strict=True):
         found[place] = slices.records
-    most = device.most_answer
+    limit = device.max_answer
     for place in places - found.keys():
         keys, whole = wanted[place], np.empty((tables[place].num_keys, 0), np.uint8)
         if tables[place].record_bytes:
             whole = download_table(
-                device.client, known, place, token=token, most_bytes=most, traffic=traffic
+                device.client, known, place, token=token, max_bytes=limit, traffic=traffic
             )
         found[place] = whole[keys]
     return found
@@ -304,8 +304,8 @@ def _opened(
     records = question.records(responses)
     start = 0
     for shape in shapes:
-        _check(responses[start : start + shape.most_keys])
-        start += shape.most_keys
+        _check(responses[start : start + shape.max_keys])
+        start += shape.max_keys
     return records
 
 
@@ -338,7 +338,7 @@ def _refusal(response: BinaryResponse) -> KeyholeError | _AgainError:
     )
 
 
-def _most_keys(known: KnownRound, name: str, factors: Sequence[str]) -> int:
+def _max_keys(known: KnownRound, name: str, factors: Sequence[str]) -> int:
     """How many slices of a table a client chooses at most: every combination of its keys."""
     per_client = known.manifest.settings.get("keys_per_client")
     told = per_client if isinstance(per_client, dict) else {}
@@ -348,6 +348,6 @@ def _most_keys(known: KnownRound, name: str, factors: Sequence[str]) -> int:
             f"it is not known to how many requests those for table {name!r} are padded",
             got="a round that does not say how many keys a client chooses",
             allowed="keys_per_client in the settings of the round, or a number for the table",
-            fix="publish it with them, or pass most_keys",
+            fix="publish it with them, or pass max_keys",
         )
     return prod(counts)

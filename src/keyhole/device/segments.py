@@ -23,7 +23,7 @@ def download_table(
     table: int,
     *,
     token: str | None,
-    most_bytes: int,
+    max_bytes: int,
     traffic: Traffic,
 ) -> RecordArray:
     """Returns all records of a table, (K, record_bytes).
@@ -40,7 +40,7 @@ def download_table(
             allowed="a table of segments",
             fix="ask for slices of it, with fetch_slices",
         )
-    download = partial(download_segment, token=token, most_bytes=most_bytes, traffic=traffic)
+    download = partial(download_segment, token=token, max_bytes=max_bytes, traffic=traffic)
     pieces = [download(client, known, table, place) for place in range(len(info.segments))]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
@@ -52,7 +52,7 @@ def download_segment(
     place: int,
     *,
     token: str | None,
-    most_bytes: int,
+    max_bytes: int,
     traffic: Traffic,
 ) -> RecordArray:
     """Returns the records of one segment, (count, record_bytes).
@@ -63,18 +63,18 @@ def download_segment(
     Raises:
         NotFoundError: the table has no such segment.
         DamageError: what arrives is not what was published, time and again.
-        ServiceError: no usable answer, or a segment of more than `most_bytes`.
+        ServiceError: no usable answer, or a segment of more than `max_bytes`.
     """
     info, segment = known.manifest.tables[table], known.segment(table, place)
-    refuse_longer("a segment", segment.count * max(info.record_bytes, _SUM_BYTES), most_bytes)
+    refuse_longer("a segment", segment.count * max(info.record_bytes, _SUM_BYTES), max_bytes)
     path = f"/v1/rounds/{known.id}/tables/{table}/segments/{place}"
 
     def check_sums(body: memoryview) -> None:
         if sha256(body).hexdigest() != segment.sums_sha256:
             raise _damaged(known, "sums that the manifest does not vouch for")
 
-    most = segment.count * _SUM_BYTES
-    body = client.get(f"{path}/sums", token=token, most=most, check=check_sums).body
+    limit = segment.count * _SUM_BYTES
+    body = client.get(f"{path}/sums", token=token, limit=limit, check=check_sums).body
     sums = np.frombuffer(body, "<u8")
 
     def check_records(body: memoryview) -> None:
@@ -86,8 +86,8 @@ def download_segment(
         if segment.sha256 is not None and sha256(body).hexdigest() != segment.sha256:
             raise _damaged(known, "records that the manifest does not vouch for")
 
-    most = segment.count * info.record_bytes
-    records = client.get(path, token=token, most=most, check=check_records).body
+    limit = segment.count * info.record_bytes
+    records = client.get(path, token=token, limit=limit, check=check_records).body
     traffic.requests += 2
     traffic.bytes_down += len(body) + len(records)
     return np.frombuffer(records, np.uint8).reshape(segment.count, info.record_bytes)

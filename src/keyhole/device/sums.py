@@ -28,7 +28,7 @@ from keyhole.errors import InputError, NotFoundError, ViolationError
 from keyhole.wire.http import OCTETS
 from keyhole.wire.sums import SUM_SETTING
 
-_MOST_MESSAGE = 1 << 16  # bytes of an answer
+_MAX_MESSAGE = 1 << 16  # bytes of an answer
 
 
 def terms_in(known: KnownRound) -> WholeTerms:
@@ -58,29 +58,29 @@ class SumPolicy:
     """Which terms a device accepts, whatever a trainer would like.
 
     Args:
-        least_clients: a sum that may be released with fewer is refused.
-        most_clients: a sum of more is refused: the more may be added, the coarser the rounding.
-        most_clip: numbers of an update may count up to so much, and no more.
-        least_noise: what each aggregator adds at least, over the norm to which updates are
+        min_clients: a sum that may be released with fewer is refused.
+        max_clients: a sum of more is refused: the more may be added, the coarser the rounding.
+        max_clip: numbers of an update may count up to so much, and no more.
+        min_noise: what each aggregator adds at least, over the norm to which updates are
             shortened; 0 takes part without noise.
-        most_upload: bytes.
+        max_upload: bytes.
     """
 
-    least_clients: int = 2
-    most_clients: int = 1 << 24
-    most_clip: float = inf
-    least_noise: float = 0.0
-    most_upload: int = 256 << 20
+    min_clients: int = 2
+    max_clients: int = 1 << 24
+    max_clip: float = inf
+    min_noise: float = 0.0
+    max_upload: int = 256 << 20
 
     def check(self, terms: WholeTerms) -> None:
         """Raises ViolationError where the terms are not accepted; nothing has been sent by then."""
         upload = whole_upload_bytes(terms)
         facts = [
-            (terms.least_clients >= self.least_clients, f"sums of {terms.least_clients} clients"),
-            (terms.most_clients <= self.most_clients, f"up to {terms.most_clients} clients"),
-            (terms.clip <= self.most_clip, f"numbers up to {terms.clip:g}"),
+            (terms.min_clients >= self.min_clients, f"sums of {terms.min_clients} clients"),
+            (terms.max_clients <= self.max_clients, f"up to {terms.max_clients} clients"),
+            (terms.clip <= self.max_clip, f"numbers up to {terms.clip:g}"),
             (self._has_noise(terms), f"noise {terms.noise:g} for a norm of {terms.norm:g}"),
-            (upload <= self.most_upload, f"{upload} bytes"),
+            (upload <= self.max_upload, f"{upload} bytes"),
         ]
         refused = [words for is_fine, words in facts if not is_fine]
         if refused:
@@ -92,7 +92,7 @@ class SumPolicy:
             )
 
     def _has_noise(self, terms: WholeTerms) -> bool:
-        return self.least_noise == 0 or terms.noise >= self.least_noise * terms.norm
+        return self.min_noise == 0 or terms.noise >= self.min_noise * terms.norm
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _post(aggregator: Device, round: Assignment, body: bytes) -> None:
     attempts = client.attempts(f"POST {path}")
     while True:
         try:
-            client.send(path, body, token=token, most=_MOST_MESSAGE, content_type=OCTETS)
+            client.send(path, body, token=token, limit=_MAX_MESSAGE, content_type=OCTETS)
             return
         except NotFoundError:  # a round is published a moment before its sum is opened
             attempts.failed("the sum is not open yet")

@@ -41,7 +41,7 @@ Send: TypeAlias = Callable[[Device, Assignment, Tree, DeviceKeys], int]
 
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
 _LONGEST_WAIT = 60.0  # seconds before it does when servers still do not hold the same round
-_MOST_STALE = 8  # misses for that reason in a row; two minutes, for a copy that lags behind
+_MAX_STALE = 8  # misses for that reason in a row; two minutes, for a copy that lags behind
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def keep_taking_part(
             device.clock.sleep(_AFTER_MISS)
         except StaleError as error:
             stale += 1
-            if stale == _MOST_STALE:
+            if stale == _MAX_STALE:
                 raise
             on_miss(error)
             device.clock.sleep(min(_LONGEST_WAIT, _AFTER_MISS * 2.0 ** (stale - 1)))

@@ -32,7 +32,7 @@ _NEWER = (
     "sampling",
     "privacy",
     "concurrency",
-    "most_staleness",
+    "max_staleness",
 )
 
 
@@ -60,7 +60,7 @@ class Arm:
         privacy: fields of `Privacy`; None promises nothing.
         concurrency: clients at work at any time, of asynchronous rounds whose steps wait for as
             many updates as a cohort has; None for synchronous rounds.
-        most_staleness: an update older than this many steps is left out.
+        max_staleness: an update older than this many steps is left out.
         is_tuning: whether validation clients are kept out of training.
         seed: of everything random.
     """
@@ -81,7 +81,7 @@ class Arm:
     sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
     privacy: Mapping[str, Any] | None = None
     concurrency: int | None = None
-    most_staleness: int = 20
+    max_staleness: int = 20
     is_tuning: bool = False
     seed: int = 0
 
@@ -104,7 +104,7 @@ class Arm:
             words += [k for k in [self.privacy.get("kind")] if k not in (None, "all-rows")]
         if self.concurrency is not None:
             words.append(f"async{self.concurrency}")
-            words += [f"stale{s}" for s in [self.most_staleness] if s != Arm.most_staleness]
+            words += [f"stale{s}" for s in [self.max_staleness] if s != Arm.max_staleness]
         if self.is_tuning:
             words.append(f"client{self.settings.client_lr:g}-server{self.settings.server_lr:g}")
         return "-".join(words)

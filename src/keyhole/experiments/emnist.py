@@ -27,7 +27,7 @@ from keyhole.server.state import ServerState
 
 CLASSES = 62
 HELD_OUT = 0.2  # of the writers, for validation (section 5.1)
-MOST_EVALUATED = 100_000  # all of EMNIST's 77,483
+MAX_EVALUATED = 100_000  # all of EMNIST's 77,483
 
 
 def writers_task(dataset: Dataset, model: Model, is_tuning: bool, ink: int = 0) -> Task:
@@ -78,7 +78,7 @@ def _as_they_are(data: Any, _: ClientKeys) -> Any:
 def _accuracy_on(split: FederatedData, predict: Callable[..., Array], ink: int) -> Metrics:
     @cache
     def pool() -> dict[str, Array]:
-        return _examples(draw_pool(split, MOST_EVALUATED, np.random.default_rng(0)), ink)
+        return _examples(draw_pool(split, MAX_EVALUATED, np.random.default_rng(0)), ink)
 
     def metrics(state: ServerState) -> dict[str, float]:
         predicted = predict(state.model(), {"pixels": pool()["pixels"]})

@@ -204,7 +204,7 @@ class Experiment:
         allow_simulation: lets the delivery `enclave` run without hardware that protects it.
         over_selection: how many times more clients are asked than a round waits for, as far as
             there are so many.
-        least: with fewer updates when it closes, a round makes no step.
+        min_updates: with fewer updates when it closes, a round makes no step.
 
     Raises:
         InputError: the dataset does not fit the task, or a setting is out of range.
@@ -215,17 +215,17 @@ class Experiment:
     choices: Mapping[str, Choice] = field(default_factory=dict)
     allow_simulation: bool = False
     over_selection: float = 1.0
-    least: int = 0
+    min_updates: int = 0
 
     @cached_property
     def task(self) -> Task:
         """The task on this dataset."""
-        least, splits = self.arm.settings.min_examples, self.dataset.splits
-        train = splits["train"].with_at_least(least)
+        min_updates, splits = self.arm.settings.min_examples, self.dataset.splits
+        train = splits["train"].with_at_least(min_updates)
         if not len(train):
             raise InputError(
                 "no client has so many examples",
-                got=f"min_examples {least}",
+                got=f"min_examples {min_updates}",
                 allowed=f"1..{splits['train'].counts.max(initial=1)}",
                 fix="ask for fewer, or bring more data",
             )
@@ -285,7 +285,7 @@ class Experiment:
         arm, goal = self.arm, self._cohorts.size
         if arm.concurrency is None:
             return None
-        return Buffering(arm.concurrency, goal, arm.most_staleness, duration=exponential)
+        return Buffering(arm.concurrency, goal, arm.max_staleness, duration=exponential)
 
     @property
     def _aggregate(self) -> Aggregation:
@@ -297,7 +297,7 @@ class Experiment:
     def _cohorts(self) -> Cohorts:
         size = min(self.arm.settings.cohort, self.task.clients)
         over = min(self.over_selection, self.task.clients / size)
-        return Cohorts(self.task.clients, size, self.arm.sampling, over, least=self.least)
+        return Cohorts(self.task.clients, size, self.arm.sampling, over, min_updates=self.min_updates)
 
     @cached_property
     def _deliver(self) -> Delivery:

@@ -21,7 +21,7 @@ from keyhole.primitives.layout import ClientKeys
 from keyhole.rounds.evaluate import predictor
 from keyhole.server.state import ServerState
 
-FEWEST_STARS, MOST_STARS = 0.5, 5.0
+MIN_STARS, MAX_STARS = 0.5, 5.0
 HELD_OUT = 0.2  # of the users, for validation
 ASKED = 5  # of a validation user's ratings, one in so many is predicted from the others
 
@@ -103,8 +103,8 @@ def _rmse_on(
 ) -> Metrics:
     """The error on each user's asked ratings, its taste fitted to the known ones."""
     batches = [batch for known, asked in users if len((batch := _batch(known, asked))["movie"])]
-    most = max(len(batch["movie"]) for batch in batches)
-    predict = predictor(model, lambda stars: stars, batch_size=most)  # a user is one batch
+    limit = max(len(batch["movie"]) for batch in batches)
+    predict = predictor(model, lambda stars: stars, batch_size=limit)  # a user is one batch
     asked = [{n: a[~batch["is_known"]] for n, a in batch.items()} for batch in batches]
     together = {n: np.concatenate([a[n] for a in asked]) for n in ("movie", "stars")}
     of_means = rmse_of_means(train, together)
@@ -112,7 +112,7 @@ def _rmse_on(
     def metrics(state: ServerState) -> dict[str, float]:
         params = state.model()
         said = [predict(params, batch)[~batch["is_known"]] for batch in batches]
-        stars = np.clip(np.concatenate(said), FEWEST_STARS, MOST_STARS)
+        stars = np.clip(np.concatenate(said), MIN_STARS, MAX_STARS)
         return {"rmse": _rmse(stars, together["stars"]), "rmse_of_means": of_means}
 
     return metrics

@@ -30,7 +30,7 @@ from keyhole.primitives.layout import ClientKeys
 from keyhole.rounds.evaluate import recall_at
 from keyhole.server.state import ServerState
 
-MOST_EVALUATED = 10_000
+MAX_EVALUATED = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def _localize(bags: Bags, keys: ClientKeys) -> dict[str, Array]:
 def _recall_on(split: FederatedData, words: int, tags: int) -> Metrics:
     @cache
     def pool() -> Bags:
-        return Bags.of(draw_pool(split, MOST_EVALUATED, np.random.default_rng(0)), words, tags)
+        return Bags.of(draw_pool(split, MAX_EVALUATED, np.random.default_rng(0)), words, tags)
 
     def metrics(state: ServerState) -> dict[str, float]:
         bags = pool()

@@ -24,7 +24,7 @@ from keyhole.rounds.evaluate import masked_accuracies, predictor
 from keyhole.server.state import ServerState
 
 LENGTH = 20
-MOST_EVALUATED = 10_000  # sentences, as in Reddi et al. 2021
+MAX_EVALUATED = 10_000  # sentences, as in Reddi et al. 2021
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def _metrics(dataset: Dataset, model: Model, tokens: Tokens) -> dict[str, Metric
         @cache
         def pool() -> Array:
             rng = np.random.default_rng(0)
-            sentences = cut_sentences(draw_pool(split, MOST_EVALUATED, rng), tokens)
-            return rng.permutation(sentences)[:MOST_EVALUATED]
+            sentences = cut_sentences(draw_pool(split, MAX_EVALUATED, rng), tokens)
+            return rng.permutation(sentences)[:MAX_EVALUATED]
 
         def metrics(state: ServerState) -> dict[str, float]:
             predicted = largest(state.model(), {"tokens": pool()[:, :-1]})

@@ -139,10 +139,10 @@ def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
                 allowed=", ".join(sorted(known)) or "none",
                 fix="choose one of them",
             )
-        least = min(known[name], 1)
-        if value < least:
+        minimum = min(known[name], 1)
+        if value < minimum:
             raise InputError(
-                f"{name} is out of range", got=value, allowed=f"{least} or more", fix="raise it"
+                f"{name} is out of range", got=value, allowed=f"{minimum} or more", fix="raise it"
             )
 
 

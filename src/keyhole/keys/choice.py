@@ -112,10 +112,10 @@ def choose_with(
     ([9], 3)
     """
 
-    def choose(data: Any, most: Mapping[str, int], rng: np.random.Generator) -> ClientKeys:
+    def choose(data: Any, limit: Mapping[str, int], rng: np.random.Generator) -> ClientKeys:
         counted = count_keys(data)
         return [
-            counts.space.keys(choices[name](counts, most[name], own_rng))
+            counts.space.keys(choices[name](counts, limit[name], own_rng))
             for (name, counts), own_rng in zip(
                 counted.items(), rng.spawn(len(counted)), strict=True
             )

@@ -70,7 +70,7 @@ def _check_places(words: Array, rows: int) -> None:
 
 
 _FAST = {"contract", "reassoc", "nsz"}
-_MOST = np.float32(87)  # beyond, e^x leaves float32; a probability is 0 or 1 long before
+_MAX = np.float32(87)  # beyond, e^x leaves float32; a probability is 0 or 1 long before
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_FAST)
@@ -157,7 +157,7 @@ def _probability_minus(scores: Array, tags: Array, powers: Array) -> None:
     """
     f = np.float32
     for t in range(len(scores)):
-        x = min(max(-scores[t], -_MOST), _MOST) + f(0) * scores[t]
+        x = min(max(-scores[t], -_MAX), _MAX) + f(0) * scores[t]
         n = np.floor(x * f(1.44269504) + f(0.5))
         r = x - n * f(0.693359375) + n * f(2.12194440e-4)
         p = f(1.9875691500e-4)

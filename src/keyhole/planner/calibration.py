@@ -36,7 +36,7 @@ _TURNS = 5
 _MANY = Machine().pass_queries
 _REPLIES = 16  # that a server holds together
 _FEW, _FEW_ASKED = 4_000, 33  # the smallest of tables with buckets, and of batches
-_MOST_BUCKETS = 1_299  # of a client with 1,000 keys
+_MAX_BUCKETS = 1_299  # of a client with 1,000 keys
 
 
 def calibrate(num_keys: int = 100_000) -> Machine:
@@ -81,7 +81,7 @@ def _build(records: NDArray[np.uint8]) -> tuple[Database, dict[str, float]]:
     built = time.process_time() - start
     short = np.ascontiguousarray(records[: len(records) // 4, :8])
     tag = _seconds(lambda: Database.of(_ROUND, short)) / len(short)
-    placing = _seconds(lambda: Placement(len(short), _MOST_BUCKETS).members())
+    placing = _seconds(lambda: Placement(len(short), _MAX_BUCKETS).members())
     return database, {
         "tagging": records.nbytes / max(built - tag * len(records), built / 10),
         "tag_seconds": tag,

@@ -16,7 +16,7 @@ from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.errors import CostlyError, InputError
 from keyhole.planner.prices import Price, traffic_of
 from keyhole.planner.workload import TRUSTS, Need, Trust
-from keyhole.primitives.layout import Layout, most_keys_of
+from keyhole.primitives.layout import Layout, max_keys_of
 
 # What a requirement may rest on. Hardware is trusted only where that was asked for by name.
 _BASES: Mapping[Trust, frozenset[Basis]] = MappingProxyType(
@@ -147,9 +147,9 @@ def break_even(num_keys: int, slice_bytes: int, way: DeliveryName) -> int:
     return _last(saves, num_keys)
 
 
-def _last(holds: Callable[[int], bool], most: int) -> int:
+def _last(holds: Callable[[int], bool], limit: int) -> int:
     """The last of 1..most for which something holds that holds up to some number; 0 if none."""
-    low, high = 0, most + 1
+    low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -171,8 +171,8 @@ def check_model_worth(
         CostlyError: it is dearer than broadcast.
     """
     sent = whole = 0
-    most = most_keys_of(layout, keys_per_client)
-    for part, records, m in zip(layout.parts, records_of(layout, coding), most, strict=True):
+    limit = max_keys_of(layout, keys_per_client)
+    for part, records, m in zip(layout.parts, records_of(layout, coding), limit, strict=True):
         table = part.space.num_keys * records.record_bytes
         if 0 < m < part.space.num_keys:
             need = Need(part.space.num_keys, m, records.record_bytes, cohort=1)

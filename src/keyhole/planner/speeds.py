@@ -102,10 +102,10 @@ class Machine:
 
         Such that a pass of one query runs at speed `one`, and one of `pass_queries` at `many`.
         """
-        most = self.pass_queries
-        each = max(0.0, most / many - 1 / one) / (most - 1)
+        limit = self.pass_queries
+        each = max(0.0, limit / many - 1 / one) / (limit - 1)
         once = 1 / one - each
-        return table_bytes * (-(-queries // most) * once + queries * each)
+        return table_bytes * (-(-queries // limit) * once + queries * each)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _secure_dense(need: Need) -> SumPrice:
 
 def _secure_sketch(need: Need) -> SumPrice:
     shape = SketchShape(
-        need.num_keys, _width(need), need.distinct_keys, bytes(16), most_clients=need.cohort
+        need.num_keys, _width(need), need.distinct_keys, bytes(16), max_clients=need.cohort
     )
     decoded = need.distinct_keys * need.slice_bytes / SumSpeeds().decoding
     return _masked("secure-sketch", need, shape.length, decoded)
@@ -132,7 +132,7 @@ def _lengths(members: int, vector: int) -> tuple[int, int]:
 def _secure_sparse(need: Need) -> SumPrice:
     FixedPoint(1.0, need.cohort)
     terms = SparseTerms(
-        bytes(16), need.num_keys, _width(need), need.keys_per_client, 32, least_clients=1
+        bytes(16), need.num_keys, _width(need), need.keys_per_client, 32, min_clients=1
     )
     speeds, row = SumSpeeds(), terms.row * _ELEMENT
     positions = terms.num_buckets * terms.bucket_size

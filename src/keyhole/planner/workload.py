@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from keyhole.errors import InputError
 
-_MOST = 1 << 40  # the limit of the terms of private retrieval
+_MAX = 1 << 40  # the limit of the terms of private retrieval
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Need:
     broadcast_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _check("num_keys", self.num_keys, 1, _MOST, "count the slices there are")
+        _check("num_keys", self.num_keys, 1, _MAX, "count the slices there are")
         _check(
             "keys_per_client",
             self.keys_per_client,
@@ -50,17 +50,17 @@ class Need:
             self.num_keys,
             "take no more than num_keys",
         )
-        _check("slice_bytes", self.slice_bytes, 1, _MOST, "count the bytes of one slice")
-        _check("cohort", self.cohort, 1, _MOST, "count the clients of a round")
-        _check("broadcast_bytes", self.broadcast_bytes, 0, _MOST, "use 0 for none")
+        _check("slice_bytes", self.slice_bytes, 1, _MAX, "count the bytes of one slice")
+        _check("cohort", self.cohort, 1, _MAX, "count the clients of a round")
+        _check("broadcast_bytes", self.broadcast_bytes, 0, _MAX, "use 0 for none")
         if self.distinct is not None:
             fix = "check it against num_keys, keys_per_client and cohort"
-            _check("distinct", self.distinct, self.keys_per_client, self._most_distinct, fix)
+            _check("distinct", self.distinct, self.keys_per_client, self._max_distinct, fix)
 
     @property
     def distinct_keys(self) -> int:
         """Different keys of the cohort."""
-        return self._most_distinct if self.distinct is None else self.distinct
+        return self._max_distinct if self.distinct is None else self.distinct
 
     @property
     def table_bytes(self) -> int:
@@ -73,16 +73,16 @@ class Need:
         return self.keys_per_client * self.slice_bytes
 
     @property
-    def _most_distinct(self) -> int:
+    def _max_distinct(self) -> int:
         return min(self.num_keys, self.cohort * self.keys_per_client)
 
 
-def _check(name: str, value: int, least: int, most: int, fix: str) -> None:
-    if not least <= value <= most:
+def _check(name: str, value: int, minimum: int, limit: int, fix: str) -> None:
+    if not minimum <= value <= limit:
         raise InputError(
             f"{name} is out of range",
             got=f"{value:,}",
-            allowed=f"{least:,}..{most:,}",
+            allowed=f"{minimum:,}..{limit:,}",
             fix=fix,
         )
 

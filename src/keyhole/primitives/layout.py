@@ -424,7 +424,7 @@ def layout_digest(layout: Layout) -> bytes:
     return sha256("\n".join(lines).encode()).digest()
 
 
-def most_keys_of(layout: Layout, keys_per_client: Mapping[str, int]) -> list[int]:
+def max_keys_of(layout: Layout, keys_per_client: Mapping[str, int]) -> list[int]:
     """The most keys that a client asks of each part; every key where nothing is cut.
 
     Args:

@@ -30,13 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.aggregation.base import Aggregation
-from keyhole.aggregation.masked.method import LEAST_CLIENTS, SecureSum, SketchForm, odds_of_failing
+from keyhole.aggregation.masked.method import MIN_CLIENTS, SecureSum, SketchForm, odds_of_failing
 from keyhole.aggregation.masked.union import UnionSum
 from keyhole.aggregation.privacy.accountant import Accountant, Mechanism
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.errors import InputError
-from keyhole.primitives.layout import Layout, most_keys_of
+from keyhole.primitives.layout import Layout, max_keys_of
 from keyhole.rounds.record import RoundRecord
 from keyhole.sampling import Cohorts
 
@@ -96,7 +96,7 @@ class Participation:
         return too_soon
 
 
-def odds_of_deciding(population: int, probability: float, least: int) -> float:
+def odds_of_deciding(population: int, probability: float, minimum: int) -> float:
     """The probability q b that a client is in a round, and that the others are one too few.
 
         q b,    b = C(n - 1, t - 1) q^(t-1) (1 - q)^(n-t)
@@ -104,15 +104,15 @@ def odds_of_deciding(population: int, probability: float, least: int) -> float:
     Args:
         population: n, clients, each drawn for itself.
         probability: q, with which each takes part to the end.
-        least: t, clients below which nothing is released.
+        minimum: t, clients below which nothing is released.
 
     >>> f"{odds_of_deciding(342_477, 50 / 342_477, least=2):.1g}"
     '1e-24'
     >>> odds_of_deciding(2, 0.5, least=2)  # the other one came, alone
     0.25
     """
-    others, missing = population - 1, least - 1
-    if least <= 0 or missing > others or probability <= 0:
+    others, missing = population - 1, minimum - 1
+    if minimum <= 0 or missing > others or probability <= 0:
         return 0.0
     if probability >= 1:
         return float(missing == others)
@@ -151,14 +151,16 @@ class Account:
         _check_cohorts(privacy, cohorts, aggregate)
         failure = 0.0
         if cohorts.sampling == "poisson":
-            least = max(cohorts.least, _least_clients(aggregate))
+            minimum = max(cohorts.min_updates, _min_clients(aggregate))
             stays = (1 - cohorts.lost_before) * (1 - cohorts.lost_after)
             share = stays * cohorts.asked / cohorts.population
-            failure += odds_of_deciding(cohorts.population, share, least)
+            failure += odds_of_deciding(cohorts.population, share, minimum)
         if isinstance(aggregate, SecureSum) and isinstance(aggregate.form, SketchForm):
-            most = most_keys_of(layout, keys_per_client)
+            limit = max_keys_of(layout, keys_per_client)
             # With the client a sketch may not decode, and without it: either can give it away.
-            failure += 2 * _parts_a_round(privacy, cohorts) * odds_of_failing(layout, most, cohorts)
+            failure += (
+                2 * _parts_a_round(privacy, cohorts) * odds_of_failing(layout, limit, cohorts)
+            )
         return Account(privacy, cohorts, failure)
 
     def check(self, t: int) -> None:
@@ -265,11 +267,11 @@ class Attendance:
         self._next = record.round + 1
 
 
-def _least_clients(aggregate: Aggregation) -> int:
+def _min_clients(aggregate: Aggregation) -> int:
     """Below which a sum is not opened, where nobody drops out of it."""
     if isinstance(aggregate, TwoServers):
-        return aggregate.least_clients
-    return LEAST_CLIENTS if isinstance(aggregate, SecureSum | UnionSum) else 0
+        return aggregate.min_clients
+    return MIN_CLIENTS if isinstance(aggregate, SecureSum | UnionSum) else 0
 
 
 def _parts_a_round(privacy: Privacy, cohorts: Cohorts) -> float:

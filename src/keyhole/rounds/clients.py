@@ -70,14 +70,16 @@ class ClientUpdate:
     max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        lr, most = self.client_lr, self.max_examples
+        lr, limit = self.client_lr, self.max_examples
         _check("client_lr", lr, isfinite(lr) and lr > 0, "a finite number above 0")
         _check("epochs", self.epochs, _is_count(self.epochs), "a whole number from 1")
         _check("batch_size", self.batch_size, _is_count(self.batch_size), "a whole number from 1")
         _check("momentum", self.momentum, 0 <= self.momentum < 1, "from 0 to below 1")
         _check("proximal", self.proximal, 0 <= self.proximal < inf, "a finite number from 0")
         _check("clip_norm", self.clip_norm, self.clip_norm > 0, "above 0, or infinity for none")
-        _check("max_examples", most, most is None or _is_count(most), "a whole number from 1, None")
+        _check(
+            "max_examples", limit, limit is None or _is_count(limit), "a whole number from 1, None"
+        )
 
     @property
     def is_plain(self) -> bool:
@@ -147,20 +149,20 @@ def choose_keys(
     Raises:
         InputError: it chose more keys than it may hold.
     """
-    most = dict(choosing.keys_per_client)
+    limit = dict(choosing.keys_per_client)
     run = choosing.seed, choosing.trial
     if choosing.devices:
         device = assign_device(choosing.devices, generator(*run, Place.DEVICE, client))
         fits = keys_within(layout, device.model_bytes)
-        most = {name: min(m, fits[name]) for name, m in most.items()}
+        limit = {name: min(m, fits[name]) for name, m in limit.items()}
     place = (Place.ROUND_KEYS, t) if choosing.shared_keys else (Place.KEYS, t, client)
-    keys = clients.choose(clients.data(client), most, generator(*run, *place))
+    keys = clients.choose(clients.data(client), limit, generator(*run, *place))
     for name, z in layout.keys_by_space(keys).items():
-        if len(z) > most[name]:
+        if len(z) > limit[name]:
             raise InputError(
                 f"a client chose more keys of {name!r} than it may hold",
                 got=len(z),
-                allowed=f"{most[name]} or fewer",
+                allowed=f"{limit[name]} or fewer",
                 fix="let choose return at most the number it is given",
             )
     return keys

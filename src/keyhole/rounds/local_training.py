@@ -23,7 +23,7 @@ from keyhole.models.model import Batch, Model
 from keyhole.primitives.coding import count_slots, resize_submodel, slot_masks
 from keyhole.rounds.clients import ClientUpdate
 
-FEWEST_BATCHES = 8  # clients with fewer share one shape; the empty batches cost a copy of zeros
+MIN_BATCHES = 8  # clients with fewer share one shape; the empty batches cost a copy of zeros
 
 COMPILER_OPTIONS = {
     # Threads within an operation cost more than they bring at these sizes: clients run in parallel.
@@ -57,10 +57,10 @@ def draw_examples(settings: ClientUpdate, data: Batch, rng: np.random.Generator)
         InputError: the client has no examples.
         ShapeError: the arrays of `data` differ in their number of examples.
     """
-    count, most = _count_examples(data), settings.max_examples
-    if most is None or count <= most:
+    count, limit = _count_examples(data), settings.max_examples
+    if limit is None or count <= limit:
         return data
-    chosen = rng.choice(count, most, replace=False)
+    chosen = rng.choice(count, limit, replace=False)
     return {name: np.asarray(array)[chosen] for name, array in data.items()}
 
 
@@ -122,15 +122,12 @@ class LocalSgd:
         counts = count_slots(layout, slices)
         sizes = {name: self._round_slots(name, m) for name, m in counts.items()}
         epochs = self.settings.epochs
-        most_steps = epochs * max(FEWEST_BATCHES, _power_of_two(len(batches) // epochs))
+        max_steps = epochs * max(MIN_BATCHES, _power_of_two(len(batches) // epochs))
         update = self._train(
             resize_submodel(layout, slices, sizes),
             slot_masks(counts, sizes),
-            {
-                name: _arrange(np.asarray(array), batches, most_steps)
-                for name, array in data.items()
-            },
-            _masks(batches, most_steps),
+            {name: _arrange(np.asarray(array), batches, max_steps) for name, array in data.items()},
+            _masks(batches, max_steps),
             np.int32(len(batches)),
         )
         return resize_submodel(layout, update, counts)
@@ -220,20 +217,20 @@ def _pull(settings: ClientUpdate, grads: Tree, params: Tree, start: Tree) -> Tre
     return jax.tree.map(lambda g, w, y: g + settings.proximal * (w - y), grads, params, start)
 
 
-def _arrange(array: Array, batches: Array, most_steps: int) -> Array:
+def _arrange(array: Array, batches: Array, max_steps: int) -> Array:
     """The examples of each step side by side, (most steps, batch size, ...).
 
     NumPy gathers rows at the speed of memory, XLA within the loop several times slower. A place
     without example holds the first one, under a mask: it cannot bring in a NaN of its own.
     """
-    arranged = np.zeros((most_steps, *batches.shape[1:], *array.shape[1:]), array.dtype)
+    arranged = np.zeros((max_steps, *batches.shape[1:], *array.shape[1:]), array.dtype)
     np.take(array, np.maximum(batches, 0), axis=0, out=arranged[: len(batches)], mode="clip")
     return arranged
 
 
-def _masks(batches: Array, most_steps: int) -> Array:
+def _masks(batches: Array, max_steps: int) -> Array:
     """Which places of each step hold an example, (most steps, batch size)."""
-    masks = np.zeros((most_steps, batches.shape[1]), bool)
+    masks = np.zeros((max_steps, batches.shape[1]), bool)
     np.greater_equal(batches, 0, out=masks[: len(batches)])
     return masks
 

@@ -37,7 +37,7 @@ class Terms:
 
     Args:
         goal: updates that close it; with 0 it closes at once.
-        least: with fewer updates when it closes, it is given up: the server makes no step.
+        min_updates: with fewer updates when it closes, it is given up: the server makes no step.
         seconds: after which it closes with what has arrived.
 
     Raises:
@@ -45,14 +45,14 @@ class Terms:
     """
 
     goal: int
-    least: int = 1
+    min_updates: int = 1
     seconds: float = inf
 
     def __post_init__(self) -> None:
-        if self.goal < 0 or self.least < 0 or not self.seconds > 0:
+        if self.goal < 0 or self.min_updates < 0 or not self.seconds > 0:
             raise InputError(
                 "a round could never close",
-                got=f"goal {self.goal}, least {self.least}, {self.seconds} seconds",
+                got=f"goal {self.goal}, least {self.min_updates}, {self.seconds} seconds",
                 allowed="a goal and a least number from 0, and seconds above 0",
                 fix="choose other terms",
             )
@@ -175,7 +175,7 @@ class RoundMachine:
     @property
     def is_given_up(self) -> bool:
         """Whether the round closed with too few for a step."""
-        return self.closed is not None and len(self._taken) < self.terms.least
+        return self.closed is not None and len(self._taken) < self.terms.min_updates
 
     @property
     def fates(self) -> dict[int, Fate]:
@@ -313,7 +313,7 @@ class Buffering:
     Args:
         concurrency: clients at work at any time.
         goal: updates that a step waits for.
-        most_staleness: an update older than this many steps is left out.
+        max_staleness: an update older than this many steps is left out.
         weight: staleness -> factor of an update.
         duration: rng -> how long a client takes, 0 or more, in any unit.
 
@@ -323,17 +323,17 @@ class Buffering:
 
     concurrency: int
     goal: int
-    most_staleness: int = 20
+    max_staleness: int = 20
     weight: Callable[[int], float] = fade
     duration: Callable[[np.random.Generator], float] = no_delay
 
     def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("goal", 1), ("most_staleness", 0)):
-            if getattr(self, name) < least:
+        for name, minimum in (("concurrency", 1), ("goal", 1), ("max_staleness", 0)):
+            if getattr(self, name) < minimum:
                 raise InputError(
                     f"{name} is out of range",
                     got=getattr(self, name),
-                    allowed=f"{least} or more",
+                    allowed=f"{minimum} or more",
                     fix="choose another",
                 )
 
@@ -408,7 +408,7 @@ class StreamMachine:
         self._at_work -= 1
         self._ended += 1
         age = self._step - event.version
-        is_stale = event.has_sent and age > self._buffering.most_staleness
+        is_stale = event.has_sent and age > self._buffering.max_staleness
         counts = event.has_sent and not is_stale
         self._counted += counts
         if self._counted >= self._buffering.goal:

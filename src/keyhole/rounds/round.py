@@ -329,7 +329,7 @@ def terms_of(cohorts: Cohorts, asked: Sequence[int], seconds: float = inf) -> Te
     """When a round with these clients closes: all of them are waited for unless more were asked
     than the round needs."""
     goal = min(cohorts.size, len(asked)) if cohorts.over_selection > 1 else len(asked)
-    return Terms(goal, cohorts.least, seconds)
+    return Terms(goal, cohorts.min_updates, seconds)
 
 
 def add_up(
@@ -341,8 +341,8 @@ def add_up(
 ) -> Summed:
     """Hands what clients brought to the plan's aggregation; too few make no sum."""
     sent = sum(visit.fate == "sent" for visit in visits)
-    if sent < plan.cohorts.least:
-        return withheld(sent, plan.cohorts.least, {})
+    if sent < plan.cohorts.min_updates:
+        return withheld(sent, plan.cohorts.min_updates, {})
     contributions = [Contribution(v.client, v.fate, v.keys, v.update) for v in visits]
     place = plan.seed, plan.trial, t
     aggregate = plan.aggregate

@@ -112,7 +112,7 @@ class Plan:
 
     def _check_stream(self, buffering: Buffering) -> None:
         """Raises InputError where rounds cannot be asynchronous."""
-        cohorts, most = self.cohorts, max(buffering.concurrency, buffering.goal)
+        cohorts, limit = self.cohorts, max(buffering.concurrency, buffering.goal)
         if self.privacy is not None or self.aggregate != plain:
             raise InputError(
                 "asynchronous rounds are added up in the clear, without noise",
@@ -127,10 +127,10 @@ class Plan:
                 allowed="fixed",
                 fix="use synchronous rounds for other sampling",
             )
-        if most > cohorts.population:
+        if limit > cohorts.population:
             raise InputError(
                 "asynchronous rounds need more clients than there are",
-                got=f"{most} at work, or waited for",
+                got=f"{limit} at work, or waited for",
                 allowed=f"1..{cohorts.population}",
                 fix="choose a smaller concurrency or cohort",
             )

@@ -22,7 +22,7 @@ from keyhole.rounds.clients import Clients, Job
 from keyhole.rounds.threads import set_one_thread
 from keyhole.server.allocator import keep_freed_memory
 
-MOST_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
+MAX_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
 
 
 class Workers:
@@ -134,7 +134,7 @@ class Workers:
         process.join()
         connection.close()
         self._start()
-        if attempts >= MOST_ATTEMPTS:
+        if attempts >= MAX_ATTEMPTS:
             raise WorkerError(
                 "workers die of one client's work",
                 got=f"client {job.client}, {attempts} times, exit code {process.exitcode}",

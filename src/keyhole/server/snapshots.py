@@ -59,9 +59,9 @@ class StoredArray:
     pieces: Callable[[], Iterator[Array]]
 
     @staticmethod
-    def of(array: Array, most_bytes: int = PIECE) -> StoredArray:
+    def of(array: Array, max_bytes: int = PIECE) -> StoredArray:
         """An array that is in this process; its pieces are views of it."""
-        return StoredArray(array.dtype, array.shape, partial(_views, array, most_bytes))
+        return StoredArray(array.dtype, array.shape, partial(_views, array, max_bytes))
 
 
 Fill: TypeAlias = Callable[[str, int, Array], None]
@@ -118,13 +118,13 @@ def initial_of(described: Mapping[str, Any]) -> RowInitial:
     return RowInitial(described["seed"], columns)
 
 
-def rows_of_piece(dtype: np.dtype[Any], shape: tuple[int, ...], most_bytes: int) -> int:
+def rows_of_piece(dtype: np.dtype[Any], shape: tuple[int, ...], max_bytes: int) -> int:
     """How many rows of an array make a piece."""
-    return max(1, most_bytes // max(1, prod(shape[1:]) * dtype.itemsize))
+    return max(1, max_bytes // max(1, prod(shape[1:]) * dtype.itemsize))
 
 
-def _views(array: Array, most_bytes: int) -> Iterator[Array]:
-    rows = rows_of_piece(array.dtype, array.shape, most_bytes)
+def _views(array: Array, max_bytes: int) -> Iterator[Array]:
+    rows = rows_of_piece(array.dtype, array.shape, max_bytes)
     return (array[at : at + rows] for at in range(0, len(array), rows))
 
 
@@ -228,7 +228,7 @@ def _read_arrays(
     arrays: dict[tuple[int, str], Array] = {}
     for (place, name), d in named.items():
         if place not in fills:
-            (arrays[place, name],) = _read_pieces(file, path, d, most_bytes=None)
+            (arrays[place, name],) = _read_pieces(file, path, d, max_bytes=None)
             continue
         start = 0
         for piece in _read_pieces(file, path, d, PIECE):
@@ -297,7 +297,7 @@ def _read_description(file: BinaryIO, path: Path, layout: Layout) -> dict[str, A
 
 
 def _read_pieces(
-    file: BinaryIO, path: Path, d: dict[str, Any], most_bytes: int | None
+    file: BinaryIO, path: Path, d: dict[str, Any], max_bytes: int | None
 ) -> Iterator[Array]:
     """The next array, whole or in pieces, once its size is known to fit the file; whoever takes all
     of it learns whether its checksum holds."""
@@ -306,7 +306,7 @@ def _read_pieces(
     left = os.fstat(file.fileno()).st_size - file.tell()
     if size > left:
         raise _refusal(path, "is cut short", f"{left} bytes left", f"{size} for {d['name']}")
-    rows = rows_of_piece(dtype, shape, most_bytes) if most_bytes else max(shape[0], 1)
+    rows = rows_of_piece(dtype, shape, max_bytes) if max_bytes else max(shape[0], 1)
     crc = 0
     for at in range(0, max(shape[0], 1), rows):
         piece = np.empty((min(rows, shape[0] - at), *shape[1:]), dtype)

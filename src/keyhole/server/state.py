@@ -28,8 +28,8 @@ from keyhole.server.row_sums import Over, RowUpdate, check_float32, check_update
 from keyhole.server.rows import gather_rows
 from keyhole.server.tables import DenseTable, LazyTable, Table
 
-_MOST_NUMBERS = 1 << 28  # 1 GiB of float32: beyond, a full model is more likely a mistake
-_MOST_STEPS = 2**31 - 1  # a row's step is int32
+_MAX_NUMBERS = 1 << 28  # 1 GiB of float32: beyond, a full model is more likely a mistake
+_MAX_STEPS = 2**31 - 1  # a row's step is int32
 
 
 @dataclass
@@ -160,9 +160,9 @@ class ServerState:
         No value changes. Returns what `apply` takes; in between, the step can be made durable.
         """
         check_updates(self.layout, updates)
-        if self.steps >= _MOST_STEPS:
+        if self.steps >= _MAX_STEPS:
             raise InputError(
-                "too many steps", got=self.steps + 1, allowed=_MOST_STEPS, fix="start a new state"
+                "too many steps", got=self.steps + 1, allowed=_MAX_STEPS, fix="start a new state"
             )
         return [t.reserve(_plain(u.keys)) for t, u in zip(self.tables, updates, strict=True)]
 
@@ -205,11 +205,11 @@ class ServerState:
         """
         lazy = [table for table in self.tables if not isinstance(table, DenseTable)]
         numbers = sum(table.num_keys * table.width for table in lazy)
-        if numbers > _MOST_NUMBERS:
+        if numbers > _MAX_NUMBERS:
             raise ShapeError(
                 "the full model of lazy tables is too large to build",
                 got=f"{numbers} numbers",
-                allowed=f"{_MOST_NUMBERS}",
+                allowed=f"{_MAX_NUMBERS}",
                 fix="select the keys that are needed",
             )
         return self.select([space.all_keys() for space in self.layout.spaces])

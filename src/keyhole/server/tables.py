@@ -29,7 +29,7 @@ from keyhole.server.initial import RowInitial, mix
 from keyhole.server.optimizers import Optimizer, Slab
 from keyhole.server.rows import gather_rows
 
-_FEWEST_SLOTS = 1024  # places of a new index: 16 kB
+_MIN_SLOTS = 1024  # places of a new index: 16 kB
 
 
 class KeyIndex:
@@ -44,8 +44,8 @@ class KeyIndex:
 
     def __init__(self) -> None:
         self._salt = np.uint64(secrets.randbits(64))
-        self._places = _empty(_FEWEST_SLOTS)
-        self._keys = np.empty(_FEWEST_SLOTS // 2, np.int64)
+        self._places = _empty(_MIN_SLOTS)
+        self._keys = np.empty(_MIN_SLOTS // 2, np.int64)
         self._count = 0
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ def _claim(places, salt, keys, owners, count, slots):  # type: ignore[no-untyped
     return count
 
 
-_FEWEST = 64  # rows of a new lazy slab
+_MIN = 64  # rows of a new lazy slab
 _THREAD_FROM = 4 << 20  # bytes of rows; a thread costs about 0.1 ms to start
 
 
@@ -229,7 +229,7 @@ class LazyTable:
         self.initial = initial
         self.optimizer = optimizer
         self.index = KeyIndex()
-        self.slab = Slab.empty(_FEWEST, self.width, len(optimizer.initial_moments))
+        self.slab = Slab.empty(_MIN, self.width, len(optimizer.initial_moments))
 
     def __len__(self) -> int:
         """How many rows exist."""

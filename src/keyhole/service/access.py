@@ -36,9 +36,9 @@ LEEWAY = 60.0
 _VERSION = 1
 _PREFIX = b"kh1."
 _SIGNATURE = 43  # characters of 32 bytes
-_MOST_TOKEN = 1024  # bytes; longer ones are refused before any work
-_LEAST_KEY = 32  # bytes, as long as the digest
-_MOST_CACHED = 16384  # verified tokens; 5 MB
+_MAX_TOKEN = 1024  # bytes; longer ones are refused before any work
+_MIN_KEY = 32  # bytes, as long as the digest
+_MAX_CACHED = 16384  # verified tokens; 5 MB
 
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         issued: unix seconds; it is not good before.
         expires: unix seconds; it is not good from then on.
         round: the only round it is good for; null for a device token.
-        most_keys: how many keys one query may name; null leaves it to the service.
+        max_keys: how many keys one query may name; null leaves it to the service.
     """
 
     version: int
@@ -60,7 +60,7 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     issued: float
     expires: float
     round: str | None = None
-    most_keys: int | None = None
+    max_keys: int | None = None
 
 
 def check_device_name(name: str) -> str:
@@ -77,7 +77,7 @@ def check_device_name(name: str) -> str:
 
 def new_key() -> str:
     """A new signing key in hex, from the system's source of secrets."""
-    return secrets.token_hex(_LEAST_KEY)
+    return secrets.token_hex(_MIN_KEY)
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class Keyring:
     _known: dict[bytes, Claims] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.keys or any(len(key) < _LEAST_KEY for key in self.keys):
+        if not self.keys or any(len(key) < _MIN_KEY for key in self.keys):
             raise InputError(
                 "signing keys are missing or too short",
                 got=f"{len(self.keys)} keys",
-                allowed=f"one or more of {_LEAST_KEY} bytes",
+                allowed=f"one or more of {_MIN_KEY} bytes",
                 fix="make one with `keyhole token new-key`",
             )
 
@@ -141,7 +141,7 @@ class Keyring:
         now: float,
         seconds: float,
         round_id: str | None = None,
-        most_keys: int | None = None,
+        max_keys: int | None = None,
     ) -> str:
         """Returns a token.
 
@@ -151,7 +151,7 @@ class Keyring:
             now: unix seconds.
             seconds: how long it is good.
             round_id: the only round it is good for.
-            most_keys: how many keys one query may name.
+            max_keys: how many keys one query may name.
 
         Raises:
             InputError: no such name of a device can be.
@@ -163,7 +163,7 @@ class Keyring:
             issued=now,
             expires=now + seconds,
             round=round_id,
-            most_keys=most_keys,
+            max_keys=max_keys,
         )
         signed = _PREFIX + _encode(msgspec.json.encode(claims))
         return (signed + b"." + _sign(self.keys[0], signed)).decode("ascii")
@@ -181,7 +181,7 @@ class Keyring:
         claims = self._known.get(token)
         if claims is None:
             claims = self._read(token)
-            if len(self._known) >= _MOST_CACHED:
+            if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             self._known[token] = claims
         if not claims.issued - LEEWAY <= now < claims.expires + LEEWAY:
@@ -191,7 +191,7 @@ class Keyring:
     def _read(self, token: bytes) -> Claims:
         """The claims of a token whose signature is right."""
         signed, _, signature = token.rpartition(b".")
-        is_token = len(token) <= _MOST_TOKEN and signed.startswith(_PREFIX)
+        is_token = len(token) <= _MAX_TOKEN and signed.startswith(_PREFIX)
         if not is_token or len(signature) != _SIGNATURE:
             raise _refused("the token is malformed")
         # Every key is tried, so that time does not tell which one signed.

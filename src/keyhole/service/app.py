@@ -34,7 +34,7 @@ from keyhole.wire.assignment import Admission, Admit
 from keyhole.wire.manifest import Manifest
 from keyhole.wire.tables import RoundSource
 
-_MOST_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostly equal
+_MAX_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostly equal
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class UpdateRoutes:
             now=now,
             seconds=access.round_seconds,
             round_id=told.round,
-            most_keys=claims.most_keys,
+            max_keys=claims.max_keys,
         )
         shown = {"round": told.round, "number": told.number, "fetch_after": told.fetch_after}
         return json_response({**shown, "token": token})
@@ -98,11 +98,11 @@ class UpdateRoutes:
         guards.count(request, claims)
         guards.check_type(request)
         of_layout = self._check_open(self.spool, round_id, claims.device)
-        announced = request.announced(limits.most_body)
-        weight = limits.most_body if announced is None else announced
+        announced = request.announced(limits.max_body)
+        weight = limits.max_body if announced is None else announced
         await guards.uploads.enter(weight)
         try:
-            body = bytes(await request.body(limits.most_body, limits))
+            body = bytes(await request.body(limits.max_body, limits))
             with self.rounds.hold(of_layout) as held:
                 layout = self._layout(of_layout, held.manifest)
                 outcome = await asyncio.to_thread(
@@ -139,7 +139,7 @@ class UpdateRoutes:
         self, spool: UpdateSpool, layout: Layout, round_id: str, device: str, body: bytes
     ) -> Literal["stored", "known"]:
         """Checks an update and stores it; takes a disk's time, so it runs in a thread."""
-        update, _ = messages.decode_update(body, layout, self.guards.limits.most_keys)
+        update, _ = messages.decode_update(body, layout, self.guards.limits.max_keys)
         if usable(update) is None:
             raise NotFiniteError(
                 "the update cannot be added up",
@@ -152,7 +152,7 @@ class UpdateRoutes:
     def _layout(self, round_id: str, manifest: Manifest) -> Layout:
         if round_id not in self._layouts:
             self._layouts[round_id] = manifest.layout
-            while len(self._layouts) > _MOST_LAYOUTS:
+            while len(self._layouts) > _MAX_LAYOUTS:
                 self._layouts.popitem(last=False)
         layout = self._layouts[round_id]
         if layout is None:

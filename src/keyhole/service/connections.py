@@ -30,7 +30,7 @@ from keyhole.service.responses import error_response
 from keyhole.service.routes import IS_GONE, WHOLE_BODY
 
 _HEAD = b"HTTP/1.1 "
-_MOST = 4096  # bytes of a head that waits
+_MAX = 4096  # bytes of a head that waits
 
 
 class JoinedWrites(asyncio.Transport):
@@ -51,7 +51,7 @@ class JoinedWrites(asyncio.Transport):
         if self._head:
             head, self._head = self._head, b""
             self._transport.writelines((head, data))
-        elif isinstance(data, bytes) and len(data) <= _MOST and data.startswith(_HEAD):
+        elif isinstance(data, bytes) and len(data) <= _MAX and data.startswith(_HEAD):
             self._head = data
             self._loop.call_soon(self._flush)
         elif data:  # the end of a long answer comes as nothing
@@ -106,7 +106,7 @@ class JoinedWrites(asyncio.Transport):
             self._transport.write(head)
 
 
-_MOST_AHEAD = 64  # requests that a client may send before it has the first answer
+_MAX_AHEAD = 64  # requests that a client may send before it has the first answer
 _BUSY_SECONDS = 2.0  # after which a client that found no room comes back
 
 
@@ -126,8 +126,8 @@ class Connection(asyncio.Protocol):
         self._transport = JoinedWrites(transport)  # type: ignore[arg-type]
         self._owner.all.add(self)
         self._inner.connection_made(self._transport)
-        if len(self._owner.all) > self._owner.most:
-            self._refuse(_too_many(self._owner.most), retry_after=_BUSY_SECONDS)
+        if len(self._owner.all) > self._owner.limit:
+            self._refuse(_too_many(self._owner.limit), retry_after=_BUSY_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends."""
@@ -148,9 +148,9 @@ class Connection(asyncio.Protocol):
                 inner.cycle.body = bytearray()  # else it would stay while the connection rests
         elif not is_body:
             self._head += len(data)
-            if self._head > self._owner.limits.most_head:
-                self._refuse(_long_head(self._owner.limits.most_head))
-        if len(inner.pipeline) > _MOST_AHEAD:  # an answer in between would be taken for another
+            if self._head > self._owner.limits.max_head:
+                self._refuse(_long_head(self._owner.limits.max_head))
+        if len(inner.pipeline) > _MAX_AHEAD:  # an answer in between would be taken for another
             self._owner.metrics.refuse(TooManyError.__name__)
             self.cut_off()
 
@@ -238,11 +238,11 @@ class Connections:
     Args:
         limits: what clients may take.
         metrics: where those who took more are counted.
-        most: connections at one time; more are told to come back.
+        limit: connections at one time; more are told to come back.
     """
 
-    def __init__(self, limits: Limits, metrics: Metrics, most: int) -> None:
-        self.limits, self.metrics, self.most = limits, metrics, most
+    def __init__(self, limits: Limits, metrics: Metrics, limit: int) -> None:
+        self.limits, self.metrics, self.limit = limits, metrics, limit
         self.all: set[Connection] = set()
 
     def make(self, **arguments: Any) -> Connection:
@@ -267,11 +267,11 @@ class Connections:
                 slow.cut_off()
 
 
-def _too_many(most: int) -> BusyError:
+def _too_many(limit: int) -> BusyError:
     return BusyError(
         "too many connections",
         got="one more",
-        allowed=most,
+        allowed=limit,
         fix="come back when the answer says",
     )
 
@@ -289,10 +289,10 @@ def _unread() -> RequestError:
     )
 
 
-def _long_head(most: int) -> TooLargeError:
+def _long_head(limit: int) -> TooLargeError:
     return TooLargeError(
         "the head of the request is too long",
         got="more bytes",
-        allowed=f"{most} bytes",
+        allowed=f"{limit} bytes",
         fix="send fewer headers",
     )

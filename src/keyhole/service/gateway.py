@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from keyhole.crypto.once import MOST_REMEMBERED, ReplayWindow
+from keyhole.crypto.once import MAX_REMEMBERED, ReplayWindow
 from keyhole.delivery.relay.batches import (
     ANSWERS_TYPE,
     REQUESTS_TYPE,
@@ -155,12 +155,12 @@ class SliceGroups:
             TooLargeError: they are more than the service gives out at once.
         """
         total = sum(len(group.keys) * group.reply_bytes for group in self._groups.values())
-        most = self._guards.limits.most_answer
-        if total > most:
+        limit = self._guards.limits.max_answer
+        if total > limit:
             raise TooLargeError(
                 "the slices asked for are too large for one batch",
                 got=f"{total} bytes",
-                allowed=f"{most} bytes",
+                allowed=f"{limit} bytes",
                 fix="forward fewer requests at a time: `keyhole relay --batch`",
             )
         return total
@@ -234,7 +234,7 @@ _T = TypeVar("_T")
 
 
 def gateway_routes(
-    rounds: RoundSource, keys: Sequence[GatewayKey], most_remembered: int = MOST_REMEMBERED
+    rounds: RoundSource, keys: Sequence[GatewayKey], max_remembered: int = MAX_REMEMBERED
 ) -> Callable[[Guards], Sequence[Route]]:
     """What makes an `App` a gateway, as one of its `extra_routes`.
 
@@ -244,11 +244,11 @@ def gateway_routes(
     Args:
         rounds: of the service.
         keys: of the gateway, the one to use first; see `load_gateway_keys`.
-        most_remembered: requests, of some 110 bytes each; see `ReplayWindow`.
+        max_remembered: requests, of some 110 bytes each; see `ReplayWindow`.
     """
 
     def make(guards: Guards) -> Sequence[Route]:
-        return _GatewayRoutes(rounds, guards, keys, ReplayWindow(most_remembered)).routes()
+        return _GatewayRoutes(rounds, guards, keys, ReplayWindow(max_remembered)).routes()
 
     return make
 
@@ -287,7 +287,7 @@ class _GatewayRoutes:
         kind = media_type(request)
         async with self._body(request) as body:
             is_batch = kind == REQUESTS_TYPE
-            sealed = decode_requests(body, guards.limits.most_keys) if is_batch else [body]
+            sealed = decode_requests(body, guards.limits.max_keys) if is_batch else [body]
             answers, weight = await self._answers(sealed)
         if is_batch:
             response = _response(200, ANSWERS_TYPE, encode_answers(answers))
@@ -339,12 +339,12 @@ class _GatewayRoutes:
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request, which counts as held until it is answered."""
-        guards, most = self._guards, self._guards.limits.most_body
-        announced = request.announced(most)
-        weight = most if announced is None else announced
+        guards, limit = self._guards, self._guards.limits.max_body
+        announced = request.announced(limit)
+        weight = limit if announced is None else announced
         await guards.uploads.enter(weight)
         try:
-            yield bytes(await request.body(most, guards.limits))
+            yield bytes(await request.body(limit, guards.limits))
         finally:
             guards.uploads.leave(weight)
 

@@ -33,11 +33,11 @@ class Guards:
             metrics.change("waiting", change)
 
         self.gathers = Gate(limits.in_flight, limits.waiting, on_wait)
-        self.memory = Gate(limits.most_held, limits.waiting, on_wait)
+        self.memory = Gate(limits.max_held, limits.waiting, on_wait)
         # Their own: whoever sends slowly holds up those who send, but not those who read.
-        self.uploads = Gate(limits.most_held, limits.waiting, on_wait)
-        self._by_device = Buckets(limits.rate, limits.burst, limits.most_devices)
-        self._by_address = Buckets(limits.rate_per_address, limits.burst, limits.most_devices)
+        self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
+        self._by_device = Buckets(limits.rate, limits.burst, limits.max_devices)
+        self._by_address = Buckets(limits.rate_per_address, limits.burst, limits.max_devices)
 
     def admit(self, request: Request, round_id: str) -> Claims | None:
         """Whoever may read a round, if not too often; None where reading is free for all."""

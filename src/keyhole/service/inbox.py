@@ -170,7 +170,7 @@ class SpoolInbox:
         body = self._spool.read(round_id, device_name(client))
         _, layout, _ = self._round
         try:
-            update, keys = decode_update(body, layout, most_keys=2**32)
+            update, keys = decode_update(body, layout, max_keys=2**32)
         except KeyholeError:  # the service had checked it: a file was changed since
             return nothing_of(client, "refused")
         update = usable(update)

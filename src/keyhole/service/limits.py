@@ -19,19 +19,19 @@ class Limits:
     """What the service allows. Each worker process counts for itself.
 
     Args:
-        most_keys: of one query, over all tables.
-        most_body: bytes of an update.
-        most_answer: bytes of the records that one query asks for.
+        max_keys: of one query, over all tables.
+        max_body: bytes of an update.
+        max_answer: bytes of the records that one query asks for.
         in_flight: queries whose slices are looked up at one time.
         waiting: requests that wait for their turn; the next ones are told to come back.
-        most_held: bytes of answers in memory over all connections, and as many of updates.
+        max_held: bytes of answers in memory over all connections, and as many of updates.
         rate: requests a second of one device, known by its token.
         rate_per_address: likewise of one address, where there are no tokens. Devices behind one
             gateway share an address, so the default does not count.
         burst: seconds of its rate that a device may use up at once.
-        most_devices: whose rates are remembered.
-        most_connections: at one time; fewer where the system allows fewer descriptors.
-        most_head: bytes of the head of a request.
+        max_devices: whose rates are remembered.
+        max_connections: at one time; fewer where the system allows fewer descriptors.
+        max_head: bytes of the head of a request.
         head_seconds: until the head of a request is there; and before it, a TLS handshake.
         body_seconds: until its body is there, besides the time that `slowest` allows.
         send_seconds: in which a reader must take `slowest` bytes for each.
@@ -43,18 +43,18 @@ class Limits:
         InputError: a limit is not above 0.
     """
 
-    most_keys: int = 65_536
-    most_body: int = 64 * _MIB
-    most_answer: int = 512 * _MIB
+    max_keys: int = 65_536
+    max_body: int = 64 * _MIB
+    max_answer: int = 512 * _MIB
     in_flight: int = 64
     waiting: int = 8192
-    most_held: int = 1024 * _MIB
+    max_held: int = 1024 * _MIB
     rate: float = 100.0
     rate_per_address: float = inf
     burst: float = 10.0
-    most_devices: int = 65_536
-    most_connections: int = 16_384
-    most_head: int = 16_384
+    max_devices: int = 65_536
+    max_connections: int = 16_384
+    max_head: int = 16_384
     head_seconds: float = 10.0
     body_seconds: float = 30.0
     send_seconds: float = 30.0
@@ -110,11 +110,11 @@ class Buckets:
     Args:
         rate: requests a second; infinite counts nothing.
         burst: seconds of it that may be used up at once.
-        most: names that are remembered.
+        limit: names that are remembered.
     """
 
-    def __init__(self, rate: float, burst: float, most: int) -> None:
-        self._rate, self._size, self._most = rate, max(1.0, rate * burst), most
+    def __init__(self, rate: float, burst: float, limit: int) -> None:
+        self._rate, self._size, self._limit = rate, max(1.0, rate * burst), limit
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class Buckets:
             return 0.0
         bucket = self._buckets.pop(name, None) or Bucket(self._size, now)
         self._buckets[name], seconds = take(bucket, self._rate, self._size, now)
-        if len(self._buckets) > self._most:
+        if len(self._buckets) > self._limit:
             self._buckets.popitem(last=False)
         return seconds
 
@@ -135,17 +135,17 @@ class Gate:
     """Lets in so much at a time; the others wait in order, and too many are sent away.
 
     Args:
-        most: the total weight that may be inside.
+        limit: the total weight that may be inside.
         waiting: how many may wait.
         on_wait: is told +1 and -1 as the queue grows and shrinks.
 
-    A weight above `most` counts as `most`: it goes in alone.
+    A weight above `limit` counts as `limit`: it goes in alone.
     """
 
     def __init__(
-        self, most: int, waiting: int, on_wait: Callable[[int], None] = lambda _: None
+        self, limit: int, waiting: int, on_wait: Callable[[int], None] = lambda _: None
     ) -> None:
-        self._most, self._waiting, self._on_wait = most, waiting, on_wait
+        self._limit, self._waiting, self._on_wait = limit, waiting, on_wait
         self._inside = 0
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
 
@@ -161,8 +161,8 @@ class Gate:
 
     def enter_now(self, weight: int = 1) -> bool:
         """Goes in if that is possible without waiting."""
-        weight = min(weight, self._most)
-        if self._queue or self._inside + weight > self._most:
+        weight = min(weight, self._limit)
+        if self._queue or self._inside + weight > self._limit:
             return False
         self._inside += weight
         return True
@@ -183,7 +183,7 @@ class Gate:
                 fix="come back when the answer says",
             )
         turn = asyncio.get_running_loop().create_future()
-        place = (turn, min(weight, self._most))
+        place = (turn, min(weight, self._limit))
         self._queue.append(place)
         self._on_wait(1)
         try:
@@ -200,11 +200,11 @@ class Gate:
 
     def leave(self, weight: int = 1) -> None:
         """Goes out; whoever is next and fits goes in."""
-        self._inside -= min(weight, self._most)
+        self._inside -= min(weight, self._limit)
         self._admit()
 
     def _admit(self) -> None:
-        while self._queue and self._inside + self._queue[0][1] <= self._most:
+        while self._queue and self._inside + self._queue[0][1] <= self._limit:
             turn, weight = self._queue.popleft()
             self._on_wait(-1)
             if not turn.done():

@@ -164,7 +164,7 @@ def work_through(
         raise failed[0]
 
 
-_MOST_CURRENT = 1 << 16  # bytes
+_MAX_CURRENT = 1 << 16  # bytes
 
 
 def stored_current(store: RoundStore) -> CurrentRound:
@@ -174,7 +174,7 @@ def stored_current(store: RoundStore) -> CurrentRound:
         NotFoundError: it has none.
         DamageError: its `current.json` is not what was pushed.
     """
-    data = store.get(CURRENT, _MOST_CURRENT)
+    data = store.get(CURRENT, _MAX_CURRENT)
     try:
         return decode_current(data)
     except InputError as error:

@@ -42,7 +42,7 @@ from keyhole.service.segments import (
     check_sums,
     list_segments,
 )
-from keyhole.wire.manifest import MOST_BYTES, Manifest, decode_manifest, name_round
+from keyhole.wire.manifest import MAX_BYTES, Manifest, decode_manifest, name_round
 
 _PART = ".part-"  # a round of which something has been fetched; the next attempt goes on with it
 
@@ -77,7 +77,7 @@ def fetch_round(
     settings = settings or MirrorSettings()
     source = open_store(url, store)
     current = stored_current(source)
-    encoded = source.get(f"rounds/{current.round}/{MANIFEST}", MOST_BYTES)
+    encoded = source.get(f"rounds/{current.round}/{MANIFEST}", MAX_BYTES)
     manifest = _checked_manifest(encoded, current)
     with Publisher(directory):  # nobody else writes, and what a killed writer left is gone
         _refuse_going_back(directory, current, settings)

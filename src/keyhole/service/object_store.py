@@ -32,7 +32,7 @@ CountBytes: TypeAlias = Callable[[int], None]
 
 _CHUNK = 8 << 20  # of a streamed upload: S3 takes 10,000 parts, so segments up to 80 GB
 _AT_ONCE = 4  # chunks of one upload under way: what is held in memory is their product
-_MOST_TEXT = 160  # of what a store says, in one of our messages
+_MAX_TEXT = 160  # of what a store says, in one of our messages
 
 
 @dataclass(frozen=True)
@@ -106,19 +106,19 @@ class RoundStore:
                 max_concurrency=_AT_ONCE,
             )
 
-    def get(self, name: str, most: int) -> bytes:
+    def get(self, name: str, limit: int) -> bytes:
         """Returns a small object.
 
         Raises:
             NotFoundError: there is none of that name.
-            DamageError: it is longer than `most` bytes.
+            DamageError: it is longer than `limit` bytes.
         """
         from obstore import get
 
         with self.errors(f"fetch {name}"):
             found = get(self.objects, name)
-            if found.meta["size"] > most:
-                raise _damaged(name, f"{found.meta['size']} bytes", f"at most {most}")
+            if found.meta["size"] > limit:
+                raise _damaged(name, f"{found.meta['size']} bytes", f"at most {limit}")
             return bytes(found.bytes())
 
     def stream(self, name: str, size: int) -> Iterator[memoryview]:
@@ -284,7 +284,7 @@ def _first_line(error: Exception) -> str:
     line = re.sub(r"<\?xml.*", "", str(error).partition("\n")[0])
     code = re.search(r"<Code>(\w+)</Code>", str(error))
     reason = line.rpartition(" - ")[2].strip(" :")
-    return f"{reason[:_MOST_TEXT]}{f' ({code[1]})' if code else ''}"
+    return f"{reason[:_MAX_TEXT]}{f' ({code[1]})' if code else ''}"
 
 
 def _damaged(name: str, got: str, allowed: str) -> DamageError:

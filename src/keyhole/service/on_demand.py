@@ -92,7 +92,7 @@ class SlabTable:
     Args:
         source: the select function; called on the executor, and the same for the whole round.
         info: as the manifest has it.
-        most_bytes: that kept slices may take.
+        max_bytes: that kept slices may take.
         executor: threads to compute on; batches of one table run one after the other.
         batch_keys: from which a batch takes no further request, and the most that the source is
             given at once.
@@ -107,7 +107,7 @@ class SlabTable:
         source: SliceSource,
         info: TableInfo,
         *,
-        most_bytes: int,
+        max_bytes: int,
         executor: Executor,
         batch_keys: int = BATCH_KEYS,
         counts: Counts | None = None,
@@ -118,7 +118,7 @@ class SlabTable:
             )
         self.counts = Counts() if counts is None else counts
         self._source, self._info, self._batch_keys = source, info, batch_keys
-        self._slab = Slab(info.num_keys, info.record_bytes, most_bytes)
+        self._slab = Slab(info.num_keys, info.record_bytes, max_bytes)
         self._queue = BatchQueue(executor, batch_keys, self._compute, self._settle)
 
     @property
@@ -242,7 +242,7 @@ class OnDemandRounds:
     Used from one event loop.
 
     Args:
-        most_bytes: that the kept slices of a round may take, over all tables. Small
+        max_bytes: that the kept slices of a round may take, over all tables. Small
             tables get what they need, large ones share what is left.
         executor: threads to compute on.
         batch_keys: see `SlabTable`.
@@ -252,13 +252,13 @@ class OnDemandRounds:
     def __init__(
         self,
         *,
-        most_bytes: int,
+        max_bytes: int,
         executor: Executor,
         batch_keys: int = BATCH_KEYS,
         counts: Counts | None = None,
     ) -> None:
         self.counts = Counts() if counts is None else counts
-        self._most_bytes, self._executor, self._batch_keys = most_bytes, executor, batch_keys
+        self._max_bytes, self._executor, self._batch_keys = max_bytes, executor, batch_keys
         self._round: OpenRound | None = None
         self._current: Current | None = None
         self._past: deque[str] = deque(maxlen=_REMEMBERED)
@@ -336,12 +336,12 @@ class OnDemandRounds:
         infos = [table_info(source.records, layout, place) for place, source in enumerate(sources)]
         manifest = describe_round(layout, infos, number, step, settings)
         encoded = encode_manifest(manifest)
-        shares = _share(self._most_bytes, infos)
+        shares = _share(self._max_bytes, infos)
         tables = tuple(
             SlabTable(
                 source,
                 info,
-                most_bytes=share,
+                max_bytes=share,
                 executor=self._executor,
                 batch_keys=self._batch_keys,
                 counts=self.counts,
@@ -363,10 +363,10 @@ class OnDemandRounds:
         )
 
 
-def _share(most_bytes: int, infos: Sequence[TableInfo]) -> list[int]:
+def _share(max_bytes: int, infos: Sequence[TableInfo]) -> list[int]:
     """Bytes for each table: all it can use, or else an equal part of what smaller ones leave."""
     needs = [whole_bytes(info.num_keys, info.record_bytes) for info in infos]
     shares = [0] * len(infos)
     for rank, place in enumerate(sorted(range(len(infos)), key=needs.__getitem__)):
-        shares[place] = min(needs[place], (most_bytes - sum(shares)) // (len(infos) - rank))
+        shares[place] = min(needs[place], (max_bytes - sum(shares)) // (len(infos) - rank))
     return shares

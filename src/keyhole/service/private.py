@@ -39,7 +39,7 @@ from keyhole.wire.manifest import TableInfo
 from keyhole.wire.private import (
     Opened,
     PirSettings,
-    most_keys_of_table,
+    max_keys_of_table,
     name_table,
     serve,
     table_bytes,
@@ -236,9 +236,9 @@ class Databases:
         return await asyncio.shield(entry.task)  # whoever leaves must not stop it for the others
 
     def _start(self, held: OpenRound, place: int) -> _Entry:
-        most_keys, size = self._measured(held, place)
+        max_keys, size = self._measured(held, place)
         self._make_room(held.manifest.number, size)
-        task = asyncio.create_task(self._make(held.id, place, most_keys))
+        task = asyncio.create_task(self._make(held.id, place, max_keys))
         name, entry = (held.id, place), _Entry(held.manifest.number, size, task)
         self._entries[name] = entry
 
@@ -256,21 +256,21 @@ class Databases:
         tables take turns.
         """
         settings, sizes = self._settings, {}
-        most_keys = most_keys_of_table(settings, held.manifest, _checked(held.tables[place].info))
+        max_keys = max_keys_of_table(settings, held.manifest, _checked(held.tables[place].info))
         for at, table in enumerate(held.tables):
             with suppress(NotFoundError):  # of a table that is not offered
                 info = _checked(table.info)
-                most = most_keys_of_table(settings, held.manifest, info)
+                limit = max_keys_of_table(settings, held.manifest, info)
                 scheme = settings.role.scheme
-                sizes[at] = table_bytes(scheme, info.num_keys, info.record_bytes, most)
-        if sum(sizes.values()) > settings.most_bytes:
+                sizes[at] = table_bytes(scheme, info.num_keys, info.record_bytes, limit)
+        if sum(sizes.values()) > settings.max_bytes:
             raise NotFoundError(
                 "the round is too large to be retrieved from in private",
                 got=f"{sum(sizes.values())} bytes",
-                allowed=f"{settings.most_bytes} bytes",
+                allowed=f"{settings.max_bytes} bytes",
                 fix="serve with a larger --pir-memory-mb",
             )
-        return most_keys, sizes[place]
+        return max_keys, sizes[place]
 
     def _make_room(self, number: int, size: int) -> None:
         """Lets go of older rounds, and of whatever else must go for `size` bytes to fit."""
@@ -278,24 +278,24 @@ class Databases:
         if number not in numbers:
             raise _too_old(number)
         for name, entry in sorted(self._entries.items(), key=lambda item: item[1].number):
-            is_full = self.held_bytes + size > self._settings.most_bytes
+            is_full = self.held_bytes + size > self._settings.max_bytes
             is_old = entry.number not in numbers
             if is_old or (is_full and entry.number < number and entry.task.done()):
                 del self._entries[name]
-        if self.held_bytes + size > self._settings.most_bytes:
+        if self.held_bytes + size > self._settings.max_bytes:
             if any(entry.number > number for entry in self._entries.values()):
                 raise _too_old(number)  # a newer one has taken its place
-            raise _no_room(self.held_bytes + size, self._settings.most_bytes)
+            raise _no_room(self.held_bytes + size, self._settings.max_bytes)
 
-    async def _make(self, round_id: str, place: int, most_keys: int) -> ServedTable:
+    async def _make(self, round_id: str, place: int, max_keys: int) -> ServedTable:
         settings = self._settings
         with self._rounds.hold(round_id) as held:  # of its own: those who wait may leave
             table, name = held.tables[place], name_table(round_id, place)
             if table.info.segments:
-                opened = await asyncio.to_thread(_open_segments, table, name, settings, most_keys)
+                opened = await asyncio.to_thread(_open_segments, table, name, settings, max_keys)
             else:
                 records = await _fetch_all(table)
-                opened = await asyncio.to_thread(_open, records, name, settings, most_keys)
+                opened = await asyncio.to_thread(_open, records, name, settings, max_keys)
         passes = Passes(opened.server, self._gate, settings.together, self._count)
         return ServedTable(opened, passes)
 
@@ -304,12 +304,12 @@ class Databases:
         self._metrics.add("private", queries)
 
 
-def _open(records: RecordArray, name: bytes, settings: PirSettings, most_keys: int) -> Opened:
+def _open(records: RecordArray, name: bytes, settings: PirSettings, max_keys: int) -> Opened:
     database = Database.of(name, records)
-    return serve(settings.role, database, most_keys, settings.most_queries)
+    return serve(settings.role, database, max_keys, settings.max_queries)
 
 
-def _open_segments(table: SliceTable, name: bytes, settings: PirSettings, most_keys: int) -> Opened:
+def _open_segments(table: SliceTable, name: bytes, settings: PirSettings, max_keys: int) -> Opened:
     """Copies the files of a table, each record compared with its sum: a device can not do that."""
     info = table.info
     pieces = []
@@ -326,7 +326,7 @@ def _open_segments(table: SliceTable, name: bytes, settings: PirSettings, most_k
             )
         pieces.append(piece)
     records = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    return _open(records, name, settings, most_keys)
+    return _open(records, name, settings, max_keys)
 
 
 async def _fetch_all(table: SliceTable) -> RecordArray:
@@ -359,10 +359,10 @@ def _too_old(number: int) -> TooLateError:
     )
 
 
-def _no_room(needed: int, most: int) -> BusyError:
+def _no_room(needed: int, limit: int) -> BusyError:
     return BusyError(
         "there is no room for another table",
         got=f"{needed} bytes",
-        allowed=f"{most} bytes",
+        allowed=f"{limit} bytes",
         fix="come back later; the operator may raise --pir-memory-mb",
     )

@@ -131,12 +131,12 @@ class PirRoutes:
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a query, which counts as held until it is answered."""
-        guards, most = self.guards, self.guards.limits.most_body
-        announced = request.announced(most)
-        weight = most if announced is None else announced
+        guards, limit = self.guards, self.guards.limits.max_body
+        announced = request.announced(limit)
+        weight = limit if announced is None else announced
         await guards.uploads.enter(weight)
         try:
-            yield bytes(await request.body(most, guards.limits))
+            yield bytes(await request.body(limit, guards.limits))
         finally:
             guards.uploads.leave(weight)
 
@@ -158,12 +158,12 @@ class PirRoutes:
     async def _table(self, request: Request, held: OpenRound) -> ServedTable:
         place = parse_place(request.params[1], len(held.tables), "table")
         table = await self.databases.table(held, place)
-        most, lengths = self.guards.limits, table.opened.lengths
-        if lengths.query > most.most_body or lengths.reply > most.most_answer:
+        limit, lengths = self.guards.limits, table.opened.lengths
+        if lengths.query > limit.max_body or lengths.reply > limit.max_answer:
             raise TooLargeError(
                 "private queries of this table are larger than this service takes",
                 got=f"{lengths.query} bytes, and {lengths.reply} for a reply",
-                allowed=f"{most.most_body} bytes, and {most.most_answer} for a reply",
+                allowed=f"{limit.max_body} bytes, and {limit.max_answer} for a reply",
                 fix="the operator may raise --max-body-mb, or lower --pir-keys",
             )
         return table
@@ -177,9 +177,9 @@ class PirRoutes:
 
 def _check_allowance(claims: Claims | None, table: ServedTable) -> None:
     """Every query counts as one for as many keys as it could ask for."""
-    most = table.opened.server.terms.most_keys
-    if claims is not None and claims.most_keys is not None and most > claims.most_keys:
-        raise not_admitted(f"queries of {most} keys", f"{claims.most_keys} keys in one query")
+    limit = table.opened.server.terms.max_keys
+    if claims is not None and claims.max_keys is not None and limit > claims.max_keys:
+        raise not_admitted(f"queries of {limit} keys", f"{claims.max_keys} keys in one query")
 
 
 def _missing(what: str, got: str, allowed: str) -> NotFoundError:

@@ -254,7 +254,7 @@ async def accept(
     """
     limits, state, loop = app.limits, ServerState(), asyncio.get_running_loop()
     room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
-    connections = Connections(limits, app.metrics, max(1, min(limits.most_connections, room)))
+    connections = Connections(limits, app.metrics, max(1, min(limits.max_connections, room)))
     config = _config(app)
     server = await loop.create_server(
         lambda: connections.make(config=config, server_state=state, app_state={}),

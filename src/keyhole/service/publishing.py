@@ -62,7 +62,7 @@ Changed: TypeAlias = Callable[[str], Sequence[KeyArray | None] | None]
 """Tells which records differ from those of an earlier round, given its identifier: ascending keys
 for each table, None for a table where all may, None for a round it does not know."""
 
-_MOST_ROUNDS = 10**18  # what an identifier has digits for
+_MAX_ROUNDS = 10**18  # what an identifier has digits for
 _KNOWN = 8  # rounds whose state is remembered; a base is at most three rounds old
 
 
@@ -257,9 +257,9 @@ class Publisher:
     def _check_number(self, number: int, may_go_back: bool) -> bool:
         """Whether the current round is published again: to repair it, so from nothing else."""
         current = read_current(self.directory)
-        least = 0 if current is None or may_go_back else current.number
-        if not least <= number < _MOST_ROUNDS:
-            raise _not_growing(number, f"{least + (current is not None)} or more")
+        minimum = 0 if current is None or may_go_back else current.number
+        if not minimum <= number < _MAX_ROUNDS:
+            raise _not_growing(number, f"{minimum + (current is not None)} or more")
         return current is not None and number == current.number
 
     @contextmanager

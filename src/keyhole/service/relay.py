@@ -183,11 +183,11 @@ class GatewayLine:
     Args:
         client: of the gateway.
         token: of the relay; None where reading is free for all.
-        most_answer: bytes of the answers to one batch.
+        max_answer: bytes of the answers to one batch.
     """
 
-    def __init__(self, client: Client, token: str | None, most_answer: int) -> None:
-        self._client, self._token, self._most = client, token, most_answer
+    def __init__(self, client: Client, token: str | None, max_answer: int) -> None:
+        self._client, self._token, self._limit = client, token, max_answer
         # One thread, one connection: what the gateway sees is one stream of batches.
         self._pool = ThreadPoolExecutor(1, "keyhole relay")
         self._used = self._asked = -1e9
@@ -241,7 +241,7 @@ class GatewayLine:
         if time.monotonic() - self._used > _RESTED:
             self._client.close()
         try:
-            got = ask(token=self._token, most=self._most, may_repeat=False)
+            got = ask(token=self._token, limit=self._limit, may_repeat=False)
         except RequestError as error:
             raise _no_answer(f"a refusal, {type(error).__name__}") from error
         finally:
@@ -314,11 +314,11 @@ class RelayApp:
         guards, limits = self._guards, self.limits
         guards.count(request, None)
         is_batch = media_type(request) == REQUESTS_TYPE
-        weight = request.announced(limits.most_body) or limits.most_body
+        weight = request.announced(limits.max_body) or limits.max_body
         await guards.uploads.enter(weight)
         try:
-            body = bytes(await request.body(limits.most_body, limits))
-            sealed = decode_requests(body, limits.most_keys) if is_batch else [body]
+            body = bytes(await request.body(limits.max_body, limits))
+            sealed = decode_requests(body, limits.max_keys) if is_batch else [body]
             # What cannot be a sealed request goes no further.
             is_possible = len(sealed[0]) >= REQUEST_OVERHEAD
             answers = await self._mixer.ask(sealed) if is_possible else [b""] * len(sealed)

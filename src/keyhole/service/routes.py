@@ -62,12 +62,12 @@ class Request:
         client = self.scope.get("client")
         return str(client[0]) if client else "unknown"
 
-    def announced(self, most: int) -> int | None:
+    def announced(self, limit: int) -> int | None:
         """The length of the body as the head has it; None where it comes in pieces.
 
         Raises:
             RequestError: it is not a number.
-            TooLargeError: it is above `most`.
+            TooLargeError: it is above `limit`.
         """
         text = self.headers.get(b"content-length")
         if text is None:
@@ -79,27 +79,27 @@ class Request:
                 allowed="digits",
                 fix="send the length of the body",
             )
-        if int(text) > most:
-            raise _too_large(int(text), most)
+        if int(text) > limit:
+            raise _too_large(int(text), limit)
         return int(text)
 
-    async def body(self, most: int, limits: Limits) -> bytes | bytearray:
+    async def body(self, limit: int, limits: Limits) -> bytes | bytearray:
         """Returns the body.
 
         Raises:
-            TooLargeError: it is longer than `most` bytes.
+            TooLargeError: it is longer than `limit` bytes.
             SlowError: it takes too long to arrive.
             GoneError: the client leaves before its end.
         """
-        self.announced(most)
+        self.announced(limit)
         if WHOLE_BODY in self.scope:
-            return _checked(self.scope[WHOLE_BODY], most)
+            return _checked(self.scope[WHOLE_BODY], limit)
         start = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(start + limits.body_seconds) as deadline:
                 message = await self.receive()
                 whole: bytes | bytearray = message.get("body", b"")
-                while message.get("more_body", False) and len(whole) <= most:
+                while message.get("more_body", False) and len(whole) <= limit:
                     deadline.reschedule(start + limits.body_seconds + len(whole) / limits.slowest)
                     message = await self.receive()
                     whole = whole if isinstance(whole, bytearray) else bytearray(whole)
@@ -108,7 +108,7 @@ class Request:
             raise _too_slow(limits) from error
         if message["type"] == "http.disconnect":
             raise GoneError
-        return _checked(whole, most)
+        return _checked(whole, limit)
 
 
 @dataclass
@@ -219,15 +219,15 @@ def _no_path() -> NotFoundError:
     )
 
 
-def _checked(whole: bytes | bytearray, most: int) -> bytes | bytearray:
-    if len(whole) > most:
-        raise _too_large(len(whole), most)
+def _checked(whole: bytes | bytearray, limit: int) -> bytes | bytearray:
+    if len(whole) > limit:
+        raise _too_large(len(whole), limit)
     return whole
 
 
-def _too_large(length: int, most: int) -> TooLargeError:
+def _too_large(length: int, limit: int) -> TooLargeError:
     return TooLargeError(
-        "the body is too large", got=f"{length} bytes", allowed=f"{most} bytes", fix="send less"
+        "the body is too large", got=f"{length} bytes", allowed=f"{limit} bytes", fix="send less"
     )
 
 

@@ -102,13 +102,13 @@ def cut_segments(num_keys: int, record_bytes: int, segment_bytes: int) -> list[t
     >>> cut_segments(10, 100, 400)
     [(0, 4), (4, 4), (8, 2)]
     """
-    most = max(1, segment_bytes // max(record_bytes, _SUM_BYTES))
+    limit = max(1, segment_bytes // max(record_bytes, _SUM_BYTES))
     # Files that end with a page can be mapped behind one another.
     even = lcm(_PAGE // gcd(record_bytes, _PAGE), _PAGE // _SUM_BYTES)
-    even = even if most >= even else 1
-    most -= most % even
+    even = even if limit >= even else 1
+    limit -= limit % even
     # A small rest would keep one thread busy and the others idle.
-    count = -(-num_keys // max(1, -(-num_keys // most)))
+    count = -(-num_keys // max(1, -(-num_keys // limit)))
     count = max(1, count + -count % even)
     return [(first, min(count, num_keys - first)) for first in range(0, num_keys, count)]
 

@@ -38,31 +38,31 @@ def whole_bytes(num_keys: int, record_bytes: int) -> int:
 class Slab:
     """Slots for records, each with its sum, its state and a ticket that its user may write on.
 
-    Memory is reserved at once and becomes real as slots are written, `most_bytes` at most.
+    Memory is reserved at once and becomes real as slots are written, `max_bytes` at most.
 
     Args:
         num_keys: K.
         record_bytes: length of a record.
-        most_bytes: of records, sums, states and index together.
+        max_bytes: of records, sums, states and index together.
 
     Raises:
         InputError: not even one record fits.
 
-    >>> slab = Slab(2**62, 4, most_bytes=10**6)
+    >>> slab = Slab(2**62, 4, max_bytes=10**6)
     >>> slab.claim(np.array([7, 2**61, 7]))
     array([0, 1, 0])
     """
 
-    def __init__(self, num_keys: int, record_bytes: int, most_bytes: int) -> None:
-        is_whole = whole_bytes(num_keys, record_bytes) <= most_bytes
+    def __init__(self, num_keys: int, record_bytes: int, max_bytes: int) -> None:
+        is_whole = whole_bytes(num_keys, record_bytes) <= max_bytes
         each = record_bytes + _SLOT_BYTES + _INDEX_BYTES
-        self.capacity = num_keys if is_whole else most_bytes // each
+        self.capacity = num_keys if is_whole else max_bytes // each
         if self.capacity < 1:
             raise InputError(
                 "no slice fits into the memory for slices on demand",
-                got=f"{most_bytes} bytes",
+                got=f"{max_bytes} bytes",
                 allowed=f"{each} or more",
-                fix="raise most_bytes",
+                fix="raise max_bytes",
             )
         self._index = None if is_whole else KeyIndex()
         self.records: RecordArray = np.empty((self.capacity, record_bytes), np.uint8)

@@ -80,10 +80,10 @@ class SliceRoutes:
         round_id = parse_round(request.params[0])
         claims = guards.admit(request, round_id)
         guards.check_type(request)
-        body = await request.body(messages.most_query_bytes(limits.most_keys), limits)
+        body = await request.body(messages.max_query_bytes(limits.max_keys), limits)
         with self.rounds.hold(round_id) as held:
             num_keys = [table.info.num_keys for table in held.tables]
-            asks = messages.decode_query(body, num_keys, limits.most_keys)
+            asks = messages.decode_query(body, num_keys, limits.max_keys)
             keys = _count_keys(asks, claims)
             weight = _answer_bytes(asks, held.tables, limits)
             if not guards.memory.enter_now(weight):
@@ -213,8 +213,8 @@ def _table(held: OpenRound, text: str) -> SliceTable:
 def _count_keys(asks: Sequence[messages.Ask], claims: Claims | None) -> int:
     """How many keys are asked for; raises NotAdmittedError if the token allows fewer."""
     total = sum([len(ask.keys) for ask in asks])  # a list: faster than a generator
-    if claims is not None and claims.most_keys is not None and total > claims.most_keys:
-        raise not_admitted(f"{total} keys", f"{claims.most_keys} keys in one query")
+    if claims is not None and claims.max_keys is not None and total > claims.max_keys:
+        raise not_admitted(f"{total} keys", f"{claims.max_keys} keys in one query")
     return total
 
 
@@ -223,11 +223,11 @@ def _answer_bytes(
 ) -> int:
     """The most that an answer can take."""
     total = sum([len(ask.keys) * (tables[ask.table].info.record_bytes + 1) for ask in asks])
-    if total > limits.most_answer:
+    if total > limits.max_answer:
         raise TooLargeError(
             "the slices asked for are too large for one answer",
             got=f"{total} bytes",
-            allowed=f"{limits.most_answer} bytes",
+            allowed=f"{limits.max_answer} bytes",
             fix="ask for fewer at a time",
         )
     return total

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from keyhole.service.served import Served
 
 
-_MOST_TRAILING = 256  # rounds; more only trail where round after round ends without a step
+_MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,9 @@ class Streamed:
         recent = [
             name
             for name, version in self._versions.items()
-            if version.number >= first and step - version.step <= self.buffering.most_staleness
+            if version.number >= first and step - version.step <= self.buffering.max_staleness
         ]
-        return recent[-_MOST_TRAILING:]
+        return recent[-_MAX_TRAILING:]
 
     def _look(self, this: _Round) -> None:
         """Ends those who have ended, in the order in which they began, until a step is due: the

@@ -68,19 +68,19 @@ class PeerLine:
         """Closes connections."""
         self._client.close()
 
-    def listed(self, round_id: str, most: int) -> bytes:
+    def listed(self, round_id: str, limit: int) -> bytes:
         """Its list, once it has closed the sum."""
-        return self._get(f"/v1/sums/{round_id}/list", most)
+        return self._get(f"/v1/sums/{round_id}/list", limit)
 
-    def agreed(self, round_id: str, most: int) -> bytes:
+    def agreed(self, round_id: str, limit: int) -> bytes:
         """Whom it will add, once it has our list."""
-        return self._get(f"/v1/sums/{round_id}/agreed", most)
+        return self._get(f"/v1/sums/{round_id}/agreed", limit)
 
-    def public(self, round_id: str, device: str, most: int) -> bytes:
+    def public(self, round_id: str, device: str, limit: int) -> bytes:
         """The public message of a device; of the first aggregator."""
-        return self._get(f"/v1/sums/{round_id}/publics/{device}", most)
+        return self._get(f"/v1/sums/{round_id}/publics/{device}", limit)
 
-    def _get(self, path: str, most: int) -> bytes:
+    def _get(self, path: str, limit: int) -> bytes:
         """One exchange.
 
         Raises:
@@ -89,7 +89,7 @@ class PeerLine:
         """
         now = self._clock()
         token = self._keyring.issue("device", self._name, now=now, seconds=_TOKEN_SECONDS)
-        ask = partial(self._client.exchange, "GET", path, headers={}, token=token, most=most)
+        ask = partial(self._client.exchange, "GET", path, headers={}, token=token, limit=limit)
         try:
             got = ask()
         except (NotFoundError, TooLateError) as error:
@@ -185,10 +185,10 @@ class Finisher:
     def _finish(self, held: HeldSum) -> None:
         """One sum, from its closed list to a share on the disk."""
         server, round_id = self._closed(held), held.round
-        most = _HEADS + _LISTED * len(held.cohort)
-        agreed = server.reduce(self._ask(held, lambda: self._peer.listed(round_id, most)))
+        limit = _HEADS + _LISTED * len(held.cohort)
+        agreed = server.reduce(self._ask(held, lambda: self._peer.listed(round_id, limit)))
         self._keep(round_id, "agreed", agreed)
-        server.agree(self._ask(held, lambda: self._peer.agreed(round_id, most)))
+        server.agree(self._ask(held, lambda: self._peer.agreed(round_id, limit)))
         with self._adding:
             for name in server.clients:
                 own, public = self._sums.own_of(round_id, name)
@@ -224,8 +224,8 @@ class Finisher:
             )
 
     def _fetch(self, held: HeldSum, name: str) -> bytes:
-        most = whole_public_bytes(held.terms)
-        return self._ask(held, lambda: self._peer.public(held.round, name, most))
+        limit = whole_public_bytes(held.terms)
+        return self._ask(held, lambda: self._peer.public(held.round, name, limit))
 
     def _ask(self, held: HeldSum, ask: Callable[[], T]) -> T:
         """Asks the other aggregator until it answers; raises NotFoundError once nobody cares."""

@@ -119,7 +119,7 @@ class SumRoutes:
     async def open(self, request: Request) -> Response:
         """Opens a sum."""
         owner, (round_id,) = self._trainer(request), request.params
-        async with self._body(request, self._guards.limits.most_body) as body:
+        async with self._body(request, self._guards.limits.max_body) as body:
             outcome = await asyncio.to_thread(self._sums.open, owner, round_id, body)
         return json_response({"sum": outcome}, 201 if outcome == "opened" else 200)
 
@@ -156,7 +156,7 @@ class SumRoutes:
     async def close(self, request: Request) -> Response:
         """Begins to add up; the status says when that is done."""
         owner, (round_id,) = self._trainer(request), request.params
-        async with self._body(request, self._guards.limits.most_body) as body:
+        async with self._body(request, self._guards.limits.max_body) as body:
             taken = read_message(body, Closing).taken
         await asyncio.to_thread(self._sums.close, owner, round_id, taken)
         await asyncio.to_thread(self._finisher.start, round_id)
@@ -218,13 +218,13 @@ class SumRoutes:
             raise not_admitted("a token of another party", "a token of the other aggregator")
 
     @asynccontextmanager
-    async def _body(self, request: Request, most: int) -> AsyncIterator[bytes]:
+    async def _body(self, request: Request, limit: int) -> AsyncIterator[bytes]:
         """The body of a request, which counts as held until it is dealt with."""
-        guards, announced = self._guards, request.announced(most)
-        weight = most if announced is None else announced
+        guards, announced = self._guards, request.announced(limit)
+        weight = limit if announced is None else announced
         await guards.uploads.enter(weight)
         try:
-            yield bytes(await request.body(most, guards.limits))
+            yield bytes(await request.body(limit, guards.limits))
         finally:
             guards.uploads.leave(weight)
 

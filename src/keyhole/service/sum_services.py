@@ -49,7 +49,7 @@ from keyhole.wire.sums import Closing, Opening, Summaries, SumStatus, read_messa
 T = TypeVar("T")
 
 _JSON = "application/json"
-_MOST_MESSAGE = 256 << 20  # bytes of a status: names of a million devices fit
+_MAX_MESSAGE = 256 << 20  # bytes of a status: names of a million devices fit
 
 
 class SumClient:
@@ -74,7 +74,7 @@ class SumClient:
 
     def rounds(self) -> list[str]:
         """The rounds of this trainer's sums that are there."""
-        got = self._client.get("/v1/sums", token=self._token, most=_MOST_MESSAGE)
+        got = self._client.get("/v1/sums", token=self._token, limit=_MAX_MESSAGE)
         return _read(got.body, Summaries).rounds
 
     def open(self, round_id: str, terms: WholeTerms, cohort: Sequence[str]) -> None:
@@ -94,7 +94,7 @@ class SumClient:
             ServiceError: no answer now.
         """
         path = f"/v1/sums/{round_id}"
-        got = self._client.exchange("GET", path, headers={}, token=self._token, most=_MOST_MESSAGE)
+        got = self._client.exchange("GET", path, headers={}, token=self._token, limit=_MAX_MESSAGE)
         if got.problem:
             raise ServiceError(
                 f"aggregator {self.party} gives no usable answer",
@@ -133,8 +133,8 @@ class SumClient:
                     fix="fetch it again",
                 ) from error
 
-        path, most = f"/v1/sums/{round_id}/share", share_bytes(terms)
-        self._client.get(path, token=self._token, most=most, check=check)
+        path, limit = f"/v1/sums/{round_id}/share", share_bytes(terms)
+        self._client.get(path, token=self._token, limit=limit, check=check)
         return found[0]
 
     def forget(self, round_id: str) -> None:
@@ -143,7 +143,7 @@ class SumClient:
 
     def _post(self, path: str, body: bytes) -> memoryview:
         got = self._client.send(
-            path, body, token=self._token, most=_MOST_MESSAGE, content_type=_JSON
+            path, body, token=self._token, limit=_MAX_MESSAGE, content_type=_JSON
         )
         return got.body
 
@@ -202,7 +202,7 @@ class SumServices:
         second: party 1, run by other people.
         salt: 16 bytes that a run keeps as long as it goes on, and that no other run has: a name of
             a sum is used once.
-        least_clients: below which no sum is released, where that is more than the plan's.
+        min_clients: below which no sum is released, where that is more than the plan's.
         seconds: to wait for the aggregators once a round is closed, before giving up with an error;
             the round goes on when the run does.
         stop: once set, waiting ends with KeyboardInterrupt.
@@ -218,7 +218,7 @@ class SumServices:
         second: SumClient,
         *,
         salt: bytes,
-        least_clients: int = 0,
+        min_clients: int = 0,
         seconds: float = 600.0,
         stop: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -231,7 +231,7 @@ class SumServices:
                 fix="name the aggregators in order; draw the salt with secrets.token_bytes",
             )
         self._both, self._salt = (first, second), salt
-        self._seconds, self._clock, self._least = seconds, clock, least_clients
+        self._seconds, self._clock, self._minimum = seconds, clock, min_clients
         self._stop = threading.Event() if stop is None else stop
         self._round: _Round | None = None
         self._look = _Look()
@@ -255,15 +255,15 @@ class SumServices:
                 aggregators cannot add.
         """
         ready, norm = _ready(layout, plan)
-        if plan.privacy is not None and self._least > ready.least_clients:
-            raise _other_least(self._least, ready.least_clients)
+        if plan.privacy is not None and self._minimum > ready.min_clients:
+            raise _other_min(self._minimum, ready.min_clients)
         terms = terms_of(
             layout,
             plan.keys_per_client,
             ready.rounding,
             name=self._name(t, plan),
             asked=len(asked),
-            least_clients=max(ready.least_clients, self._least),
+            min_clients=max(ready.min_clients, self._minimum),
             with_counts=plan.over == "choosers",
             norm=norm,
             noise=ready.noise,
@@ -303,10 +303,10 @@ class SumServices:
         """
         now = self._now()
         taken = [client for client, fate in fates.items() if fate == "sent"]
-        least = max(now.plan.cohorts.least, now.terms.least_clients)
+        minimum = max(now.plan.cohorts.min_updates, now.terms.min_clients)
         added: frozenset[str] = frozenset()
-        if len(taken) < least:  # the aggregators would refuse
-            summed = withheld(len(taken), least, self._seen_by())
+        if len(taken) < minimum:  # the aggregators would refuse
+            summed = withheld(len(taken), minimum, self._seen_by())
         else:
             summed, added = self._sum(round_id, [device_name(client) for client in taken])
         visits = [_visit(client, fate, added, summed) for client, fate in fates.items()]
@@ -405,13 +405,13 @@ def _ready(layout: Layout, plan: Plan) -> tuple[TwoServers, float]:
     return ready, privacy.clip
 
 
-def _other_least(least: int, planned: int) -> InputError:
+def _other_min(minimum: int, planned: int) -> InputError:
     """That a sum is withheld tells something, which the account of a run has counted."""
     return InputError(
         "another least number of clients than privacy was accounted for",
-        got=least,
+        got=minimum,
         allowed=f"{planned}, as the plan's aggregation has it",
-        fix="leave it out, or make the plan with TwoServers(least_clients=...)",
+        fix="leave it out, or make the plan with TwoServers(min_clients=...)",
     )
 
 

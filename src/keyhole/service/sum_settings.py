@@ -17,30 +17,30 @@ class AggregatorSettings:
 
     Args:
         party: 0 or 1: which of both this one is.
-        least_clients: the operator's own minimum: a sum whose terms allow fewer is not opened.
-        most_sums: that are open, being added up or not yet forgotten, of all trainers.
-        most_table: bytes of a server's share of one sum. Adding up takes as much memory, and some
+        min_clients: the operator's own minimum: a sum whose terms allow fewer is not opened.
+        max_sums: that are open, being added up or not yet forgotten, of all trainers.
+        max_table: bytes of a server's share of one sum. Adding up takes as much memory, and some
             256 MB for the messages of a batch; one sum is added up at a time.
-        most_upload: bytes of one device's body.
-        most_cohort: devices of one sum.
+        max_upload: bytes of one device's body.
+        max_cohort: devices of one sum.
 
     Raises:
         InputError: a number is out of range.
     """
 
     party: int
-    least_clients: int = 2
-    most_sums: int = 4
-    most_table: int = 2 << 30
-    most_upload: int = 64 << 20
-    most_cohort: int = 1 << 20
+    min_clients: int = 2
+    max_sums: int = 4
+    max_table: int = 2 << 30
+    max_upload: int = 64 << 20
+    max_cohort: int = 1 << 20
 
     def __post_init__(self) -> None:
-        limits = self.least_clients, self.most_sums, self.most_table, self.most_upload
-        if self.party not in (0, 1) or min(*limits, self.most_cohort) < 1:
+        limits = self.min_clients, self.max_sums, self.max_table, self.max_upload
+        if self.party not in (0, 1) or min(*limits, self.max_cohort) < 1:
             raise InputError(
                 "settings of an aggregator that make no sense",
-                got=f"party {self.party}, least number {min(*limits, self.most_cohort)}",
+                got=f"party {self.party}, least number {min(*limits, self.max_cohort)}",
                 allowed="party 0 or 1, and limits from 1",
                 fix="choose other numbers",
             )
@@ -66,20 +66,20 @@ class AggregatorSettings:
                 allowed=f"party {self.party}",
                 fix="name the aggregators in the order of their parties",
             )
-        if terms.least_clients < self.least_clients:
+        if terms.min_clients < self.min_clients:
             raise InputError(
                 "a sum of too few clients could be released",
-                got=f"at least {terms.least_clients}",
-                allowed=f"at least {self.least_clients}, says the operator of this aggregator",
-                fix="raise least_clients",
+                got=f"at least {terms.min_clients}",
+                allowed=f"at least {self.min_clients}, says the operator of this aggregator",
+                fix="raise min_clients",
             )
         self._check_cohort(opening, terms)
         self._check_sizes(terms)
-        if live >= self.most_sums:
+        if live >= self.max_sums:
             raise BusyError(
                 "too many sums are under way",
                 got=live + 1,
-                allowed=self.most_sums,
+                allowed=self.max_sums,
                 fix="close and forget older ones",
             )
 
@@ -87,22 +87,22 @@ class AggregatorSettings:
         names = opening.cohort
         for name in names:
             check_device_name(name)
-        most = min(self.most_cohort, terms.most_clients)
-        if len(names) > most or len(set(names)) != len(names):
+        limit = min(self.max_cohort, terms.max_clients)
+        if len(names) > limit or len(set(names)) != len(names):
             raise TooLargeError(
                 "a cohort that cannot be added up",
                 got=f"{len(names)} devices, {len(set(names))} of them different",
-                allowed=f"{most} different ones",
+                allowed=f"{limit} different ones",
                 fix="ask fewer, each once",
             )
 
     def _check_sizes(self, terms: WholeTerms) -> None:
         upload = upload_bytes_of(terms, self.party)
-        if terms.table_bytes > self.most_table or upload > self.most_upload:
+        if terms.table_bytes > self.max_table or upload > self.max_upload:
             raise TooLargeError(
                 "a sum that is too large for this aggregator",
                 got=f"{terms.table_bytes} bytes of sums, {upload} of one upload",
-                allowed=f"{self.most_table} and {self.most_upload} bytes",
+                allowed=f"{self.max_table} and {self.max_upload} bytes",
                 fix="raise --max-table-mb or --max-body-mb there, or train a smaller model",
             )
 

@@ -43,7 +43,7 @@ def warm_up() -> None:
     parts = (records[:2], records[2:]), (sums[:2], sums[2:])
     for whole in (None, (records, sums)):
         MappedTable(info, *parts, whole).gather(keys)
-    Slab(2**62, 4, most_bytes=10**5).claim(keys)  # too many keys for slots of their own
+    Slab(2**62, 4, max_bytes=10**5).claim(keys)  # too many keys for slots of their own
     compiled()
     sum_records(np.zeros((4, 4), np.uint8))
 

@@ -47,10 +47,10 @@ from keyhole.wire.sockets import (
     tls_context,
 )
 
-MOST_ERROR_BYTES = 1 << 16
+MAX_ERROR_BYTES = 1 << 16
 """Of the body of an error; longer ones are not read to their end."""
 
-_MOST_WORDS = 400  # characters of one fact
+_MAX_WORDS = 400  # characters of one fact
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -95,8 +95,8 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
 
 def _words(text: str) -> str:
     """A fact that cannot flood or steer a terminal."""
-    kept = "".join(c if c.isprintable() else " " for c in text[:_MOST_WORDS])
-    return kept + "..." * (len(text) > _MOST_WORDS)
+    kept = "".join(c if c.isprintable() else " " for c in text[:_MAX_WORDS])
+    return kept + "..." * (len(text) > _MAX_WORDS)
 
 
 def _refused_message() -> ProtocolError:
@@ -122,7 +122,7 @@ OCTETS = "application/octet-stream"
 _GOOD = (200, 201, 206)
 # The service, or what stands before it, is busy, away, out of room or surprised by a failure.
 _AGAIN = (408, 429, 500, 502, 503, 504, 507)
-_MOST_IDLE = 4  # connections kept open between requests
+_MAX_IDLE = 4  # connections kept open between requests
 
 _Place: TypeAlias = Callable[[int, Mapping[str, str], int], memoryview]
 """`(status, headers, length) -> where the body goes`; as long as the body."""
@@ -200,7 +200,7 @@ class Client:
         return Attempts(what, self._retry, self._uniform, self._clock, self._stop)
 
     def send(
-        self, path: str, body: bytes, *, token: str | None, most: int, content_type: str
+        self, path: str, body: bytes, *, token: str | None, limit: int, content_type: str
     ) -> Received:
         """POSTs something that may safely be sent twice, until there is a whole answer.
 
@@ -211,7 +211,7 @@ class Client:
         attempts = self.attempts(f"POST {path}")
         headers = {"content-type": content_type}
         while True:
-            got = self.exchange("POST", path, body, headers=headers, token=token, most=most)
+            got = self.exchange("POST", path, body, headers=headers, token=token, limit=limit)
             if not got.problem:
                 return got
             attempts.failed(got.problem, got.after)
@@ -221,7 +221,7 @@ class Client:
         path: str,
         *,
         token: str | None = None,
-        most: int,
+        limit: int,
         check: Callable[[memoryview], None] = lambda _: None,
     ) -> Received:
         """GETs something; a body that was cut goes on where it ended.
@@ -229,7 +229,7 @@ class Client:
         Args:
             path: behind the prefix of the service.
             token: to show.
-            most: bytes that the body may have.
+            limit: bytes that the body may have.
             check: raises DamageError on a body that is not right; it is fetched anew.
 
         Raises:
@@ -240,7 +240,7 @@ class Client:
         attempts, part = self.attempts(f"GET {path}"), PartialBody()
         while True:
             got = self.exchange(
-                "GET", path, headers=part.headers, token=token, most=most, place=part.place
+                "GET", path, headers=part.headers, token=token, limit=limit, place=part.place
             )
             if part.add(got.status, len(got.body)):
                 attempts.got_further()
@@ -262,7 +262,7 @@ class Client:
         *,
         headers: Mapping[str, str],
         token: str | None,
-        most: int,
+        limit: int,
         place: _Place | None = None,
         may_repeat: bool = True,
     ) -> Received:
@@ -274,7 +274,7 @@ class Client:
             body: to send.
             headers: besides those that every request has.
             token: to show.
-            most: bytes that the body of the answer may have.
+            limit: bytes that the body of the answer may have.
             place: where that goes.
             may_repeat: whether the same bytes may be sent a second time, where a connection turns
                 out to have been closed before. Messages of private protocols must not.
@@ -301,7 +301,7 @@ class Client:
                     continue  # the service had closed it in the meantime: no failure of this one
                 return Received(problem=_reason(error))
             try:
-                got = self._receive(connection, response, most, place)
+                got = self._receive(connection, response, limit, place)
             except BaseException:
                 connection.close()
                 raise
@@ -345,7 +345,7 @@ class Client:
         self,
         connection: HTTPConnection,
         response: HTTPResponse,
-        most: int,
+        limit: int,
         place: _Place | None,
     ) -> Received:
         headers = {name.lower(): value for name, value in response.getheaders()}
@@ -357,9 +357,9 @@ class Client:
             connection.close()
             got.problem = "an answer that was cut, or has no length"
             return got
-        if length > (most if is_good else MOST_ERROR_BYTES):
+        if length > (limit if is_good else MAX_ERROR_BYTES):
             connection.close()
-            raise _too_long(response.status, length, most)
+            raise _too_long(response.status, length, limit)
         buffer = (
             fresh_buffer(length)
             if place is None or not is_good
@@ -400,7 +400,7 @@ class Client:
     def _give_back(self, connection: HTTPConnection, response: HTTPResponse) -> None:
         """Keeps a connection for the next request, if it can be used again."""
         with self._lock:
-            if not response.will_close and len(self._idle) < _MOST_IDLE:
+            if not response.will_close and len(self._idle) < _MAX_IDLE:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -431,10 +431,10 @@ def _seconds(text: str) -> float | None:
     return float(text) if text.isdecimal() and len(text) < 10 else None
 
 
-def _too_long(status: int, length: int, most: int) -> ServiceError:
+def _too_long(status: int, length: int, limit: int) -> ServiceError:
     return ServiceError(
         "the answer is longer than it can be",
         got=f"{length} bytes with status {status}",
-        allowed=f"{most if status in _GOOD else MOST_ERROR_BYTES} bytes",
+        allowed=f"{limit if status in _GOOD else MAX_ERROR_BYTES} bytes",
         fix="check the URL and what stands between the device and the service",
     )

@@ -22,14 +22,14 @@ from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
 
 VERSION = 1
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Of an encoded manifest: 300,000 segments."""
 
-_MOST_ROUNDS = 10**18  # what the identifier of a round has digits for
-_MOST_TABLES = 4096  # of one manifest; a model of the paper has four
-_MOST_DEPTH = 64  # of the structure: trees are walked by recursion
-_MOST_TABLE_BYTES = 1 << 62  # so that every place in a table is a whole number of 64 bits
-_LEAST_RECORD = 8  # bytes: those of the sum that each record has
+_MAX_ROUNDS = 10**18  # what the identifier of a round has digits for
+_MAX_TABLES = 4096  # of one manifest; a model of the paper has four
+_MAX_DEPTH = 64  # of the structure: trees are walked by recursion
+_MAX_TABLE_BYTES = 1 << 62  # so that every place in a table is a whole number of 64 bits
+_MIN_RECORD = 8  # bytes: those of the sum that each record has
 # Bytes from a network are viewed as these numbers: never as objects.
 _DTYPES = frozenset(
     ["|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8))]
@@ -225,8 +225,8 @@ def decode_manifest(data: bytes) -> Manifest:
         InputError: it is not a manifest of this version, or does not add up.
     """
     try:
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES} bytes")
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes")
         manifest = msgspec.json.decode(data, type=Manifest)
         _check(manifest)
     except _REFUSED as error:
@@ -251,9 +251,9 @@ def name_round(encoded: bytes, number: int) -> str:
 def _check(manifest: Manifest) -> None:
     if manifest.version != VERSION:
         raise ValueError("another version")
-    if not 0 <= manifest.number < _MOST_ROUNDS or manifest.step < 0:
+    if not 0 <= manifest.number < _MAX_ROUNDS or manifest.step < 0:
         raise ValueError("a round or a step outside the range")
-    if len(manifest.tables) > _MOST_TABLES:
+    if len(manifest.tables) > _MAX_TABLES:
         raise ValueError("too many tables")
     for table in manifest.tables:
         _check_size(table)
@@ -274,8 +274,8 @@ def _check_size(table: TableInfo) -> None:
         raise ValueError("an array that does not hold plain numbers, little-endian")
     if any(min(field.shape, default=0) < 0 for field in table.fields):
         raise ValueError("an array of a size below 0")
-    longest = max(table.records.record_bytes, _LEAST_RECORD)
-    if not 1 <= table.num_keys <= _MOST_TABLE_BYTES // longest:
+    longest = max(table.records.record_bytes, _MIN_RECORD)
+    if not 1 <= table.num_keys <= _MAX_TABLE_BYTES // longest:
         raise ValueError("a table without keys, or beyond all sizes")
 
 
@@ -316,7 +316,7 @@ def _encode_structure(node: Tree) -> Any:
 def _decode_structure(node: Any, leaves: Mapping[str, Any], depth: int = 0) -> Tree:
     if node is None or isinstance(node, str):
         return None if node is None else leaves[node]
-    if not isinstance(node, dict) or len(node) != 1 or depth > _MOST_DEPTH:
+    if not isinstance(node, dict) or len(node) != 1 or depth > _MAX_DEPTH:
         raise ValueError("a node of the structure is neither a path nor of one kind, or too deep")
     ((kind, children),) = node.items()
     if kind == "dict":

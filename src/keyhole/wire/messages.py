@@ -23,7 +23,7 @@ from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeErr
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
 
-MOST_BLOCKS = 64
+MAX_BLOCKS = 64
 """Tables that one query may ask for."""
 
 Sums = NDArray[np.uint64]
@@ -80,18 +80,18 @@ def encode_query(asks: Sequence[Ask]) -> bytes:
     return b"".join(pieces)
 
 
-def most_query_bytes(most_keys: int) -> int:
+def max_query_bytes(max_keys: int) -> int:
     """The length of the longest query that names so many keys: eight bytes each, and its sum."""
-    return _HEAD.size + MOST_BLOCKS * _BLOCK.size + 16 * most_keys
+    return _HEAD.size + MAX_BLOCKS * _BLOCK.size + 16 * max_keys
 
 
-def decode_query(body: bytes | bytearray, num_keys: Sequence[int], most_keys: int) -> list[Ask]:
+def decode_query(body: bytes | bytearray, num_keys: Sequence[int], max_keys: int) -> list[Ask]:
     """Returns what a query asks for.
 
     Args:
         body: as it arrived.
         num_keys: K of each table of the round.
-        most_keys: how many keys a query may name, over all tables.
+        max_keys: how many keys a query may name, over all tables.
 
     Raises:
         RequestError: not a query, or one of a table that the round does not have.
@@ -99,16 +99,16 @@ def decode_query(body: bytes | bytearray, num_keys: Sequence[int], most_keys: in
         KeySpaceError: keys outside a table; says how many.
     """
     name, blocks, zero = _unpack(_HEAD, body, 0)
-    if name != _QUERY or zero or not blocks <= MOST_BLOCKS:
+    if name != _QUERY or zero or not blocks <= MAX_BLOCKS:
         raise _malformed("its head")
     asks, at, total = [], _HEAD.size, 0
     for _ in range(blocks):
         table, width, has_sums, count = _unpack(_BLOCK, body, at)
         at += _BLOCK.size
         total += count
-        if total > most_keys:
+        if total > max_keys:
             raise TooLargeError(
-                "too many keys in one query", got=total, allowed=most_keys, fix="split it"
+                "too many keys in one query", got=total, allowed=max_keys, fix="split it"
             )
         if table >= len(num_keys) or width not in (4, 8) or has_sums > 1:
             raise _malformed("the head of a block")
@@ -144,7 +144,7 @@ def check_of(sums: Sequence[Sums]) -> str:
     return f"{value:08x}"
 
 
-def most_answer_bytes(asks: Sequence[Ask], record_bytes: Mapping[int, int]) -> int:
+def max_answer_bytes(asks: Sequence[Ask], record_bytes: Mapping[int, int]) -> int:
     """The length of the longest answer: all records, and the bits before each block."""
     return sum(len(ask.keys) * record_bytes[ask.table] + _mask_bytes(ask) for ask in asks)
 
@@ -227,7 +227,7 @@ def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> byt
     return body + _CHECK.pack(crc32(body))
 
 
-def decode_update(body: bytes, layout: Layout, most_keys: int) -> tuple[Tree, dict[str, Keys]]:
+def decode_update(body: bytes, layout: Layout, max_keys: int) -> tuple[Tree, dict[str, Keys]]:
     """Returns an update and its keys.
 
     Raises:
@@ -243,9 +243,9 @@ def decode_update(body: bytes, layout: Layout, most_keys: int) -> tuple[Tree, di
     keys, at = {}, _HEAD.size
     for space in layout.spaces:
         (count,) = _unpack(_COUNT, body, at)
-        if count > most_keys:
+        if count > max_keys:
             raise TooLargeError(
-                "too many keys in one update", got=count, allowed=most_keys, fix="choose fewer"
+                "too many keys in one update", got=count, allowed=max_keys, fix="choose fewer"
             )
         array = _array(body, at + _COUNT.size, count, _I8).astype(np.int64)
         _check_range(array, space.num_keys)

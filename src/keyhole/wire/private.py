@@ -11,7 +11,7 @@ from math import prod
 
 from keyhole.delivery.pir import chor, one_server, two_server
 from keyhole.delivery.pir.database import Database, Scheme, Terms, name_of_round, rows_bytes
-from keyhole.delivery.pir.messages import MOST_QUERIES, Answerer, Asker
+from keyhole.delivery.pir.messages import MAX_QUERIES, Answerer, Asker
 from keyhole.delivery.pir.two_server import Batch
 from keyhole.errors import (
     InputError,
@@ -47,33 +47,33 @@ class PirSettings:
 
     Args:
         role: which server this is.
-        most_keys: keys of one query, where the manifest does not say how many a client chooses.
+        max_keys: keys of one query, where the manifest does not say how many a client chooses.
             Where it does, that number holds: devices compare.
-        most_keys_of: the same by the name of a table.
-        most_bytes: of memory for the tables of all rounds that are kept; a scan works on top of it.
+        max_keys_of: the same by the name of a table.
+        max_bytes: of memory for the tables of all rounds that are kept; a scan works on top of it.
         together: queries that one pass answers at most.
         scans: passes that run at one time, over different tables.
-        most_queries: that a table answers and remembers, so that none is answered twice; every
+        max_queries: that a table answers and remembers, so that none is answered twice; every
             further one is refused, until a new round brings a new table. A million take 17 MB, and
-            at times twice that, for each table that is asked so often, on top of `most_bytes`.
+            at times twice that, for each table that is asked so often, on top of `max_bytes`.
 
     Raises:
         InputError: a number is not above 0.
     """
 
     role: Role
-    most_keys: int | None = None
-    most_keys_of: Mapping[str, int] = field(default_factory=dict)
-    most_bytes: int = 4 << 30
+    max_keys: int | None = None
+    max_keys_of: Mapping[str, int] = field(default_factory=dict)
+    max_bytes: int = 4 << 30
     together: int = 64
     scans: int = 1
-    most_queries: int = MOST_QUERIES
+    max_queries: int = MAX_QUERIES
 
     def __post_init__(self) -> None:
-        numbers = [*self.most_keys_of.values(), self.most_bytes, self.together, self.scans]
-        numbers.append(self.most_queries)
-        if self.most_keys is not None:
-            numbers.append(self.most_keys)
+        numbers = [*self.max_keys_of.values(), self.max_bytes, self.together, self.scans]
+        numbers.append(self.max_queries)
+        if self.max_keys is not None:
+            numbers.append(self.max_keys)
         if min(numbers) < 1:
             raise InputError(
                 "settings of private retrieval that let nobody in",
@@ -96,7 +96,7 @@ def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
     return min(prod(counts), table.num_keys) if all(counts) else None
 
 
-def most_keys_of_table(settings: PirSettings, manifest: Manifest, table: TableInfo) -> int:
+def max_keys_of_table(settings: PirSettings, manifest: Manifest, table: TableInfo) -> int:
     """How many keys every query of a table is padded to: public, and the same for all devices.
 
     Raises:
@@ -104,7 +104,7 @@ def most_keys_of_table(settings: PirSettings, manifest: Manifest, table: TableIn
     """
     told = keys_of_round(manifest, table)
     if told is None:
-        told = settings.most_keys_of.get(table.name, settings.most_keys)
+        told = settings.max_keys_of.get(table.name, settings.max_keys)
     if told is None:
         raise NotFoundError(
             f"table {table.name!r} cannot be retrieved from in private",
@@ -154,29 +154,29 @@ def name_table(round_id: str, place: int) -> bytes:
     return name_of_round(f"{round_id}/tables/{place}")
 
 
-def table_bytes(scheme: Scheme, num_keys: int, record_bytes: int, most_keys: int) -> int:
+def table_bytes(scheme: Scheme, num_keys: int, record_bytes: int, max_keys: int) -> int:
     """What a server keeps in memory for a table: its rows, and its hint or its list of buckets."""
     rows = rows_bytes(num_keys, record_bytes)
-    terms = Terms(scheme, bytes(16), num_keys, record_bytes, most_keys, bytes(32))
+    terms = Terms(scheme, bytes(16), num_keys, record_bytes, max_keys, bytes(32))
     if scheme == "two-server":
         placement = Batch.of(terms).placement
         return rows + (placement.members_bytes if placement else 0)
     return rows + lengths_of(terms).hint
 
 
-def serve(role: Role, database: Database, most_keys: int, most_queries: int) -> Opened:
+def serve(role: Role, database: Database, max_keys: int, max_queries: int) -> Opened:
     """Opens a table at a server, for so many queries of so many keys."""
     if role.scheme == "one-server":
-        hint = one_server.hint_of(database, most_keys)
-        terms = one_server.terms_of(database, most_keys, hint)
-        one = one_server.OneServer(database, terms, hint, most_queries)
+        hint = one_server.hint_of(database, max_keys)
+        terms = one_server.terms_of(database, max_keys, hint)
+        one = one_server.OneServer(database, terms, hint, max_queries)
         return Opened(one, lengths_of(terms), hint)
     if role.scheme == "chor":
-        terms = chor.terms_of(database, most_keys)
-        other = chor.ChorServer(database, terms, role.server, most_queries)
+        terms = chor.terms_of(database, max_keys)
+        other = chor.ChorServer(database, terms, role.server, max_queries)
         return Opened(other, lengths_of(terms))
-    terms = two_server.terms_of(database, most_keys)
-    two = two_server.TwoServer(database, terms, role.server, most_queries)
+    terms = two_server.terms_of(database, max_keys)
+    two = two_server.TwoServer(database, terms, role.server, max_queries)
     return Opened(two, lengths_of(terms))
 
 
@@ -208,7 +208,7 @@ GATEWAY_PATH = "/v1/gateway"
 KEYS_PATH = "/v1/gateway/keys"
 
 
-MOST_CONFIG = 1 << 16
+MAX_CONFIG = 1 << 16
 """Bytes of a list of key configurations."""
 
 

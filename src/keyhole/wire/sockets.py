@@ -368,22 +368,22 @@ def fresh_buffer(length: int) -> memoryview:
             "the answer does not fit into memory",
             got=f"{length} bytes",
             allowed="what this device has room for",
-            fix="ask for less at a time, with a smaller most_answer",
+            fix="ask for less at a time, with a smaller max_answer",
         ) from error
 
 
-def refuse_longer(what: str, length: int, most: int) -> None:
+def refuse_longer(what: str, length: int, limit: int) -> None:
     """Refuses what a manifest describes before anything is asked for or allocated.
 
     Raises:
-        ServiceError: it has more than `most` bytes.
+        ServiceError: it has more than `limit` bytes.
     """
-    if length > most:
+    if length > limit:
         raise ServiceError(
             f"{what} is longer than this device takes",
             got=f"{length} bytes",
-            allowed=f"{most} bytes",
-            fix="raise most_answer, if the service is to be trusted with the memory",
+            allowed=f"{limit} bytes",
+            fix="raise max_answer, if the service is to be trusted with the memory",
         )
 
 

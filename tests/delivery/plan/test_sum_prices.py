@@ -58,7 +58,7 @@ def test_clients_of_a_masked_sum_send_and_receive_as_many_bytes_as_planned(clien
 
 
 def test_a_client_of_two_servers_sends_as_many_bytes_as_planned():
-    terms = SparseTerms(bytes(16), 2_000, 5, 40, 32, least_clients=1)
+    terms = SparseTerms(bytes(16), 2_000, 5, 40, 32, min_clients=1)
     shares = share_rows(terms, np.arange(40), np.ones((40, 5), np.uint32))
     sent = len(shares.public) + sum(map(len, shares.to))
     assert sum_price_of("secure-sparse", Need(2_000, 40, 20, 10)).bytes_up == sent

@@ -154,7 +154,7 @@ def deployment(directory, nodes, app=TOY, before=plain_service, **config):
     }
     configs = [{}] * nodes if isinstance(nodes, int) else nodes
     with Children(directory / "logs", env) as children:
-        made = Deployment(directory, children, {"least-nodes": len(configs), **config}, app)
+        made = Deployment(directory, children, {"min-nodes": len(configs), **config}, app)
         _key_file(made.keys)
         made.rounds.mkdir()
         made.config |= before(made)

@@ -21,15 +21,15 @@ from keyhole.errors import InputError, NotAdmittedError, ServiceError
 from keyhole.experiments.arms import arm_of
 from tests.engines.flower.in_process_grid import InProcessGrid
 
-LEAST = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
+MIN = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
 APP = ["app", "x", "--task", "so_tag", "--service", "http://127.0.0.1:1", "--run", "r"]
 APP += ["--rounds-directory", "d"]
 CALL = Call("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (7,))
 
 
 def test_what_a_run_config_leaves_out_is_as_documented():
-    config = RoundsConfig.of(LEAST)
-    assert (config.over_selection, config.least_nodes, config.token_key) == (1.3, 1, None)
+    config = RoundsConfig.of(MIN)
+    assert (config.over_selection, config.min_nodes, config.token_key) == (1.3, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_what_a_run_config_leaves_out_is_as_documented():
         {"round-seconds": 0},
         {"round-seconds": "60"},
         {"over-selection": 0.9},
-        {"least-nodes": 0},
-        {"least-nodes": 1.5},
-        {"least-updates": True},
+        {"min-nodes": 0},
+        {"min-nodes": 1.5},
+        {"min-updates": True},
         {"delivery": "mail"},
         {"delivery": "pir"},
         {"second": "http://127.0.0.1:2"},
@@ -53,7 +53,7 @@ def test_what_a_run_config_leaves_out_is_as_documented():
 )
 def test_a_run_config_that_cannot_be_used_is_refused(change):
     with pytest.raises(InputError, match="run config has no"):
-        RoundsConfig.of({**LEAST, **change})
+        RoundsConfig.of({**MIN, **change})
 
 
 @pytest.mark.parametrize(

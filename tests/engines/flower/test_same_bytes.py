@@ -34,11 +34,11 @@ def grid_of(*clients, participant_of=None):
     return InProcessGrid({10 + i: (app(participant_of), c, {}) for i, c in enumerate(configs)})
 
 
-def rounds_of(grid, service, seconds=30.0, least=1, node_seconds=10.0, keyring="service", **rest):
+def rounds_of(grid, service, seconds=30.0, minimum=1, node_seconds=10.0, keyring="service", **rest):
     ring = service.keyring if keyring == "service" else keyring
     summons = FlowerSummons(
         grid,
-        Nodes(grid, least, node_seconds, poll=0.01),
+        Nodes(grid, minimum, node_seconds, poll=0.01),
         Addresses(service.url),
         ring,
         every=0.01,
@@ -236,7 +236,7 @@ def test_too_few_nodes_end_the_run_after_a_bounded_wait(tmp_path):
         small_service(tmp_path) as service,
         pytest.raises(CohortError, match=r"after 0.5 seconds: got 1 nodes .* allowed is 3 or more"),
     ):
-        run_on(grid, service, plan, least=3, node_seconds=0.5)
+        run_on(grid, service, plan, minimum=3, node_seconds=0.5)
 
 
 def test_a_service_without_a_good_token_takes_no_update(tmp_path):

@@ -23,7 +23,7 @@ def plan_of(config):
         len(toy.EXAMPLES),
         config.get("cohort", 3),
         over_selection=config.get("over-selection", 1.0),
-        least=config.get("least-updates", 1),
+        min_updates=config.get("min-updates", 1),
     )
     secure = {"aggregate": TwoServers()} if config.get("aggregators") else {}
     return toy.make_plan(cohorts=cohorts, **secure)

@@ -41,8 +41,8 @@ def step(state, seed):
     rng = np.random.default_rng(seed)
     updates = []
     for part in state.layout.parts:
-        most = min(40, part.space.num_keys)
-        keys = np.sort(rng.choice(part.space.num_keys, most, replace=False)).astype(np.int64)
+        limit = min(40, part.space.num_keys)
+        keys = np.sort(rng.choice(part.space.num_keys, limit, replace=False)).astype(np.int64)
         if seed % 2:
             keys = keys[: len(keys) // 8 + 1]
         rows = rng.normal(size=(len(keys), part.slice_size)).astype(np.float32)
@@ -90,7 +90,7 @@ def test_keys_outside_the_table_are_refused_by_count(three):
 @pytest.fixture(scope="module")
 def narrow(own_ray):
     """Shards that rows reach and leave 256 bytes at a time: 21 rows of the table, or fewer."""
-    with Shards(3, most_bytes=256) as shards:
+    with Shards(3, max_bytes=256) as shards:
         yield shards
 
 

@@ -14,8 +14,8 @@ KEYS = np.array([2, 3, 7, 40, 99])
 COUNTS = np.array([1, 500, 30, 999, 2])
 
 
-def settings(threshold, count_multiplier=1.0, row_multiplier=1.0, cohort=1000, most_keys=100):
-    return AdaFest(cohort, most_keys, count_multiplier, row_multiplier, threshold)
+def settings(threshold, count_multiplier=1.0, row_multiplier=1.0, cohort=1000, max_keys=100):
+    return AdaFest(cohort, max_keys, count_multiplier, row_multiplier, threshold)
 
 
 def rows_of(dtype):
@@ -97,7 +97,7 @@ def test_drawn_keys_are_all_those_that_nobody_asked_for():
 
 def test_counts_get_noise_of_their_sensitivity():
     """Flips at the threshold: a count at tau is kept half of the time, one sd above 84 %."""
-    found = settings(500.0, count_multiplier=2.0, most_keys=64)
+    found = settings(500.0, count_multiplier=2.0, max_keys=64)
     assert found.count_sd == 16
     for above, rate in ((0, 0.5), (16, 0.8413), (-32, 0.0228)):
         counts = np.full(20_000, 500 + above)

@@ -31,9 +31,9 @@ def length(tree):
     ),
     st.floats(min_value=1e-300, max_value=1e300),
 )
-def test_no_clipped_update_is_longer_than_the_bound(update, most):
-    clipped = clip(update, most)
-    assert norm(clipped) <= most
+def test_no_clipped_update_is_longer_than_the_bound(update, limit):
+    clipped = clip(update, limit)
+    assert norm(clipped) <= limit
     assert all(clipped[name].dtype == update[name].dtype for name in update)
 
 
@@ -63,10 +63,10 @@ def test_broadcast_and_selected_parts_are_clipped_together():
     np.testing.assert_allclose(clipped["rows"], [[0.0, 2.0]])
 
 
-@pytest.mark.parametrize("most", [5.0, 7.0, np.inf])
-def test_an_update_that_is_short_enough_stays_bit_for_bit(most):
+@pytest.mark.parametrize("limit", [5.0, 7.0, np.inf])
+def test_an_update_that_is_short_enough_stays_bit_for_bit(limit):
     update = {"a": np.array([3.0, 0.1], np.float32), "b": [np.array([4.0]), None]}
-    clipped = clip(update, most + 0.01)
+    clipped = clip(update, limit + 0.01)
     assert clipped["a"] is update["a"]
     assert clipped["b"][0] is update["b"][0]
 
@@ -81,10 +81,10 @@ def test_an_update_that_is_not_finite_is_refused_without_a_word_about_its_number
     assert "1.25" not in str(caught.value)
 
 
-@pytest.mark.parametrize("most", [0.0, -1.0, np.nan])
-def test_a_bound_that_nothing_passes_is_refused(most):
+@pytest.mark.parametrize("limit", [0.0, -1.0, np.nan])
+def test_a_bound_that_nothing_passes_is_refused(limit):
     with pytest.raises(InputError, match="clipping norm"):
-        clip(np.ones(3), most)
+        clip(np.ones(3), limit)
 
 
 def test_integers_are_refused_since_they_were_encoded_before():
@@ -105,12 +105,12 @@ def test_rows_of_one_key_are_added_before_they_are_clipped():
 
 def test_rounding_up_every_number_stays_within_the_bound():
     """The worst that stochastic rounding does, in a ring of 16 bits."""
-    step, entries, most = 1 / 512, 900, 1.0
-    before = norm_before_rounding(most, step, entries)
+    step, entries, limit = 1 / 512, 900, 1.0
+    before = norm_before_rounding(limit, step, entries)
     update = clip(np.ones(entries), before)
     rounded = np.ceil(update / step) * step
-    assert norm(clip(np.ones(entries), most)) < norm(np.ceil(clip(np.ones(entries), most) / step))
-    assert before < norm(rounded) <= most
+    assert norm(clip(np.ones(entries), limit)) < norm(np.ceil(clip(np.ones(entries), limit) / step))
+    assert before < norm(rounded) <= limit
 
 
 def test_a_ring_too_coarse_for_the_bound_is_refused():

@@ -14,15 +14,15 @@ from keyhole.rounds.account import odds_of_deciding
 pytest.importorskip("dp_accounting")
 
 
-@pytest.mark.parametrize("least", [0, 1, 2, 3, 5, 6])
+@pytest.mark.parametrize("minimum", [0, 1, 2, 3, 5, 6])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 1.0])
-def test_the_odds_are_those_of_counting_all_cohorts(least, share):
+def test_the_odds_are_those_of_counting_all_cohorts(minimum, share):
     """Five clients: client 0 is in, and with it, but not without it, there are enough."""
     odds = 0.0
     for drawn in product([0, 1], repeat=5):
-        decides = drawn[0] and sum(drawn) >= least > sum(drawn[1:])
+        decides = drawn[0] and sum(drawn) >= minimum > sum(drawn[1:])
         odds += decides * np.prod([share if one else 1 - share for one in drawn])
-    assert odds_of_deciding(5, share, least) == pytest.approx(odds, abs=1e-15)
+    assert odds_of_deciding(5, share, minimum) == pytest.approx(odds, abs=1e-15)
 
 
 def test_what_a_withheld_sum_tells_is_taken_off_delta():

@@ -36,10 +36,10 @@ def table(num_keys=37, record_bytes=29):
     return np.array([list(row.ljust(record_bytes, b".")[:record_bytes]) for row in text], np.uint8)
 
 
-def inside_with(records, most_keys=8, **attester):
+def inside_with(records, max_keys=8, **attester):
     """The enclave program's middle with a table, in this process."""
     inside = Inside(SimulatedAttester(PROGRAM, **attester), clock=lambda: NOW)
-    terms = terms_of(ROUND, records, most_keys)
+    terms = terms_of(ROUND, records, max_keys)
     inside.load(terms)
     inside.add_rows(records.reshape(-1))
     return inside, terms

@@ -43,10 +43,10 @@ def test_the_bytes_of_terms():
 @pytest.mark.parametrize("record_bytes", [1, 8, 24])
 def test_a_request_or_reply_that_cannot_be_sealed_at_once_is_refused(record_bytes):
     """2^31 - 4,096 bytes of keys, 8 each, or of records."""
-    most = (2**31 - 4096) // max(8, record_bytes)
-    EnclaveTerms(ROUND, 2**31, record_bytes, most, bytes(32))
+    limit = (2**31 - 4096) // max(8, record_bytes)
+    EnclaveTerms(ROUND, 2**31, record_bytes, limit, bytes(32))
     with pytest.raises(InputError, match="2 GB"):
-        EnclaveTerms(ROUND, 2**31, record_bytes, most + 1, bytes(32))
+        EnclaveTerms(ROUND, 2**31, record_bytes, limit + 1, bytes(32))
 
 
 @pytest.mark.parametrize("kind", [Evidence, EnclaveTerms])
@@ -97,7 +97,7 @@ def test_terms_differ_when_anything_does():
         terms_of(ROUND, records.reshape(29, 37), 8),
     ]
     assert len({each.digest for each in terms}) == len(terms)
-    assert terms_of(ROUND, records, 1000).most_keys == len(records)
+    assert terms_of(ROUND, records, 1000).max_keys == len(records)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_terms_differ_when_anything_does():
         {"database": bytes(31)},
         {"num_keys": 0},
         {"record_bytes": 0},
-        {"most_keys": 0},
-        {"most_keys": 38},
+        {"max_keys": 0},
+        {"max_keys": 38},
         {"record_bytes": 1 << 31},
     ],
 )

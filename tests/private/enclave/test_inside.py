@@ -195,7 +195,7 @@ def test_a_nonce_has_one_length(loaded, length):
 
 
 def test_a_table_has_a_most_of_clients(loaded, monkeypatch):
-    monkeypatch.setattr(inside_module, "_MOST_NONCES", 2)
+    monkeypatch.setattr(inside_module, "_MAX_NONCES", 2)
     inside, _ = loaded
     first = fresh_nonce()
     inside.evidence(first)

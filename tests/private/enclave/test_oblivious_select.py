@@ -61,9 +61,9 @@ def test_memory_beside_the_output_does_not_grow_with_the_keys(words):
     tracemalloc.start()
     try:
         found, visited = oblivious_select(rows, keys)
-        _, most = tracemalloc.get_traced_memory()
+        _, limit = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     np.testing.assert_array_equal(found, rows[keys])
     np.testing.assert_array_equal(visited, np.full(len(keys), len(rows)))
-    assert most < found.nbytes + visited.nbytes + (4 << 20)
+    assert limit < found.nbytes + visited.nbytes + (4 << 20)

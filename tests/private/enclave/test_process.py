@@ -24,7 +24,7 @@ from keyhole.errors import InputError, ProtocolError, ServiceError
 from tests.private.enclave.tables import ROUND, table
 
 RECORDS = table(num_keys=301)
-MOST_KEYS = 12
+MAX_KEYS = 12
 
 
 class Watched:
@@ -34,7 +34,7 @@ class Watched:
         self.seen = []
         self.process = EnclaveProcess("simulated", watch=self.seen.append, **settings)
         self.policy = simulation_policy()
-        self.terms = self.process.load(ROUND, RECORDS, MOST_KEYS)
+        self.terms = self.process.load(ROUND, RECORDS, MAX_KEYS)
         self.loading = self.take()
 
     def take(self):
@@ -82,7 +82,7 @@ def is_gone(pid):
 
 @settings(max_examples=15)
 @given(
-    st.sets(st.integers(0, len(RECORDS) - 1), max_size=MOST_KEYS).flatmap(
+    st.sets(st.integers(0, len(RECORDS) - 1), max_size=MAX_KEYS).flatmap(
         lambda keys: st.lists(st.sampled_from(sorted(keys)), max_size=30) if keys else st.just([])
     )
 )
@@ -91,14 +91,14 @@ def test_any_multiset_of_keys_gives_its_records(running, keys):
 
 
 def test_the_host_sees_neither_keys_nor_slices(running):
-    keys = list(range(257, 257 + MOST_KEYS))
+    keys = list(range(257, 257 + MAX_KEYS))
     running.take()
     np.testing.assert_array_equal(running.select(keys), RECORDS[keys])
     transcript = running.take()
     for form in ("<i8", "<i4", "<i2", ">i8", ">i4", ">i2"):
         # Four keys in a row: what is shorter can turn up in ciphertext by chance.
         assert not any(
-            np.array(keys[i : i + 4], form).tobytes() in transcript for i in range(MOST_KEYS - 3)
+            np.array(keys[i : i + 4], form).tobytes() in transcript for i in range(MAX_KEYS - 3)
         )
     assert b"<slice" not in transcript
     assert b"of the table>" not in transcript
@@ -116,7 +116,7 @@ def test_lengths_and_work_do_not_depend_on_the_keys(running):
         pieces = tuple(len(piece) for piece in running.seen)
         shapes.add((len(message), len(reply), pieces, running.process.rows_read() - before))
     (shape,) = shapes
-    assert shape[3] == MOST_KEYS * len(RECORDS)
+    assert shape[3] == MAX_KEYS * len(RECORDS)
 
 
 def test_a_replayed_request_is_refused(running):
@@ -148,11 +148,11 @@ def test_every_refusal_is_the_same_frame(running):
 
 def test_a_table_can_be_replaced(running):
     old = running.ask([1]).message()
-    running.terms = running.process.load(bytes(16), RECORDS[::-1], MOST_KEYS)
+    running.terms = running.process.load(bytes(16), RECORDS[::-1], MAX_KEYS)
     with pytest.raises(ProtocolError):
         running.process.answer(old)
     np.testing.assert_array_equal(running.select([0, 5]), RECORDS[[300, 295]])
-    running.terms = running.process.load(ROUND, RECORDS, MOST_KEYS)
+    running.terms = running.process.load(ROUND, RECORDS, MAX_KEYS)
 
 
 def test_a_program_killed_amid_a_request_is_an_error(mortal):

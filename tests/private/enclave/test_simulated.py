@@ -90,7 +90,7 @@ def test_evidence_of_another_table_is_refused(shown):
     assert reason(replace(evidence, config=bytes(32)), nonce) == UNBOUND
     for other in (
         terms_of(ROUND, table(38), 8),
-        replace(terms, most_keys=7),
+        replace(terms, max_keys=7),
         replace(terms, round=bytes(16)),
     ):
         with pytest.raises(AttestationError, match="another table"):

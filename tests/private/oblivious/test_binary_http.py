@@ -97,11 +97,11 @@ def test_a_response_with_a_trailer_is_read_and_written():
 
 def test_empty_sections_at_the_end_may_be_missing():
     # Two of the known form; ten of padding and the two of the open one.
-    for data, most in [(KNOWN_REQUEST, 2), (OPEN_REQUEST, 12)]:
-        for cut in range(1, most + 1):
+    for data, limit in [(KNOWN_REQUEST, 2), (OPEN_REQUEST, 12)]:
+        for cut in range(1, limit + 1):
             assert decode_request(data[:-cut]) == HELLO
         with pytest.raises(MalformedError):
-            decode_request(data[: -most - 1])
+            decode_request(data[: -limit - 1])
 
 
 def test_a_message_that_is_cut_anywhere_else_is_refused():

@@ -115,7 +115,7 @@ def test_a_replayed_request_is_refused_inside_and_not_handled_again():
 
 
 def test_the_window_is_bounded_and_forgets_the_oldest():
-    window = ReplayWindow(most=2)
+    window = ReplayWindow(limit=2)
     for name in (b"a", b"b", b"c"):
         window.admit(name)
     assert len(window) == 2

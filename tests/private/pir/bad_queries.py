@@ -57,7 +57,7 @@ def _other_terms(terms):
         replace(terms, database=bytes(32)),
         replace(terms, record_bytes=terms.record_bytes + 1),
         replace(terms, num_keys=terms.num_keys + 1),
-        replace(terms, most_keys=terms.most_keys - 1),
+        replace(terms, max_keys=terms.max_keys - 1),
         *(replace(terms, scheme=scheme) for scheme in SCHEMES if scheme != terms.scheme),
     ]
 

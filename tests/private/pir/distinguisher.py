@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-MOST_SD = 4.5
+MAX_SD = 4.5
 """Of what a rule may get right beyond chance: passed by chance once in 300,000 times."""
 
 FALSE_ALARM = 1e-5
@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def tells_apart(self):
-        return self.guessed > MOST_SD or bool(self.uneven)
+        return self.guessed > MAX_SD or bool(self.uneven)
 
 
 def bits_of(bodies):

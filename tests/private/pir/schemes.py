@@ -28,7 +28,7 @@ class Scheme:
 
     Args:
         module: with its lengths.
-        servers: makes them, in their order, from (database, most_keys).
+        servers: makes them, in their order, from (database, max_keys).
         asker: makes a client from (terms, servers).
         zero_bits: the bits of a query's body that are always zero, and checked, from terms.
         small: K for a table with short messages that have every part there is.
@@ -69,7 +69,7 @@ def chor_zero_bits(terms):
     """Behind the last key, in the last byte of every set; a nonce stands before them."""
     length = 8 * -(-terms.num_keys // 8)
     spare = range(terms.num_keys, length)
-    return [128 + slot * length + at for slot in range(terms.most_keys) for at in spare]
+    return [128 + slot * length + at for slot in range(terms.max_keys) for at in spare]
 
 
 def two_server_zero_bits(terms):
@@ -90,13 +90,13 @@ def two_server_zero_bits(terms):
         start += leaf * count
 
 
-def chor_servers(database, most_keys):
-    terms = chor.terms_of(database, most_keys)
+def chor_servers(database, max_keys):
+    terms = chor.terms_of(database, max_keys)
     return tuple(chor.ChorServer(database, terms, number) for number in (0, 1))
 
 
-def two_servers(database, most_keys):
-    terms = two_server.terms_of(database, most_keys)
+def two_servers(database, max_keys):
+    terms = two_server.terms_of(database, max_keys)
     return tuple(two_server.TwoServer(database, terms, number) for number in (0, 1))
 
 
@@ -110,7 +110,7 @@ SCHEMES = {
     ),
     "one-server": Scheme(
         one_server,
-        lambda database, most_keys: (one_server.OneServer.of(database, most_keys),),
+        lambda database, max_keys: (one_server.OneServer.of(database, max_keys),),
         lambda terms, servers: one_server.OneServerAsker(terms, servers[0].hint),
         lambda _: [],
         40,
@@ -134,21 +134,21 @@ def records_of(num_keys, record_bytes, name=b"slices"):
 
 
 def table_of(
-    scheme, num_keys, record_bytes, most_keys, name=b"slices", round_name=ROUND, database=None
+    scheme, num_keys, record_bytes, max_keys, name=b"slices", round_name=ROUND, database=None
 ):
     """A table with its servers and a client; the servers may be given another database."""
     how = SCHEMES[scheme]
     records = records_of(num_keys, record_bytes, name)
     database = database or Database.of(round_name, records)
-    servers = how.servers(database, most_keys)
+    servers = how.servers(database, max_keys)
     terms = servers[0].terms
     lengths = how.module.query_bytes(terms), how.module.reply_bytes(terms)
     return Table(records, terms, servers, how.asker(terms, servers), *lengths)
 
 
-def small_table_of(scheme, record_bytes, most_keys, **more):
+def small_table_of(scheme, record_bytes, max_keys, **more):
     """A table whose messages are short and have every part there is."""
-    return table_of(scheme, SCHEMES[scheme].small, record_bytes, most_keys, **more)
+    return table_of(scheme, SCHEMES[scheme].small, record_bytes, max_keys, **more)
 
 
 def seeded(number):

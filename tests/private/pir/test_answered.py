@@ -7,7 +7,7 @@ from threading import Barrier, Thread
 import pytest
 
 from keyhole.delivery.pir import messages as module
-from keyhole.delivery.pir.messages import MOST_QUERIES, Answered
+from keyhole.delivery.pir.messages import MAX_QUERIES, Answered
 from keyhole.errors import ReplayError
 
 QUERIES = [bytes([i]) * 40 for i in range(9)]
@@ -101,7 +101,7 @@ def test_memory_is_what_is_stated():
         tracemalloc.stop()
     assert len(answered) >= count
     assert held < 16 * count + 110 * (1 << 14)
-    assert MOST_QUERIES == 4_194_304
+    assert MAX_QUERIES == 4_194_304
 
 
 def test_of_threads_that_claim_one_query_at_once_one_gets_it():

@@ -74,9 +74,9 @@ def test_a_refusal_tells_the_cause_in_counts_and_nothing_of_the_message(scheme):
         )
         assert refused.value.http_status == ProtocolError.http_status
     # Length, check, head, spare bits; a replay tells how many of how many.
-    most = {MalformedError: 4, StaleError: 1, ReplayError: 2}
-    assert texts.keys() == most.keys()
-    assert all(len(some) <= most[error] for error, some in texts.items()), texts
+    limit = {MalformedError: 4, StaleError: 1, ReplayError: 2}
+    assert texts.keys() == limit.keys()
+    assert all(len(some) <= limit[error] for error, some in texts.items()), texts
 
 
 @scheme

@@ -16,9 +16,9 @@ NONCE_BYTES = 16
 
 
 def sets_of(message, terms):
-    """The sets that a server gets, (most_keys, K) bits; spare bits must be zero."""
+    """The sets that a server gets, (max_keys, K) bits; spare bits must be zero."""
     body = np.frombuffer(message[HEAD_BYTES + NONCE_BYTES : -16], np.uint8)
-    bits = np.unpackbits(body.reshape(terms.most_keys, -1), axis=1, bitorder="little")
+    bits = np.unpackbits(body.reshape(terms.max_keys, -1), axis=1, bitorder="little")
     assert not bits[:, terms.num_keys :].any()
     return bits[:, : terms.num_keys]
 
@@ -26,7 +26,7 @@ def sets_of(message, terms):
 @pytest.mark.parametrize("num_keys", [1, 7, 8, 9, 100])
 def test_both_sets_of_a_query_differ_in_the_row_of_its_key_alone(num_keys):
     terms = terms_of(Database.of(ROUND, records_of(num_keys, 4)), 5)
-    keys = np.arange(terms.most_keys)
+    keys = np.arange(terms.max_keys)
     one, other = (sets_of(m, terms) for m in ChorAsker(terms).ask(keys).messages())
     np.testing.assert_array_equal(one ^ other, np.eye(num_keys, dtype=np.uint8)[keys])
 
@@ -56,11 +56,11 @@ def test_a_set_alone_is_uniform_whatever_the_key(server):
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(2000) / 2
 
 
-@pytest.mark.parametrize(("num_keys", "most_keys"), [(1, 1), (9, 9), (1000, 3)])
-def test_lengths_grow_with_the_table(num_keys, most_keys):
-    terms = terms_of(Database.of(ROUND, records_of(num_keys, 4)), most_keys)
-    assert query_bytes(terms) == FRAME_BYTES + 16 + most_keys * -(-num_keys // 8)
-    assert reply_bytes(terms) == FRAME_BYTES + 16 + most_keys * 20
+@pytest.mark.parametrize(("num_keys", "max_keys"), [(1, 1), (9, 9), (1000, 3)])
+def test_lengths_grow_with_the_table(num_keys, max_keys):
+    terms = terms_of(Database.of(ROUND, records_of(num_keys, 4)), max_keys)
+    assert query_bytes(terms) == FRAME_BYTES + 16 + max_keys * -(-num_keys // 8)
+    assert reply_bytes(terms) == FRAME_BYTES + 16 + max_keys * 20
 
 
 @pytest.mark.parametrize("bit", [1, 7])

@@ -38,12 +38,12 @@ def assert_retrieves(table, keys, prg=None):
 def tables_and_keys(draw):
     """A small table of any shape, and any keys that may be asked of it at once."""
     num_keys = draw(st.integers(1, 70))
-    most_keys = draw(st.integers(1, min(num_keys, 12)))
+    max_keys = draw(st.integers(1, min(num_keys, 12)))
     record_bytes = draw(st.integers(1, 70))
-    some = st.lists(st.integers(0, num_keys - 1), unique=True, max_size=most_keys)
+    some = st.lists(st.integers(0, num_keys - 1), unique=True, max_size=max_keys)
     distinct = draw(some)
     keys = draw(st.lists(st.sampled_from(distinct), max_size=20)) if distinct else []
-    return (num_keys, record_bytes, most_keys), draw(st.permutations(distinct + keys))
+    return (num_keys, record_bytes, max_keys), draw(st.permutations(distinct + keys))
 
 
 # What is retrieved
@@ -120,7 +120,7 @@ def test_nothing_asked_is_nothing_found(scheme):
 @scheme
 def test_more_keys_a_query_than_there_are_is_all_of_them(scheme):
     table = table_of(scheme, 5, 4, 50)
-    assert table.terms.most_keys == 5
+    assert table.terms.max_keys == 5
     assert_retrieves(table, [4, 3, 2, 1, 0])
 
 
@@ -175,8 +175,8 @@ def test_the_keys_that_were_given_can_change_afterwards(scheme):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (9, 4, 3), (65, 70, 12), BATCHED], ids=str)
 def test_messages_have_exactly_the_lengths_that_the_terms_fix(scheme, shape):
     table = table_of(scheme, *shape)
-    num_keys, _, most_keys = shape
-    for keys in ([], [0], [num_keys - 1] * 5, range(most_keys)):
+    num_keys, _, max_keys = shape
+    for keys in ([], [0], [num_keys - 1] * 5, range(max_keys)):
         messages = table.ask(keys).messages()
         assert len(messages) == len(table.servers)
         assert {len(message) for message in messages} == {table.query_bytes}

@@ -117,8 +117,8 @@ def test_buckets_are_balanced(num_keys, num_buckets):
     placement = Placement(num_keys, num_buckets)
     sizes = np.count_nonzero(placement.members() >= 0, axis=1)
     # Within a sub-table sizes differ by one at most; sub-tables differ by one bucket at most.
-    least = num_keys // -(-num_buckets // 3)
-    assert sizes.min() >= least
+    minimum = num_keys // -(-num_buckets // 3)
+    assert sizes.min() >= minimum
     assert sizes.max() == placement.bucket_size == -(-num_keys // (num_buckets // 3))
 
 
@@ -274,7 +274,7 @@ def test_fewer_than_one_client_in_a_hundred_thousand_lacks_a_key(m):
 
 
 @pytest.mark.parametrize(
-    ("most_keys", "num_keys", "shape"),
+    ("max_keys", "num_keys", "shape"),
     [
         (1, 1, BatchShape(0, 1)),
         (32, 1_000_000, BatchShape(0, 32)),
@@ -285,23 +285,23 @@ def test_fewer_than_one_client_in_a_hundred_thousand_lacks_a_key(m):
         (1000, 100_000, BatchShape(1299, 1)),
     ],
 )
-def test_the_shape_of_a_batch_is_the_cheapest_that_hardly_fails(most_keys, num_keys, shape):
-    assert batch_shape(most_keys, num_keys) == shape
+def test_the_shape_of_a_batch_is_the_cheapest_that_hardly_fails(max_keys, num_keys, shape):
+    assert batch_shape(max_keys, num_keys) == shape
 
 
 @given(st.integers(1, 3000), st.integers(1, 10**7))
-def test_a_batch_has_buckets_for_a_placement_or_none_at_all(most_keys, num_keys):
-    most_keys = min(most_keys, num_keys)
-    shape = batch_shape(most_keys, num_keys)
+def test_a_batch_has_buckets_for_a_placement_or_none_at_all(max_keys, num_keys):
+    max_keys = min(max_keys, num_keys)
+    shape = batch_shape(max_keys, num_keys)
     assert shape.stash >= 1
     if shape.num_buckets:
         Placement(num_keys, shape.num_buckets)
-        assert shape.num_buckets + shape.stash >= 1.3 * most_keys
+        assert shape.num_buckets + shape.stash >= 1.3 * max_keys
     else:
-        assert shape.stash == most_keys
+        assert shape.stash == max_keys
 
 
-@pytest.mark.parametrize(("most_keys", "num_keys"), [(0, 5), (6, 5)])
-def test_impossible_batches_are_refused(most_keys, num_keys):
+@pytest.mark.parametrize(("max_keys", "num_keys"), [(0, 5), (6, 5)])
+def test_impossible_batches_are_refused(max_keys, num_keys):
     with pytest.raises(InputError, match="a batch that cannot be"):
-        batch_shape(most_keys, num_keys)
+        batch_shape(max_keys, num_keys)

@@ -15,7 +15,7 @@ from keyhole.delivery.pir import scan as xor_scan
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.two_server import Batch
 from tests.helpers import ROOT
-from tests.private.pir.distinguisher import MOST_SD, bits_of, compare
+from tests.private.pir.distinguisher import MAX_SD, bits_of, compare
 from tests.private.pir.mutations import body_of
 from tests.private.pir.schemes import BATCHED, PAIRS, SCHEMES, seeded, small_table_of, table_of
 
@@ -61,9 +61,9 @@ def work_of(server, message):
 @pytest.mark.parametrize("shape", [(21, 3, 2), BATCHED], ids=str)
 def test_a_server_does_the_same_work_in_the_same_order_for_all_keys(scheme, shape):
     table = table_of(scheme, *shape)
-    num_keys, _, most_keys = shape
+    num_keys, _, max_keys = shape
     table.retrieve([0])  # what is worked out once, on first use
-    asked = [[], [0], [num_keys - 1], [5] * 9, range(most_keys), seeded(0).permutation(2)]
+    asked = [[], [0], [num_keys - 1], [5] * 9, range(max_keys), seeded(0).permutation(2)]
     questions = [table.ask(keys).messages() for keys in asked]
     for number, server in enumerate(table.servers):
         work = [work_of(server, messages[number]) for messages in questions]
@@ -73,7 +73,7 @@ def test_a_server_does_the_same_work_in_the_same_order_for_all_keys(scheme, shap
 
 def test_another_line_of_work_would_be_seen():
     """The counting above can fail: a server that has another shape to scan does other work."""
-    tables = [table_of("two-server", 21, 3, most_keys) for most_keys in (2, 3)]
+    tables = [table_of("two-server", 21, 3, max_keys) for max_keys in (2, 3)]
     for table in tables:
         table.retrieve([0])
     works = [work_of(table.servers[0], table.ask([0]).messages()[0]) for table in tables]
@@ -240,7 +240,7 @@ def test_one_planted_bit_is_caught(alike, at):
     first, second = (bits.copy() for bits in alike)
     second[:, at] = 1
     found = compare(first, second)
-    assert found.guessed > MOST_SD
+    assert found.guessed > MAX_SD
     assert found.uneven == [at]
 
 
@@ -248,7 +248,7 @@ def test_one_bit_that_follows_the_key_half_of_the_time_is_caught(alike):
     first, second = (bits.copy() for bits in alike)
     first[: len(first) // 2, 200], second[: len(first) // 2, 200] = 0, 1
     found = compare(first, second)
-    assert found.guessed > MOST_SD
+    assert found.guessed > MAX_SD
     assert found.uneven == [200]
 
 
@@ -257,7 +257,7 @@ def test_one_biased_byte_is_caught(alike):
     first, second = (bits.copy() for bits in alike)
     second[:, 64:72] |= second[:, 72:80]
     found = compare(first, second)
-    assert found.guessed > MOST_SD
+    assert found.guessed > MAX_SD
     assert found.uneven
     assert set(found.uneven) <= set(range(64, 72))
 

@@ -17,7 +17,7 @@ from keyhole.delivery.pir.lwe import (
     draw_errors,
     encrypt,
     failure_of_byte,
-    most_columns,
+    max_columns,
     public_matrix,
     thresholds,
 )
@@ -184,7 +184,7 @@ def test_noise_has_the_spread_of_theory_and_no_byte_is_lost():
 def test_noise_of_the_worst_table_at_the_most_columns_stays_in_its_budget():
     """Every byte 0: the noise is 128 times the sum of the errors, nearly ten standard deviations
     below the budget."""
-    columns = most_columns(1000, 2016)
+    columns = max_columns(1000, 2016)
     prg = Prg(b"worst           ")
     noise = np.array([128 * int(draw_errors(prg, (columns,)).sum()) for _ in range(40)])
     spread = 128 * SIGMA * columns**0.5
@@ -208,20 +208,20 @@ def test_the_bound_of_bytes_is_computed_from_the_budget():
         assert failure_of_byte(columns) == pytest.approx(by_hand, rel=1e-9)
 
 
-@pytest.mark.parametrize(("most_keys", "row_bytes"), [(1, 17), (1000, 2016), (10**4, 10**6)])
-def test_the_most_columns_keep_a_question_below_2_to_the_minus_40(most_keys, row_bytes):
-    most, entries = most_columns(most_keys, row_bytes), most_keys * row_bytes
-    assert entries * failure_of_byte(most) <= 2**-40
+@pytest.mark.parametrize(("max_keys", "row_bytes"), [(1, 17), (1000, 2016), (10**4, 10**6)])
+def test_the_most_columns_keep_a_question_below_2_to_the_minus_40(max_keys, row_bytes):
+    limit, entries = max_columns(max_keys, row_bytes), max_keys * row_bytes
+    assert entries * failure_of_byte(limit) <= 2**-40
     # And are not far from the most: one bit for the whole number of bits, and one in a hundred.
-    assert log2(entries * failure_of_byte(int(1.01 * most))) > -43
+    assert log2(entries * failure_of_byte(int(1.01 * limit))) > -43
 
 
 # Shapes
 
 
 def bytes_with(shape, r):
-    words = shape.most_keys * -(-shape.num_keys // r)
-    return 4 * (words + r * shape.row_bytes * (1024 + shape.most_keys))
+    words = shape.max_keys * -(-shape.num_keys // r)
+    return 4 * (words + r * shape.row_bytes * (1024 + shape.max_keys))
 
 
 @pytest.mark.parametrize(
@@ -238,13 +238,13 @@ def bytes_with(shape, r):
 def test_no_other_layout_is_smaller_by_more_than_the_rounding_to_columns(shape):
     best = min(bytes_with(shape, r) for r in range(1, shape.num_keys + 1))
     chosen = bytes_with(shape, shape.slices_per_column)
-    assert best <= chosen <= best + 4 * shape.most_keys
+    assert best <= chosen <= best + 4 * shape.max_keys
     assert shape.total_bytes == chosen + 72 + 72 + 16 + 40
 
 
 def test_columns_stay_within_the_noise_budget_whatever_that_costs():
     """A single key would have the fewest bytes with one slice a column."""
-    shape = LweShape(num_keys=3_000_000, record_bytes=100_000, most_keys=1)
+    shape = LweShape(num_keys=3_000_000, record_bytes=100_000, max_keys=1)
     assert (shape.slices_per_column, shape.columns) == (3, 1_000_000)
     assert shape.failure < 2**-40
-    assert shape.columns <= most_columns(1, 100_016)
+    assert shape.columns <= max_columns(1, 100_016)

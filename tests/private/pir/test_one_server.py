@@ -22,7 +22,7 @@ from keyhole.errors import InputError, IntegrityError, MalformedError, ReplayErr
 from tests.private.pir.mutations import bit_flips, body_of, flipped, rows_of, with_rows
 
 ROUND = name_of_round("round-7")
-ONE_SLICE = (9, 4, 2)  # num_keys, record_bytes, most_keys
+ONE_SLICE = (9, 4, 2)  # num_keys, record_bytes, max_keys
 SEVERAL = (1003, 1, 200)  # three slices a column, and one that is left
 
 
@@ -35,9 +35,9 @@ def records_of(database):
     return database.rows.view(np.uint8)[:, : database.record_bytes]
 
 
-def parties(num_keys, record_bytes, most_keys):
+def parties(num_keys, record_bytes, max_keys):
     database = database_of(num_keys, record_bytes)
-    server = OneServer.of(database, most_keys)
+    server = OneServer.of(database, max_keys)
     return records_of(database), server, OneServerAsker(server.terms, server.hint)
 
 
@@ -60,13 +60,13 @@ def retrieve(server, asker, keys):
 
 
 @pytest.mark.parametrize(
-    ("num_keys", "record_bytes", "most_keys"),
+    ("num_keys", "record_bytes", "max_keys"),
     [(1, 1, 1), (2, 3, 1), ONE_SLICE, (130, 5, 64), (2050, 1, 400), (3001, 2, 300), SEVERAL],
 )
-def test_every_key_of_a_table_is_decoded(num_keys, record_bytes, most_keys):
-    records, server, asker = parties(num_keys, record_bytes, most_keys)
-    for start in range(0, num_keys, most_keys):
-        keys = np.arange(start, min(start + most_keys, num_keys))
+def test_every_key_of_a_table_is_decoded(num_keys, record_bytes, max_keys):
+    records, server, asker = parties(num_keys, record_bytes, max_keys)
+    for start in range(0, num_keys, max_keys):
+        keys = np.arange(start, min(start + max_keys, num_keys))
         np.testing.assert_array_equal(retrieve(server, asker, keys), records[keys])
 
 
@@ -121,7 +121,7 @@ def test_lengths_follow_from_the_terms_alone(several):
 
 def test_lengths_are_those_of_the_formula():
     """72 + 4 m ceil(K / r), 88 + 4 m r (n + 16) and 40 + 4096 r (n + 16)."""
-    shape = LweShape(num_keys=100_000, record_bytes=2000, most_keys=1000)
+    shape = LweShape(num_keys=100_000, record_bytes=2000, max_keys=1000)
     assert shape.slices_per_column == 5
     assert FRAME_BYTES == 72
     assert shape.query_bytes == 72 + 4 * 1000 * 20_000
@@ -130,7 +130,7 @@ def test_lengths_are_those_of_the_formula():
 
 
 def words_of(message, shape):
-    return np.frombuffer(body_of(message), "<u4").reshape(shape.most_keys, shape.columns)
+    return np.frombuffer(body_of(message), "<u4").reshape(shape.max_keys, shape.columns)
 
 
 def is_near(one, other):
@@ -234,7 +234,7 @@ def test_terms_are_the_same_however_they_are_made(one_slice):
     database = database_of(*ONE_SLICE[:2])
     assert one_server.terms_of(database, 2) == server.terms
     assert OneServer(database, server.terms).hint == server.hint
-    assert one_server.terms_of(database, 1000).most_keys == ONE_SLICE[0]
+    assert one_server.terms_of(database, 1000).max_keys == ONE_SLICE[0]
 
 
 def test_terms_of_another_scheme_are_refused(one_slice):
@@ -294,7 +294,7 @@ def altered(server, question, at, change):
     """The reply of a server that adds to one number: that of a query, a slice and a byte."""
     (reply,) = server.answer_many(question.messages())
     shape = LweShape.of(server.terms)
-    words = np.frombuffer(rows_of(reply), "<u4").reshape(shape.most_keys, 3, -1).copy()
+    words = np.frombuffer(rows_of(reply), "<u4").reshape(shape.max_keys, 3, -1).copy()
     words[at] += np.uint32(change)
     return with_rows(reply, words.tobytes())
 

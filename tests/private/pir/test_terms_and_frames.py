@@ -31,8 +31,8 @@ TERMS = Terms("two-server", name_of_round("round-7"), 1000, 24, 12, sha256(b"sli
 BODY = bytes(range(40))
 
 TERMS_STRATEGY = st.builds(
-    lambda scheme, name, num_keys, record_bytes, most, database: Terms(
-        scheme, name, num_keys, record_bytes, min(most, num_keys), database
+    lambda scheme, name, num_keys, record_bytes, limit, database: Terms(
+        scheme, name, num_keys, record_bytes, min(limit, num_keys), database
     ),
     st.sampled_from(get_args(Scheme)),
     st.binary(min_size=16, max_size=16),
@@ -63,7 +63,7 @@ def test_no_two_terms_have_one_digest():
         replace(TERMS, round=name_of_round("round-8")),
         replace(TERMS, num_keys=1001),
         replace(TERMS, record_bytes=25),
-        replace(TERMS, most_keys=13),
+        replace(TERMS, max_keys=13),
         replace(TERMS, database=sha256(b"other slices").digest()),
     ]
     assert len({terms.digest for terms in [TERMS, *others]}) == len(others) + 1
@@ -104,8 +104,8 @@ def test_another_magic_scheme_or_filling_is_refused(at):
         {"database": bytes(33)},
         {"num_keys": 0},
         {"record_bytes": 0},
-        {"most_keys": 0},
-        {"most_keys": 1001},
+        {"max_keys": 0},
+        {"max_keys": 1001},
         {"record_bytes": (1 << 40) + 1},
     ],
     ids=str,
@@ -176,7 +176,7 @@ def test_resealing_makes_what_sealing_makes():
         (seal("reply", TERMS, 1, BODY), MalformedError),
         (seal("query", TERMS, 0, BODY), MalformedError),
         (seal("query", replace(TERMS, round=name_of_round("round-8")), 1, BODY), StaleError),
-        (seal("query", replace(TERMS, most_keys=11), 1, BODY), StaleError),
+        (seal("query", replace(TERMS, max_keys=11), 1, BODY), StaleError),
         (seal("query", replace(TERMS, scheme="chor"), 1, BODY), StaleError),
     ],
     ids=["a reply", "for the other server", "of another round", "of other terms", "of chor"],

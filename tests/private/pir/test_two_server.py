@@ -20,13 +20,13 @@ from keyhole.errors import InputError, IntegrityError, ReplayError
 from tests.private.pir.mutations import rows_of, with_rows
 from tests.private.pir.schemes import ROUND, records_of, seeded, table_of
 
-NUM_KEYS, MOST_KEYS = 40_000, 40  # a table with buckets
+NUM_KEYS, MAX_KEYS = 40_000, 40  # a table with buckets
 HEAD_BYTES = FRAME_BYTES - 16
 
 
 @pytest.fixture(scope="module")
 def table():
-    return table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    return table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def crowd(table):
     placement = Batch.of(table.terms).placement
     buckets = placement.buckets_of(np.arange(NUM_KEYS))
     near = np.isin(buckets, [buckets[0], buckets[0] + 1])
-    keys = np.flatnonzero(near.all(axis=1))[:MOST_KEYS]
-    assert len(keys) == MOST_KEYS
+    keys = np.flatnonzero(near.all(axis=1))[:MAX_KEYS]
+    assert len(keys) == MAX_KEYS
     return keys
 
 
@@ -49,7 +49,7 @@ def room_for(table, keys):
 
 def test_keys_that_find_no_place_are_reported_and_the_others_come_back(table, crowd):
     found = table.retrieve(crowd)
-    assert 0 < found.is_found.sum() == room_for(table, crowd) < MOST_KEYS
+    assert 0 < found.is_found.sum() == room_for(table, crowd) < MAX_KEYS
     np.testing.assert_array_equal(
         found.records[found.is_found], table.records[crowd[found.is_found]]
     )
@@ -59,12 +59,12 @@ def test_keys_that_find_no_place_are_reported_and_the_others_come_back(table, cr
 def test_a_repeated_key_without_a_place_is_missing_wherever_it_stands(table, crowd):
     keys = np.concatenate([crowd[::-1], crowd])
     is_found = table.retrieve(keys, seeded(1)).is_found
-    np.testing.assert_array_equal(is_found[:MOST_KEYS][::-1], is_found[MOST_KEYS:])
+    np.testing.assert_array_equal(is_found[:MAX_KEYS][::-1], is_found[MAX_KEYS:])
     assert not is_found.all()
 
 
 def test_keys_without_a_place_do_not_change_the_messages_that_are_sent(table, crowd):
-    crowded, spread = (table.ask(keys).messages() for keys in (crowd, np.arange(MOST_KEYS)))
+    crowded, spread = (table.ask(keys).messages() for keys in (crowd, np.arange(MAX_KEYS)))
     assert [len(message) for message in crowded] == [len(message) for message in spread]
     assert [message[:HEAD_BYTES] for message in crowded] == [m[:HEAD_BYTES] for m in spread]
     for server, message in zip(table.servers, crowded, strict=True):
@@ -82,10 +82,10 @@ def test_the_stash_takes_keys_that_have_no_bucket(table, crowd):
 
 
 def test_the_point_of_a_bucket_is_the_key_that_was_put_there(table):
-    batch, keys = Batch.of(table.terms), np.arange(0, NUM_KEYS, NUM_KEYS // MOST_KEYS)[:MOST_KEYS]
+    batch, keys = Batch.of(table.terms), np.arange(0, NUM_KEYS, NUM_KEYS // MAX_KEYS)[:MAX_KEYS]
     points = batch.assign(keys, seeded(3))
     placed = points.slots < batch.shape.num_buckets
-    assert placed.sum() > MOST_KEYS // 2
+    assert placed.sum() > MAX_KEYS // 2
     buckets = points.slots[placed]
     members = batch.placement.members()
     np.testing.assert_array_equal(members[buckets, points.in_buckets[buckets]], keys[placed])
@@ -116,17 +116,17 @@ def test_the_messages_of_one_question_differ_in_server_root_and_check_alone(tabl
     assert len(set(differ) & set(root)) > 8
 
 
-@pytest.mark.parametrize(("num_keys", "most_keys"), [(1, 1), (7, 1), (7, 7), (400, 400)])
-def test_all_keys_of_a_table_can_be_asked_for_at_once(num_keys, most_keys):
-    table = table_of("two-server", num_keys, 5, most_keys)
-    keys = np.arange(most_keys)[::-1]
+@pytest.mark.parametrize(("num_keys", "max_keys"), [(1, 1), (7, 1), (7, 7), (400, 400)])
+def test_all_keys_of_a_table_can_be_asked_for_at_once(num_keys, max_keys):
+    table = table_of("two-server", num_keys, 5, max_keys)
+    keys = np.arange(max_keys)[::-1]
     found = table.retrieve(keys)
     assert found.is_found.all()
     np.testing.assert_array_equal(found.records, table.records[keys])
 
 
 @pytest.mark.parametrize(
-    ("num_keys", "most_keys", "query", "reply"),
+    ("num_keys", "max_keys", "query", "reply"),
     [
         # 72 + 32 bytes of head, check, nonce and root; a reply has the check of its query instead
         # of these; a row is 2,064 bytes.
@@ -135,11 +135,9 @@ def test_all_keys_of_a_table_can_be_asked_for_at_once(num_keys, most_keys):
         (1_000_000, 1000, 104 + 1299 + 1299 * (4 * 16 + 19) + 3 + 12 * 16 + 31, 88 + 1300 * 2064),
     ],
 )
-def test_lengths_of_messages_are_as_documented(num_keys, most_keys, query, reply):
+def test_lengths_of_messages_are_as_documented(num_keys, max_keys, query, reply):
     records = np.zeros((8, 2048), np.uint8)
-    terms = replace(
-        terms_of(Database.of(ROUND, records), 8), num_keys=num_keys, most_keys=most_keys
-    )
+    terms = replace(terms_of(Database.of(ROUND, records), 8), num_keys=num_keys, max_keys=max_keys)
     assert (query_bytes(terms), reply_bytes(terms)) == (query, reply)
 
 
@@ -161,7 +159,7 @@ def ask_one(table, key):
 @pytest.mark.parametrize("server", [0, 1])
 @pytest.mark.parametrize("at", [0, 10, 11, 26])
 def test_one_changed_bit_of_a_slice_or_its_tag_is_found(server, at):
-    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     question, slot, replies = ask_one(table, 77)
     change = np.zeros(table.terms.row_bytes, np.uint8)
     change[at] = 1
@@ -173,7 +171,7 @@ def test_one_changed_bit_of_a_slice_or_its_tag_is_found(server, at):
 
 def test_a_server_that_answers_from_another_table_is_found():
     """It states the digest of the true table, and scans rows of its own making."""
-    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     true = Database.of(ROUND, table.records)
     other = Database.of(ROUND, records_of(NUM_KEYS, 11, b"others"))
     liar = TwoServer(replace(true, rows=other.rows), table.terms, 1)
@@ -187,7 +185,7 @@ def test_a_server_that_answers_from_another_table_is_found():
 def test_a_lie_about_any_row_is_found_whether_it_is_wanted_or_padding(keys):
     """A server that changes one row and sees whether the client fails learns nothing from it: which
     buckets are real would tell how many keys there are, and exclude most others."""
-    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     change = np.zeros(table.terms.row_bytes, np.uint8)
     change[0] = 1
     honest = table.replies(table.ask(keys, seeded(6)).messages())
@@ -223,7 +221,7 @@ def test_every_query_is_for_a_key_of_the_table_padding_included(table):
 
 def test_a_server_that_guesses_the_key_of_padding_sees_no_failure_either():
     """What is left of selective failure: a right guess of one slice can be forged, and shows."""
-    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     key = int(Batch.of(table.terms).assign(np.array([77]), seeded(6)).keys[0])
     question, slot, replies = ask_one(table, 77)
     assert slot != 0
@@ -238,7 +236,7 @@ def test_a_server_that_guesses_the_key_of_padding_sees_no_failure_either():
 
 def test_a_server_that_guesses_the_key_of_a_query_can_forge_its_slice():
     """Tags hold no secret. It is documented, and stands here so that nobody claims otherwise."""
-    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     question, slot, replies = ask_one(table, 77)
     forged = np.full((1, 11), 66, np.uint8)
     rows = np.hstack([forged, tags_of(ROUND, np.array([77]), forged)])
@@ -249,7 +247,7 @@ def test_a_server_that_guesses_the_key_of_a_query_can_forge_its_slice():
 
 def test_one_server_alone_does_not_give_the_slice():
     """The XOR of one reply with zeros, or with itself, is no row of the table."""
-    table = table_of("two-server", NUM_KEYS, 11, MOST_KEYS)
+    table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     question, slot, replies = ask_one(table, 77)
     row = np.frombuffer(rows_of(replies[0]), np.uint8).reshape(-1, table.terms.row_bytes)
     assert not (table.records == row[slot, :11]).all(axis=1).any()
@@ -283,13 +281,13 @@ def test_a_table_that_is_too_large_for_buckets_is_refused_in_the_words_of_its_te
         with pytest.raises(InputError, match=r"2147483648 keys, 40 a query.*1\.\.2147483647 keys"):
             refuse(large)
     assert query_bytes(replace(large, num_keys=2**31 - 1)) > 0
-    assert query_bytes(replace(large, most_keys=32)) > 0  # without buckets
+    assert query_bytes(replace(large, max_keys=32)) > 0  # without buckets
 
 
 def test_a_server_answers_as_many_queries_as_it_is_told():
     database = Database.of(ROUND, records_of(9, 4))
     terms = terms_of(database, 3)
-    server = TwoServer(database, terms, 0, most_queries=2)
+    server = TwoServer(database, terms, 0, max_queries=2)
     asker, key = TwoServerAsker(terms), np.array([1])
     server.answer_many([asker.ask(key).messages()[0] for _ in range(2)])
     with pytest.raises(ReplayError, match="2 in all"):

@@ -14,8 +14,8 @@ from keyhole.delivery.pir.database import name_of_round
 ROUND = name_of_round("round-7")
 
 
-def terms_of(num_keys=20, width=3, most_keys=4, bits=32, least_clients=1, with_counts=False):
-    return SparseTerms(ROUND, num_keys, width, most_keys, bits, least_clients, with_counts)
+def terms_of(num_keys=20, width=3, max_keys=4, bits=32, min_clients=1, with_counts=False):
+    return SparseTerms(ROUND, num_keys, width, max_keys, bits, min_clients, with_counts)
 
 
 def seeded(number):

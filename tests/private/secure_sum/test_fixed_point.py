@@ -135,21 +135,21 @@ def test_a_number_is_off_by_less_than_the_stated_rounding(point, parts):
 @given(points(), st.data())
 @settings(max_examples=30)
 def test_whole_numbers_of_steps_are_not_rounded(point, data):
-    most = math.floor(point.clip * point.scale)
-    steps = data.draw(st.lists(st.integers(-most, most), min_size=1, max_size=10))
-    values = np.array([step / point.scale for step in [*steps, most, -most]])
-    assert signed(point.encode(values, Prg(SEED))).tolist() == [*steps, most, -most]
+    limit = math.floor(point.clip * point.scale)
+    steps = data.draw(st.lists(st.integers(-limit, limit), min_size=1, max_size=10))
+    values = np.array([step / point.scale for step in [*steps, limit, -limit]])
+    assert signed(point.encode(values, Prg(SEED))).tolist() == [*steps, limit, -limit]
 
 
 @pytest.mark.parametrize("bits", [16, 32])
 def test_clipping_is_exact_and_touches_nothing_within(bits):
     point = FixedPoint(0.5, 10, bits)
-    most = int(0.5 * point.scale)
+    limit = int(0.5 * point.scale)
     beyond = np.array([0.5, np.nextafter(0.5, 1), 0.75, 1e30, 1e300])
-    assert signed(point.encode(beyond, Prg(SEED))).tolist() == [most] * 5
-    assert signed(point.encode(-beyond, Prg(SEED))).tolist() == [-most] * 5
-    one_less = np.array([(most - 1) / point.scale, -(most - 1) / point.scale])
-    assert signed(point.encode(one_less, Prg(SEED))).tolist() == [most - 1, 1 - most]
+    assert signed(point.encode(beyond, Prg(SEED))).tolist() == [limit] * 5
+    assert signed(point.encode(-beyond, Prg(SEED))).tolist() == [-limit] * 5
+    one_less = np.array([(limit - 1) / point.scale, -(limit - 1) / point.scale])
+    assert signed(point.encode(one_less, Prg(SEED))).tolist() == [limit - 1, 1 - limit]
 
 
 def has_right_mean(steps, fraction):

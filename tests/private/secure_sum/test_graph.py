@@ -33,11 +33,11 @@ def is_connected(near, members):
     return reached == members
 
 
-def tail(count, special, degree, least):
-    """P[a client has `least` or more special neighbours], exact."""
+def tail(count, special, degree, minimum):
+    """P[a client has `minimum` or more special neighbours], exact."""
     ways = sum(
         math.comb(special, number) * math.comb(count - 1 - special, degree - number)
-        for number in range(least, degree + 1)
+        for number in range(minimum, degree + 1)
     )
     return Fraction(ways, math.comb(count - 1, degree))
 

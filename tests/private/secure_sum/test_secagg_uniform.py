@@ -13,7 +13,7 @@ from keyhole.crypto.prg import Prg
 from tests.private.secure_sum.secagg_parties import Parties, body_of, settings_of
 
 LENGTH = 1 << 17
-MOST_SD = 5.0  # passed by chance once in two million times
+MAX_SD = 5.0  # passed by chance once in two million times
 VECTORS = {
     "zeros": lambda settings: np.zeros(LENGTH, settings.dtype),
     "a ramp": lambda settings: np.arange(LENGTH).astype(settings.dtype),
@@ -62,8 +62,8 @@ def dependence(numbers, bits):
 def test_a_masked_vector_is_uniform_whatever_the_vector(bits, what):
     settings = settings_of(3, length=LENGTH, bits=bits)
     sent = masked(settings, VECTORS[what](settings))
-    assert unevenness(sent, bits) < MOST_SD
-    assert dependence(sent, bits) < MOST_SD
+    assert unevenness(sent, bits) < MAX_SD
+    assert dependence(sent, bits) < MAX_SD
 
 
 @pytest.mark.parametrize("bits", [16, 32])
@@ -73,7 +73,7 @@ def test_a_mask_that_is_too_narrow_would_be_seen(bits):
     vector = VECTORS["plus or minus one"](settings)
     mask = masked(settings, np.zeros(LENGTH, settings.dtype))
     for narrow in (mask % ((1 << bits) - (1 << bits - 6)), mask & ((1 << bits // 2) - 1)):
-        assert unevenness(vector + narrow.astype(settings.dtype), bits) > 2 * MOST_SD
+        assert unevenness(vector + narrow.astype(settings.dtype), bits) > 2 * MAX_SD
 
 
 @pytest.mark.parametrize("bits", [16, 32])
@@ -82,7 +82,7 @@ def test_an_input_that_shines_through_would_be_seen(bits):
     settings = settings_of(3, length=LENGTH, bits=bits)
     mask = masked(settings, np.zeros(LENGTH, settings.dtype)).copy()
     mask[::20] &= np.array(2**bits - 2, settings.dtype)
-    assert dependence(mask + bits_of_input().astype(settings.dtype), bits) > 2 * MOST_SD
+    assert dependence(mask + bits_of_input().astype(settings.dtype), bits) > 2 * MAX_SD
 
 
 def test_the_masks_of_two_clients_and_of_two_rounds_are_unrelated():
@@ -98,6 +98,6 @@ def test_the_masks_of_two_clients_and_of_two_rounds_are_unrelated():
     ]
     again = masked(type(settings)(bytes(16), 3, LENGTH), zeros)
     for one, other in ((sent[0], sent[1]), (sent[0], sent[2]), (sent[1], again)):
-        assert unevenness(one - other, 32) < MOST_SD
+        assert unevenness(one - other, 32) < MAX_SD
     # What the masks that cancel leave is the sum of all own masks, which is as uniform.
-    assert unevenness(sent[0] + sent[1] + sent[2], 32) < MOST_SD
+    assert unevenness(sent[0] + sent[1] + sent[2], 32) < MAX_SD

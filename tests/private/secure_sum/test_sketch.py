@@ -12,10 +12,10 @@ SEED = bytes(range(16))
 RINGS = [16, 32]
 
 
-def shape_of(bits=32, num_keys=1000, width=3, most_distinct=50, seed=SEED, **others):
+def shape_of(bits=32, num_keys=1000, width=3, max_distinct=50, seed=SEED, **others):
     """With so many spare cells that two keys in fifty share all of theirs once in 10^7 seeds."""
-    others = {"most_clients": 20, "spare": 2000} | others
-    return SketchShape(num_keys, width, most_distinct, seed, bits, **others)
+    others = {"max_clients": 20, "spare": 2000} | others
+    return SketchShape(num_keys, width, max_distinct, seed, bits, **others)
 
 
 def rows_of(shape, count, rng):
@@ -112,7 +112,7 @@ def test_a_key_stands_in_its_cells_with_count_and_row_and_nowhere_else(bits):
 @pytest.mark.parametrize("num_keys", [2, 257, 2**16, 2**24 + 1, 2**40])
 @pytest.mark.parametrize("clients", [1, 2, 3, 200, 256])
 def test_the_largest_key_of_all_clients_does_not_wrap(bits, num_keys, clients):
-    shape = shape_of(bits, num_keys, 1, 2, most_clients=clients)
+    shape = shape_of(bits, num_keys, 1, 2, max_clients=clients)
     keys = np.array([num_keys - 1])
     total = encode(shape, keys, np.ones((1, 1), shape.dtype)) * shape.dtype(clients)
     assert as_lists(decode(shape, total, clients)) == ([num_keys - 1], [clients], [[clients]])
@@ -120,7 +120,7 @@ def test_the_largest_key_of_all_clients_does_not_wrap(bits, num_keys, clients):
 
 @given(st.sampled_from(RINGS), st.integers(1, 2**15 - 1), st.integers(1, 2**40))
 def test_words_of_a_key_are_as_long_as_can_be_and_enough(bits, clients, num_keys):
-    shape = shape_of(bits, num_keys, 1, 1, most_clients=clients)
+    shape = shape_of(bits, num_keys, 1, 1, max_clients=clients)
     assert (
         (2**shape.word_bits - 1) * clients < 2**bits <= (2 ** (shape.word_bits + 1) - 1) * clients
     )
@@ -206,7 +206,7 @@ def test_a_key_that_comes_twice_is_refused(bits):
 def test_a_key_whose_counts_go_round_the_ring_is_given_up():
     """Taken out of one cell, it is alone in the next, for ever: 5,536 + 30,000 + 30,000 is the size
     of the ring, and the counts are back where they were."""
-    shape = shape_of(16, most_clients=30_000, spare=40)
+    shape = shape_of(16, max_clients=30_000, spare=40)
     cells = shape.cells_of(np.array([900]))[0]
     total = sum(
         forged(shape, 900, count, cells=cells[[at]])
@@ -244,7 +244,7 @@ def test_rows_without_a_key_are_refused(bits):
 
 @pytest.mark.parametrize("bits", RINGS)
 def test_a_sum_of_too_many_keys_is_refused(bits):
-    shape = shape_of(bits, num_keys=10_000, most_distinct=50, spare=0)
+    shape = shape_of(bits, num_keys=10_000, max_distinct=50, spare=0)
     clients = [np.arange(first, first + 50) for first in range(0, 1000, 50)]
     total = added(shape, [(keys, np.ones((50, 3), shape.dtype)) for keys in clients])
     with pytest.raises(SketchError, match="does not peel"):
@@ -253,7 +253,7 @@ def test_a_sum_of_too_many_keys_is_refused(bits):
 
 @given(st.sampled_from(RINGS), st.integers(0, 2**32), st.integers(1, 2**16 - 1))
 def test_no_single_changed_element_goes_unnoticed(bits, where, change):
-    shape = shape_of(bits, most_distinct=30, spare=200)
+    shape = shape_of(bits, max_distinct=30, spare=200)
     total = honest(shape)
     where %= shape.length
     total[where : where + 1] += shape.dtype(change)
@@ -308,7 +308,7 @@ def test_a_sum_of_another_length_or_ring_is_refused():
 
 @pytest.mark.parametrize("clients", [0, 21])
 def test_other_numbers_of_clients_than_there_is_room_for_are_refused(clients):
-    shape = shape_of(most_clients=20)
+    shape = shape_of(max_clients=20)
     with pytest.raises(InputError, match="another number of clients"):
         decode(shape, honest(shape), clients)
 
@@ -322,12 +322,12 @@ def test_other_numbers_of_clients_than_there_is_room_for_are_refused(clients):
         {"hashes": 7},
         {"expansion": 0.9},
         {"expansion": float("nan")},
-        {"most_distinct": 0},
-        {"most_distinct": 1001},
+        {"max_distinct": 0},
+        {"max_distinct": 1001},
         {"num_keys": 2**40 + 1},
         {"width": 0},
-        {"most_clients": 0},
-        {"most_clients": 2**31},
+        {"max_clients": 0},
+        {"max_clients": 2**31},
         {"spare": -1},
     ],
     ids=str,

@@ -94,7 +94,7 @@ def test_a_client_that_tells_each_server_another_public_message_is_found():
 @parties
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_each_server_refuses_too_few_clients_by_itself(party, count):
-    terms = terms_of(least_clients=3)
+    terms = terms_of(min_clients=3)
     servers = servers_of(terms, clients_of(terms, count))
     with pytest.raises(ThresholdError):
         servers[party].agree(servers[1 - party].accepted)
@@ -103,7 +103,7 @@ def test_each_server_refuses_too_few_clients_by_itself(party, count):
 
 
 def test_as_many_clients_as_must_be_are_enough():
-    terms = terms_of(least_clients=3)
+    terms = terms_of(min_clients=3)
     clients = clients_of(terms, 3)
     total = combine(*shares_of(servers_of(terms, clients)))
     np.testing.assert_array_equal(total, plain_sum(terms, clients))
@@ -113,7 +113,7 @@ REACHES = {"none": (), "both": (0, 1), "server 0": (0,), "server 1": (1,)}
 
 
 def test_every_pattern_of_clients_that_reach_one_server_or_none_gives_the_sum_or_nothing():
-    terms = terms_of(6, 1, 1, least_clients=2)
+    terms = terms_of(6, 1, 1, min_clients=2)
     clients, released = clients_of(terms, 4), 0
     for pattern in product(REACHES.values(), repeat=4):
         servers = SparseServer(terms, 0), SparseServer(terms, 1)
@@ -139,13 +139,13 @@ def test_a_round_is_added_up_once(party):
     SparseServer(terms, party, rounds)
     for known in (rounds, Rounds(rounds.names)):
         with pytest.raises(ReplayError):
-            SparseServer(replace(terms, least_clients=2), party, known)
+            SparseServer(replace(terms, min_clients=2), party, known)
     SparseServer(replace(terms, round=name_of_round("round-8")), party, rounds)
 
 
 def test_two_sums_of_one_round_would_show_what_one_client_sent():
     """Why a server keeps its rounds: without them nothing stops it."""
-    terms = terms_of(least_clients=2)
+    terms = terms_of(min_clients=2)
     clients = clients_of(terms, 3)
     three, two = (combine(*shares_of(servers_of(terms, some))) for some in (clients, clients[:2]))
     np.testing.assert_array_equal(three - two, plain_sum(terms, clients[2:]))
@@ -210,7 +210,7 @@ def test_a_servers_own_list_and_lists_of_other_sums_are_refused(party):
     servers = servers_of(terms, clients_of(terms, 2))
     with pytest.raises(MalformedError):
         servers[party].agree(servers[party].accepted)
-    for other in (replace(terms, round=name_of_round("round-8")), replace(terms, least_clients=2)):
+    for other in (replace(terms, round=name_of_round("round-8")), replace(terms, min_clients=2)):
         with pytest.raises(StaleError):
             servers[party].agree(SparseServer(other, 1 - party).accepted)
     with pytest.raises(MalformedError):

@@ -21,7 +21,7 @@ from tests.private.secure_sum.sparse_sums import client_of, servers_of, shares_o
 PRIVATE = str(ROOT / "src" / "keyhole" / "private")
 HEAD_BYTES = 56
 CLIENTS = 250  # of each kind
-TERMS = terms_of(num_keys=7, width=2, most_keys=2, bits=16, with_counts=True)
+TERMS = terms_of(num_keys=7, width=2, max_keys=2, bits=16, with_counts=True)
 LEVELS = 3  # of the tree of 7 positions
 WORLDS = {
     "the first key or the last": ([0], [6], 7),

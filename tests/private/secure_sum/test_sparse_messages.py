@@ -33,7 +33,7 @@ parties = pytest.mark.parametrize("party", [0, 1])
 
 def small():
     """Terms with short messages that have every part there is, two spare bits among them."""
-    return terms_of(num_keys=6, width=1, most_keys=1, bits=16)
+    return terms_of(num_keys=6, width=1, max_keys=1, bits=16)
 
 
 def sealed(message):
@@ -60,7 +60,7 @@ def refuses(server, client, public, own, error):
 
 
 def test_messages_are_the_bytes_they_always_were():
-    terms = terms_of(num_keys=6, width=2, most_keys=2, bits=16, least_clients=2, with_counts=True)
+    terms = terms_of(num_keys=6, width=2, max_keys=2, bits=16, min_clients=2, with_counts=True)
     clients = [client_of(terms, keys, seed) for seed, keys in enumerate([[4, 1], []])]
     servers = servers_of(terms, clients)
     lists = [server.accepted for server in servers]
@@ -100,9 +100,9 @@ def test_terms_come_back_as_they_were_and_tell_each_other_apart():
         replace(terms, round=name_of_round("round-8")),
         replace(terms, num_keys=1001),
         replace(terms, width=6),
-        replace(terms, most_keys=9),
+        replace(terms, max_keys=9),
         replace(terms, bits=32),
-        replace(terms, least_clients=4),
+        replace(terms, min_clients=4),
         replace(terms, with_counts=False),
     ]
     for some in (terms, *changed):
@@ -117,10 +117,10 @@ def test_terms_that_make_no_sense_are_refused():
         {"num_keys": 0},
         {"num_keys": 2**31},
         {"width": 0},
-        {"most_keys": 0},
-        {"most_keys": 21},
+        {"max_keys": 0},
+        {"max_keys": 21},
         {"bits": 8},
-        {"least_clients": 0},
+        {"min_clients": 0},
     ):
         with pytest.raises(InputError):
             replace(good, **bad)
@@ -197,12 +197,12 @@ def test_a_message_for_the_other_server_or_of_another_client_is_refused(party):
     ("change", "error"),
     [
         ({"round": name_of_round("round-8")}, StaleError),
-        ({"least_clients": 2}, StaleError),
+        ({"min_clients": 2}, StaleError),
         ({"num_keys": 7}, StaleError),
         ({"width": 2}, StaleError),
         ({"bits": 32}, StaleError),
         ({"with_counts": True}, StaleError),
-        ({"most_keys": 2}, StaleError),
+        ({"max_keys": 2}, StaleError),
     ],
     ids=str,
 )

@@ -33,15 +33,15 @@ both_rings = pytest.mark.parametrize("bits", [16, 32])
 def sums(draw):
     """Terms, and the keys of some clients."""
     num_keys = draw(st.integers(1, 70))
-    most_keys = draw(st.integers(1, min(num_keys, 12)))
+    max_keys = draw(st.integers(1, min(num_keys, 12)))
     terms = terms_of(
         num_keys,
         draw(st.integers(1, 9)),
-        most_keys,
+        max_keys,
         draw(st.sampled_from([16, 32])),
         with_counts=draw(st.booleans()),
     )
-    keys = st.lists(st.integers(0, num_keys - 1), unique=True, max_size=most_keys)
+    keys = st.lists(st.integers(0, num_keys - 1), unique=True, max_size=max_keys)
     return terms, draw(st.lists(keys, min_size=1, max_size=4))
 
 
@@ -69,10 +69,10 @@ def test_a_servers_share_is_what_the_equation_says_at_every_position(bits, party
 
 
 @pytest.mark.parametrize(
-    ("num_keys", "most_keys"), [(1, 1), (2, 1), (3, 2), (16, 1), (16, 4), (17, 1), (17, 4), (33, 9)]
+    ("num_keys", "max_keys"), [(1, 1), (2, 1), (3, 2), (16, 1), (16, 4), (17, 1), (17, 4), (33, 9)]
 )
-def test_every_key_of_a_table_can_be_added_to(num_keys, most_keys):
-    terms = terms_of(num_keys, 2, most_keys)
+def test_every_key_of_a_table_can_be_added_to(num_keys, max_keys):
+    terms = terms_of(num_keys, 2, max_keys)
     clients = [client_of(terms, [key], key) for key in range(num_keys)]
     total = secure_sum(terms, clients)
     np.testing.assert_array_equal(total, np.concatenate([client.rows for client in clients]))
@@ -81,8 +81,8 @@ def test_every_key_of_a_table_can_be_added_to(num_keys, most_keys):
 @both_rings
 def test_sums_wrap_as_the_ring_does(bits):
     terms = terms_of(5, 2, 5, bits)
-    most = np.full((5, 2), 2**bits - 1, terms.dtype)
-    clients = [client_of(terms, range(5), seed, most) for seed in range(3)]
+    limit = np.full((5, 2), 2**bits - 1, terms.dtype)
+    clients = [client_of(terms, range(5), seed, limit) for seed in range(3)]
     assert (secure_sum(terms, clients) == 2**bits - 3).all()
 
 
@@ -120,11 +120,11 @@ def test_keys_without_a_bucket_are_reported_and_left_out_and_all_others_are_summ
     np.testing.assert_array_equal(total, plain_sum(terms, [client]))
 
 
-@pytest.mark.parametrize("most_keys", [1, 2, 3])
-def test_up_to_three_keys_are_never_left_out(most_keys):
-    terms = terms_of(7, 1, most_keys)
-    for first in range(7 - most_keys):
-        assert client_of(terms, range(first, first + most_keys)).shares.is_placed.all()
+@pytest.mark.parametrize("max_keys", [1, 2, 3])
+def test_up_to_three_keys_are_never_left_out(max_keys):
+    terms = terms_of(7, 1, max_keys)
+    for first in range(7 - max_keys):
+        assert client_of(terms, range(first, first + max_keys)).shares.is_placed.all()
 
 
 def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(monkeypatch):
@@ -133,8 +133,8 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
     expected = shares_of(servers_of(terms, clients))
     monkeypatch.setattr(sparse_batches, "_TILE", 160)
     monkeypatch.setattr(sparse_batches, "_NODES", 2000)
-    monkeypatch.setattr(sparse_batches, "_MOST_NODES", 1000)
-    monkeypatch.setattr(sparse_server, "_MOST_WAITING", 5)
+    monkeypatch.setattr(sparse_batches, "_MAX_NODES", 1000)
+    monkeypatch.setattr(sparse_server, "_MAX_WAITING", 5)
     servers = SparseServer(terms, 0), SparseServer(terms, 1)
     for party, server in enumerate(servers):
         for place, client in enumerate(clients):
@@ -146,7 +146,7 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
 def test_messages_that_wait_are_added_before_they_take_too_much_memory(monkeypatch):
     terms = terms_of()
     clients = [client_of(terms, [at], at) for at in range(5)]
-    monkeypatch.setattr(sparse_server, "_MOST_BYTES", 2 * public_bytes(terms))
+    monkeypatch.setattr(sparse_server, "_MAX_BYTES", 2 * public_bytes(terms))
     server, waiting = SparseServer(terms, 0), []
     for place, client in enumerate(clients):
         server.add(place, *client.to(0))
@@ -240,12 +240,12 @@ def test_shares_of_different_sums_do_not_combine():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("most_keys", "lost"), [(4, 1e-6), (16, 2e-5), (32, 1e-5), (100, 0)])
-def test_as_few_clients_lose_a_key_as_the_terms_say(most_keys, lost):
+@pytest.mark.parametrize(("max_keys", "lost"), [(4, 1e-6), (16, 2e-5), (32, 1e-5), (100, 0)])
+def test_as_few_clients_lose_a_key_as_the_terms_say(max_keys, lost):
     """Of 30,000: what is expected, and four standard deviations of a count that small, and one."""
-    terms, clients = terms_of(1_000_000, 1, most_keys), 30_000
-    keys = np.random.default_rng(most_keys).integers(0, 1_000_000, clients * most_keys)
-    choices = terms.placement.buckets_of(keys).reshape(clients, most_keys, 3)
+    terms, clients = terms_of(1_000_000, 1, max_keys), 30_000
+    keys = np.random.default_rng(max_keys).integers(0, 1_000_000, clients * max_keys)
+    choices = terms.placement.buckets_of(keys).reshape(clients, max_keys, 3)
     unlucky = sum((cuckoo.place(some, terms.num_buckets) < 0).any() for some in choices)
     assert unlucky <= clients * lost + 4 * np.sqrt(clients * lost) + 1
 

@@ -111,7 +111,7 @@ def test_sketches_under_a_secure_sum_decode_to_the_sum_of_the_survivors():
 
 
 def test_a_least_count_takes_rare_keys_out_of_the_union_and_tells_the_client():
-    terms = terms_of(least_count=2)
+    terms = terms_of(min_count=2)
     inputs = inputs_of(terms, [[1, 2], [2, 4], [3, 2, 4]])
     union = union_of(terms, without()({c: mark(terms, k) for c, (k, _) in inputs.items()}), 3)
     assert union.keys.tolist() == [2, 4]
@@ -136,7 +136,7 @@ def test_it_is_off_unless_the_leak_is_allowed():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"num_keys": 0}, {"width": 0}, {"clients": 0}, {"bits": 8}, {"least_count": 0}]
+    "wrong", [{"num_keys": 0}, {"width": 0}, {"clients": 0}, {"bits": 8}, {"min_count": 0}]
 )
 def test_impossible_terms_are_refused(wrong):
     with pytest.raises(InputError, match="a two-phase union that cannot be"):

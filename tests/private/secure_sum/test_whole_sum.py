@@ -72,7 +72,7 @@ def test_whoever_reached_both_is_added_and_nobody_else(first, second):
     rows, sent = sent_by(terms, COHORT[:3])
     servers = servers_of(terms, sent, lambda party, name: name in (first, second)[party])
     both = sorted(set(first) & set(second))
-    if len(both) < terms.least_clients:
+    if len(both) < terms.min_clients:
         lists = servers[0].close(), servers[1].close()
         for server in servers:
             with pytest.raises(ThresholdError):
@@ -173,7 +173,7 @@ def test_only_the_messages_that_were_agreed_on_are_added_each_once():
 
 
 def test_servers_with_different_cohorts_lists_or_terms_do_not_agree():
-    terms, other = terms_of(), terms_of(least_clients=1)
+    terms, other = terms_of(), terms_of(min_clients=1)
     _, sent = sent_by(terms, COHORT[:3])
     one, two = servers_of(terms, sent)
     stranger = WholeServer(terms, 1, COHORT[::-1])
@@ -271,8 +271,8 @@ def test_the_noise_of_a_server_is_in_its_share():
         {"parts": ()},
         {"parts": (PartTerms(3, 1, 4, True),)},
         {"parts": (PartTerms(0, 1, 1, True),)},
-        {"most_clients": 0},
-        {"least_clients": 0},
+        {"max_clients": 0},
+        {"min_clients": 0},
         {"bits": 8},
         {"clip": 0.0},
         {"clip": float("nan")},
@@ -283,7 +283,7 @@ def test_the_noise_of_a_server_is_in_its_share():
         {"room": -1},
         {"noise": 1.0, "room": 0},
         {"noise": 1.0, "room": 19, "with_counts": True, "clip": 1.0},
-        {"most_clients": 2**31},
+        {"max_clients": 2**31},
     ],
 )
 def test_terms_that_make_no_sense_are_refused(changes):

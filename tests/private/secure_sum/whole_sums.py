@@ -18,8 +18,8 @@ def terms_of(**changes):
     given = {
         "round": sha256(b"round").digest()[:16],
         "parts": PARTS,
-        "most_clients": len(COHORT),
-        "least_clients": 2,
+        "max_clients": len(COHORT),
+        "min_clients": 2,
         **changes,
     }
     return WholeTerms(**given)
@@ -28,10 +28,10 @@ def terms_of(**changes):
 def rows_of(terms, seed):
     rng, rows = np.random.default_rng(seed), []
     for part in terms.parts:
-        keys = rng.choice(part.num_keys, rng.integers(0, part.most_keys + 1), replace=False)
+        keys = rng.choice(part.num_keys, rng.integers(0, part.max_keys + 1), replace=False)
         shape = len(keys), part.width
-        most = np.iinfo(terms.dtype).max
-        rows.append((keys, rng.integers(0, most, shape, terms.dtype, endpoint=True)))
+        limit = np.iinfo(terms.dtype).max
+        rows.append((keys, rng.integers(0, limit, shape, terms.dtype, endpoint=True)))
     return rows
 
 

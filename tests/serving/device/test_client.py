@@ -137,14 +137,14 @@ def test_the_same_seed_gives_the_same_waits():
 
 
 @pytest.mark.parametrize(
-    ("header", "least", "most"),
+    ("header", "minimum", "limit"),
     [("7", 7, 7.5), ("100000", 60, 60), ("-3", 0, 0.5), ("soon", 0, 0.5), ("9" * 400, 0, 0.5)],
 )
-def test_retry_after_is_obeyed_up_to_the_longest_wait(header, least, most):
+def test_retry_after_is_obeyed_up_to_the_longest_wait(header, minimum, limit):
     busy = answer(429, retry_after=header)
     with scripted(busy, answer(200, b"good")) as script, client_of(script) as client:
         assert get(client) == b"good"
-        assert least <= client.waits[0] <= most
+        assert minimum <= client.waits[0] <= limit
 
 
 def test_a_date_in_retry_after_is_not_compared_with_the_clock():
@@ -158,7 +158,7 @@ def test_a_service_that_cuts_every_answer_and_resumes_none_is_given_up():
     whole = answer(200, bytes(200_000))
     with scripted(*[whole[:-100_000]] * 99) as script, client_of(script) as client:
         with pytest.raises(ServiceError, match="cut"):
-            client.get("/x", most=1 << 20)
+            client.get("/x", limit=1 << 20)
         assert len(script.asked) == 4
 
 
@@ -215,7 +215,7 @@ def test_a_long_body_may_be_cut_more_often_than_there_are_attempts():
         return full[:end]
 
     with scripted(*[piece] * 10) as script, client_of(script) as client:
-        assert bytes(client.get("/x", most=len(whole)).body) == whole
+        assert bytes(client.get("/x", limit=len(whole)).body) == whole
         assert len(script.asked) == 10
 
 
@@ -252,7 +252,7 @@ def test_an_answer_beyond_memory_is_an_error_of_the_service():
         client_of(script) as client,
         pytest.raises(ServiceError, match="does not fit into memory"),
     ):
-        client.get("/x", most=10**18)
+        client.get("/x", limit=10**18)
 
 
 def test_connections_are_used_again():

@@ -54,11 +54,11 @@ def test_many_keys_are_asked_for_in_several_queries(service):
     state = service.publish()
     keys = {"word": [7, 6, 5, 4, 3, 2, 1, 0, 0, 3], "neuron": [5, 0]}
     for limit, requests in (
-        ({"most_keys": 3}, 5),
-        ({"most_answer": 60}, 6),
-        ({"most_answer": 36}, 12),
+        ({"max_keys": 3}, 5),
+        ({"max_answer": 60}, 6),
+        ({"max_answer": 36}, 12),
     ):
-        with service.device(**limit, cache=SliceCache(None, least_record=0)) as device:
+        with service.device(**limit, cache=SliceCache(None, min_record=0)) as device:
             for _ in range(2):
                 found = device.fetch(state.published.id, keys)
                 assert found.traffic.requests == requests
@@ -104,12 +104,12 @@ def test_segments_that_do_not_exist_are_refused_at_home(service, device, place):
 def test_what_is_longer_than_a_device_takes_is_not_asked_for(service):
     """Whatever a manifest says of records and segments, it allocates no more than that."""
     state = service.publish(LAYOUTS["rows"])  # 7 records of 12 bytes, 56 bytes of sums
-    with service.device(most_answer=83) as device:
+    with service.device(max_answer=83) as device:
         device.fetch(state.published.id, {"row": [1]})
         for ask in (device.fetch_all, lambda i: device.fetch_segment(i, "row", 0)):
             with pytest.raises(ServiceError, match=r"segment is longer.*got 84 bytes, .* 83"):
                 ask(state.published.id)
-    with service.device(most_answer=11) as device:
+    with service.device(max_answer=11) as device:
         with pytest.raises(ServiceError, match=r"slice is longer.*got 12 bytes, .* 11"):
             device.fetch(state.published.id, {"row": [1]})
         assert device.fetch(state.published.id, {"row": []}).traffic.requests == 0

@@ -89,7 +89,7 @@ def test_a_cache_that_rots_in_memory_is_not_used_again(service):
 
 
 def test_a_full_cache_keeps_no_device_from_fetching(service, tmp_path):
-    cache = SliceCache(tmp_path / "cache", most_bytes=100, least_record=0)
+    cache = SliceCache(tmp_path / "cache", max_bytes=100, min_record=0)
     with service.device(cache=cache) as device:
         for seed, name in enumerate(["rows", "two key spaces", "rows"]):
             state = service.publish(LAYOUTS[name], seed=seed)

@@ -167,7 +167,7 @@ def test_an_error_never_names_keys(service, device):
     state = service.publish(LAYOUTS["rows"])
     device.known(state.published.id)
     with (
-        service.device(most_keys=10**9) as greedy,
+        service.device(max_keys=10**9) as greedy,
         pytest.raises(InputError, match="too many keys") as told,
     ):
         greedy.fetch(state.published.id, {"row": [6] * 70_000})

@@ -111,7 +111,7 @@ def test_slices_shorter_than_their_sums_are_worth_are_not_kept():
     cache = SliceCache(None)
     keep(cache, [1], table=small)
     assert held(cache, [1], small) == []
-    cache = SliceCache(None, least_record=0)
+    cache = SliceCache(None, min_record=0)
     keep(cache, [1], table=small)
     assert held(cache, [1], small) == [1]
 
@@ -206,7 +206,7 @@ def test_printing_shows_counts_and_no_keys():
     assert repr(cache) == "SliceCache(2 slices of 1 tables)"
 
 
-@pytest.mark.parametrize("bad", [{"most_bytes": -1}, {"least_record": -1}])
+@pytest.mark.parametrize("bad", [{"max_bytes": -1}, {"min_record": -1}])
 def test_sizes_are_checked(bad):
     with pytest.raises(InputError, match="cache"):
         SliceCache(None, **bad)

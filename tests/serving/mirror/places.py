@@ -43,7 +43,7 @@ class Place:
         return open_store(self.url, self.settings)
 
     def read(self, name):
-        return self.store.get(name, most=1 << 30)
+        return self.store.get(name, limit=1 << 30)
 
     def names(self):
         return sorted(self.store.sizes("rounds"))

@@ -65,10 +65,10 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 def table_of(
-    source: CountingSource, executor: ThreadPoolExecutor, most_bytes: int = 1 << 20, **options: int
+    source: CountingSource, executor: ThreadPoolExecutor, max_bytes: int = 1 << 20, **options: int
 ) -> SlabTable:
     info = table_info(source.records)
-    return SlabTable(source, info, most_bytes=most_bytes, executor=executor, **options)
+    return SlabTable(source, info, max_bytes=max_bytes, executor=executor, **options)
 
 
 def zipf_keys(num_keys: int, count: int, seed: int) -> KeyArray:
@@ -92,9 +92,9 @@ KEY_LISTS = st.lists(st.lists(st.integers(0, 49), max_size=12), max_size=12)
 
 @given(KEY_LISTS, st.sampled_from([SMALL, SMALL // 2, SMALL - 1]), st.sampled_from([1, 7, 4096]))
 def test_any_key_lists_give_the_bytes_of_the_source(
-    executor: ThreadPoolExecutor, lists: list[list[int]], most_bytes: int, batch_keys: int
+    executor: ThreadPoolExecutor, lists: list[list[int]], max_bytes: int, batch_keys: int
 ) -> None:
-    table = table_of(CountingSource(50), executor, most_bytes, batch_keys=batch_keys)
+    table = table_of(CountingSource(50), executor, max_bytes, batch_keys=batch_keys)
     asks = [np.array(keys, np.int64) for keys in lists]
     asyncio.run(fetch_all(table, asks))
     asyncio.run(fetch_all(table, asks[::-1]))  # a second loop finds nothing left over
@@ -121,7 +121,7 @@ def test_codings_and_select_functions_go_through(executor: ThreadPoolExecutor) -
     records = Records("word", 100, (field,), Coding("uint4", seed=3))
     x = np.random.default_rng(0).normal(size=(100, 4, 2)).astype(np.float32)
     source = FunctionSource(records, x, lambda x, keys: {"w": np.tanh(x[keys])})
-    table = SlabTable(source, table_info(records), most_bytes=10**6, executor=executor)
+    table = SlabTable(source, table_info(records), max_bytes=10**6, executor=executor)
     keys = np.array([7, 3, 7, 99])
     assert np.array_equal(asyncio.run(table.fetch(keys)).records, source.read(keys))
 
@@ -298,13 +298,13 @@ def test_uncached_keys_of_requests_that_meet_are_evaluated_once(
 
 @pytest.mark.parametrize("num_keys", [1000, 10**5, 2**62])
 def test_memory_stays_below_its_bound(num_keys: int) -> None:
-    most_bytes, rng = 200_000, np.random.default_rng(0)
-    slab = Slab(num_keys, 100, most_bytes)
+    max_bytes, rng = 200_000, np.random.default_rng(0)
+    slab = Slab(num_keys, 100, max_bytes)
     for _ in range(50):
         slab.claim(rng.integers(0, num_keys, 100))
     index = slab._index.nbytes if slab._index is not None else 0
     taken = slab.records.nbytes + slab.sums.nbytes + slab.states.nbytes + slab.tickets.nbytes
-    assert taken + index <= most_bytes + 24_000  # an empty index takes 20 kB
+    assert taken + index <= max_bytes + 24_000  # an empty index takes 20 kB
 
 
 def test_a_key_keeps_its_slot_when_the_slab_is_full() -> None:
@@ -315,7 +315,7 @@ def test_a_key_keeps_its_slot_when_the_slab_is_full() -> None:
 
 
 def test_memory_for_no_slice_is_refused(executor: ThreadPoolExecutor) -> None:
-    with pytest.raises(InputError, match="raise most_bytes"):
+    with pytest.raises(InputError, match="raise max_bytes"):
         table_of(CountingSource(1000), executor, 50)
 
 

@@ -34,7 +34,7 @@ def state() -> ServerState:
 @pytest.fixture
 def rounds() -> Iterator[OnDemandRounds]:
     with ThreadPoolExecutor(1) as pool:
-        yield OnDemandRounds(most_bytes=1 << 20, executor=pool)
+        yield OnDemandRounds(max_bytes=1 << 20, executor=pool)
 
 
 def test_there_is_no_round_before_the_first(rounds: OnDemandRounds) -> None:
@@ -107,7 +107,7 @@ def test_a_number_that_does_not_grow_is_refused(
 
 def test_small_tables_get_what_they_need(state: ServerState) -> None:
     with ThreadPoolExecutor(1) as pool:
-        rounds = OnDemandRounds(most_bytes=600, executor=pool)
+        rounds = OnDemandRounds(max_bytes=600, executor=pool)
         name = rounds.publish(sources_of(state), state.layout, number=0)
         with rounds.hold(name) as opened:
             capacity = {table.info.name: table._slab.capacity for table in opened.tables}  # type: ignore[attr-defined]

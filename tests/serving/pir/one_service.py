@@ -22,7 +22,7 @@ class PirService:
     """A service over rounds in memory; ask it inside `clients`, or once with `ask`."""
 
     def __init__(self, role=SERVER_0, app=None, **settings):
-        settings.setdefault("most_keys", 4)
+        settings.setdefault("max_keys", 4)
         self.rounds = MemoryRounds()
         self.round = self.rounds.open(3, words=WORDS)
         self.scheme, self.server = role.scheme, role.server

@@ -44,7 +44,7 @@ class Pair:
     def terms(self, round_id, place, server=0):
         path = f"/v1/rounds/{round_id}/tables/{place}/pir/two-server"
         with second_device(self.urls[server]) as device:
-            return Terms.decode(bytes(device.client.get(path, most=1024).body))
+            return Terms.decode(bytes(device.client.get(path, limit=1024).body))
 
     def metric(self, server, name):
         """A count of one of both services."""

@@ -23,7 +23,7 @@ from tests.serving.small_service import random_state
 
 
 def open_databases(rounds, role=SERVER_0, **settings):
-    settings = PirSettings(role, **{"most_keys": 4, **settings})
+    settings = PirSettings(role, **{"max_keys": 4, **settings})
     return Databases(rounds, settings, Gate(1, 100), Metrics())
 
 
@@ -86,7 +86,7 @@ def test_memory_is_bounded_and_older_rounds_make_room():
     rounds = MemoryRounds()
     old, new = rounds.open(3).id, rounds.open(4).id
     size = table_bytes("two-server", 40, 12, 4)
-    made = open_databases(rounds, most_bytes=2 * size - 1)
+    made = open_databases(rounds, max_bytes=2 * size - 1)
 
     async def run():
         await open_table(made, rounds, old)
@@ -96,7 +96,7 @@ def test_memory_is_bounded_and_older_rounds_make_room():
             await open_table(made, rounds, old)
 
     asyncio.run(run())
-    tight = open_databases(rounds, most_bytes=size - 1)
+    tight = open_databases(rounds, max_bytes=size - 1)
     with pytest.raises(NotFoundError, match="too large"):
         asyncio.run(open_table(tight, rounds, new))
 
@@ -118,10 +118,10 @@ def test_a_round_on_demand_is_computed_once_and_retrieved_from(name):
     state = random_state(layout)
 
     async def run(executor):
-        rounds = OnDemandRounds(most_bytes=1 << 20, executor=executor)
+        rounds = OnDemandRounds(max_bytes=1 << 20, executor=executor)
         told = {"keys_per_client": {space.name: 2 for space in layout.spaces}}
         round_id = rounds.publish(sources_of(state), layout, number=1, settings=told)
-        made = [open_databases(rounds, role, most_keys=None) for role in (SERVER_0, SERVER_1)]
+        made = [open_databases(rounds, role, max_keys=None) for role in (SERVER_0, SERVER_1)]
         for place, part in enumerate(layout.parts):
             if not part.product.factors:
                 continue
@@ -143,16 +143,16 @@ def test_a_round_on_demand_is_computed_once_and_retrieved_from(name):
 def test_queries_of_a_table_that_is_cut_twice_hold_every_pair_of_keys():
     layout = LAYOUTS["one parameter cut twice"]
     with ThreadPoolExecutor(1) as executor:
-        rounds = OnDemandRounds(most_bytes=1 << 20, executor=executor)
+        rounds = OnDemandRounds(max_bytes=1 << 20, executor=executor)
         told = {"keys_per_client": {"neuron": 2, "second": 3}}
         round_id = rounds.publish(sources_of(random_state(layout)), layout, number=1, settings=told)
-        made = open_databases(rounds, most_keys=None)
+        made = open_databases(rounds, max_keys=None)
 
-        async def most(place):
-            return (await open_table(made, rounds, round_id, place)).opened.server.terms.most_keys
+        async def limit(place):
+            return (await open_table(made, rounds, round_id, place)).opened.server.terms.max_keys
 
         found = {
-            tuple(f.name for f in part.product.factors): asyncio.run(most(place))
+            tuple(f.name for f in part.product.factors): asyncio.run(limit(place))
             for place, part in enumerate(layout.parts)
         }
     assert found == {("neuron",): 2, ("second",): 3, ("neuron", "second"): 6}

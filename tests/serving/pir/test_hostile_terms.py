@@ -27,7 +27,7 @@ class Probing(Recorder):
         async def probe(message):
             body = message.get("body", b"")
             if body[:4] == b"KHT1":
-                message = {**message, "body": replace(Terms.decode(body), most_keys=2).encode()}
+                message = {**message, "body": replace(Terms.decode(body), max_keys=2).encode()}
             await send(message)
 
         await super().__call__(scope, receive, probe)
@@ -66,54 +66,54 @@ def test_servers_that_pad_to_another_number_than_the_public_one_are_not_asked(
 ):
     """Not even if they agree: devices with more keys than a query holds would fail, and show it."""
     with ExitStack() as stack:
-        both = stack.enter_context(pair(tmp_path, roles, wrap=Probing, most_keys=3))
+        both = stack.enter_context(pair(tmp_path, roles, wrap=Probing, max_keys=3))
         state = both.service.publish(LAYOUT, settings=settings)
         device = stack.enter_context(both.device())
-        fetch = fetching(stack, both, most_keys=pinned)
+        fetch = fetching(stack, both, max_keys=pinned)
         with pytest.raises(ServiceError, match="another number of keys"):
             fetch(device, state.published.id, KEYS)
         assert posted(both) == []
 
 
 def test_a_number_that_only_one_server_names_is_not_taken(tmp_path):
-    with pair(tmp_path, ONE, most_keys=3) as both, both.device() as device:
+    with pair(tmp_path, ONE, max_keys=3) as both, both.device() as device:
         state = both.service.publish(LAYOUT)
         with pytest.raises(InputError, match="not known to how many keys"):
             OneServerFetch()(device, state.published.id, KEYS)
         assert posted(both) == []
-        found = OneServerFetch(most_keys={"row": 3})(device, state.published.id, KEYS)
+        found = OneServerFetch(max_keys={"row": 3})(device, state.published.id, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
 
 
 def test_a_number_that_two_servers_agree_on_is_taken_where_the_round_names_none(tmp_path):
     with ExitStack() as stack:
-        both = stack.enter_context(pair(tmp_path, most_keys=3))
+        both = stack.enter_context(pair(tmp_path, max_keys=3))
         state, device = both.service.publish(LAYOUT), stack.enter_context(both.device())
         found = fetching(stack, both)(device, state.published.id, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
 
 
 def test_what_the_round_says_holds_whatever_an_operator_says(tmp_path):
-    with pair(tmp_path, most_keys=2) as both:
+    with pair(tmp_path, max_keys=2) as both:
         state = both.service.publish(LAYOUT, settings=SETTINGS)
-        assert both.terms(state.published.id, 0).most_keys == 3
+        assert both.terms(state.published.id, 0).max_keys == 3
 
 
 @pytest.mark.parametrize(
-    ("roles", "num_keys", "most_keys", "most_answer"),
+    ("roles", "num_keys", "max_keys", "max_answer"),
     [(TWO, 20_000, 10_000, 100_000), (ONE, 2048, 2047, 1_000_000)],
     ids=["two servers", "one server"],
 )
 def test_terms_that_ask_for_too_much_cost_a_device_no_memory(
-    tmp_path, roles, num_keys, most_keys, most_answer
+    tmp_path, roles, num_keys, max_keys, max_answer
 ):
     """To make a question under these terms takes 2 MB or more, with two servers and with one."""
     rows = kh.Cut(kh.KeySpace("row", num_keys), {"w": 0})
     with ExitStack() as stack:
         both = stack.enter_context(pair(tmp_path, roles))
-        settings = {"keys_per_client": {"row": most_keys}}
+        settings = {"keys_per_client": {"row": max_keys}}
         state = both.service.publish(kh.Layout.of(zeros(w=(num_keys, 1)), rows), settings=settings)
-        device = stack.enter_context(both.device(most_answer=most_answer))
+        device = stack.enter_context(both.device(max_answer=max_answer))
         device.known(state.published.id)
         path = f"/v1/rounds/{state.published.id}/tables/0/pir/{roles[0].scheme}"
         for url in both.urls:  # what it takes a service to make its table is not meant
@@ -138,10 +138,10 @@ def test_messages_of_all_tables_together_are_within_what_a_device_takes(tmp_path
         settings = {"keys_per_client": {"word": 2, "neuron": 2}}
         state = both.service.publish(LAYOUTS["two key spaces"], settings=settings)
         lengths = [lengths_of(both.terms(state.published.id, place)) for place in (1, 2)]
-        most = max(sum(each.query for each in lengths), sum(each.reply for each in lengths))
+        limit = max(sum(each.query for each in lengths), sum(each.reply for each in lengths))
         fetch, keys = fetching(stack, both), {"word": [1], "neuron": [1]}
-        fetch(stack.enter_context(both.device(most_answer=most)), state.published.id, keys)
-        before, tight = len(posted(both)), stack.enter_context(both.device(most_answer=most - 1))
+        fetch(stack.enter_context(both.device(max_answer=limit)), state.published.id, keys)
+        before, tight = len(posted(both)), stack.enter_context(both.device(max_answer=limit - 1))
         with pytest.raises(ServiceError, match="the whole of all private"):
             fetch(tight, state.published.id, keys)
         assert len(posted(both)) == before

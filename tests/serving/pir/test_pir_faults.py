@@ -62,7 +62,7 @@ def test_a_broken_reply_is_asked_for_anew_with_new_secrets(both, proxy, fetch, k
     path = f"/v1/rounds/{state.published.id}/tables/0/pir/two-server"
     with both.device() as device:
         proxy.arm()
-        fetch.second.client.get(path, most=1024)
+        fetch.second.client.get(path, limit=1024)
         terms = proxy.passed
         fetch(device, state.published.id, KEYS)
         # The reply comes behind the terms, over the same connection.
@@ -83,7 +83,7 @@ def test_a_broken_reply_is_asked_for_anew_with_new_secrets(both, proxy, fetch, k
 def test_a_line_that_died_while_it_rested_does_not_send_a_message_twice(may_repeat):
     good = answer(200, b"good")
     with scripted(good, None, good) as script, client_of(script) as client:
-        ask = {"headers": {}, "token": None, "most": 100, "may_repeat": may_repeat}
+        ask = {"headers": {}, "token": None, "limit": 100, "may_repeat": may_repeat}
         assert client.exchange("POST", "/x", b"first", **ask).status == 200
         got = client.exchange("POST", "/x", b"message", **ask)
     bodies = [body for _, _, body in script.asked]
@@ -282,8 +282,8 @@ def test_a_device_waits_for_a_second_server_that_is_behind(tmp_path):
 
 def test_servers_that_pad_to_different_numbers_stop_the_fetch(tmp_path):
     """The round does not say, so each operator does."""
-    first, other = pair(tmp_path, most_keys=3), tmp_path / "x"
-    with first as one, pair(other, other_directory=tmp_path, most_keys=2) as two:
+    first, other = pair(tmp_path, max_keys=3), tmp_path / "x"
+    with first as one, pair(other, other_directory=tmp_path, max_keys=2) as two:
         state = one.service.publish(LAYOUT)
         with (
             one.device() as device,

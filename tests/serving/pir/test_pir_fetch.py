@@ -42,9 +42,9 @@ def published(both, layout, per_client=2, **options):
     return both.service.publish(layout, settings={"keys_per_client": told}, **options)
 
 
-def keys_of(layout, most=2, seed=0):
+def keys_of(layout, limit=2, seed=0):
     rng = np.random.default_rng(seed)
-    chosen = {s.name: rng.choice(s.num_keys, most, replace=False) for s in layout.spaces}
+    chosen = {s.name: rng.choice(s.num_keys, limit, replace=False) for s in layout.spaces}
     return {name: [*z, z[0], *z] for name, z in chosen.items()}  # repeated, out of order
 
 
@@ -163,7 +163,7 @@ def test_too_many_keys_are_refused_before_anything_is_sent(both, fetch):
 def test_a_slice_beyond_what_a_device_takes_is_refused(both, fetch):
     layout = LAYOUTS["two key spaces"]
     state = published(both, layout)
-    with both.device(most_answer=100) as device, pytest.raises(ServiceError, match="longer than"):
+    with both.device(max_answer=100) as device, pytest.raises(ServiceError, match="longer than"):
         fetch(device, state.published.id, keys_of(layout))
 
 

@@ -37,7 +37,7 @@ def test_terms_are_those_of_the_table_and_may_be_cached_for_ever(service):
     answer = service.ask("GET")
     terms = Terms.decode(answer.content)
     table = service.round.tables[WORD].info
-    assert (terms.num_keys, terms.record_bytes, terms.most_keys) == (WORDS, table.record_bytes, 4)
+    assert (terms.num_keys, terms.record_bytes, terms.max_keys) == (WORDS, table.record_bytes, 4)
     assert terms.round == name_table(service.round.id, WORD)
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["cache-control"] == "public, max-age=31536000, immutable, no-transform"
@@ -137,13 +137,13 @@ def test_a_removed_round_is_told_by_the_path():
 
 def test_a_body_of_another_type_or_beyond_the_limit_is_refused_as_elsewhere(service):
     assert service.post(b"", **{"content-type": "text/plain"}).status_code == 415
-    small = PirService(app={"limits": Limits(most_body=4096)})
+    small = PirService(app={"limits": Limits(max_body=4096)})
     answer = small.post(bytes(4097))
     assert (answer.status_code, answer.json()["error"]["kind"]) == (413, "TooLargeError")
     assert small.post(small.query()).status_code == 200
 
 
-@pytest.mark.parametrize("limits", [Limits(most_body=100), Limits(most_answer=100)])
+@pytest.mark.parametrize("limits", [Limits(max_body=100), Limits(max_answer=100)])
 def test_a_table_whose_messages_are_beyond_the_limits_is_not_offered(limits):
     answer = PirService(app={"limits": limits}).ask("GET")
     assert (answer.status_code, answer.json()["error"]["kind"]) == (413, "TooLargeError")
@@ -165,18 +165,18 @@ def test_tokens_are_asked_for_as_for_slices():
     assert service.post(free.query(), **token()).status_code == 200
     assert service.post(free.query(), **token("2-0123456789abcdef")).status_code == 403
     # A query could ask for 4 keys, whatever it does ask for.
-    assert service.post(free.query([1]), **token(most_keys=3)).status_code == 403
-    assert service.post(free.query([1]), **token(most_keys=4)).status_code == 200
+    assert service.post(free.query([1]), **token(max_keys=3)).status_code == 403
+    assert service.post(free.query([1]), **token(max_keys=4)).status_code == 200
 
 
 def test_a_round_that_does_not_say_how_many_keys_a_client_chooses_is_refused():
-    answer = PirService(most_keys=None).ask("GET")
+    answer = PirService(max_keys=None).ask("GET")
     facts = answer.json()["error"]
     assert (facts["status"], facts["kind"]) == (404, "NotFoundError")
     assert "--pir-keys" in facts["fix"]
-    assert PirService(most_keys=None, most_keys_of={"word": 7}).terms.most_keys == 7
-    assert PirService(most_keys=3, most_keys_of={"word": 7}).terms.most_keys == 7
-    assert PirService(most_keys=10**6).terms.most_keys == WORDS
+    assert PirService(max_keys=None, max_keys_of={"word": 7}).terms.max_keys == 7
+    assert PirService(max_keys=3, max_keys_of={"word": 7}).terms.max_keys == 7
+    assert PirService(max_keys=10**6).terms.max_keys == WORDS
 
 
 def test_logs_hold_nothing_and_counts_no_keys(service, caplog):
@@ -316,7 +316,7 @@ def test_a_round_that_is_removed_while_queries_wait_answers_them_and_no_more():
 
 
 def test_more_queries_than_may_wait_are_told_to_come_back():
-    service = PirService(app={"limits": Limits(most_held=1, waiting=1)})  # one at a time
+    service = PirService(app={"limits": Limits(max_held=1, waiting=1)})  # one at a time
     server, queries = blocked(service), [service.query() for _ in range(3)]
 
     async def run():
@@ -371,7 +371,7 @@ def test_whoever_leaves_before_the_answer_disturbs_nobody():
 
 
 def test_a_table_answers_as_many_queries_as_it_may_remember():
-    service = PirService(most_queries=2)
+    service = PirService(max_queries=2)
     answers = [service.post(service.query()) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 400]
     assert answers[2].content == REFUSAL
@@ -386,10 +386,10 @@ def test_replies_count_as_held_until_they_are_sent(service):
 
 def test_settings_that_let_nobody_in_are_refused():
     for settings in (
-        {"most_keys": 0},
-        {"most_bytes": 0},
-        {"most_queries": 0},
-        {"most_keys_of": {"word": 0}},
+        {"max_keys": 0},
+        {"max_bytes": 0},
+        {"max_queries": 0},
+        {"max_keys_of": {"word": 0}},
     ):
         with pytest.raises(Exception, match="let nobody in"):
             PirSettings(Role("two-server", 0), **settings)

@@ -38,9 +38,9 @@ def second_app(stack, first, extra):
     [
         (lambda rounds: (), "no such path at server 1"),
         ("relay", "no such path at server 1"),
-        (answering("one", most_keys=3), "no such scheme of private retrieval at server 1"),
+        (answering("one", max_keys=3), "no such scheme of private retrieval at server 1"),
         (answering("1"), "cannot be retrieved from in private at server 1"),
-        (answering("1", most_keys=2), "queries padded to 3 keys and 2 keys"),
+        (answering("1", max_keys=2), "queries padded to 3 keys and 2 keys"),
     ],
     ids=["no private retrieval", "a relay", "another scheme", "no --pir-keys", "other --pir-keys"],
 )
@@ -48,7 +48,7 @@ def test_a_second_server_that_is_set_up_wrongly_ends_the_device_with_the_reason(
     tmp_path, second, told
 ):
     with ExitStack() as stack:
-        first = stack.enter_context(small_service(tmp_path, extra=answering("0", most_keys=3)))
+        first = stack.enter_context(small_service(tmp_path, extra=answering("0", max_keys=3)))
         first.publish(LAYOUT)
         url = stack.enter_context(serving(second_app(stack, first, second)))
         device, other = first.device(), second_device(url)

@@ -14,12 +14,12 @@ from tests.serving.recorder import Recorder
 from tests.serving.small_service import Service
 
 SETTINGS = {"keys_per_client": {"word": 4, "neuron": 3}}
-MOST_ANSWER = 1 << 26
+MAX_ANSWER = 1 << 26
 
 
 def line_to(stack, url, token=None, **options):
     """A line of a relay, closed with the stack."""
-    line = GatewayLine(Client(url, retry=Retry(attempts=1), **options), token, MOST_ANSWER)
+    line = GatewayLine(Client(url, retry=Retry(attempts=1), **options), token, MAX_ANSWER)
     return stack.enter_context(closing(line))
 
 

@@ -41,9 +41,9 @@ class Later:
         return self.rounds.hold(round_id)
 
 
-def made(most_remembered=9, **settings):
+def made(max_remembered=9, **settings):
     later = Later()
-    routes = gateway_routes(later, [KEY], most_remembered)
+    routes = gateway_routes(later, [KEY], max_remembered)
     service = Service(extra_routes=[routes], **settings)
     later.rounds = service.rounds
     return service
@@ -164,7 +164,7 @@ def test_a_replayed_batch_is_refused_inside_and_reads_nothing():
 
 
 def test_a_request_that_was_forgotten_is_answered_again_until_its_round_is_gone():
-    service = made(most_remembered=1)
+    service = made(max_remembered=1)
     old, exchange = sealed(path_of(service, 5))
 
     def status():
@@ -205,12 +205,12 @@ def test_a_body_that_is_no_batch_is_refused_in_the_shape_of_every_error(body):
 
 
 def test_batches_have_limits():
-    small = made(limits=Limits(most_keys=2, most_body=1000, most_answer=100))
+    small = made(limits=Limits(max_keys=2, max_body=1000, max_answer=100))
     body = encode_requests([sealed(path_of(small, key))[0] for key in range(3)])
     assert post(small, body).status_code == 413  # three requests
     assert post(small, bytes(1001)).status_code == 413
     two = encode_requests([sealed(path_of(small, key))[0] for key in range(2)])
-    wide = made(limits=Limits(most_answer=100))
+    wide = made(limits=Limits(max_answer=100))
     assert (
         post(wide, encode_requests([sealed(path_of(wide, k))[0] for k in range(9)])).status_code
         == 413

@@ -152,7 +152,7 @@ def test_what_the_relay_refuses_has_the_shape_of_every_error(http, both, request
 
 
 def test_bodies_are_limited(stack):
-    app = RelayApp(line_to(stack, "http://127.0.0.1:9"), limits=Limits(most_body=100, most_keys=2))
+    app = RelayApp(line_to(stack, "http://127.0.0.1:9"), limits=Limits(max_body=100, max_keys=2))
 
     async def post(body):
         transport = httpx.ASGITransport(app)

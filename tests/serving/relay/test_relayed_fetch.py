@@ -231,7 +231,7 @@ def test_a_round_that_does_not_say_how_many_keys_needs_to_be_told(both):
     device = both.device()
     with pytest.raises(InputError, match="not known to how many"):
         both.fetch()(device, round_id, KEYS)
-    found = both.fetch(most_keys={"word": 3, "neuron": 2})(device, round_id, KEYS)
+    found = both.fetch(max_keys={"word": 3, "neuron": 2})(device, round_id, KEYS)
     assert_trees_equal(found.model, device.fetch(round_id, KEYS).model)
 
 
@@ -246,7 +246,7 @@ def test_a_table_that_every_device_takes_whole_is_downloaded(both):
 
 
 def test_answers_that_are_longer_than_a_device_takes_come_in_several(both):
-    device = both.device(most_answer=2000)
+    device = both.device(max_answer=2000)
     found = both.fetch()(device, both.round, KEYS)
     bodies = both.relay.bodies("/v1/relay")
     assert [(len(body) - 8) // _each(body) for body in bodies] == [3, 3, 1]
@@ -263,15 +263,15 @@ def wide(words, width=1):
 
 @pytest.mark.parametrize(
     ("words", "options"),
-    [(8, {"most_requests": 7}), (8, {"most_bytes": 31}), (70_000, {})],
+    [(8, {"max_requests": 7}), (8, {"max_bytes": 31}), (70_000, {})],
     ids=["requests", "bytes", "by default"],
 )
 def test_a_round_that_asks_for_more_than_a_device_does_is_refused_before_a_request_is_sealed(
     both, words, options
 ):
     """Seven words and a row, four bytes each: or seventy thousand, which would take seconds."""
-    most = {"word": words - 1, "row": 1}
-    _, round_id = both.publish(layout=wide(words), settings={"keys_per_client": most})
+    limit = {"word": words - 1, "row": 1}
+    _, round_id = both.publish(layout=wide(words), settings={"keys_per_client": limit})
     device, fetch = both.device(), both.fetch(**options)
     before = len(both.relay.seen)
     with pytest.raises(ServiceError, match="more requests than this device makes"):
@@ -284,8 +284,8 @@ def test_a_round_that_asks_for_more_than_a_device_does_is_refused_before_a_reque
 
 def test_answers_are_no_longer_together_than_those_of_their_tables(both):
     """One slice of 4,000 bytes and four short ones: not five long ones."""
-    most = {"word": 1, "row": 4}
-    _, round_id = both.publish(layout=wide(8, 1000), settings={"keys_per_client": most})
+    limit = {"word": 1, "row": 4}
+    _, round_id = both.publish(layout=wide(8, 1000), settings={"keys_per_client": limit})
     longest = [bytes(4000)] * 5
     with scripted(*[answer(200, encode_answers(longest))] * 3) as script:
         fetch = both.fetch(

@@ -31,14 +31,14 @@ def forge(payload, key=b"a" * 32, prefix=b"kh1."):
 
 def claims(**changes):
     known = {"version": 1, "kind": "device", "device": "phone-1"}
-    times = {"issued": NOW, "expires": NOW + 60.0, "round": None, "most_keys": None}
+    times = {"issued": NOW, "expires": NOW + 60.0, "round": None, "max_keys": None}
     return json.dumps({**known, **times, **changes}).encode()
 
 
 def test_a_token_says_what_it_was_issued_for():
-    token = RING.issue("round", "p.1_x", now=NOW, seconds=5.0, round_id=ROUND, most_keys=7)
+    token = RING.issue("round", "p.1_x", now=NOW, seconds=5.0, round_id=ROUND, max_keys=7)
     found = RING.verify(token.encode(), NOW + 1.0)
-    assert (found.kind, found.device, found.round, found.most_keys) == ("round", "p.1_x", ROUND, 7)
+    assert (found.kind, found.device, found.round, found.max_keys) == ("round", "p.1_x", ROUND, 7)
     assert (found.issued, found.expires) == (NOW, NOW + 5.0)
 
 
@@ -118,7 +118,7 @@ def test_a_token_cannot_choose_how_it_is_checked(token):
         claims(device="../x"),
         claims(device=""),
         claims(expires="never"),
-        claims(most_keys=1.5),
+        claims(max_keys=1.5),
         b"null",
         b"",
         b"\xff",

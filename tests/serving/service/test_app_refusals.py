@@ -118,26 +118,26 @@ def test_the_first_key_behind_the_end_is_refused(service):
 
 
 def test_too_many_keys_are_413(service):
-    limited = Service(limits=Limits(most_keys=2))
+    limited = Service(limits=Limits(max_keys=2))
     assert limited.query(wire.Ask(1, np.arange(2))).status_code == 200
     limited.refused(limited.query(wire.Ask(1, np.arange(3))), 413, "TooLargeError")
 
 
 def test_an_answer_beyond_the_limit_is_413_before_it_is_made(service):
-    limited = Service(limits=Limits(most_answer=100))
+    limited = Service(limits=Limits(max_answer=100))
     limited.refused(limited.query(wire.Ask(1, np.arange(20))), 413, "TooLargeError")
     assert limited.round.tables[WORD_TABLE].fetches == 0
 
 
 def test_a_body_beyond_the_limit_is_413_by_its_head_and_by_its_length():
-    service = Service(limits=Limits(most_keys=1))
-    path, most = "/v1/rounds/{id}/slices", wire.most_query_bytes(1)
-    longer = b"x" * (most + 1)
+    service = Service(limits=Limits(max_keys=1))
+    path, limit = "/v1/rounds/{id}/slices", wire.max_query_bytes(1)
+    longer = b"x" * (limit + 1)
     service.refused(service.ask("POST", path, content=longer, headers=BINARY), 413, "TooLargeError")
 
     async def pieces():
         for _ in range(100):
-            yield b"x" * (most // 2)
+            yield b"x" * (limit // 2)
 
     service.refused(
         service.ask("POST", path, content=pieces(), headers=BINARY), 413, "TooLargeError"

@@ -62,19 +62,19 @@ def test_open_reads_look_at_no_token(service):
 
 def test_a_token_may_allow_fewer_keys_than_the_service():
     service = Service(access=Access(RING, reads_need_token=True))
-    headers = bearer(round_token(service, most_keys=2))
+    headers = bearer(round_token(service, max_keys=2))
     assert service.query(wire.Ask(1, np.arange(2)), **headers).status_code == 200
     answer = service.query(wire.Ask(1, np.arange(3)), **headers)
     service.refused(answer, 403, "NotAdmittedError")
 
 
 def test_a_device_checks_in_and_gets_a_token_of_the_round(taking):
-    answer = taking.ask("POST", "/v1/checkin", headers=bearer(device_token(most_keys=9)))
+    answer = taking.ask("POST", "/v1/checkin", headers=bearer(device_token(max_keys=9)))
     told = answer.json()
     assert (told["round"], told["number"], told["fetch_after"]) == (taking.round.id, 3, 2.0)
     claims = RING.verify(told["token"].encode(), NOW)
     assert (claims.kind, claims.device, claims.round) == ("round", "phone-1", taking.round.id)
-    assert claims.most_keys == 9
+    assert claims.max_keys == 9
 
 
 def test_a_device_without_a_round_is_told_to_wait(taking):
@@ -149,12 +149,12 @@ def test_an_update_with_a_flipped_bit_is_refused(taking):
 
 
 def test_an_update_beyond_the_limit_is_413(tmp_path):
-    service = Service(spool=UpdateSpool(tmp_path / "u"), limits=Limits(most_body=50))
+    service = Service(spool=UpdateSpool(tmp_path / "u"), limits=Limits(max_body=50))
     service.refused(send_update(service), 413, "TooLargeError")
 
 
 def test_slow_uploads_hold_up_uploads_and_not_reads(tmp_path):
-    limits = Limits(most_body=1000, most_held=1000, waiting=1)
+    limits = Limits(max_body=1000, max_held=1000, waiting=1)
     service = Service(spool=UpdateSpool(tmp_path / "updates"), limits=limits)
 
     async def story():

@@ -31,7 +31,7 @@ GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def test_more_connections_than_allowed_are_told_to_come_back():
-    app = app_with(most_connections=3)
+    app = app_with(max_connections=3)
     with serving(app) as url:
         held = [connect(url) for _ in range(3)]
         for connection in held:
@@ -131,7 +131,7 @@ def test_clients_are_not_blamed_while_the_service_itself_stands_still():
 
     async def story():
         loop = asyncio.get_running_loop()
-        connections = Connections(Limits(head_seconds=1.0), Metrics(), most=1)
+        connections = Connections(Limits(head_seconds=1.0), Metrics(), limit=1)
         connections.all.add(Client())
         watching = loop.create_task(connections.watch())
         await asyncio.sleep(0.6)
@@ -146,7 +146,7 @@ def test_clients_are_not_blamed_while_the_service_itself_stands_still():
 
 def test_what_everyone_receives_counts_as_memory_too():
     """Else as many readers as connect, all slow, each hold a copy of it."""
-    service = Service(limits=Limits(most_held=1))  # bytes: one answer at a time
+    service = Service(limits=Limits(max_held=1))  # bytes: one answer at a time
     path = f"/v1/rounds/{service.round.id}/broadcast"
 
     async def story():

@@ -41,7 +41,7 @@ def issue(ring=RING, kind="round", device="phone-1", now=NOW, round_id=ROUND.id,
 
 TOKENS = [
     issue(),
-    issue(device="phone-2", most_keys=2),
+    issue(device="phone-2", max_keys=2),
     issue(kind="device", round_id=None),
     issue(now=NOW - 1e6),
     issue(now=NOW + 1e6),
@@ -198,7 +198,7 @@ class Service:
         self.app = App(
             rounds,
             access=Access(RING, reads_need_token),
-            limits=Limits(most_keys=6, most_body=4096, rate=1e9),
+            limits=Limits(max_keys=6, max_body=4096, rate=1e9),
             spool=UpdateSpool(directory),
             admit=partial(admit, pace=Pace(), uniform=lambda: 0.5),
             clock=lambda: NOW,

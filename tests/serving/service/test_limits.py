@@ -13,8 +13,8 @@ from keyhole.service.limits import Bucket, Buckets, Gate, Limits, take
 
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_limit_that_lets_nobody_in_is_refused(value):
-    with pytest.raises(InputError, match="most_keys"):
-        Limits(most_keys=value)
+    with pytest.raises(InputError, match="max_keys"):
+        Limits(max_keys=value)
 
 
 @given(st.lists(st.floats(0, 5), max_size=60), st.floats(0.1, 50), st.floats(1, 20))
@@ -39,7 +39,7 @@ def test_a_clock_that_goes_backwards_neither_gives_nor_takes():
 
 
 def test_names_have_buckets_of_their_own_and_the_oldest_is_forgotten():
-    buckets = Buckets(rate=1.0, burst=1.0, most=2)
+    buckets = Buckets(rate=1.0, burst=1.0, limit=2)
     assert buckets.wait("a", 0.0) == 0.0
     assert buckets.wait("a", 0.0) == 1.0
     assert buckets.wait("b", 0.0) == 0.0

@@ -71,7 +71,7 @@ def test_a_connection_may_rest_as_long_as_allowed():
 
 
 def test_an_endless_head_is_refused():
-    with serving(app_with(most_head=2000)) as url, connect(url) as endless:
+    with serving(app_with(max_head=2000)) as url, connect(url) as endless:
         endless.sendall(b"GET /healthz HTTP/1.1\r\n")
         for _ in range(2):
             endless.sendall(b"x: " + b"y" * 1200 + b"\r\n")

@@ -23,9 +23,9 @@ def test_a_new_key_signs_tokens_that_it_verifies(tmp_path):
     file = tmp_path / "key"
     run("new-key", file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    made = run("issue", "--key", file, "--device", "phone-1", "--days", "2", "--most-keys", "9")
+    made = run("issue", "--key", file, "--device", "phone-1", "--days", "2", "--max-keys", "9")
     claims = Keyring.load(file).verify(made.encode(), time.time())
-    assert (claims.kind, claims.device, claims.most_keys) == ("device", "phone-1", 9)
+    assert (claims.kind, claims.device, claims.max_keys) == ("device", "phone-1", 9)
     assert claims.expires - claims.issued == 2 * 86_400
 
 

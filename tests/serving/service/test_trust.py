@@ -54,7 +54,7 @@ def rounds_of(kind, directory):
     if kind == "failing":
         sources = [Failing(source) for source in sources]
     with ThreadPoolExecutor(1) as pool:
-        rounds = OnDemandRounds(most_bytes=1 << 22, executor=pool)
+        rounds = OnDemandRounds(max_bytes=1 << 22, executor=pool)
         rounds.publish(sources, LAYOUT, number=0)
         yield rounds
 

@@ -30,21 +30,21 @@ def keyring():
     return Keyring((bytes.fromhex(new_key()),))
 
 
-def terms_of(name=b"a", cohort=6, least=2, bits=32, **more):
+def terms_of(name=b"a", cohort=6, minimum=2, bits=32, **more):
     """Three parts: sparse, sparse, and dense."""
     sizes = (500, 8, 4), (300, 3, 3), (5, 2, 5)
     parts = tuple(part_terms(*size, bits, False) for size in sizes)
     assert [part.is_sparse for part in parts] == [True, True, False]
-    return WholeTerms(sha256(name).digest()[:16], parts, cohort, least, bits=bits, **more)
+    return WholeTerms(sha256(name).digest()[:16], parts, cohort, minimum, bits=bits, **more)
 
 
 def rows_of(terms, seed):
     """Of one client: few keys of sparse parts, all of dense ones; ring elements of every size."""
     rng, rows = np.random.default_rng(seed), []
     for part in terms.parts:
-        keys = np.sort(rng.choice(part.num_keys, rng.integers(1, part.most_keys + 1), False))
-        most = np.iinfo(terms.dtype).max
-        rows.append((keys, rng.integers(0, most, (len(keys), part.width), terms.dtype)))
+        keys = np.sort(rng.choice(part.num_keys, rng.integers(1, part.max_keys + 1), False))
+        limit = np.iinfo(terms.dtype).max
+        rows.append((keys, rng.integers(0, limit, (len(keys), part.width), terms.dtype)))
     return rows
 
 
@@ -133,7 +133,7 @@ class Pair:
         token = token or self.device_token(party, name)
         path = f"/v1/sums/{round_id}/shares"
         try:
-            got = client.send(path, body, token=token, most=4096, content_type=OCTETS)
+            got = client.send(path, body, token=token, limit=4096, content_type=OCTETS)
             return bytes(got.body)
         finally:
             client.close()

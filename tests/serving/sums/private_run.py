@@ -31,8 +31,8 @@ SALT = bytes(range(16))
 POPULATION = 8
 
 
-def choose(data, most, rng):
-    return ROW.keys(rng.choice(ROW.num_keys, most["row"], replace=False))
+def choose(data, limit, rng):
+    return ROW.keys(rng.choice(ROW.num_keys, limit["row"], replace=False))
 
 
 def train(submodel, data, rng):
@@ -51,7 +51,7 @@ def make_plan(**changes):
         "cohorts": Cohorts(POPULATION, 5),
         "keys_per_client": {"row": 4},
         "seed": 3,
-        "aggregate": TwoServers(Rounding(), least_clients=2),
+        "aggregate": TwoServers(Rounding(), min_clients=2),
     }
     return Plan(**{**given, **changes})
 

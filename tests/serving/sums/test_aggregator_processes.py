@@ -222,7 +222,7 @@ def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_pa
         trainer = launch(
             *("train", "so_tag", *task, "--rounds", 1, "--out", tmp_path / "runs"),
             *("--devices", rounds, "--round-seconds", 60),
-            *("--aggregators", urls, "--least-clients", 3),
+            *("--aggregators", urls, "--min-clients", 3),
             *("--aggregator-tokens", ",".join(map(str, tokens))),
         )
         for name in cohort_of(rounds):
@@ -232,7 +232,7 @@ def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_pa
                 files[-1].write_text(token(key, name))
             launch(
                 *("device", f"http://127.0.0.1:{port}", "--task", "so_tag", "--client", client),
-                *("--token-file", files[0], *task[:8], "--least-clients", 3),
+                *("--token-file", files[0], *task[:8], "--min-clients", 3),
                 *("--aggregators", urls, "--aggregator-tokens", f"{files[1]},{files[2]}"),
             )
         assert trainer.wait(90) == 0, (tmp_path / "log-1").read_text()

@@ -93,7 +93,7 @@ def test_only_those_whom_the_trainer_takes_at_both_are_added(pair):
 
 
 def test_with_too_few_clients_nothing_is_given_out_and_shares_are_gone(pair, tmp_path):
-    terms = terms_of(least=3)
+    terms = terms_of(minimum=3)
     pair.open(ROUND, terms)
     for seed, name in enumerate(COHORT[:2]):
         pair.share(ROUND, terms, name, seed)
@@ -121,7 +121,7 @@ def test_aggregators_that_were_told_different_cohorts_release_nothing(pair):
 
 def test_a_trainer_cannot_tell_one_aggregator_a_smaller_minimum(pair):
     """Devices share under the terms of the manifest; whoever was told others refuses them."""
-    told, other = terms_of(least=5), terms_of(least=2)
+    told, other = terms_of(minimum=5), terms_of(minimum=2)
     pair.trainer(0).open(ROUND, told, COHORT)
     pair.trainer(1).open(ROUND, other, COHORT)
     with pytest.raises(StaleError):
@@ -219,12 +219,12 @@ def test_strangers_late_ones_and_foreign_messages_are_refused(pair, party):
 
 
 def test_what_a_trainer_may_not_open_is_refused(tmp_path):
-    with aggregators(tmp_path, least_clients=3, most_sums=1, most_table=10**5) as pair:
+    with aggregators(tmp_path, min_clients=3, max_sums=1, max_table=10**5) as pair:
         first = pair.trainer(0)
-        large = terms_of(least=3, cohort=10**6)
+        large = terms_of(minimum=3, cohort=10**6)
         refusals = [
-            (lambda: first.open(ROUND, terms_of(least=2), COHORT), InputError),
-            (lambda: first.open(ROUND, terms_of(least=3, cohort=3), COHORT), TooLargeError),
+            (lambda: first.open(ROUND, terms_of(minimum=2), COHORT), InputError),
+            (lambda: first.open(ROUND, terms_of(minimum=3, cohort=3), COHORT), TooLargeError),
             (lambda: first.open(ROUND, large, [COHORT[0]] * 3), TooLargeError),
             (lambda: first.open(ROUND, large, ["../x"]), InputError),
             (lambda: first.open("nonsense", large, COHORT), NotFoundError),
@@ -235,13 +235,13 @@ def test_what_a_trainer_may_not_open_is_refused(tmp_path):
         wrong = pair.trainer(0, "confused")
         wrong.party = 1
         with pytest.raises(ConflictError, match="other aggregator"):
-            wrong.open(ROUND, terms_of(least=3), COHORT)
-        first.open(ROUND, terms_of(least=3), COHORT)
-        first.open(ROUND, terms_of(least=3), COHORT)
+            wrong.open(ROUND, terms_of(minimum=3), COHORT)
+        first.open(ROUND, terms_of(minimum=3), COHORT)
+        first.open(ROUND, terms_of(minimum=3), COHORT)
         with pytest.raises(ConflictError):
-            first.open(ROUND, terms_of(least=4), COHORT)
+            first.open(ROUND, terms_of(minimum=4), COHORT)
         with pytest.raises(ServiceError, match="503"):  # too many sums: come back later
-            first.open(round_name(b"b", 1), terms_of(b"b", least=3), COHORT)
+            first.open(round_name(b"b", 1), terms_of(b"b", minimum=3), COHORT)
 
 
 def test_a_sum_is_its_trainers_alone_and_its_name_is_used_once(pair):
@@ -270,10 +270,10 @@ def test_tokens_of_one_kind_of_caller_are_worth_nothing_for_another(pair):
     for token in (device.token_for(ROUND), peer.issue("device", "x", now=0, seconds=1e12)):
         for path in ("", "/share", "/list"):
             with pytest.raises((AccessError, NotAdmittedError)):
-                device.client.get(f"/v1/sums/{ROUND}{path}", token=token, most=10**6)
+                device.client.get(f"/v1/sums/{ROUND}{path}", token=token, limit=10**6)
     for path in ("/list", "/agreed", f"/publics/{COHORT[0]}"):
         with pytest.raises(AccessError):
-            device.client.get(f"/v1/sums/{ROUND}{path}", token=trainer._token, most=10**6)
+            device.client.get(f"/v1/sums/{ROUND}{path}", token=trainer._token, limit=10**6)
     device.close()
 
 

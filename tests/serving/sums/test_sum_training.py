@@ -108,7 +108,7 @@ def test_an_update_with_nan_is_not_sent(both):
 
 @pytest.mark.slow
 def test_with_too_few_devices_the_round_makes_no_step(both):
-    plan = make_plan(aggregate=TwoServers(Rounding(), least_clients=4))
+    plan = make_plan(aggregate=TwoServers(Rounding(), min_clients=4))
     there = asked_of(plan)[:3]
     with devices(*both, clients=there):
         run = start_run(make_state(), make_clients(), plan, kind=served(*both, seconds=2.0))
@@ -119,7 +119,7 @@ def test_with_too_few_devices_the_round_makes_no_step(both):
 
 def test_a_device_refuses_a_smaller_cohort_than_its_own_minimum(both, tmp_path):
     plan = make_plan()
-    with devices(*both, policy=SumPolicy(least_clients=3)) as met:
+    with devices(*both, policy=SumPolicy(min_clients=3)) as met:
         looks = count()  # the clock runs once all have refused, a second with every look
         kind = served(*both, seconds=1.5, clock=lambda: float(next(looks) * (len(met) >= 5)))
         run = start_run(make_state(), make_clients(), plan, kind=kind)
@@ -133,10 +133,10 @@ def test_a_device_refuses_a_smaller_cohort_than_its_own_minimum(both, tmp_path):
 @pytest.mark.parametrize(
     "policy",
     [
-        SumPolicy(most_clients=4),
-        SumPolicy(most_clip=1.0),
-        SumPolicy(least_noise=0.5),
-        SumPolicy(most_upload=100),
+        SumPolicy(max_clients=4),
+        SumPolicy(max_clip=1.0),
+        SumPolicy(min_noise=0.5),
+        SumPolicy(max_upload=100),
     ],
     ids=lambda policy: str(policy)[:40],
 )

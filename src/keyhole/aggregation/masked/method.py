@@ -39,7 +39,7 @@ from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.crypto.ring import RingArray
 from keyhole.errors import InputError, SketchError, StaleError, ThresholdError
-from keyhole.primitives.layout import Layout, Part, most_keys_of
+from keyhole.primitives.layout import Layout, Part, max_keys_of
 from keyhole.sampling import Cohorts, Fate
 
 Stage: TypeAlias = Literal["before", "after_keys", "after_shares", "after_input"]
@@ -174,7 +174,7 @@ class _Run:
     def _some(self, places: list[int]) -> list[int]:
         """The server would wait for ever if there were nobody."""
         if not places:
-            raise too_few(0, self._settings.least_survivors)
+            raise too_few(0, self._settings.min_survivors)
         return places
 
     def _send(self, place: int, data: bytes, receive: Callable[[int, bytes], None]) -> None:
@@ -212,7 +212,7 @@ def _check(
         check_vector(settings, vector)
 
 
-LEAST_CLIENTS = 2
+MIN_CLIENTS = 2
 """Of a masked sum: that of one client is its update."""
 
 Ring = NDArray[np.unsignedinteger]
@@ -278,8 +278,8 @@ class SecureSum:
         """Adds up the updates of a round."""
         clients = [one.client for one in adding.contributions]
         seen = self.form.seen_by(adding)
-        if len(clients) < LEAST_CLIENTS:
-            return withheld(len(clients), LEAST_CLIENTS, seen)
+        if len(clients) < MIN_CLIENTS:
+            return withheld(len(clients), MIN_CLIENTS, seen)
         fixed = self.rounding.fixed_point(adding)
         layout = self.form.lay_out(adding, fixed.bits)
         settings = SecAggSettings(
@@ -385,7 +385,7 @@ class SketchForm:
         """Sketches with room for all keys that the cohort can have, under a seed of this sum."""
         seeds = derived(b"sketch", adding.place)
         clients = len(adding.contributions)
-        most = most_keys_of(adding.layout, adding.keys_per_client)
+        limit = max_keys_of(adding.layout, adding.keys_per_client)
         shapes = [
             sketch.SketchShape(
                 part.space.num_keys,
@@ -393,9 +393,9 @@ class SketchForm:
                 max(1, min(clients * m, part.space.num_keys)),
                 seeds.bytes(16),
                 bits,  # type: ignore[arg-type]
-                most_clients=clients,
+                max_clients=clients,
             )
-            for part, m in zip(adding.layout.parts, most, strict=True)
+            for part, m in zip(adding.layout.parts, limit, strict=True)
         ]
         return _Sketched(shapes)
 
@@ -426,7 +426,7 @@ class _Sketched:
         return found
 
 
-def odds_of_failing(layout: Layout, most_keys: Sequence[int], cohorts: Cohorts) -> float:
+def odds_of_failing(layout: Layout, max_keys: Sequence[int], cohorts: Cohorts) -> float:
     """How often the sketches of a round do not decode, at the most.
 
     Two keys that share all their cells are U^2 / 2 / (C / 4)^4 of all sketches of U keys in C
@@ -435,7 +435,7 @@ def odds_of_failing(layout: Layout, most_keys: Sequence[int], cohorts: Cohorts) 
     """
     total = 0.0
     clients = cohorts.asked // (2 if cohorts.sampling == "poisson" else 1)  # hardly ever fewer
-    for part, m in zip(layout.parts, most_keys, strict=True):
+    for part, m in zip(layout.parts, max_keys, strict=True):
         distinct = max(1, min(clients * m, part.space.num_keys))
         cells = 1.4 * distinct + 96
         total += 5e-4 if distinct < 500 else distinct**2 / (cells / 4) ** 4

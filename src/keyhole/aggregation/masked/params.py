@@ -118,8 +118,8 @@ def degree_of(count: int, risk: Risk | None = None) -> int:
         for degree in range(2, count - 1, 2):
             if _falls_apart(count, degree, risk) > -risk.privacy_bits:
                 continue
-            least, most = _thresholds(count, degree, risk)
-            if least <= most:
+            minimum, limit = _thresholds(count, degree, risk)
+            if minimum <= limit:
                 return degree
     return count - 1
 
@@ -148,25 +148,25 @@ def threshold_of(count: int, degree: int | None = None, risk: Risk | None = None
         return 2 * count // 3 + 1
     risk = risk or Risk()
     _check(count, degree)
-    least, most = _thresholds(count, degree, risk)
-    if least > most or _falls_apart(count, degree, risk) > -risk.privacy_bits:
+    minimum, limit = _thresholds(count, degree, risk)
+    if minimum > limit or _falls_apart(count, degree, risk) > -risk.privacy_bits:
         raise InputError(
             "no threshold bears the risk with so few neighbours",
             got=f"{degree} neighbours of {count} clients",
             allowed="the degree of degree_of, or more",
             fix="leave the degree out, or name the threshold as well",
         )
-    return most
+    return limit
 
 
 def _thresholds(count: int, degree: int, risk: Risk) -> tuple[int, int]:
     """The least threshold that is private and the most that is correct, either of which may be
     out of reach."""
     corrupt, dropped = math.ceil(risk.corrupt * count), math.ceil(risk.dropped * count)
-    least = _quantile(count, corrupt, degree, risk.privacy_bits)
+    minimum = _quantile(count, corrupt, degree, risk.privacy_bits)
     # degree - threshold + 1 dropped neighbours are too many.
-    most = degree + 1 - _quantile(count, dropped, degree, risk.failure_bits)
-    return least, most
+    limit = degree + 1 - _quantile(count, dropped, degree, risk.failure_bits)
+    return minimum, limit
 
 
 def _quantile(count: int, special: int, degree: int, bits: int) -> int:
@@ -211,9 +211,9 @@ def _check(count: int, degree: int) -> None:
 
 _MAGIC = b"KHG1"
 _FORM = struct.Struct("<4sBBH16sIQII")
-_MOST_CLIENTS = 1 << 16
-_MOST_ENTRIES = 1 << 32
-_MOST_PAIRS = 1 << 24  # clients times neighbours of a sparse graph, which every party holds
+_MAX_CLIENTS = 1 << 16
+_MAX_ENTRIES = 1 << 32
+_MAX_PAIRS = 1 << 24  # clients times neighbours of a sparse graph, which every party holds
 
 
 @dataclass(frozen=True)
@@ -250,11 +250,11 @@ class SecAggSettings:
     def __post_init__(self) -> None:
         if len(self.round) != 16 or self.bits not in (16, 32):
             raise _bad(f"a name of {len(self.round)} bytes, entries of {self.bits} bits")
-        if not (2 <= self.cohort <= _MOST_CLIENTS and 1 <= self.length <= _MOST_ENTRIES):
+        if not (2 <= self.cohort <= _MAX_CLIENTS and 1 <= self.length <= _MAX_ENTRIES):
             raise _bad(f"{self.cohort} clients, {self.length} entries")
         if self.signed and self.degree not in (None, self.cohort - 1):
             raise _bad(f"signatures, and {self.degree} neighbours each")
-        if self.degree not in (None, self.cohort - 1) and self.cohort * self.degree > _MOST_PAIRS:
+        if self.degree not in (None, self.cohort - 1) and self.cohort * self.degree > _MAX_PAIRS:
             raise _bad(f"{self.cohort} clients, with {self.degree} neighbours each")
         smallest = min(len(group) for group in self._groups)
         # One share alone must not open a secret, and a sum of one is an input.
@@ -276,7 +276,7 @@ class SecAggSettings:
         return threshold_of(self.cohort, len(self._groups[0]) - 1)
 
     @property
-    def least_survivors(self) -> int:
+    def min_survivors(self) -> int:
         """How many inputs a sum that is released has at least."""
         if self.is_complete:
             return self.shares_needed
@@ -350,7 +350,7 @@ def _bad(got: str) -> InputError:
     return InputError(
         "settings of a secure sum that make no sense",
         got=got,
-        allowed=f"names of 16 bytes; 16 or 32 bits; 2..{_MOST_CLIENTS} clients; 1..2^32 entries; "
+        allowed=f"names of 16 bytes; 16 or 32 bits; 2..{_MAX_CLIENTS} clients; 1..2^32 entries; "
         "all others as neighbours, or so few that there are 2^24 in all; "
         "thresholds from 2 to the size of a group, with signatures above half of everyone",
         fix="leave threshold and degree to their defaults",

@@ -383,10 +383,10 @@ class SecAggServer:
             raise out_of_turn(_STEPS, step, self._step)
         if place is not None and place not in there:
             raise not_invited(place)
-        least, needed = self.settings.least_survivors, self.settings.shares_needed
-        if len(there) < least:
+        minimum, needed = self.settings.min_survivors, self.settings.shares_needed
+        if len(there) < minimum:
             self._drop()
-            raise too_few(len(there), least)
+            raise too_few(len(there), minimum)
         # On the complete graph that was all: everyone is near.
         groups = () if self.settings.is_complete else map(self.settings.group_set, needing)
         members = frozenset(there)

@@ -57,7 +57,7 @@ def take_rows(table, cells, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def read_keys(heads, cells, key_words, word_bits, num_keys, most_clients):  # type: ignore[no-untyped-def]
+def read_keys(heads, cells, key_words, word_bits, num_keys, max_clients):  # type: ignore[no-untyped-def]
     """The key that each of cells would hold if it held one alone; -1 where that cannot be.
 
     A cell of one key holds the key times its count, word by word. No division takes place where the
@@ -66,7 +66,7 @@ def read_keys(heads, cells, key_words, word_bits, num_keys, most_clients):  # ty
     keys = np.full(cells.shape[0], -1, np.int64)
     for i in range(cells.shape[0]):
         count = np.int64(heads[cells[i], 0])
-        if count < 1 or count > most_clients:
+        if count < 1 or count > max_clients:
             continue
         key = np.int64(0)
         for word in range(key_words):
@@ -81,9 +81,9 @@ def read_keys(heads, cells, key_words, word_bits, num_keys, most_clients):  # ty
     return keys
 
 
-_MOST_HASHES = 6  # positions of 32 bits in two blocks of AES, beside the check
-_MOST_KEYS = 1 << 40
-_MOST_CELLS = 1 << 26  # positions scaled from 32 bits favour none by more than 1 in 100
+_MAX_HASHES = 6  # positions of 32 bits in two blocks of AES, beside the check
+_MAX_KEYS = 1 << 40
+_MAX_CELLS = 1 << 26  # positions scaled from 32 bits favour none by more than 1 in 100
 _CHECK_BITS = 32
 
 
@@ -109,48 +109,48 @@ class SketchShape:
     Args:
         num_keys: K.
         width: elements of a row.
-        most_distinct: U, how many different keys all clients together may have: from public
+        max_distinct: U, how many different keys all clients together may have: from public
             numbers alone, min(clients * keys_per_client, K) or what the last round had.
         seed: 16 bytes, public and fresh for this sum.
         bits: of an element of the ring.
         hashes: cells of a key, 3 to 6.
         expansion: cells for each distinct key.
-        most_clients: how many clients may be added: the words of a key are so short that their
+        max_clients: how many clients may be added: the words of a key are so short that their
             sum does not wrap.
         spare: cells beyond that.
 
     Raises:
         InputError: a number is out of range.
 
-    >>> shape = SketchShape(100_000, 500, 40_000, bytes(16), 32, most_clients=50)
+    >>> shape = SketchShape(100_000, 500, 40_000, bytes(16), 32, max_clients=50)
     >>> shape.cells, shape.head_words, shape.length
     (56096, 3, 28216288)
     """
 
     num_keys: int
     width: int
-    most_distinct: int
+    max_distinct: int
     seed: bytes
     bits: Literal[16, 32] = 32
     hashes: int = 4
     expansion: float = 1.4
-    most_clients: int = 256
+    max_clients: int = 256
     spare: int = 96
 
     def __post_init__(self) -> None:
         if len(self.seed) != SEED_BYTES or self.bits not in (16, 32):
             raise _bad(f"a seed of {len(self.seed)} bytes, a ring of {self.bits} bits")
-        if not 3 <= self.hashes <= _MOST_HASHES or not 1 <= self.expansion <= 100:
+        if not 3 <= self.hashes <= _MAX_HASHES or not 1 <= self.expansion <= 100:
             raise _bad(f"{self.hashes} hashes, {self.expansion} cells a key")
-        if not 1 <= self.most_distinct <= self.num_keys <= _MOST_KEYS:
-            raise _bad(f"{self.most_distinct} distinct keys of {self.num_keys}")
-        if self.width < 1 or not 1 <= self.most_clients < 2 ** (self.bits - 1) or self.spare < 0:
-            raise _bad(f"{self.width} a row, {self.most_clients} clients, {self.spare} spare cells")
-        if self.cells > _MOST_CELLS:
+        if not 1 <= self.max_distinct <= self.num_keys <= _MAX_KEYS:
+            raise _bad(f"{self.max_distinct} distinct keys of {self.num_keys}")
+        if self.width < 1 or not 1 <= self.max_clients < 2 ** (self.bits - 1) or self.spare < 0:
+            raise _bad(f"{self.width} a row, {self.max_clients} clients, {self.spare} spare cells")
+        if self.cells > _MAX_CELLS:
             raise _bad(f"{self.cells} cells")
 
     def __repr__(self) -> str:
-        return f"SketchShape({self.num_keys}, {self.width}, {self.most_distinct}, ...)"
+        return f"SketchShape({self.num_keys}, {self.width}, {self.max_distinct}, ...)"
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
@@ -160,7 +160,7 @@ class SketchShape:
     @property
     def sub_cells(self) -> int:
         """Cells of one sub-table."""
-        wanted = int(np.ceil(self.expansion * self.most_distinct)) + self.spare
+        wanted = int(np.ceil(self.expansion * self.max_distinct)) + self.spare
         return -(-wanted // self.hashes)
 
     @property
@@ -171,7 +171,7 @@ class SketchShape:
     @property
     def word_bits(self) -> int:
         """Bits of a key in one word: the most for which the words of all clients do not wrap."""
-        return (((1 << self.bits) - 1) // self.most_clients + 1).bit_length() - 1
+        return (((1 << self.bits) - 1) // self.max_clients + 1).bit_length() - 1
 
     @property
     def key_words(self) -> int:
@@ -210,7 +210,7 @@ class SketchShape:
         heads[:, 0] = 1
         for word in range(self.key_words):
             heads[:, 1 + word] = (keys >> (word * self.word_bits)) & ((1 << self.word_bits) - 1)
-        checks = np.ascontiguousarray(words[:, _MOST_HASHES : _MOST_HASHES + 1])
+        checks = np.ascontiguousarray(words[:, _MAX_HASHES : _MAX_HASHES + 1])
         heads[:, 1 + self.key_words :] = checks.view(f"<u{self.bits // 8}")
         return cells, heads
 
@@ -230,7 +230,7 @@ def _bad(got: str) -> InputError:
         "a sketch that cannot be",
         got=got,
         allowed=(
-            f"a seed of {SEED_BYTES} bytes, 16 or 32 bits, 3..{_MOST_HASHES} hashes, a cell or more"
+            f"a seed of {SEED_BYTES} bytes, 16 or 32 bits, 3..{_MAX_HASHES} hashes, a cell or more"
             " for each distinct key, no more of these than keys, fewer clients than half the ring"
         ),
         fix="size it from the cohort: min(clients * keys_per_client, num_keys)",
@@ -273,7 +273,7 @@ def encode(shape: SketchShape, keys: KeyArray, rows: Array) -> Array:
     >>> shape = SketchShape(1000, 2, 3, bytes(16), 32)
     >>> one = encode(shape, np.array([7, 900]), np.array([[1, 2], [3, 4]], np.uint32))
     >>> other = encode(shape, np.array([900]), np.array([[10, 20]], np.uint32))
-    >>> decoded = decode(shape, one + other, most_clients=2)
+    >>> decoded = decode(shape, one + other, max_clients=2)
     >>> decoded.keys, decoded.counts, decoded.rows
     (array([  7, 900]), array([1, 2]), array([[ 1,  2], [13, 24]], dtype=uint32))
     """
@@ -293,7 +293,7 @@ def encode(shape: SketchShape, keys: KeyArray, rows: Array) -> Array:
     return sketch
 
 
-def decode(shape: SketchShape, total: Array, most_clients: int) -> Decoded:
+def decode(shape: SketchShape, total: Array, max_clients: int) -> Decoded:
     """Peels a sum of sketches.
 
     What it returns encodes to exactly this sum: every cell is empty at the end.
@@ -301,7 +301,7 @@ def decode(shape: SketchShape, total: Array, most_clients: int) -> Decoded:
     Args:
         shape: of the sketches.
         total: (length,) of the ring; it stays as it is.
-        most_clients: how many sketches were added, or more.
+        max_clients: how many sketches were added, or more.
 
     Raises:
         InputError: more clients than the shape has room for.
@@ -310,12 +310,12 @@ def decode(shape: SketchShape, total: Array, most_clients: int) -> Decoded:
             (a new seed helps), or a sketch that no client makes: a key that is not below num_keys,
             a count above the number of clients, a key that comes twice, rows without a key.
     """
-    if not 1 <= most_clients <= shape.most_clients:
+    if not 1 <= max_clients <= shape.max_clients:
         raise InputError(
             "another number of clients than the sketch was made for",
-            got=most_clients,
-            allowed=f"1..{shape.most_clients}",
-            fix="make the shape with most_clients of the cohort",
+            got=max_clients,
+            allowed=f"1..{shape.max_clients}",
+            fix="make the shape with max_clients of the cohort",
         )
     if total.shape != (shape.length,) or total.dtype != shape.dtype:
         raise ShapeError(
@@ -324,7 +324,7 @@ def decode(shape: SketchShape, total: Array, most_clients: int) -> Decoded:
             allowed=f"uint{shape.bits} {(shape.length,)}",
             fix="add up sketches of one shape",
         )
-    peeling = _Peeling(shape, total, most_clients)
+    peeling = _Peeling(shape, total, max_clients)
     peeling.run()
     peeling.check()
     return peeling.result()
@@ -346,9 +346,9 @@ class _Peeling:
     touched, so that all passes together cost no more than the keys have cells.
     """
 
-    def __init__(self, shape: SketchShape, total: Array, most_clients: int) -> None:
+    def __init__(self, shape: SketchShape, total: Array, max_clients: int) -> None:
         self._shape = shape
-        self._most_clients = most_clients
+        self._max_clients = max_clients
         self._heads, self._values = (part.copy() for part in shape.parts(total))
         self._found: list[_Found] = []
 
@@ -399,10 +399,10 @@ class _Peeling:
         """Keys that are alone in one of these cells, once each: keys (n,), the cells (n,) they are
         alone in, all their cells (n, h) and their heads (n, head_words)."""
         shape = self._shape
-        most_keys = 1 << 62 if is_lenient else shape.num_keys
-        most_clients = 2**shape.bits if is_lenient else self._most_clients
+        max_keys = 1 << 62 if is_lenient else shape.num_keys
+        max_clients = 2**shape.bits if is_lenient else self._max_clients
         keys = read_keys(
-            self._heads, touched, shape.key_words, shape.word_bits, most_keys, most_clients
+            self._heads, touched, shape.key_words, shape.word_bits, max_keys, max_clients
         )
         sources, keys = touched[keys >= 0], keys[keys >= 0]
         cells, own = shape.place(keys)
@@ -435,11 +435,11 @@ def _checked(shape: SketchShape, keys: KeyArray) -> KeyArray:
         )
     keys = keys.astype(np.int64)
     is_outside = (keys < 0) | (keys >= shape.num_keys)
-    if is_outside.any() or len(keys) > shape.most_distinct or len(np.unique(keys)) < len(keys):
+    if is_outside.any() or len(keys) > shape.max_distinct or len(np.unique(keys)) < len(keys):
         raise KeySpaceError(
             "keys that a sketch cannot hold",
             got=f"{len(keys)} keys, {len(np.unique(keys))} distinct, {is_outside.sum()} outside",
-            allowed=f"distinct keys below {shape.num_keys}, {shape.most_distinct} at most",
+            allowed=f"distinct keys below {shape.num_keys}, {shape.max_distinct} at most",
             fix="add up the rows of equal keys, and size the sketch for all keys of the cohort",
         )
     return keys

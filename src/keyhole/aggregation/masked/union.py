@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.aggregation.base import Adding, PartSum, RingRows, Rounding, Summed, derived, withheld
-from keyhole.aggregation.masked.method import LEAST_CLIENTS, SecAggResult, run_secagg, stages_of
+from keyhole.aggregation.masked.method import MIN_CLIENTS, SecAggResult, run_secagg, stages_of
 from keyhole.aggregation.masked.params import SecAggSettings
 from keyhole.aggregation.masked.sketch import Decoded
 from keyhole.arrays import Array, KeyArray
@@ -47,9 +47,9 @@ class UnionTerms:
     Args:
         num_keys: K.
         width: elements of a row.
-        most_clients: how many clients are added at most.
+        max_clients: how many clients are added at most.
         bits: of an element of the ring.
-        least_count: how many clients must have a key for it to be in the union.
+        min_count: how many clients must have a key for it to be in the union.
         allows_leak: must be True: the keys of clients that drop between the phases can be read off.
 
     Raises:
@@ -58,9 +58,9 @@ class UnionTerms:
 
     num_keys: int
     width: int
-    most_clients: int
+    max_clients: int
     bits: Literal[16, 32] = 32
-    least_count: int = 1
+    min_count: int = 1
     allows_leak: bool = False
 
     def __post_init__(self) -> None:
@@ -71,8 +71,8 @@ class UnionTerms:
                 allowed="True",
                 fix="use a sketch or two servers, or say allows_leak=True",
             )
-        numbers = (self.num_keys, self.width, self.most_clients, self.least_count)
-        if min(numbers) < 1 or self.bits not in (16, 32) or self.most_clients >= 2**self.bits:
+        numbers = (self.num_keys, self.width, self.max_clients, self.min_count)
+        if min(numbers) < 1 or self.bits not in (16, 32) or self.max_clients >= 2**self.bits:
             raise InputError(
                 "a two-phase union that cannot be",
                 got=f"{numbers} keys, width, clients and least count, a ring of {self.bits} bits",
@@ -141,7 +141,7 @@ def union_of(terms: UnionTerms, counts: Array, clients: int) -> Union:
             allowed=f"{clients} marks a key at most",
             fix="apply nothing; a client marked what no client marks",
         )
-    keys = np.flatnonzero(counts >= terms.least_count)
+    keys = np.flatnonzero(counts >= terms.min_count)
     return Union(terms, keys, counts[keys].astype(np.int64))
 
 
@@ -209,12 +209,12 @@ def sum_over_union(
     >>> add = lambda vectors: sum(vectors.values())
     >>> row = np.array([[5]], np.uint32)
     >>> inputs = {0: (np.array([3]), row), 1: (np.array([3]), row), 2: (np.array([8]), row)}
-    >>> terms = UnionTerms(num_keys=10, width=1, most_clients=3, allows_leak=True)
+    >>> terms = UnionTerms(num_keys=10, width=1, max_clients=3, allows_leak=True)
     >>> sum_over_union(terms, inputs, add, add).rows
     array([[10], [ 5]], dtype=uint32)
     """
     counts = sum_marks({client: mark(terms, keys) for client, (keys, _) in inputs.items()})
-    union = union_of(terms, counts, terms.most_clients)
+    union = union_of(terms, counts, terms.max_clients)
     laid = {client: lay_out(union, keys, rows)[0] for client, (keys, rows) in inputs.items()}
     return read_off(union, sum_rows(laid))
 
@@ -269,8 +269,8 @@ class UnionSum:
 
     def __call__(self, adding: Adding) -> Summed:
         """Adds up the updates of a round."""
-        if len(adding.contributions) < LEAST_CLIENTS:
-            return withheld(len(adding.contributions), LEAST_CLIENTS, _SEEN_BY)
+        if len(adding.contributions) < MIN_CLIENTS:
+            return withheld(len(adding.contributions), MIN_CLIENTS, _SEEN_BY)
         rows = {
             place: self.rounding.rows(adding, one)
             for place, one in enumerate(adding.contributions)

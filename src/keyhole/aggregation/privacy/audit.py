@@ -26,7 +26,7 @@ from keyhole.arrays import Array
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.errors import InputError
 
-_LEAST_RUNS = 20
+_MIN_RUNS = 20
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ def epsilon_from_scores(
         InputError: too few scores, or a delta or a confidence that cannot be.
     """
     runs = len(present)
-    if runs < _LEAST_RUNS or len(absent) != runs or not (0 <= delta < 1 and 0 < confidence < 1):
+    if runs < _MIN_RUNS or len(absent) != runs or not (0 <= delta < 1 and 0 < confidence < 1):
         raise InputError(
             "an audit that can show nothing",
             got=f"{runs} and {len(absent)} runs, delta {delta}, confidence {confidence}",
-            allowed=f"{_LEAST_RUNS} runs or more of both kinds, delta and confidence below 1",
+            allowed=f"{_MIN_RUNS} runs or more of both kinds, delta and confidence below 1",
             fix="let it run a thousand times",
         )
     half = runs // 2

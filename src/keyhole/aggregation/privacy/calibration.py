@@ -13,7 +13,7 @@ from keyhole.aggregation.privacy.accountant import (
 )
 from keyhole.errors import InputError
 
-_MOST_NOISE = 2.0**20
+_MAX_NOISE = 2.0**20
 _TOLERANCE = 1e-3  # of the multiplier: a thousandth more noise than needed is not seen
 
 
@@ -64,7 +64,7 @@ def noise_for(
     high = 1.0
     while not is_enough(high):
         high *= 2
-        if high > _MOST_NOISE:
+        if high > _MAX_NOISE:
             raise _impossible(epsilon, rounds)
     low = high / 2
     while is_enough(low):

@@ -19,7 +19,7 @@ from keyhole.errors import InputError, NotFiniteError, ShapeError
 from keyhole.tree import flatten, map_leaves
 
 
-def clip(update: Tree, most: float) -> Tree:
+def clip(update: Tree, limit: float) -> Tree:
     """Scales a whole update down to a Euclidean norm of at most C; a shorter one stays as it is.
 
         u min(1, C / |u|)
@@ -30,7 +30,7 @@ def clip(update: Tree, most: float) -> Tree:
     Args:
         update: all of it, as it will be added up: what was broadcast and what was selected. Rows
             of one key stand in it once (`merge_rows`).
-        most: C, above zero; infinity changes nothing.
+        limit: C, above zero; infinity changes nothing.
 
     Returns:
         A tree like `update`.
@@ -45,20 +45,20 @@ def clip(update: Tree, most: float) -> Tree:
     >>> norm(clip({"bias": np.array([3.0]), "rows": np.array([[0.0, 4.0]])}, 1.0)) <= 1.0
     True
     """
-    if not most > 0:  # NaN too
+    if not limit > 0:  # NaN too
         raise InputError(
             "a clipping norm that nothing passes",
-            got=most,
+            got=limit,
             allowed="above 0, or infinity for no clipping",
             fix="take about the median norm of an update",
         )
     length, spare = norm(update), 0.0
-    if length <= most:
+    if length <= limit:
         return update
     clipped = update
     # Rounding to the dtype of a leaf may lengthen it again: a little shorter then, until it fits.
-    while norm(clipped) > most:
-        factor = max(0.0, most / length * (1 - spare))
+    while norm(clipped) > limit:
+        factor = max(0.0, limit / length * (1 - spare))
         clipped = map_leaves(lambda leaf, by=factor: _scaled(leaf, by), update)
         spare = 2 * spare or 2.0**-50
     return clipped
@@ -119,7 +119,7 @@ def merge_rows(keys: KeyArray, rows: Array) -> tuple[KeyArray, Array]:
     return distinct, merged
 
 
-def norm_before_rounding(most: float, step: float, entries: int) -> float:
+def norm_before_rounding(limit: float, step: float, entries: int) -> float:
     """The norm to clip to, so that an update is no longer than C after it became integers.
 
     Stochastic rounding moves every number that is not zero by less than one step, so that it can
@@ -127,7 +127,7 @@ def norm_before_rounding(most: float, step: float, entries: int) -> float:
     be more than C itself in one of 16.
 
     Args:
-        most: C, to which the noise is scaled.
+        limit: C, to which the noise is scaled.
         step: 1 / scale, `FixedPoint.rounding`.
         entries: numbers of one update that may be other than zero: m times the width of a row, and
             all that is broadcast.
@@ -138,12 +138,12 @@ def norm_before_rounding(most: float, step: float, entries: int) -> float:
     >>> norm_before_rounding(1.0, 2.0**-25, 500_000)
     0.99997...
     """
-    left = most - step * sqrt(entries)
+    left = limit - step * sqrt(entries)
     if not left > 0:
         raise InputError(
             "a ring too coarse for differential privacy",
-            got=f"{entries} numbers, rounded by up to {step:.3g} each, against a norm of {most:g}",
-            allowed=f"steps below {most / sqrt(max(1, entries)):.3g}",
+            got=f"{entries} numbers, rounded by up to {step:.3g} each, against a norm of {limit:g}",
+            allowed=f"steps below {limit / sqrt(max(1, entries)):.3g}",
             fix="take the ring of 32 bits, a larger clipping norm, or fewer keys",
         )
     return left

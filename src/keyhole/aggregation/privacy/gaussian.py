@@ -42,7 +42,7 @@ LARGEST = sqrt(128 * log(2))
 
 _CHUNK = 1 << 14  # numbers at a time: their words and results stay in the second-level cache
 _RING = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
-_MOST_RING_SD = {2: 2.0**11, 4: 2.0**27}  # 9.42 of them stay below half of the ring
+_MAX_RING_SD = {2: 2.0**11, 4: 2.0**27}  # 9.42 of them stay below half of the ring
 
 
 def normal(prg: Prg, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
@@ -109,7 +109,7 @@ def add_ring_noise(sums: Array, sd: float, prg: Prg, out: Array | None = None) -
     """
     if sums.dtype != _RING.get(sums.dtype.itemsize):
         raise _wrong_kind(sums, "uint16 or uint32")
-    _check_sd(sd, _MOST_RING_SD[sums.dtype.itemsize])
+    _check_sd(sd, _MAX_RING_SD[sums.dtype.itemsize])
     target = _target(sums, out)
     if sd > 0:
         flat = target.reshape(-1)
@@ -156,12 +156,12 @@ def _add_rounded(numbers, sd, out):  # type: ignore[no-untyped-def]
         out[n] += np.int64(np.rint(sd * numbers[n]))
 
 
-def _check_sd(sd: float, most: float) -> None:
-    if not 0 <= sd < inf or sd > most:
+def _check_sd(sd: float, limit: float) -> None:
+    if not 0 <= sd < inf or sd > limit:
         raise InputError(
             "a standard deviation that cannot be",
             got=f"{sd:g}",
-            allowed="0 or more, and finite" if most == inf else f"0 to {most:g} in this ring",
+            allowed="0 or more, and finite" if limit == inf else f"0 to {limit:g} in this ring",
             fix="multiply noise multiplier, clipping norm and scale anew",
         )
 

@@ -28,7 +28,7 @@ from keyhole.aggregation.two_servers.method import TwoServers, clip_update
 from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
 from keyhole.primitives.deselect import divide
-from keyhole.primitives.layout import Layout, Part, most_keys_of
+from keyhole.primitives.layout import Layout, Part, max_keys_of
 from keyhole.sampling import Cohorts
 from keyhole.server.row_sums import Over, RowUpdate, no_update
 
@@ -148,9 +148,9 @@ class PrivateSum:
     def _clipped(self, adding: Adding, one: Contribution) -> Contribution:
         if one.update is None:
             return one
-        return clip_update(adding.layout, one, self._most(adding, one))
+        return clip_update(adding.layout, one, self._limit(adding, one))
 
-    def _most(self, adding: Adding, one: Contribution) -> float:
+    def _limit(self, adding: Adding, one: Contribution) -> float:
         """C, less what rounding to a ring can add."""
         ready = self.ready_inner()
         if not isinstance(ready, SecureSum | TwoServers | UnionSum) or self.privacy.clip == inf:
@@ -166,7 +166,7 @@ class PrivateSum:
         inner, privacy = self.inner, self.privacy
         if not isinstance(inner, SecureSum | TwoServers | UnionSum) or privacy.clip == inf:
             return inner
-        rounding = replace(inner.rounding, clip=privacy.clip, least=most_asked(self.cohorts))
+        rounding = replace(inner.rounding, clip=privacy.clip, minimum=max_asked(self.cohorts))
         if not isinstance(inner, TwoServers) or privacy.kind != "all-rows":
             return replace(inner, rounding=rounding)
         rounding = replace(rounding, room=noise_room(privacy.noise, parties=2))
@@ -215,18 +215,18 @@ class PrivateSum:
 
     def _fest(self, layout: Layout, keys_per_client: Mapping[str, int]) -> AdaFest:
         """Noise on the counts of all parts that are cut: a client touches keys of each of them."""
-        most = zip(layout.parts, most_keys_of(layout, keys_per_client), strict=True)
-        touched = sum(m for part, m in most if part.product.factors)
+        limit = zip(layout.parts, max_keys_of(layout, keys_per_client), strict=True)
+        touched = sum(m for part, m in limit if part.product.factors)
         counted, rows = AdaFest.split(self.privacy.noise)
         return AdaFest(self.cohorts.size, max(1, touched), counted, rows, self.privacy.threshold)
 
 
-def most_asked(cohorts: Cohorts) -> int:
+def max_asked(cohorts: Cohorts) -> int:
     """The most clients of a round; of Poisson cohorts, the number that one in 2^64 reaches.
 
     By Bernstein: P(X >= mu + a) <= exp(-a^2 / (2 (mu + a / 3))).
 
-    >>> most_asked(Cohorts(10**6, 50)), most_asked(Cohorts(10**6, 50, "poisson"))
+    >>> max_asked(Cohorts(10**6, 50)), max_asked(Cohorts(10**6, 50, "poisson"))
     (50, 134)
     """
     if cohorts.sampling != "poisson":

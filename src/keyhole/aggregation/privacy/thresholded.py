@@ -30,7 +30,7 @@ from keyhole.arrays import Array, KeyArray
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, ShapeError
 
-_LEAST_DEVIATIONS = 3  # of noise that a key of the whole cohort must stand above zero
+_MIN_DEVIATIONS = 3  # of noise that a key of the whole cohort must stand above zero
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class AdaFest:
 
     Args:
         cohort: N, planned.
-        most_keys: m: distinct keys of one client, at the most. Whoever takes the updates in must
+        max_keys: m: distinct keys of one client, at the most. Whoever takes the updates in must
             refuse more; the guarantee rests on it.
         count_multiplier: s1: noise on counts over sqrt(m).
         row_multiplier: s2: noise on rows over the clipping norm.
@@ -49,7 +49,7 @@ class AdaFest:
         InputError: multipliers below zero, or a cohort so small that no key can stand out of the
             noise on its count.
 
-    >>> AdaFest(cohort=50, most_keys=1000, count_multiplier=2.2, row_multiplier=0.55, threshold=5)
+    >>> AdaFest(cohort=50, max_keys=1000, count_multiplier=2.2, row_multiplier=0.55, threshold=5)
     Traceback (most recent call last):
     ...
     keyhole.errors.InputError: a cohort too small for thresholded rows: got 50 clients against \
@@ -57,7 +57,7 @@ noise of 69.6 on every count, allowed is more than 209 clients, three standard d
     """
 
     cohort: int
-    most_keys: int
+    max_keys: int
     count_multiplier: float
     row_multiplier: float
     threshold: float
@@ -70,19 +70,19 @@ noise of 69.6 on every count, allowed is more than 209 clients, three standard d
                 allowed="0 or more, and finite",
                 fix="take them from AdaFest.split",
             )
-        if self.most_keys < 1 or self.threshold != self.threshold:
+        if self.max_keys < 1 or self.threshold != self.threshold:
             raise InputError(
                 "counts that cannot be",
-                got=f"{self.most_keys} keys of a client, threshold {self.threshold}",
+                got=f"{self.max_keys} keys of a client, threshold {self.threshold}",
                 allowed="1 key or more, and a threshold that is a number",
                 fix="pass the most keys that a client may ask for",
             )
-        least = _LEAST_DEVIATIONS * self.count_sd
-        if self.threshold > -inf and self.count_sd > 0 and self.cohort <= least:
+        minimum = _MIN_DEVIATIONS * self.count_sd
+        if self.threshold > -inf and self.count_sd > 0 and self.cohort <= minimum:
             raise InputError(
                 "a cohort too small for thresholded rows",
                 got=f"{self.cohort} clients against noise of {self.count_sd:.1f} on every count",
-                allowed=f"more than {least:.0f} clients, three standard deviations",
+                allowed=f"more than {minimum:.0f} clients, three standard deviations",
                 fix="put noise on all rows, take larger cohorts, or let clients ask for fewer keys",
             )
 
@@ -101,7 +101,7 @@ noise of 69.6 on every count, allowed is more than 209 clients, three standard d
     @property
     def count_sd(self) -> float:
         """Standard deviation of the noise on a count, in clients."""
-        return self.count_multiplier * sqrt(self.most_keys)
+        return self.count_multiplier * sqrt(self.max_keys)
 
     @property
     def noise_multiplier(self) -> float:
@@ -151,7 +151,7 @@ def threshold_rows(
         counts: (n,) clients that asked for each.
         rows: (n, width) their sums: floats, or elements of a ring.
         clip: C in the units of the rows (in a ring, times its scale): no client's whole update is
-            longer, nor has it more than `most_keys` keys.
+            longer, nor has it more than `max_keys` keys.
         prg: where all noise comes from.
 
     Returns:

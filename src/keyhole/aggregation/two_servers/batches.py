@@ -91,7 +91,7 @@ def pour(
 
 _TILE = 96 << 10  # bytes of rows that are made together: three such tiles stay in a core's cache
 _NODES = 16 << 20  # bytes of seeds of all clients that are held at once, if a bucket has no more
-_MOST_NODES = 256 << 20  # of them in any case, unless one client's bucket alone has more
+_MAX_NODES = 256 << 20  # of them in any case, unless one client's bucket alone has more
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,7 +143,7 @@ def add_clients(
         clients: any number.
     """
     node_bytes = terms.bucket_size * (SEED_BYTES + 1)
-    together = max(1, _MOST_NODES // node_bytes)
+    together = max(1, _MAX_NODES // node_bytes)
     for first in range(0, len(clients), together):
         some = clients[first : first + together]
         roots = [root_seeds(client.root, terms.num_buckets) for client in some]

@@ -4,12 +4,12 @@ Each key goes to one of the buckets that hold it, no two to the same, and each b
 function (`sparse_points.py`): at the key's position the row, or at a random one a row of zeros if
 no key went there. What is sent is one row a bucket, whatever the number of keys in the table.
 
-Hidden: keys, their number up to `most_keys`, and rows, from each server, if both do not collude and
+Hidden: keys, their number up to `max_keys`, and rows, from each server, if both do not collude and
 AES under a fixed key is a circular correlation-robust hash. Not hidden: who takes part. Not
 prevented: a client that lies. It can share any rows at any number of keys, of any size, and so
 spoil a sum; neither server can see it.
 
-A client relies on its terms: whoever decides that a device takes part checks `least_clients`, and
+A client relies on its terms: whoever decides that a device takes part checks `min_clients`, and
 with `Rounds` that it has not taken part in the round before.
 
 The client of a sum of whole updates at two servers: an update becomes two shares.
@@ -17,7 +17,7 @@ The client of a sum of whole updates at two servers: an update becomes two share
 Rows at secret keys of sparse parts become point functions (`sparse_client.py`); of dense parts
 server 0 gets the seed of a mask and server 1 what is left when the mask is taken away.
 
-Hidden from each server: keys, their number up to `most_keys` of each part, and rows, if both do not
+Hidden from each server: keys, their number up to `max_keys` of each part, and rows, if both do not
 collude, AES under a fixed key is a circular correlation-robust hash, and in counter mode it is a
 pseudo-random function. Not hidden: who takes part. Not prevented: a client that lies.
 """
@@ -81,13 +81,13 @@ def share_rows(
         KeySpaceError: keys outside the table, repeated or too many.
         ShapeError: rows of another shape or ring.
 
-    >>> terms = SparseTerms(bytes(16), 1000, 4, 10, bits=32, least_clients=2)
+    >>> terms = SparseTerms(bytes(16), 1000, 4, 10, bits=32, min_clients=2)
     >>> shares = share_rows(terms, np.array([7, 3]), np.ones((2, 4), np.uint32))
     >>> shares, int(shares.is_placed.sum())
     (SparseShares(3138 bytes and 120 for each server), 2)
     """
     keys = np.asarray(keys)
-    if len(distinct_keys(keys, terms.num_keys, terms.most_keys)[0]) != len(keys):
+    if len(distinct_keys(keys, terms.num_keys, terms.max_keys)[0]) != len(keys):
         raise KeySpaceError(
             "keys that are repeated",
             got=f"{len(keys)} keys",
@@ -191,7 +191,7 @@ def share_update(
 
     >>> from keyhole.aggregation.two_servers.params import PartTerms
     >>> parts = PartTerms(1000, 4, 10, is_sparse=True), PartTerms(3, 2, 3, is_sparse=False)
-    >>> terms = WholeTerms(bytes(16), parts, most_clients=2, least_clients=2)
+    >>> terms = WholeTerms(bytes(16), parts, max_clients=2, min_clients=2)
     >>> few, all = np.array([7, 3]), np.arange(3)
     >>> rows = [(few, np.ones((2, 4), np.uint32)), (all, np.ones((3, 2), np.uint32))]
     >>> share_update(terms, rows)
@@ -228,7 +228,7 @@ def _dense(
 ) -> tuple[bytes, bytes]:
     """The seed for server 0, and all rows minus their mask for server 1."""
     part = terms.parts[place]
-    if len(distinct_keys(keys, part.num_keys, part.most_keys)[0]) != len(keys):
+    if len(distinct_keys(keys, part.num_keys, part.max_keys)[0]) != len(keys):
         raise KeySpaceError(
             "keys that are repeated",
             got=f"{len(keys)} keys",

@@ -37,7 +37,7 @@ from keyhole.aggregation.two_servers.server import WholeServer, combine_shares
 from keyhole.arrays import Tree
 from keyhole.crypto.prg import Prg
 from keyhole.errors import StaleError
-from keyhole.primitives.layout import Layout, most_keys_of
+from keyhole.primitives.layout import Layout, max_keys_of
 from keyhole.server.row_sums import Over, RowUpdate
 
 TWO_SERVERS_SEEN_BY = {
@@ -67,7 +67,7 @@ def terms_of(
     *,
     name: bytes,
     asked: int,
-    least_clients: int,
+    min_clients: int,
     with_counts: bool,
     norm: float = inf,
     noise: float = 0.0,
@@ -80,7 +80,7 @@ def terms_of(
         rounding: of updates.
         name: 16 bytes that name the sum among all.
         asked: clients: more cannot be added.
-        least_clients: below which nothing is released.
+        min_clients: below which nothing is released.
         with_counts: whether the sum says how many clients chose each key.
         norm: clients shorten updates that measure more.
         noise: standard deviation of each server's noise, in the units of updates.
@@ -91,8 +91,8 @@ def terms_of(
     return WholeTerms(
         round=name,
         parts=_parts(layout, keys_per_client, rounding, with_counts),
-        most_clients=max(rounding.least, asked),
-        least_clients=least_clients,
+        max_clients=max(rounding.minimum, asked),
+        min_clients=min_clients,
         clip=rounding.clip,
         bits=rounding.bits,
         with_counts=with_counts,
@@ -105,10 +105,10 @@ def terms_of(
 def _parts(
     layout: Layout, keys_per_client: Mapping[str, int], rounding: Rounding, with_counts: bool
 ) -> tuple[PartTerms, ...]:
-    most = most_keys_of(layout, keys_per_client)
+    limit = max_keys_of(layout, keys_per_client)
     return tuple(
         part_terms(part.space.num_keys, part.slice_size, m, rounding.bits, with_counts)
-        for part, m in zip(layout.parts, most, strict=True)
+        for part, m in zip(layout.parts, limit, strict=True)
     )
 
 
@@ -125,13 +125,13 @@ def check_terms(terms: WholeTerms, layout: Layout) -> None:
         )
 
 
-def clip_update(layout: Layout, one: Contribution, most: float) -> Contribution:
+def clip_update(layout: Layout, one: Contribution, limit: float) -> Contribution:
     """The contribution, shortened so that it measures at most so much, all parts together.
 
     Args:
         layout: the model and its cuts.
         one: with an update.
-        most: its Euclidean norm, of rows that are added up under equal keys.
+        limit: its Euclidean norm, of rows that are added up under equal keys.
     """
 
     def length(update: Tree) -> float:
@@ -139,8 +139,8 @@ def clip_update(layout: Layout, one: Contribution, most: float) -> Contribution:
         return norm({str(i): own for i, (_, own) in enumerate(rows)})
 
     update, found, factor = one.update, length(one.update), 1.0
-    while found > most:  # rounding may lengthen it again: a little shorter then
-        factor *= most / found * (1 - 2.0**-20)
+    while found > limit:  # rounding may lengthen it again: a little shorter then
+        factor *= limit / found * (1 - 2.0**-20)
         update = tree.map_leaves(lambda leaf, by=factor: leaf * np.float32(by), one.update)
         found = length(update)
     return replace(one, update=update)
@@ -201,20 +201,20 @@ class TwoServers:
 
     Args:
         rounding: of updates.
-        least_clients: below which neither server releases anything.
+        min_clients: below which neither server releases anything.
         noise: standard deviation of the noise that each server adds to its share, in the units of
             updates; 0 for none.
     """
 
     rounding: Rounding = field(default_factory=Rounding)
-    least_clients: int = 2
+    min_clients: int = 2
     noise: float = 0.0
 
     def __call__(self, adding: Adding) -> Summed:
         """Adds up the updates of a round."""
         seen = with_counts(TWO_SERVERS_SEEN_BY, adding)
-        if len(adding.sent) < self.least_clients:  # the servers would refuse, after all the work
-            return withheld(len(adding.sent), self.least_clients, seen)
+        if len(adding.sent) < self.min_clients:  # the servers would refuse, after all the work
+            return withheld(len(adding.sent), self.min_clients, seen)
         terms = self._terms(adding)
         sent = {
             str(one.client): share_update(terms, self.rounding.rows(adding, one))
@@ -236,7 +236,7 @@ class TwoServers:
             self.rounding,
             name=name_of_sum(adding),
             asked=len(adding.contributions),
-            least_clients=self.least_clients,
+            min_clients=self.min_clients,
             with_counts=adding.needs_counts,
             noise=self.noise,
         )

@@ -25,8 +25,8 @@ from keyhole.errors import InputError
 _MAGIC = b"KHM1"
 _FORM = struct.Struct("<4sBBH16sQQQddd")
 _PART = struct.Struct("<QQQQ")
-_MOST = 2**31 - 1  # of every whole number
-_MOST_PARTS = 2**16 - 1
+_MAX = 2**31 - 1  # of every whole number
+_MAX_PARTS = 2**16 - 1
 _NAME_BYTES = 16
 _SERVERS = 2  # each adds noise
 _SLACK = 1e-9  # of a product of two floats
@@ -39,13 +39,13 @@ class PartTerms:
     Args:
         num_keys: K, of its rows.
         width: ring elements of a row.
-        most_keys: m, to which every client's keys are padded.
+        max_keys: m, to which every client's keys are padded.
         is_sparse: whether it travels as point functions, or every row of it.
     """
 
     num_keys: int
     width: int
-    most_keys: int
+    max_keys: int
     is_sparse: bool
 
 
@@ -57,8 +57,8 @@ class WholeTerms:
     Args:
         round: 16 bytes: its name. A name is used once.
         parts: of an update, in order.
-        most_clients: so many may be added at most; the ring holds no more.
-        least_clients: below which neither server releases anything.
+        max_clients: so many may be added at most; the ring holds no more.
+        min_clients: below which neither server releases anything.
         clip: numbers beyond it are clipped by the client.
         bits: of an element of the ring.
         with_counts: a row has one more element: how many clients sent the key. Whoever combines the
@@ -74,15 +74,15 @@ class WholeTerms:
             without noise beside rows that have it.
 
     >>> part = PartTerms(100_000, 500, 1000, is_sparse=True)
-    >>> terms = WholeTerms(bytes(16), (part,), most_clients=50, least_clients=10)
+    >>> terms = WholeTerms(bytes(16), (part,), max_clients=50, min_clients=10)
     >>> terms.fixed_point.scale, WholeTerms.decode(terms.encode()) == terms
     (2097152.0, True)
     """
 
     round: bytes
     parts: tuple[PartTerms, ...]
-    most_clients: int
-    least_clients: int
+    max_clients: int
+    min_clients: int
     clip: float = 16.0
     bits: RingBits = 32
     with_counts: bool = False
@@ -91,12 +91,12 @@ class WholeTerms:
     room: int = 0
 
     def __post_init__(self) -> None:
-        numbers = self.most_clients, self.least_clients
-        if len(self.round) != _NAME_BYTES or min(numbers) < 1 or max(numbers) > _MOST:
+        numbers = self.max_clients, self.min_clients
+        if len(self.round) != _NAME_BYTES or min(numbers) < 1 or max(numbers) > _MAX:
             raise _bad(f"a name of {len(self.round)} bytes, {numbers} clients")
-        if not 1 <= len(self.parts) <= _MOST_PARTS:
+        if not 1 <= len(self.parts) <= _MAX_PARTS:
             raise _bad(f"{len(self.parts)} parts")
-        if not (self.norm > 0 and 0 <= self.noise < inf and 0 <= self.room <= _MOST):
+        if not (self.norm > 0 and 0 <= self.noise < inf and 0 <= self.room <= _MAX):
             raise _bad(f"norm {self.norm}, noise {self.noise}, room {self.room}")
         fixed, _ = self.fixed_point, self.sparse  # raise where a number is out of their range
         if self.noise and self.with_counts:
@@ -112,7 +112,7 @@ class WholeTerms:
     @cached_property
     def fixed_point(self) -> FixedPoint:
         """How numbers become ring elements."""
-        return FixedPoint(self.clip, self.most_clients + self.room, self.bits)
+        return FixedPoint(self.clip, self.max_clients + self.room, self.bits)
 
     @property
     def ring_noise(self) -> float:
@@ -138,9 +138,9 @@ class WholeTerms:
                 round=sha256(b"keyhole part" + self.round + struct.pack("<Q", place)).digest()[:16],
                 num_keys=part.num_keys,
                 width=part.width,
-                most_keys=part.most_keys,
+                max_keys=part.max_keys,
                 bits=self.bits,
-                least_clients=self.least_clients,
+                min_clients=self.min_clients,
                 with_counts=self.with_counts,
             )
             for place, part in enumerate(self.parts)
@@ -153,10 +153,10 @@ class WholeTerms:
 
     def encode(self) -> bytes:
         """Returns the terms as everybody is told them."""
-        numbers = self.most_clients, self.least_clients, self.room
+        numbers = self.max_clients, self.min_clients, self.room
         head = self.bits, self.with_counts, len(self.parts), self.round
         form = _FORM.pack(_MAGIC, *head, *numbers, self.clip, self.norm, self.noise)
-        packed = (_PART.pack(p.num_keys, p.width, p.most_keys, p.is_sparse) for p in self.parts)
+        packed = (_PART.pack(p.num_keys, p.width, p.max_keys, p.is_sparse) for p in self.parts)
         return form + b"".join(packed)
 
     @staticmethod
@@ -171,30 +171,30 @@ class WholeTerms:
 
 def _unpack(data: bytes) -> WholeTerms:
     _, bits, counts, _, name, *numbers = _FORM.unpack_from(data)
-    most, least, room, clip, norm, noise = numbers
+    limit, minimum, room, clip, norm, noise = numbers
     found = _PART.iter_unpack(data[_FORM.size :])
     parts = tuple(PartTerms(keys, width, m, is_sparse == 1) for keys, width, m, is_sparse in found)
-    return WholeTerms(name, parts, most, least, clip, bits, counts == 1, norm, noise, room)
+    return WholeTerms(name, parts, limit, minimum, clip, bits, counts == 1, norm, noise, room)
 
 
 def part_terms(
-    num_keys: int, width: int, most_keys: int, bits: RingBits, with_counts: bool
+    num_keys: int, width: int, max_keys: int, bits: RingBits, with_counts: bool
 ) -> PartTerms:
     """The terms of a part, which travels in the way that takes fewer bytes.
 
     Where nearly every key is sent, or rows are short, all rows take fewer.
     """
-    most_keys = max(1, most_keys)
-    alone = SparseTerms(bytes(_NAME_BYTES), num_keys, width, most_keys, bits, 1, with_counts)
+    max_keys = max(1, max_keys)
+    alone = SparseTerms(bytes(_NAME_BYTES), num_keys, width, max_keys, bits, 1, with_counts)
     is_sparse = upload_bytes(alone) < num_keys * alone.row * alone.dtype.itemsize
-    return PartTerms(num_keys, width, most_keys, is_sparse)
+    return PartTerms(num_keys, width, max_keys, is_sparse)
 
 
 def _bad(got: str) -> InputError:
     return InputError(
         "terms of a sum that make no sense",
         got=got,
-        allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MOST}; room for the noise of both servers; "
+        allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MAX}; room for the noise of both servers; "
         "noise without counts",
         fix="check cohort, parts, clip and noise",
     )

@@ -13,7 +13,7 @@ protocol; of the sum, only what is combined is learnt. Each server adds its own 
 terms ask for it, so that the sum is protected from the other one, too.
 
 Not covered: clients that lie (`whole_client.py`); servers, or whoever names the cohort, that invent
-clients to get past `least_clients`; whether a message comes from the client it is said to come
+clients to get past `min_clients`; whether a message comes from the client it is said to come
 from, which is for the connection to say; what sums of several rounds tell together, which is for
 noise to hide.
 
@@ -62,8 +62,8 @@ from keyhole.errors import (
     ViolationError,
 )
 
-_MOST_WAITING = 64  # clients that are added together: then what a big table costs hardly counts
-_MOST_BYTES = 256 << 20  # of their messages
+_MAX_WAITING = 64  # clients that are added together: then what a big table costs hardly counts
+_MAX_BYTES = 256 << 20  # of their messages
 
 
 class PartAdder(Protocol):
@@ -96,7 +96,7 @@ class SparsePart:
         root, _ = read_sparse_own(self._terms, self._party, own)
         self._waiting.append(ClientShare(root, read_sparse_public(self._terms, public)))
         held = len(self._waiting)
-        if held >= _MOST_WAITING or held * public_bytes(self._terms) >= _MOST_BYTES:
+        if held >= _MAX_WAITING or held * public_bytes(self._terms) >= _MAX_BYTES:
             self._work()
 
     def take(self) -> RingArray:
@@ -183,11 +183,11 @@ class WholeServer:
                 "there are two servers", got=party, allowed="0 or 1", fix="say which this one is"
             )
         self._places = {name: place for place, name in enumerate(cohort)}
-        if len(self._places) != len(cohort) or len(cohort) > terms.most_clients:
+        if len(self._places) != len(cohort) or len(cohort) > terms.max_clients:
             raise InputError(
                 "a cohort that cannot be added",
                 got=f"{len(cohort)} clients, {len(self._places)} of them different",
-                allowed=f"{terms.most_clients} different ones or fewer",
+                allowed=f"{terms.max_clients} different ones or fewer",
                 fix="make the terms for the cohort that is asked",
             )
         self.terms, self.party = terms, party
@@ -275,7 +275,7 @@ class WholeServer:
             MalformedError: a list that cannot be read, or not one of the other server.
             StaleError: of another round, or under other terms.
             MismatchError: the servers were told different cohorts.
-            ThresholdError: fewer than `least_clients` are left.
+            ThresholdError: fewer than `min_clients` are left.
         """
         self._demand("closed")
         cohort, theirs = read_list(self.terms, 1 - self.party, other)
@@ -295,7 +295,7 @@ class WholeServer:
         Raises:
             MalformedError, StaleError: as `reduce`.
             MismatchError: other clients, or other messages.
-            ThresholdError: fewer than `least_clients`.
+            ThresholdError: fewer than `min_clients`.
         """
         self._demand("reduced")
         theirs, ours = read_agreed(self.terms, 1 - self.party, other), self._agreed()
@@ -348,7 +348,7 @@ class WholeServer:
         Raises:
             ViolationError: the servers have not agreed, or the share has been given out.
             MismatchError: somebody they agreed on has not been added.
-            ThresholdError: fewer than `least_clients`.
+            ThresholdError: fewer than `min_clients`.
         """
         self._demand("agreed")
         self._check_cohort()
@@ -388,11 +388,11 @@ class WholeServer:
             )
 
     def _check_cohort(self) -> None:
-        if len(self._digests) < self.terms.least_clients:
+        if len(self._digests) < self.terms.min_clients:
             raise ThresholdError(
                 "too few clients for a sum to be released",
                 got=len(self._digests),
-                allowed=f"{self.terms.least_clients} or more",
+                allowed=f"{self.terms.min_clients} or more",
                 fix="ask more clients",
             )
 

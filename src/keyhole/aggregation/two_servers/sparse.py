@@ -139,7 +139,7 @@ def malformed(got: str, allowed: str) -> MalformedError:
 
 _MAGIC = b"KHV1"
 _FORM = struct.Struct("<4sBBH16sQQQQ")
-_MOST = 2**31 - 1  # of keys, as in a placement, and of every other number
+_MAX = 2**31 - 1  # of keys, as in a placement, and of every other number
 _NAME_BYTES = 16
 _HASHES = 3  # buckets that hold a key
 _SPARE_BUCKETS = 8
@@ -154,9 +154,9 @@ class SparseTerms:
         round: 16 bytes: its name. A name is used once.
         num_keys: K.
         width: ring elements of a row.
-        most_keys: m, to which every client's keys are padded.
+        max_keys: m, to which every client's keys are padded.
         bits: of an element of the ring.
-        least_clients: below which neither server releases anything. With 1 the sum may be one
+        min_clients: below which neither server releases anything. With 1 the sum may be one
             client's update.
         with_counts: a row has one more element, the last: how many clients sent the key, modulo
             the ring. Whoever combines the shares learns it.
@@ -164,7 +164,7 @@ class SparseTerms:
     Raises:
         InputError: a number is out of range.
 
-    >>> terms = SparseTerms(bytes(16), 100_000, 500, 1000, bits=32, least_clients=10)
+    >>> terms = SparseTerms(bytes(16), 100_000, 500, 1000, bits=32, min_clients=10)
     >>> terms.num_buckets, terms.bucket_size, terms.depth
     (1308, 230, 8)
     """
@@ -172,18 +172,18 @@ class SparseTerms:
     round: bytes
     num_keys: int
     width: int
-    most_keys: int
+    max_keys: int
     bits: RingBits
-    least_clients: int
+    min_clients: int
     with_counts: bool = False
 
     def __post_init__(self) -> None:
         ring_dtype(self.bits)
-        numbers = self.num_keys, self.width, self.most_keys, self.least_clients
-        if len(self.round) != _NAME_BYTES or min(numbers) < 1 or max(numbers) > _MOST:
+        numbers = self.num_keys, self.width, self.max_keys, self.min_clients
+        if len(self.round) != _NAME_BYTES or min(numbers) < 1 or max(numbers) > _MAX:
             raise _bad(f"a name of {len(self.round)} bytes and the numbers {numbers}")
-        if self.most_keys > self.num_keys:
-            raise _bad(f"{self.most_keys} of {self.num_keys} keys")
+        if self.max_keys > self.num_keys:
+            raise _bad(f"{self.max_keys} of {self.num_keys} keys")
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -206,8 +206,8 @@ class SparseTerms:
             m       4     8     16    24    32    48    64  100  150  300
             lost    1e-6  7e-6  2e-5  1e-5  1e-5  7e-6  0   0    0    0
         """
-        few = self.most_keys <= _HASHES
-        return self.most_keys if few else -(-13 * self.most_keys // 10) + _SPARE_BUCKETS
+        few = self.max_keys <= _HASHES
+        return self.max_keys if few else -(-13 * self.max_keys // 10) + _SPARE_BUCKETS
 
     @cached_property
     def placement(self) -> Placement:
@@ -239,8 +239,8 @@ class SparseTerms:
             self.round,
             self.num_keys,
             self.width,
-            self.most_keys,
-            self.least_clients,
+            self.max_keys,
+            self.min_clients,
         )
 
     @staticmethod
@@ -254,16 +254,16 @@ class SparseTerms:
 
 
 def _unpack(data: bytes) -> SparseTerms:
-    _, bits, counts, _, name, num_keys, width, most_keys, least = _FORM.unpack(data)
-    return SparseTerms(name, num_keys, width, most_keys, bits, least, counts == 1)
+    _, bits, counts, _, name, num_keys, width, max_keys, minimum = _FORM.unpack(data)
+    return SparseTerms(name, num_keys, width, max_keys, bits, minimum, counts == 1)
 
 
 def _bad(got: str) -> InputError:
     return InputError(
         "terms of a sparse sum that make no sense",
         got=got,
-        allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MOST}; no more keys a client than there are",
-        fix="check num_keys, width, most_keys and least_clients",
+        allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MAX}; no more keys a client than there are",
+        fix="check num_keys, width, max_keys and min_clients",
     )
 
 

@@ -10,7 +10,7 @@ both lists or in none. A client that reaches one server only is in one list, and
 released: servers that want to go on ask `check` of each other before they add.
 
 Not covered: clients that lie (`sparse_client.py`), servers that invent clients to get past
-`least_clients`, whether a message comes from the client it is said to come from, which is for the
+`min_clients`, whether a message comes from the client it is said to come from, which is for the
 connection to say, and what sums of several rounds tell together, which is for noise to hide.
 """
 
@@ -46,8 +46,8 @@ from keyhole.errors import (
 Arrived: TypeAlias = tuple[int, bytes, bytes]
 """A client's place, its public message and its own."""
 
-_MOST_WAITING = 64  # clients that are added together: then what a big table costs hardly counts
-_MOST_BYTES = 256 << 20  # of their messages
+_MAX_WAITING = 64  # clients that are added together: then what a big table costs hardly counts
+_MAX_BYTES = 256 << 20  # of their messages
 
 
 class SparseServer:
@@ -119,7 +119,7 @@ class SparseServer:
             self._seen.add(digest)
             self._waiting.append(share)
             held = len(self._waiting)
-            if held >= _MOST_WAITING or held * public_bytes(self.terms) >= _MOST_BYTES:
+            if held >= _MAX_WAITING or held * public_bytes(self.terms) >= _MAX_BYTES:
                 self._work()
 
     def agree(self, other: bytes) -> None:
@@ -132,7 +132,7 @@ class SparseServer:
             MalformedError: a list that cannot be read, or not one of the other server.
             StaleError: of another round, or under other terms.
             MismatchError: other clients, or clients that told each server something else.
-            ThresholdError: fewer clients than `least_clients`.
+            ThresholdError: fewer clients than `min_clients`.
         """
         theirs = read_sparse_list(self.terms, 1 - self._party, bytes(other))
         ours = read_sparse_list(self.terms, self._party, self.accepted)
@@ -155,7 +155,7 @@ class SparseServer:
 
         Raises:
             MismatchError: the servers have not agreed whom they add.
-            ThresholdError: fewer clients than `least_clients`.
+            ThresholdError: fewer clients than `min_clients`.
             ReplayError: it has been given out.
         """
         self._check_cohort()
@@ -216,11 +216,11 @@ class SparseServer:
         return digest, ClientShare(root, read_sparse_public(self.terms, public))
 
     def _check_cohort(self) -> None:
-        if len(self._digests) < self.terms.least_clients:
+        if len(self._digests) < self.terms.min_clients:
             raise ThresholdError(
                 "too few clients for a sum to be released",
                 got=len(self._digests),
-                allowed=f"{self.terms.least_clients} or more",
+                allowed=f"{self.terms.min_clients} or more",
                 fix="wait for more clients, or run a round with more",
             )
 
@@ -257,7 +257,7 @@ def combine(one: RingArray, other: RingArray) -> RingArray:
         ShapeError: shares of different sums.
 
     >>> from keyhole.aggregation.two_servers.client import share_rows
-    >>> terms = SparseTerms(bytes(16), 4, 1, 2, bits=32, least_clients=2)
+    >>> terms = SparseTerms(bytes(16), 4, 1, 2, bits=32, min_clients=2)
     >>> servers = SparseServer(terms, 0), SparseServer(terms, 1)
     >>> for client, keys in enumerate(([0, 3], [3])):
     ...     sent = share_rows(terms, np.array(keys), np.full((len(keys), 1), 5, np.uint32))

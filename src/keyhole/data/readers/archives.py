@@ -126,7 +126,7 @@ _RATING_KINDS = {
     "timestamp": "ui",
     "item_title": "U",
 }
-_MOST = 10  # half stars: five stars
+_MAX = 10  # half stars: five stars
 _TEST_SHARE = 10  # the last tenth of a user's ratings
 _RATING_FACTS = {
     "source": "MovieLens of GroupLens",
@@ -176,6 +176,6 @@ def _check_ratings(path: Path, arrays: Mapping[str, Array]) -> None:
     if items.min() < 0 or items.max() >= len(arrays["item_title"]):
         found = f"items from {items.min()} to {items.max()}"
         raise bad_file(path, got=found, allowed=f"{len(arrays['item_title'])} items")
-    if stars.min() < 1 or stars.max() > _MOST:
+    if stars.min() < 1 or stars.max() > _MAX:
         found = f"half stars from {stars.min()} to {stars.max()}"
-        raise bad_file(path, got=found, allowed=f"1 to {_MOST}")
+        raise bad_file(path, got=found, allowed=f"1 to {_MAX}")

@@ -73,9 +73,9 @@ def _to_bytes(path: Path, images: Array) -> Array:
     return np.rint(images * 255.0).astype(np.uint8)
 
 
-def _within(values: Array, most: float) -> bool:
+def _within(values: Array, limit: float) -> bool:
     """NaN is not within."""
-    return values.size == 0 or bool((values.min() >= 0) & (values.max() <= most))
+    return values.size == 0 or bool((values.min() >= 0) & (values.max() <= limit))
 
 
 def _range(values: Array, what: str) -> str:

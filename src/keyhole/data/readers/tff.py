@@ -70,7 +70,7 @@ Feature: TypeAlias = list[bytes] | Array
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 _FIXED = {1: 8, _FIXED32: 4}  # wire type -> bytes
-_MOST_VARINT = 10  # bytes of 64 bits, seven in each
+_MAX_VARINT = 10  # bytes of 64 bits, seven in each
 
 
 def decode_example(message: bytes, path: Path, wanted: Sequence[str] = ()) -> dict[str, Feature]:
@@ -183,14 +183,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     if at < len(data) and data[at] < 0x80:  # nearly all are one byte
         return data[at], at + 1
     integer = 0
-    for count in range(_MOST_VARINT):
+    for count in range(_MAX_VARINT):
         if at + count >= len(data):
             raise ValueError("a number that is cut short")
         byte = data[at + count]
         integer |= (byte & 0x7F) << (7 * count)
         if byte < 0x80:
             return integer & 0xFFFF_FFFF_FFFF_FFFF, at + count + 1
-    raise ValueError(f"a number of more than {_MOST_VARINT} bytes")
+    raise ValueError(f"a number of more than {_MAX_VARINT} bytes")
 
 
 _ENDINGS = {"train": "_train.h5", "validation": "_held_out.h5", "test": "_test.h5"}

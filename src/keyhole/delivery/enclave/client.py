@@ -92,7 +92,7 @@ def ask(
         nonce: that this client drew with `fresh_nonce`, for this request alone.
         policy: what the evidence must show.
         terms: of the table, as they came from the host: the evidence must vouch for them.
-        keys: (n,) with at most `terms.most_keys` different ones; order and repeats stay here.
+        keys: (n,) with at most `terms.max_keys` different ones; order and repeats stay here.
         now: seconds since 1970.
         prg: where secrets come from; a fresh one if None. Given by tests only.
 
@@ -110,7 +110,7 @@ def ask(
             allowed="the digest of these terms",
             fix="fetch terms and evidence anew, in one round",
         )
-    found, places = distinct_keys(keys, terms.num_keys, terms.most_keys)
+    found, places = distinct_keys(keys, terms.num_keys, terms.max_keys)
     return EnclaveQuestion(
         claims, terms, nonce, seal_request(evidence.public, terms, nonce, found, prg), places
     )

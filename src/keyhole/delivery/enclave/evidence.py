@@ -48,8 +48,8 @@ REPORT_DATA_BYTES = 64
 _EVIDENCE_MAGIC = b"KHA1"
 _KINDS = get_args(EvidenceKind)
 _HEAD = struct.Struct("<4sB3xII32s32s")
-_MOST_QUOTE = 64 << 10  # bytes; quotes have about 5,000
-_MOST_COLLATERAL = 1 << 20  # bytes; collateral has about 16,000
+_MAX_QUOTE = 64 << 10  # bytes; quotes have about 5,000
+_MAX_COLLATERAL = 1 << 20  # bytes; collateral has about 16,000
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Evidence:
 
     def __post_init__(self) -> None:
         lengths = (len(self.quote), len(self.collateral), len(self.public), len(self.config))
-        is_long = lengths[0] > _MOST_QUOTE or lengths[1] > _MOST_COLLATERAL
+        is_long = lengths[0] > _MAX_QUOTE or lengths[1] > _MAX_COLLATERAL
         if self.kind not in _KINDS or is_long or lengths[2:] != (32, 32):
             raise InputError(
                 "evidence of no enclave",
                 got=f"kind {self.kind!r}, fields of {lengths} bytes",
-                allowed=f"{', '.join(_KINDS)}; at most {_MOST_QUOTE}, {_MOST_COLLATERAL}, 32, 32",
+                allowed=f"{', '.join(_KINDS)}; at most {_MAX_QUOTE}, {_MAX_COLLATERAL}, 32, 32",
                 fix="take it from the enclave as it is",
             )
 
@@ -169,8 +169,8 @@ def _not_evidence(length: int) -> MalformedError:
 
 _TERMS_MAGIC = b"KHT2"
 _FORM = struct.Struct("<4s4x16sQQQ32s")
-_MOST = 1 << 40  # of keys: beyond what anybody can scan
-_MOST_SEALED = (1 << 31) - 4096  # bytes of keys, or of records, that can be sealed at once
+_MAX = 1 << 40  # of keys: beyond what anybody can scan
+_MAX_SEALED = (1 << 31) - 4096  # bytes of keys, or of records, that can be sealed at once
 _KEY_BYTES = 8  # of a key in a request
 
 
@@ -184,7 +184,7 @@ class EnclaveTerms:
         round: 16 bytes: which slices these are.
         num_keys: K.
         record_bytes: of one slice.
-        most_keys: m, to which every request is padded.
+        max_keys: m, to which every request is padded.
         database: 32 bytes: the digest of all slices.
 
     Raises:
@@ -194,17 +194,17 @@ class EnclaveTerms:
     round: bytes
     num_keys: int
     record_bytes: int
-    most_keys: int
+    max_keys: int
     database: bytes
 
     def __post_init__(self) -> None:
-        numbers = (self.num_keys, self.record_bytes, self.most_keys)
+        numbers = (self.num_keys, self.record_bytes, self.max_keys)
         if (len(self.round), len(self.database)) != (16, 32):
             raise _bad(f"names of {len(self.round)} and {len(self.database)} bytes")
-        if min(numbers) < 1 or max(numbers) > _MOST or self.most_keys > self.num_keys:
-            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.most_keys} a query")
-        if self.most_keys * max(_KEY_BYTES, self.record_bytes) > _MOST_SEALED:
-            raise _bad(f"{self.most_keys} keys a query, for records of {self.record_bytes} bytes")
+        if min(numbers) < 1 or max(numbers) > _MAX or self.max_keys > self.num_keys:
+            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.max_keys} a query")
+        if self.max_keys * max(_KEY_BYTES, self.record_bytes) > _MAX_SEALED:
+            raise _bad(f"{self.max_keys} keys a query, for records of {self.record_bytes} bytes")
 
     @cached_property
     def digest(self) -> bytes:
@@ -218,7 +218,7 @@ class EnclaveTerms:
             self.round,
             self.num_keys,
             self.record_bytes,
-            self.most_keys,
+            self.max_keys,
             self.database,
         )
 
@@ -232,13 +232,13 @@ class EnclaveTerms:
         return read_facts(data, "terms of an enclave's table", _unpack)
 
 
-def terms_of(round: bytes, records: NDArray[np.uint8], most_keys: int) -> EnclaveTerms:
+def terms_of(round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveTerms:
     """The terms of a table.
 
     Args:
         round: 16 bytes that name the round.
         records: (K, record_bytes).
-        most_keys: of one request; clipped to K.
+        max_keys: of one request; clipped to K.
 
     Raises:
         ShapeError: the records are not a table of bytes.
@@ -254,7 +254,7 @@ def terms_of(round: bytes, records: NDArray[np.uint8], most_keys: int) -> Enclav
     num_keys, record_bytes = records.shape
     digest = start_digest(round, num_keys, record_bytes)
     digest.update(np.ascontiguousarray(records).data)
-    return EnclaveTerms(round, num_keys, record_bytes, min(most_keys, num_keys), digest.digest())
+    return EnclaveTerms(round, num_keys, record_bytes, min(max_keys, num_keys), digest.digest())
 
 
 def start_digest(round: bytes, num_keys: int, record_bytes: int) -> _Hash:
@@ -273,7 +273,7 @@ def _bad(got: str) -> InputError:
         got=got,
         allowed="names of 16 and 32 bytes; 1..2^40; a request for at most num_keys, with 2 GB of "
         "keys, 8 bytes each, or records",
-        fix="check num_keys, record_bytes and most_keys",
+        fix="check num_keys, record_bytes and max_keys",
     )
 
 

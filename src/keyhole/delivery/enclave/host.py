@@ -30,7 +30,7 @@ _HEAD = struct.Struct("<II")
 PIECE_BYTES = 1 << 20
 """Of rows that travel in one frame; a single longer row travels alone."""
 
-MOST_BYTES = 1 << 31
+MAX_BYTES = 1 << 31
 """Of any frame. More cannot be a frame, and what follows it could not be found."""
 
 
@@ -82,11 +82,11 @@ class Channel:
         """
         deadline = None if within is None else time.monotonic() + within
         kind, length = _HEAD.unpack(self._receive(_HEAD.size, deadline))
-        if length > MOST_BYTES:
+        if length > MAX_BYTES:
             raise MalformedError(
                 "a frame that is too long",
                 got=f"{length} bytes",
-                allowed=f"{MOST_BYTES} bytes",
+                allowed=f"{MAX_BYTES} bytes",
                 fix="send rows in pieces, and requests of the length that the terms demand",
             )
         return kind, self._receive(length, deadline)
@@ -193,13 +193,13 @@ class EnclaveProcess:
             )
         return self._terms
 
-    def load(self, round: bytes, records: NDArray[np.uint8], most_keys: int) -> EnclaveTerms:
+    def load(self, round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveTerms:
         """Hands the program a table in place of any other. Evidence of another is worthless then.
 
         Args:
             round: 16 bytes that name the round, see `name_of_round`.
             records: (K, record_bytes).
-            most_keys: to which every request is padded; clipped to K.
+            max_keys: to which every request is padded; clipped to K.
 
         Returns:
             The terms that clients need.
@@ -209,7 +209,7 @@ class EnclaveProcess:
             ProtocolError: the program refuses it.
             ServiceError: the program has ended, or hangs.
         """
-        terms = terms_of(round, records, most_keys)
+        terms = terms_of(round, records, max_keys)
         rows_at_once = max(1, PIECE_BYTES // terms.record_bytes)
         with self._lock:
             self._terms = None

@@ -146,7 +146,7 @@ def _scan_tile(rows, masks, out, visited):  # type: ignore[no-untyped-def]
 
 
 _WORD = 8  # bytes
-_MOST_NONCES = 1 << 20  # of one table: each client needs one, and each takes about 100 bytes
+_MAX_NONCES = 1 << 20  # of one table: each client needs one, and each takes about 100 bytes
 
 
 class _Arriving:
@@ -241,11 +241,11 @@ class Inside:
             raise _malformed("a nonce", f"{len(nonce)} bytes", f"{NONCE_BYTES} bytes")
         if table.nonces.get(nonce):
             raise _used()
-        if len(table.nonces) >= _MOST_NONCES:
+        if len(table.nonces) >= _MAX_NONCES:
             raise TooManyError(
                 "too many clients of one table",
                 got=len(table.nonces),
-                allowed=_MOST_NONCES,
+                allowed=_MAX_NONCES,
                 fix="load the table anew: it gets a new key",
             )
         table.nonces[nonce] = False

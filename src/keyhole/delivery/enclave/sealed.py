@@ -47,12 +47,12 @@ _LABEL = b"keyhole-enclave-v1 reply"
 
 def request_bytes(terms: EnclaveTerms) -> int:
     """The length of every request under these terms."""
-    return _HEAD.size + PUBLIC_BYTES + _KEY.itemsize * terms.most_keys + TAG_BYTES
+    return _HEAD.size + PUBLIC_BYTES + _KEY.itemsize * terms.max_keys + TAG_BYTES
 
 
 def reply_bytes(terms: EnclaveTerms) -> int:
     """The length of every reply under these terms."""
-    return _HEAD.size + _SALT_BYTES + terms.most_keys * terms.record_bytes + TAG_BYTES
+    return _HEAD.size + _SALT_BYTES + terms.max_keys * terms.record_bytes + TAG_BYTES
 
 
 def seal_request(
@@ -64,14 +64,14 @@ def seal_request(
         public: the enclave's key, from evidence that was verified.
         terms: of the table.
         nonce: of the evidence.
-        keys: (m,) different keys, at most `terms.most_keys`.
+        keys: (m,) different keys, at most `terms.max_keys`.
         prg: where secrets come from; a fresh one if None. Given by tests only.
 
     Raises:
         MalformedError: the public key cannot be used.
     """
     head = _head("request", terms, nonce)
-    padded = np.full(terms.most_keys, NO_KEY, _KEY)
+    padded = np.full(terms.max_keys, NO_KEY, _KEY)
     padded[: len(keys)] = keys
     enc, context = seal_to(public, head, ephemeral=PrivateKey.fresh(prg))
     return head + enc + context.seal(head, padded.tobytes()), context
@@ -119,7 +119,7 @@ def seal_reply(
         context: of the request.
         terms: of the table.
         nonce: of the request.
-        records: (most_keys, record_bytes), contiguous.
+        records: (max_keys, record_bytes), contiguous.
         prg: where the enclave's nonce comes from.
     """
     head, salt = _head("reply", terms, nonce), prg.bytes(_SALT_BYTES)
@@ -130,7 +130,7 @@ def seal_reply(
 def open_reply(
     context: Context, terms: EnclaveTerms, nonce: bytes, reply: bytes
 ) -> NDArray[np.uint8]:
-    """Returns the records of a reply, (most_keys, record_bytes).
+    """Returns the records of a reply, (max_keys, record_bytes).
 
     Raises:
         MalformedError: another length or form.
@@ -151,7 +151,7 @@ def open_reply(
             allowed="what the enclave sealed for this request, unchanged",
             fix="ask again for all keys, with fresh evidence; the host may be lying",
         ) from error
-    return np.frombuffer(plain, np.uint8).reshape(terms.most_keys, terms.record_bytes)
+    return np.frombuffer(plain, np.uint8).reshape(terms.max_keys, terms.record_bytes)
 
 
 def _reply_key(context: Context, salt: bytes) -> tuple[bytes, bytes]:

@@ -77,7 +77,7 @@ class Enclave:
         """Each client verifies the enclave for itself and sends one sealed request."""
         process = self._started()
         try:
-            terms = process.load(name_of_round(table.round_id), table.records, table.most_keys)
+            terms = process.load(name_of_round(table.round_id), table.records, table.max_keys)
             return {
                 client: self._ask(process, terms, client, keys, tally)
                 for client, keys in wanted.items()

@@ -26,7 +26,7 @@ from keyhole.crypto.prg import Prg
 from keyhole.delivery.pir.database import Database, Terms, check_scheme, check_server, plain_terms
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
-    MOST_QUERIES,
+    MAX_QUERIES,
     REPLY_BYTES,
     Answered,
     Wanted,
@@ -41,9 +41,9 @@ from keyhole.errors import MalformedError
 _NONCE_BYTES = 16
 
 
-def terms_of(database: Database, most_keys: int) -> Terms:
-    """Returns the terms of a table; `most_keys` beyond its rows are as many as it has."""
-    return plain_terms("chor", database, most_keys)
+def terms_of(database: Database, max_keys: int) -> Terms:
+    """Returns the terms of a table; `max_keys` beyond its rows are as many as it has."""
+    return plain_terms("chor", database, max_keys)
 
 
 def query_bytes(terms: Terms) -> int:
@@ -53,7 +53,7 @@ def query_bytes(terms: Terms) -> int:
 
 def reply_bytes(terms: Terms) -> int:
     """Of one reply of one server."""
-    return REPLY_BYTES + terms.most_keys * terms.row_bytes
+    return REPLY_BYTES + terms.max_keys * terms.row_bytes
 
 
 class ChorAsker:
@@ -72,11 +72,11 @@ class ChorAsker:
 
     def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
         """Makes a question for keys; see `Asker`."""
-        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.max_keys)
         prg = Prg.fresh() if prg is None else prg
-        points = prg.below(self.terms.num_keys, self.terms.most_keys)
+        points = prg.below(self.terms.num_keys, self.terms.max_keys)
         points[: len(wanted)] = wanted
-        sets = np.empty((self.terms.most_keys, _set_bytes(self.terms)), np.uint8)
+        sets = np.empty((self.terms.max_keys, _set_bytes(self.terms)), np.uint8)
         prg.fill(sets)
         sets[:, -1] &= _last_byte(self.terms)
         # Of a small table two clients may draw the same sets: the nonce makes their queries differ.
@@ -94,20 +94,20 @@ class ChorServer:
         database: what is retrieved from.
         terms: of this database.
         server: 0 or 1: which of both this one is.
-        most_queries: that it answers and remembers, see `Answered`.
+        max_queries: that it answers and remembers, see `Answered`.
 
     Raises:
         InputError: terms of something else, or no such server.
     """
 
     def __init__(
-        self, database: Database, terms: Terms, server: int, most_queries: int = MOST_QUERIES
+        self, database: Database, terms: Terms, server: int, max_queries: int = MAX_QUERIES
     ) -> None:
         check_server("chor", database, terms, server)
         self.terms = terms
         self._rows = database.rows
         self._server = server
-        self._answered = Answered(most_queries)
+        self._answered = Answered(max_queries)
 
     def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
         """Answers queries in one pass over the table; see `Answerer`."""
@@ -126,8 +126,8 @@ class ChorServer:
 
 
 def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:
-    """Returns the sets of one query, (most_keys, bytes)."""
-    sets = np.frombuffer(body[_NONCE_BYTES:], np.uint8).reshape(terms.most_keys, _set_bytes(terms))
+    """Returns the sets of one query, (max_keys, bytes)."""
+    sets = np.frombuffer(body[_NONCE_BYTES:], np.uint8).reshape(terms.max_keys, _set_bytes(terms))
     if (sets[:, -1] & ~_last_byte(terms)).any():
         raise MalformedError(
             "sets of rows cannot be read",
@@ -140,7 +140,7 @@ def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:
 
 def _query_body(terms: Terms) -> int:
     """A nonce, then a set for each key."""
-    return _NONCE_BYTES + terms.most_keys * _set_bytes(terms)
+    return _NONCE_BYTES + terms.max_keys * _set_bytes(terms)
 
 
 def _set_bytes(terms: Terms) -> int:

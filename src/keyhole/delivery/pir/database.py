@@ -29,7 +29,7 @@ TAG_BYTES = 16
 _MAGIC = b"KHT1"
 _FORM = struct.Struct("<4sB3x16sQQQ32s")
 _SCHEMES = get_args(Scheme)
-_MOST = 1 << 40  # of keys, and of bytes of a record: beyond what anybody can scan
+_MAX = 1 << 40  # of keys, and of bytes of a record: beyond what anybody can scan
 
 
 def name_of_round(round_id: str) -> bytes:
@@ -48,7 +48,7 @@ class Terms:
         round: 16 bytes: which slices these are.
         num_keys: K.
         record_bytes: of one slice, without its tag.
-        most_keys: m, to which every query is padded.
+        max_keys: m, to which every query is padded.
         database: 32 bytes: the digest of all slices, or of the hint if there is one, which holds
             that digest.
 
@@ -60,15 +60,15 @@ class Terms:
     round: bytes
     num_keys: int
     record_bytes: int
-    most_keys: int
+    max_keys: int
     database: bytes
 
     def __post_init__(self) -> None:
-        numbers = (self.num_keys, self.record_bytes, self.most_keys)
+        numbers = (self.num_keys, self.record_bytes, self.max_keys)
         if self.scheme not in _SCHEMES or (len(self.round), len(self.database)) != (16, 32):
             raise _bad(f"scheme {self.scheme!r}, names of {len(self.round)} bytes")
-        if min(numbers) < 1 or max(numbers) > _MOST or self.most_keys > self.num_keys:
-            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.most_keys} a query")
+        if min(numbers) < 1 or max(numbers) > _MAX or self.max_keys > self.num_keys:
+            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.max_keys} a query")
 
     @property
     def row_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Terms:
             self.round,
             self.num_keys,
             self.record_bytes,
-            self.most_keys,
+            self.max_keys,
             self.database,
         )
 
@@ -112,7 +112,7 @@ def _bad(got: str) -> InputError:
         "terms of private retrieval that make no sense",
         got=got,
         allowed=f"schemes {', '.join(_SCHEMES)}; 1..2^40; no more keys a query than there are",
-        fix="check num_keys, record_bytes and most_keys",
+        fix="check num_keys, record_bytes and max_keys",
     )
 
 
@@ -258,20 +258,20 @@ def _misfit(got: str) -> ShapeError:
     )
 
 
-def plain_terms(scheme: Scheme, database: Database, most_keys: int) -> Terms:
+def plain_terms(scheme: Scheme, database: Database, max_keys: int) -> Terms:
     """Returns the terms of a table without a hint.
 
     Args:
         scheme: how it is retrieved from.
         database: the table.
-        most_keys: beyond the rows of the table they are as many as it has.
+        max_keys: beyond the rows of the table they are as many as it has.
     """
     return Terms(
         scheme=scheme,
         round=database.round,
         num_keys=database.num_keys,
         record_bytes=database.record_bytes,
-        most_keys=min(most_keys, database.num_keys),
+        max_keys=min(max_keys, database.num_keys),
         database=database.digest,
     )
 
@@ -290,10 +290,10 @@ def check_scheme(terms: Terms, scheme: Scheme) -> None:
 def check_server(scheme: Scheme, database: Database, terms: Terms, server: int) -> None:
     """Raises InputError if terms are not of this table, or there is no such server of two."""
     check_scheme(terms, scheme)
-    if terms != plain_terms(scheme, database, terms.most_keys) or server not in (0, 1):
+    if terms != plain_terms(scheme, database, terms.max_keys) or server not in (0, 1):
         raise InputError(
             "a server and terms that do not fit",
             got=f"server {server}, terms of {terms.num_keys} slices",
             allowed=f"server 0 or 1, terms_of these {database.num_keys} slices",
-            fix="make the terms with terms_of(database, most_keys)",
+            fix="make the terms with terms_of(database, max_keys)",
         )

@@ -71,9 +71,9 @@ def failure_of_byte(columns: int, modulus: int = _MODULUS) -> float:
     return 2 * exp(-(2**63) / (modulus**4 * SIGMA**2 * columns))
 
 
-def most_columns(most_keys: int, row_bytes: int) -> int:
+def max_columns(max_keys: int, row_bytes: int) -> int:
     """The columns up to which one of all bytes of a question fails with at most 2^-40."""
-    bits = 1 + _SAFETY_BITS + (most_keys * row_bytes).bit_length()
+    bits = 1 + _SAFETY_BITS + (max_keys * row_bytes).bit_length()
     return 1000 * _EXPONENT // (694 * bits)  # 0.694 is above log(2)
 
 
@@ -81,15 +81,15 @@ def most_columns(most_keys: int, row_bytes: int) -> int:
 class LweShape:
     """How slices lie in the matrix: key k is slice k mod r of column k div r.
 
-    r is what makes the fewest bytes: hint, and most_keys queries with their replies. The hint and a
+    r is what makes the fewest bytes: hint, and max_keys queries with their replies. The hint and a
     reply grow with r, a query shrinks. The rounding to whole columns is left out of the choice.
 
     Args:
         num_keys: K.
         record_bytes: of one slice, without its tag.
-        most_keys: m: queries of one client, at most K.
+        max_keys: m: queries of one client, at most K.
 
-    >>> shape = LweShape(num_keys=100_000, record_bytes=2000, most_keys=1000)
+    >>> shape = LweShape(num_keys=100_000, record_bytes=2000, max_keys=1000)
     >>> shape.slices_per_column, shape.columns
     (5, 20000)
     >>> round(shape.total_bytes / 1e6, 1)
@@ -98,12 +98,12 @@ class LweShape:
 
     num_keys: int
     record_bytes: int
-    most_keys: int
+    max_keys: int
 
     @staticmethod
     def of(terms: Terms) -> LweShape:
         """The shape under terms."""
-        return LweShape(terms.num_keys, terms.record_bytes, terms.most_keys)
+        return LweShape(terms.num_keys, terms.record_bytes, terms.max_keys)
 
     @property
     def row_bytes(self) -> int:
@@ -113,10 +113,10 @@ class LweShape:
     @property
     def slices_per_column(self) -> int:
         """r."""
-        fewest = -(-self.num_keys // most_columns(self.most_keys, self.row_bytes))
-        each = self.row_bytes * (DIMENSION + self.most_keys)
-        ideal = isqrt(self.most_keys * self.num_keys // each)
-        near = (min(max(r, fewest, 1), self.num_keys) for r in (ideal, ideal + 1))
+        minimum = -(-self.num_keys // max_columns(self.max_keys, self.row_bytes))
+        each = self.row_bytes * (DIMENSION + self.max_keys)
+        ideal = isqrt(self.max_keys * self.num_keys // each)
+        near = (min(max(r, minimum, 1), self.num_keys) for r in (ideal, ideal + 1))
         return min(near, key=lambda r: (self._bytes_with(r), r))
 
     @property
@@ -126,13 +126,13 @@ class LweShape:
 
     @property
     def query_bytes(self) -> int:
-        """Of a query for `most_keys` keys."""
-        return FRAME_BYTES + WORD_BYTES * self.most_keys * self.columns
+        """Of a query for `max_keys` keys."""
+        return FRAME_BYTES + WORD_BYTES * self.max_keys * self.columns
 
     @property
     def reply_bytes(self) -> int:
         """Of its reply."""
-        words = self.most_keys * self.slices_per_column * self.row_bytes
+        words = self.max_keys * self.slices_per_column * self.row_bytes
         return REPLY_BYTES + WORD_BYTES * words
 
     @property
@@ -150,11 +150,11 @@ class LweShape:
     def failure(self) -> float:
         """A bound of the probability that one byte or more of a question is decoded wrongly; its
         tag shows that, and the client has to ask again."""
-        return self.most_keys * self.row_bytes * failure_of_byte(self.columns)
+        return self.max_keys * self.row_bytes * failure_of_byte(self.columns)
 
     def _bytes_with(self, r: int) -> int:
-        up = self.most_keys * -(-self.num_keys // r)
-        return up + r * self.row_bytes * (DIMENSION + self.most_keys)
+        up = self.max_keys * -(-self.num_keys // r)
+        return up + r * self.row_bytes * (DIMENSION + self.max_keys)
 
 
 Words = NDArray[np.uint32]
@@ -167,7 +167,7 @@ BLOCK = 2048
 def matrix_seed(round: bytes, shape: LweShape) -> bytes:
     """The public seed of the matrix: a hash of the round and the shape, so that whoever names
     rounds can draw matrices but not make one."""
-    facts = struct.pack("<QQQ", shape.num_keys, shape.record_bytes, shape.most_keys)
+    facts = struct.pack("<QQQ", shape.num_keys, shape.record_bytes, shape.max_keys)
     return blake2b(round + facts, digest_size=SEED_BYTES, person=b"keyhole-lwe").digest()
 
 

@@ -175,7 +175,7 @@ def _malformed(got: str, allowed: str) -> MalformedError:
     )
 
 
-MOST_QUERIES = 1 << 22
+MAX_QUERIES = 1 << 22
 """How many queries a table answers, unless it is told otherwise."""
 
 _FRESH = 1 << 14  # checks that are held one by one; then they are sorted in among the others
@@ -194,7 +194,7 @@ class Answered:
             queries all are copied once. 4,194,304 take 67 MB, twice that while they are copied.
     """
 
-    def __init__(self, limit: int = MOST_QUERIES) -> None:
+    def __init__(self, limit: int = MAX_QUERIES) -> None:
         self._limit = limit
         self._claimed: set[bytes] = set()
         self._fresh: set[bytes] = set()
@@ -324,7 +324,7 @@ class Asker(Protocol):
         """Makes a question for keys; repeats and order are the client's own business.
 
         Args:
-            keys: (n,) int64 with at most `terms.most_keys` different ones.
+            keys: (n,) int64 with at most `terms.max_keys` different ones.
             prg: where secrets come from; a fresh one if None. Given by tests only.
 
         Raises:

@@ -50,7 +50,7 @@ from keyhole.delivery.pir.lwe import (
 )
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
-    MOST_QUERIES,
+    MAX_QUERIES,
     REPLY_BYTES,
     Answered,
     Retrieved,
@@ -84,30 +84,30 @@ def hint_bytes(terms: Terms) -> int:
     return LweShape.of(terms).hint_bytes
 
 
-def hint_of(database: Database, most_keys: int) -> bytes:
+def hint_of(database: Database, max_keys: int) -> bytes:
     """Computes the hint of a table: 1024 products for each of its bytes.
 
     Returns:
         8 bytes of magic, the 32 of the table's digest, then (r, 1024, row_bytes) words of 32 bits,
         little-endian: the transpose of D A, one slice of the columns after the other.
     """
-    shape = LweShape.of(plain_terms("one-server", database, most_keys))
+    shape = LweShape.of(plain_terms("one-server", database, max_keys))
     seed = matrix_seed(database.round, shape)
     product = Columns(database, shape).product(public_matrix(seed, shape.columns), DIMENSION)
     words = np.ascontiguousarray(product.transpose(1, 0, 2), "<u4")
     return b"".join([_MAGIC, database.digest, words.data.cast("B")])
 
 
-def terms_of(database: Database, most_keys: int, hint: bytes | None = None) -> Terms:
-    """Returns the terms of a table; `most_keys` beyond its rows are as many as it has.
+def terms_of(database: Database, max_keys: int, hint: bytes | None = None) -> Terms:
+    """Returns the terms of a table; `max_keys` beyond its rows are as many as it has.
 
     Args:
         database: what is retrieved from.
-        most_keys: m.
+        max_keys: m.
         hint: of this table, from `hint_of`; computed if None, which takes the longest of all.
     """
-    hint = hint_of(database, most_keys) if hint is None else hint
-    plain = plain_terms("one-server", database, most_keys)
+    hint = hint_of(database, max_keys) if hint is None else hint
+    plain = plain_terms("one-server", database, max_keys)
     return replace(plain, database=sha256(hint).digest())
 
 
@@ -131,11 +131,11 @@ class OneServerAsker:
         self._hint = _read_hint(hint, terms, self._shape)
 
     def ask(self, keys: KeyArray, prg: Prg | None = None) -> OneServerQuestion:
-        """Makes a question for keys; see `Asker`. The rest of `most_keys` are random ones."""
-        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
+        """Makes a question for keys; see `Asker`. The rest of `max_keys` are random ones."""
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.max_keys)
         prg = Prg.fresh() if prg is None else prg
         shape = self._shape
-        asked = prg.below(shape.num_keys, shape.most_keys)
+        asked = prg.below(shape.num_keys, shape.max_keys)
         asked[: len(wanted)] = wanted
         seed, columns = matrix_seed(self.terms.round, shape), asked // shape.slices_per_column
         queries, opening = encrypt(columns, shape.columns, seed, prg)
@@ -165,7 +165,7 @@ class OneServerQuestion:
 
     def __repr__(self) -> str:
         """Keys are private: printing shows what everybody sees."""
-        return f"OneServerQuestion({self._terms.most_keys} queries to 1 server)"
+        return f"OneServerQuestion({self._terms.max_keys} queries to 1 server)"
 
     def messages(self) -> tuple[bytes, ...]:
         """The message for the server; see `Question`."""
@@ -189,7 +189,7 @@ class OneServer:
         terms: of this database.
         hint: of this database, from `hint_of`; computed if None. `OneServer.of` computes it once
             for the terms and the server.
-        most_queries: that it answers and remembers, see `Answered`.
+        max_queries: that it answers and remembers, see `Answered`.
 
     Raises:
         InputError: terms, or a hint, of something else.
@@ -200,27 +200,27 @@ class OneServer:
         database: Database,
         terms: Terms,
         hint: bytes | None = None,
-        most_queries: int = MOST_QUERIES,
+        max_queries: int = MAX_QUERIES,
     ) -> None:
         check_scheme(terms, "one-server")
-        self.hint = hint_of(database, terms.most_keys) if hint is None else hint
-        if terms != terms_of(database, terms.most_keys, self.hint):
+        self.hint = hint_of(database, terms.max_keys) if hint is None else hint
+        if terms != terms_of(database, terms.max_keys, self.hint):
             raise InputError(
                 "a server and terms that do not fit",
                 got=f"terms of {terms.num_keys} slices",
                 allowed=f"terms_of these {database.num_keys} slices and their hint",
-                fix="make both with OneServer.of(database, most_keys)",
+                fix="make both with OneServer.of(database, max_keys)",
             )
         self.terms = terms
         self._shape = LweShape.of(terms)
         self._columns = Columns(database, self._shape)
-        self._answered = Answered(most_queries)
+        self._answered = Answered(max_queries)
 
     @staticmethod
-    def of(database: Database, most_keys: int) -> OneServer:
+    def of(database: Database, max_keys: int) -> OneServer:
         """Returns a server with its own terms."""
-        hint = hint_of(database, most_keys)
-        return OneServer(database, terms_of(database, most_keys, hint), hint)
+        hint = hint_of(database, max_keys)
+        return OneServer(database, terms_of(database, max_keys, hint), hint)
 
     def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
         """Answers queries; see `Answerer`. A pass over the table serves 1,024 keys, or one query.
@@ -232,7 +232,7 @@ class OneServer:
         length = shape.query_bytes - FRAME_BYTES
         bodies = [unseal(query, "query", self.terms, _SERVER, length) for query in queries]
         asked = [np.frombuffer(body, "<u4").reshape(-1, shape.columns) for body in bodies]
-        each = max(1, _PASS // shape.most_keys)
+        each = max(1, _PASS // shape.max_keys)
         with self._answered.claim(queries):
             passes = (self._answer(asked[at : at + each]) for at in range(0, len(asked), each))
             found = (words.data.cast("B") for some in passes for words in some)
@@ -244,7 +244,7 @@ class OneServer:
         starts = range(0, self._shape.columns, BLOCK)
         # Block by block: all queries of a pass are side by side, and not held twice.
         blocks = (np.concatenate([one[:, at : at + BLOCK] for one in asked]) for at in starts)
-        found = self._columns.product(blocks, len(asked) * self._shape.most_keys)
+        found = self._columns.product(blocks, len(asked) * self._shape.max_keys)
         return found.astype("<u4").reshape(len(asked), -1)
 
 
@@ -279,4 +279,4 @@ def _read_reply(replies: Sequence[bytes], asked: bytes, terms: Terms) -> Words:
         )
     body = unseal_reply(replies[0], asked, terms, _SERVER, reply_bytes(terms) - REPLY_BYTES)
     words = np.frombuffer(body, "<u4").astype(np.uint32, copy=False)
-    return words.reshape(terms.most_keys, -1, terms.row_bytes)
+    return words.reshape(terms.max_keys, -1, terms.row_bytes)

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.cuckoo import MOST_IN_BUCKETS, BatchShape, Placement, batch_shape, place
+from keyhole.crypto.cuckoo import MAX_IN_BUCKETS, BatchShape, Placement, batch_shape, place
 from keyhole.crypto.dpf import (
     Domain,
     PointKeys,
@@ -44,7 +44,7 @@ from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.delivery.pir.database import Database, Terms, check_scheme, check_server, plain_terms
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
-    MOST_QUERIES,
+    MAX_QUERIES,
     REPLY_BYTES,
     Answered,
     Wanted,
@@ -105,13 +105,13 @@ class Batch:
         Raises:
             InputError: a table that is too large for the buckets that its terms demand.
         """
-        shape = batch_shape(terms.most_keys, terms.num_keys)
-        if shape.num_buckets and terms.num_keys > MOST_IN_BUCKETS:
+        shape = batch_shape(terms.max_keys, terms.num_keys)
+        if shape.num_buckets and terms.num_keys > MAX_IN_BUCKETS:
             raise InputError(
                 "terms of a table that is too large for buckets",
-                got=f"{terms.num_keys} keys, {terms.most_keys} a query",
-                allowed=f"1..{MOST_IN_BUCKETS} keys with so many a query",
-                fix="check num_keys and most_keys; divide the table",
+                got=f"{terms.num_keys} keys, {terms.max_keys} a query",
+                allowed=f"1..{MAX_IN_BUCKETS} keys with so many a query",
+                fix="check num_keys and max_keys; divide the table",
             )
         table = Domain(terms.num_keys)
         if not shape.num_buckets:
@@ -159,9 +159,9 @@ class Batch:
         return positions, keys
 
 
-def terms_of(database: Database, most_keys: int) -> Terms:
-    """Returns the terms of a table; `most_keys` beyond its rows are as many as it has."""
-    return plain_terms("two-server", database, most_keys)
+def terms_of(database: Database, max_keys: int) -> Terms:
+    """Returns the terms of a table; `max_keys` beyond its rows are as many as it has."""
+    return plain_terms("two-server", database, max_keys)
 
 
 def query_bytes(terms: Terms) -> int:
@@ -191,7 +191,7 @@ class TwoServerAsker:
 
     def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
         """Makes a question for keys; see `Asker`."""
-        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.most_keys)
+        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.max_keys)
         prg = Prg.fresh() if prg is None else prg
         points = self._batch.assign(wanted, prg)
         messages = self._share(points, prg)
@@ -219,21 +219,21 @@ class TwoServer:
         database: what is retrieved from.
         terms: of this database.
         server: 0 or 1: which of both this one is.
-        most_queries: that it answers and remembers, see `Answered`.
+        max_queries: that it answers and remembers, see `Answered`.
 
     Raises:
         InputError: terms of something else, or no such server.
     """
 
     def __init__(
-        self, database: Database, terms: Terms, server: int, most_queries: int = MOST_QUERIES
+        self, database: Database, terms: Terms, server: int, max_queries: int = MAX_QUERIES
     ) -> None:
         check_server("two-server", database, terms, server)
         self.terms = terms
         self._rows = database.rows
         self._server = server
         self._batch = Batch.of(terms)
-        self._answered = Answered(most_queries)
+        self._answered = Answered(max_queries)
 
     def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
         """Answers queries in one pass over the table; see `Answerer`.

@@ -18,7 +18,7 @@ _MODULES: Mapping[Scheme, ModuleType] = {
     "chor": chor,
     "one-server": one_server,
 }
-_MOST_HELD = 512 << 20  # bytes of messages of all clients that are answered together
+_MAX_HELD = 512 << 20  # bytes of messages of all clients that are answered together
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Pir:
         """A client's side, the servers, and the bytes of a hint that every client fetches."""
         database = Database.of(name_of_round(table.round_id), table.records)
         if self.scheme == "one-server":
-            server = one_server.OneServer.of(database, table.most_keys)
+            server = one_server.OneServer.of(database, table.max_keys)
             asker = one_server.OneServerAsker(server.terms, server.hint)
             return asker, [server], len(server.hint)
         if self.scheme == "chor":
-            terms = chor.terms_of(database, table.most_keys)
+            terms = chor.terms_of(database, table.max_keys)
             servers = [chor.ChorServer(database, terms, place) for place in (0, 1)]
             return chor.ChorAsker(terms), [*servers], 0
-        terms = two_server.terms_of(database, table.most_keys)
+        terms = two_server.terms_of(database, table.max_keys)
         both = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
         return two_server.TwoServerAsker(terms), [*both], 0
 
@@ -75,5 +75,5 @@ class Pir:
 def _groups(clients: Sequence[ClientId], terms: Terms) -> Iterator[Sequence[ClientId]]:
     """Clients whose messages fit into memory together; one at the least."""
     scheme = _MODULES[terms.scheme]
-    size = max(1, _MOST_HELD // (2 * (scheme.query_bytes(terms) + scheme.reply_bytes(terms))))
+    size = max(1, _MAX_HELD // (2 * (scheme.query_bytes(terms) + scheme.reply_bytes(terms))))
     return (clients[start : start + size] for start in range(0, len(clients), size))

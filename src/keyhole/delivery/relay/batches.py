@@ -40,26 +40,26 @@ def encode_requests(requests: Sequence[bytes]) -> bytes:
     return _HEAD.pack(_REQUESTS, *lengths) + b"".join(requests)
 
 
-def decode_requests(body: bytes, most: int) -> list[bytes]:
+def decode_requests(body: bytes, limit: int) -> list[bytes]:
     """Returns the requests of a batch.
 
     Args:
         body: as it arrived.
-        most: how many it may hold.
+        limit: how many it may hold.
 
     Raises:
         MalformedError: it is not a batch of whole requests.
-        TooLargeError: it holds more than `most`.
+        TooLargeError: it holds more than `limit`.
     """
     magic, length = _HEAD.unpack_from(body) if len(body) >= HEAD_BYTES else (b"", 0)
     count, rest = divmod(len(body) - HEAD_BYTES, length) if length else (0, 0)
     if magic != _REQUESTS or count < 1 or rest:
         raise _malformed(f"{len(body)} bytes")
-    if count > most:
+    if count > limit:
         raise TooLargeError(
             "too many requests in one batch",
             got=f"{count} requests",
-            allowed=f"{most}",
+            allowed=f"{limit}",
             fix="send fewer at a time",
         )
     return [body[at : at + length] for at in range(HEAD_BYTES, len(body), length)]

@@ -18,8 +18,8 @@ Fields: TypeAlias = tuple[tuple[bytes, bytes], ...]
 """Header or trailer lines: names in lower case, values."""
 
 _KNOWN_REQUEST, _KNOWN_RESPONSE, _OPEN_REQUEST, _OPEN_RESPONSE = range(4)
-_MOST_FIELDS = 256  # of one section: more would only be to keep a reader busy
-_MOST_INFORMATIONAL = 16
+_MAX_FIELDS = 256  # of one section: more would only be to keep a reader busy
+_MAX_INFORMATIONAL = 16
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VISIBLE = re.compile(rb"[!-~]*")
 _CONTROL_NAMES = {b":method", b":scheme", b":authority", b":path", b":status"}
@@ -174,7 +174,7 @@ def decode_response(data: bytes) -> BinaryResponse:
     read_fields = _read_known_fields if framing == _KNOWN_RESPONSE else _read_open_fields
     interim: list[Informational] = []
     status = reader.varint()
-    while 100 <= status <= 199 and len(interim) < _MOST_INFORMATIONAL:
+    while 100 <= status <= 199 and len(interim) < _MAX_INFORMATIONAL:
         interim.append(Informational(status, read_fields(reader)))
         status = reader.varint()
     fields, content, trailers = _read_sections(reader, framing == _KNOWN_RESPONSE)
@@ -234,8 +234,8 @@ def _read_open_fields(reader: Reader) -> Fields:
 
 
 def _read_line(reader: Reader, name_length: int, count: int) -> tuple[bytes, bytes]:
-    if count >= _MOST_FIELDS:
-        raise _invalid(f"more than {_MOST_FIELDS} fields")
+    if count >= _MAX_FIELDS:
+        raise _invalid(f"more than {_MAX_FIELDS} fields")
     return reader.take(name_length).lower(), reader.prefixed()
 
 

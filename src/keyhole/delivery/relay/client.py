@@ -58,13 +58,13 @@ class TableShape:
         table: its place in the round.
         num_keys: K.
         record_bytes: of one slice.
-        most_keys: m, to which every client's requests are padded; 0 for a table that is not asked.
+        max_keys: m, to which every client's requests are padded; 0 for a table that is not asked.
     """
 
     table: int
     num_keys: int
     record_bytes: int
-    most_keys: int
+    max_keys: int
 
 
 def slice_reply_bytes(record_bytes: int) -> int:
@@ -144,7 +144,7 @@ class BlindClient:
     @property
     def num_requests(self) -> int:
         """Of every question."""
-        return sum(table.most_keys for table in self._tables)
+        return sum(table.max_keys for table in self._tables)
 
     def reply_bytes(self, table: int) -> int:
         """Of every sealed answer from one of the tables, by its place here."""
@@ -154,7 +154,7 @@ class BlindClient:
         """Makes a question; repeats and order are the client's own business.
 
         Args:
-            keys: (n,) int64 for each table, with at most `most_keys` different ones.
+            keys: (n,) int64 for each table, with at most `max_keys` different ones.
             prg: where padding and order come from; a fresh one if None. Whoever asks again for the
                 same keys takes a stream of the same seed: other padding would tell them apart.
 
@@ -165,8 +165,8 @@ class BlindClient:
         picked: list[tuple[int, int]] = []
         places: list[NDArray[np.int64]] = []
         for at, (table, wanted) in enumerate(zip(self._tables, keys, strict=True)):
-            found, place = distinct_keys(wanted, table.num_keys, table.most_keys)
-            padding = prg.below(table.num_keys, table.most_keys - len(found))
+            found, place = distinct_keys(wanted, table.num_keys, table.max_keys)
+            padding = prg.below(table.num_keys, table.max_keys - len(found))
             places.append(place + len(picked))
             picked += [(at, int(key)) for key in (*found, *padding)]
         order = prg.permutation(len(picked))

@@ -32,7 +32,7 @@ class BlindRelay:
         key = GatewayKey.fresh()
         gateway = Gateway([key], slice_handler(table.round_id, [table.records]))
         num_keys, record_bytes = table.records.shape
-        shape = TableShape(0, num_keys, record_bytes, table.most_keys)
+        shape = TableShape(0, num_keys, record_bytes, table.max_keys)
         client_side = BlindClient(key.config, table.round_id, [shape])
         questions = {client: client_side.ask([keys]) for client, keys in wanted.items()}
         sent = [question.messages() for question in questions.values()]

@@ -64,8 +64,8 @@ from keyhole.service.served import Served
 _NUMBERS = {
     "round-seconds": (300.0, 0.0),
     "over-selection": (1.3, 1.0),
-    "least-updates": (1, 1),
-    "least-nodes": (1, 1),
+    "min-updates": (1, 1),
+    "min-nodes": (1, 1),
     "node-seconds": (120.0, 0.0),
 }
 """Name -> what it is by default, and the least that it may be; seconds are above."""
@@ -82,8 +82,8 @@ class RoundsConfig:
         token_key: file of its signing keys.
         round_seconds: deadline of a round.
         over_selection: how many times more clients are called than are waited for.
-        least_updates: with fewer, a round makes no step.
-        least_nodes: that a round waits for.
+        min_updates: with fewer, a round makes no step.
+        min_nodes: that a round waits for.
         node_seconds: for how long.
         delivery: how slices are fetched.
         second: URL of the second slice server.
@@ -98,8 +98,8 @@ class RoundsConfig:
     token_key: Path | None = None
     round_seconds: float = 300.0
     over_selection: float = 1.3
-    least_updates: int = 1
-    least_nodes: int = 1
+    min_updates: int = 1
+    min_nodes: int = 1
     node_seconds: float = 120.0
     delivery: str = "clear"
     second: str = ""
@@ -151,14 +151,14 @@ def _text(config: Mapping[str, Any], name: str) -> str:
 
 
 def _number(config: Mapping[str, Any], name: str) -> float:
-    usual, least = _NUMBERS[name]
+    usual, minimum = _NUMBERS[name]
     value = config.get(name, usual)
     kind = int if isinstance(usual, int) else int | float
     is_number = isinstance(value, kind) and not isinstance(value, bool)
-    is_inside = is_number and least <= value < inf and (value > 0)
+    is_inside = is_number and minimum <= value < inf and (value > 0)
     if not is_inside:
         what = "a whole number" if isinstance(usual, int) else "a finite number"
-        raise _bad(name, repr(value), f"{what} {f'from {least:g}' if least else 'above 0'}")
+        raise _bad(name, repr(value), f"{what} {f'from {minimum:g}' if minimum else 'above 0'}")
     return value if isinstance(usual, int) else float(value)
 
 
@@ -182,7 +182,7 @@ _FURTHER = (
     "is_signed",
     "sampling",
     "concurrency",
-    "most_staleness",
+    "max_staleness",
     "seed",
 )
 _TABLES = ("settings", "sizes", "keys", "keys-per-client", "privacy")
@@ -221,8 +221,8 @@ def read_arm(config: Mapping[str, Any]) -> Arm:
             tables[table][entry] = value
     for table, kind in (("settings", Settings), ("privacy", Privacy)):
         _check_names(table, tables[table], {f.name for f in fields(kind)})
-    most = tables["settings"].get("max_examples")
-    changes = tables["settings"] | ({"max_examples": None} if most == 0 else {})
+    limit = tables["settings"].get("max_examples")
+    changes = tables["settings"] | ({"max_examples": None} if limit == 0 else {})
     further = {name: config[name.replace("_", "-")] for name in _FURTHER if _has(config, name)}
     return arm_of(
         str(config.get("task", "")),
@@ -273,7 +273,7 @@ def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
         arm,
         _load(str(told.get("data", "synthetic")), arm),
         over_selection=config.over_selection,
-        least=config.least_updates,
+        min_updates=config.min_updates,
     )
     experiment.check()
     result = experiment.run(trial, config.run, kind=rounds, on_round=_tell)

@@ -384,7 +384,7 @@ class LocalRun:
         children.wait_for("superlink", lambda: listens(address))
         for number in range(self.nodes):
             children.start(f"supernode-{number}", supernode_command(address))
-        rounds = {"run": str(self.run.resolve()), "least-nodes": self.nodes, **told}
+        rounds = {"run": str(self.run.resolve()), "min-nodes": self.nodes, **told}
         write_project(self.directory / "app", {**self.config, **rounds}, replace=True)
         (self.directory / "home" / "config.toml").write_text(CONNECTION.format(address=address))
         app = str(self.directory / "app")

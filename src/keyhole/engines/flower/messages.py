@@ -37,7 +37,7 @@ ASK = "query.keyhole"
 """The type of the message that asks a node whom it stands for."""
 
 _RECORD, _VERSION = "keyhole", 1
-_MOST_LIST = 4096  # entries of a list: clients of one node in one round
+_MAX_LIST = 4096  # entries of a list: clients of one node in one round
 _MAX_MESSAGE_TEXT = 4096  # characters of a word, a URL or a token
 
 _Kind = TypeVar("_Kind")
@@ -138,7 +138,7 @@ def _value(record: Mapping[str, Any], name: str, hint: Any) -> Any:
     value = record[name]
     if get_origin(hint) is tuple:
         (kind, _) = get_args(hint)
-        is_list = isinstance(value, list) and len(value) <= _MOST_LIST
+        is_list = isinstance(value, list) and len(value) <= _MAX_LIST
         if not is_list or not all(_is(each, kind) for each in value):
             raise _malformed(f"{name} of another form")
         return tuple(value)
@@ -166,8 +166,8 @@ FAILED = 1000
 """Our code of a Flower error, whose reason begins with the name of an error of ours; Flower's own
 codes are below."""
 
-_MOST_TEXT = 200  # characters of a reason
-_MOST = 8  # sentences of a round
+_MAX_TEXT = 200  # characters of a reason
+_MAX = 8  # sentences of a round
 _CODES = {code: name for name, code in vars(ErrorCode).items() if isinstance(code, int)}
 
 
@@ -180,7 +180,7 @@ def failure_of(error: Error) -> str:
 
 def told_by_a_node(text: str) -> str:
     """A reason that a node gave, in one short line."""
-    return "".join(c if c.isprintable() else " " for c in text[:_MOST_TEXT])
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT])
 
 
 def sentences(found: Mapping[tuple[str, str], int]) -> list[str]:
@@ -190,8 +190,8 @@ def sentences(found: Mapping[tuple[str, str], int]) -> list[str]:
     ['2 nodes did not answer', '1 client failed: too cold']
     """
     by_count = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    told = [f"{n} {who}{'s' * (n > 1)} {what}" for (who, what), n in by_count[:_MOST]]
-    rest = sum(n for _, n in by_count[_MOST:])
+    told = [f"{n} {who}{'s' * (n > 1)} {what}" for (who, what), n in by_count[:_MAX]]
+    rest = sum(n for _, n in by_count[_MAX:])
     return [*told, *([f"{rest} more of other kinds"] if rest else [])]
 
 
@@ -240,7 +240,7 @@ class Nodes:
 
     Args:
         grid: of the run.
-        least: how many a round needs.
+        minimum: how many a round needs.
         seconds: how long to wait for so many.
         poll: seconds between two looks.
         clock: monotonic seconds.
@@ -251,7 +251,7 @@ class Nodes:
     """
 
     grid: Grid
-    least: int = 1
+    minimum: int = 1
     seconds: float = 120.0
     poll: float = 0.5
     clock: Callable[[], float] = time.monotonic
@@ -263,10 +263,10 @@ class Nodes:
     _idle_since: float | None = None  # since when no node stands for those who are asked for
 
     def __post_init__(self) -> None:
-        if self.least < 1 or not self.seconds > 0:
+        if self.minimum < 1 or not self.seconds > 0:
             raise InputError(
                 "no round could wait for such nodes",
-                got=f"{self.least} nodes within {self.seconds} seconds",
+                got=f"{self.minimum} nodes within {self.seconds} seconds",
                 allowed="1 node or more, and seconds above 0",
                 fix="choose other numbers",
             )
@@ -279,7 +279,7 @@ class Nodes:
         """
 
         def is_enough(here: Mapping[int, int | None]) -> bool:
-            return len(here) >= self.least and bool(assign(asked, here, self.silent))
+            return len(here) >= self.minimum and bool(assign(asked, here, self.silent))
 
         return assign(asked, self._wait(asked, is_enough), self.silent)
 
@@ -296,7 +296,7 @@ class Nodes:
             CohortError: too few nodes came; or none that stands for anybody who was asked for,
                 for so long, while nobody was at work.
         """
-        here = self._wait(asked, lambda here: len(here) >= self.least)
+        here = self._wait(asked, lambda here: len(here) >= self.minimum)
         found, now = assign(asked, here, self.silent, at_work), self.clock()
         if found or at_work:
             self._idle_since = None
@@ -351,7 +351,7 @@ class Nodes:
     def _too_few(self, here: Mapping[int, int | None], asked: Sequence[int]) -> CohortError:
         """Counts alone: which clients are meant is nobody's business."""
         waiting = len(self._asked)
-        if len(here) >= self.least:
+        if len(here) >= self.minimum:
             return CohortError(
                 "no node stands for a client of this round",
                 got=f"{len(here)} nodes, each for a client that was not asked",
@@ -362,7 +362,7 @@ class Nodes:
             f"too few nodes after {self.seconds:g} seconds",
             got=f"{len(here)} nodes that can take part, {waiting} that have not answered yet, "
             f"{len(self._failed)} that failed",
-            allowed=f"{self.least} or more",
+            allowed=f"{self.minimum} or more",
             fix="start more SuperNodes, ask for fewer with least-nodes, or wait longer with "
             "node-seconds; the log of a node tells why it failed",
         )

@@ -35,7 +35,7 @@ from keyhole.device.take_part import Fetch, Participant, Send
 from keyhole.engines.flower.messages import Call
 from keyhole.errors import InputError, NotAdmittedError
 
-_MOST_SECRET = 4096  # bytes of a file that holds one
+_MAX_SECRET = 4096  # bytes of a file that holds one
 
 
 def read_secret(path: Path) -> str:
@@ -45,7 +45,7 @@ def read_secret(path: Path) -> str:
         InputError: it holds none.
     """
     try:
-        found = path.read_bytes()[:_MOST_SECRET].decode("ascii").strip()
+        found = path.read_bytes()[:_MAX_SECRET].decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         found = ""
     if not found or " " in found:

@@ -106,7 +106,7 @@ def rounds_on(grid: Grid, config: RoundsConfig, publisher: Publisher) -> Served:
     keyring = None if config.token_key is None else Keyring.load(config.token_key)
     summons = FlowerSummons(
         grid,
-        Nodes(grid, config.least_nodes, config.node_seconds),
+        Nodes(grid, config.min_nodes, config.node_seconds),
         Addresses(config.service, config.delivery, config.second, config.aggregators),
         keyring,
         on_report=_tell,

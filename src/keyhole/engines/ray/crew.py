@@ -23,7 +23,7 @@ from keyhole.engines.ray.session import find_ray, living_nodes
 from keyhole.errors import WorkerError
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.threads import set_one_thread
-from keyhole.rounds.workers import MOST_ATTEMPTS, portable
+from keyhole.rounds.workers import MAX_ATTEMPTS, portable
 from keyhole.server.allocator import keep_freed_memory
 
 
@@ -171,7 +171,7 @@ class Crew:
         self._members.append(member)
         self._starting[wrong] = member, found
 
-    def await_ready(self, least: int = 1) -> None:
+    def await_ready(self, minimum: int = 1) -> None:
         """Waits until so many workers take tasks.
 
         Raises:
@@ -179,13 +179,13 @@ class Crew:
             Exception: whatever the factory has raised.
         """
         until = time.monotonic() + self.patience
-        while len(self.ready()) < least:
+        while len(self.ready()) < minimum:
             left = max(until - time.monotonic(), 0)
             heard, _ = self._ray.wait(self.starting, num_returns=1, timeout=left)
             if not heard:
                 raise WorkerError(
                     "the Ray cluster has no room for the workers",
-                    got=f"{len(self.ready())} of {least} started in {self.patience:g} s",
+                    got=f"{len(self.ready())} of {minimum} started in {self.patience:g} s",
                     allowed="a free CPU for each",
                     fix="ask for fewer workers, or wait until others have ended",
                 )
@@ -206,7 +206,7 @@ class Crew:
         except self._ray.exceptions.RayError as lost:
             self._members.remove(member)
             self._failed_starts += 1
-            if self._failed_starts >= MOST_ATTEMPTS:
+            if self._failed_starts >= MAX_ATTEMPTS:
                 raise WorkerError(
                     "workers die before they are ready",
                     got=f"{self._failed_starts} times: {str(lost).splitlines()[0]}",

@@ -245,8 +245,8 @@ def _merge(_: Clients, *sums: list[BlockSum]) -> list[BlockSum]:
     return pair_up(summed for piece in sums for summed in piece)
 
 
-def _check_above(name: str, value: float | None, least: float) -> None:
-    if value is not None and not value >= least:
+def _check_above(name: str, value: float | None, minimum: float) -> None:
+    if value is not None and not value >= minimum:
         raise InputError(
-            f"{name} is out of range", got=value, allowed=f"{least:g} or more", fix="pass more"
+            f"{name} is out of range", got=value, allowed=f"{minimum:g} or more", fix="pass more"
         )

@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias
 
 from keyhole.engines.ray.crew import Crew, LostError, Member
 from keyhole.errors import WorkerError
-from keyhole.rounds.workers import MOST_ATTEMPTS
+from keyhole.rounds.workers import MAX_ATTEMPTS
 from keyhole.server.row_sums import BLOCK
 
 
@@ -168,9 +168,9 @@ piece of it; sums of neighbours."""
 
 _ROUNDS = 2  # tasks per worker that make up for unequal clients
 _TASKS = 4  # the same where a task has several blocks
-_MOST_BLOCKS = 4  # of a task
-_MOST_SUMS = 8  # that come from one node as they are: on one machine, the driver merges no slower
-_MOST_CHOICES = 8 * BLOCK  # clients that choose in one task
+_MAX_BLOCKS = 4  # of a task
+_MAX_SUMS = 8  # that come from one node as they are: on one machine, the driver merges no slower
+_MAX_CHOICES = 8 * BLOCK  # clients that choose in one task
 _LAST_PIECE = BLOCK // 4  # clients of a task when there are few left: workers then end together
 
 
@@ -196,7 +196,7 @@ def steps_of_choices(count: int, nodes: Sequence[str]) -> list[Step]:
         count: of clients.
         nodes: the node of each worker.
     """
-    pieces = _cut(range(count), min(_MOST_CHOICES, _share(count, len(nodes), rounds=1)))
+    pieces = _cut(range(count), min(_MAX_CHOICES, _share(count, len(nodes), rounds=1)))
     return _spread("choose", pieces, nodes)
 
 
@@ -233,7 +233,7 @@ def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
     """
     blocks = _cut(range(count), BLOCK)
     length = _power_of_two_below(len(blocks) / (_ROUNDS * len(set(nodes))))
-    few = min(_MOST_BLOCKS, _power_of_two_below(len(blocks) / (_TASKS * len(nodes))))
+    few = min(_MAX_BLOCKS, _power_of_two_below(len(blocks) / (_TASKS * len(nodes))))
     runs = [blocks[at : at + length] for at in range(0, len(blocks), length)]
     is_split = len(blocks) < _ROUNDS * len(nodes)
     rounds = 1 if count <= BLOCK else _ROUNDS  # a piece costs as much as two clients
@@ -244,7 +244,7 @@ def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
         cuts = _cut_run(run, few, last, small)
         homes = spread_home(len(cuts), nodes) if is_split else [home] * len(cuts)
         ends = [_add_pieces(steps, *pair) for pair in zip(cuts, homes, strict=True)]
-        if len(ends) > (1 if len(set(nodes)) > 1 else _MOST_SUMS):
+        if len(ends) > (1 if len(set(nodes)) > 1 else _MAX_SUMS):
             steps.append(Step("merge", task=Task(tuple(ends), home=home)))
     return steps
 
@@ -443,7 +443,7 @@ class Call:
 
     def _check_attempts(self, index: int, what: str) -> None:
         attempts = self._attempts[index]
-        if attempts >= MOST_ATTEMPTS:
+        if attempts >= MAX_ATTEMPTS:
             raise WorkerError(
                 "workers die of one block of clients",
                 got=f"{self._tasks[index].clients} clients, {attempts} times, last: {what}",

@@ -9,7 +9,7 @@ the same code as in one process, hence the same bytes for any number of shards.
 What lasts: shards hold rows in memory and nothing else. A run with a directory writes each step to
 its log before the shards apply it, so a run that loses a shard stops with an error and goes on from
 its directory. Snapshots, and going on, bring rows through this process a piece at a time, never
-more than `most_bytes`; the files have the bytes of a state in one process, and either can go on
+more than `max_bytes`; the files have the bytes of a state in one process, and either can go on
 from the other's.
 
     with Shards(8, address="10.0.0.1:6379") as shards:
@@ -177,19 +177,19 @@ class Shards:
     Args:
         count: how many, spread over the nodes.
         address: of a cluster; None starts Ray on this machine, unless the process is connected.
-        most_bytes: of rows that are on their way to or from the shards at once, when they move.
+        max_bytes: of rows that are on their way to or from the shards at once, when they move.
 
     Raises:
         InputError: Ray is not installed, or `count` is below 1.
         WorkerError: the cluster does not answer.
     """
 
-    def __init__(self, count: int, *, address: str | None = None, most_bytes: int = PIECE) -> None:
+    def __init__(self, count: int, *, address: str | None = None, max_bytes: int = PIECE) -> None:
         if count < 1:
             raise InputError(
                 "number of shards is out of range", got=count, allowed="1 or more", fix="pass one"
             )
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         with ExitStack() as stack:
             self._ray = stack.enter_context(connected(address))
             # No CPU of their own: they work while clients wait, and clients while they wait.
@@ -231,7 +231,7 @@ class Shards:
         count = len(self._actors)
         bounds = np.array([table.num_keys * i // count for i in range(count + 1)], np.int64)
         sharded = ShardedTable(
-            self._ray, self._actors, place, bounds, table.width, optimizer, self._most_bytes
+            self._ray, self._actors, place, bounds, table.width, optimizer, self._max_bytes
         )
         described, arrays = dump_table(table)
         fill = sharded.refill(described, {name: a.shape for name, a in arrays.items()})
@@ -258,7 +258,7 @@ class ShardedTable:
         bounds: KeyArray,
         width: int,
         optimizer: Optimizer,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         self.width = width
         self._ray = ray
@@ -266,7 +266,7 @@ class ShardedTable:
         self._place = place
         self._bounds = bounds
         self._optimizer = optimizer
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._described: dict[str, Any] = {}
         self._reserved = 0
 
@@ -316,7 +316,7 @@ class ShardedTable:
         for name, (dtype, shape) in held[0].items():
             count = sum(own[name][1][0] for own in held)
             whole = (count, *shape[1:])
-            rows = rows_of_piece(dtype, whole, self._most_bytes)
+            rows = rows_of_piece(dtype, whole, self._max_bytes)
             pieces = self._in_order if "keys" in held[0] else self._side_by_side
             counts = [own[name][1][0] for own in held]
             stored[name] = StoredArray(dtype, whole, partial(pieces, name, counts, rows))
@@ -337,7 +337,7 @@ class ShardedTable:
 
     def _fill(self, name: str, start: int, piece: Array) -> None:
         """Hands on what fits into a piece of our own; shards take from it what is theirs."""
-        rows = rows_of_piece(piece.dtype, piece.shape, self._most_bytes)
+        rows = rows_of_piece(piece.dtype, piece.shape, self._max_bytes)
         for at in range(0, len(piece), rows):
             cut = self._ray.put(np.ascontiguousarray(piece[at : at + rows]))
             first, last = start + at, start + min(at + rows, len(piece))

@@ -29,7 +29,7 @@ CAPTIONS: Mapping[str, str] = {
     "deviation.",
     "grid": "Each cell is the mean over trials for one pair of learning rates.",
 }
-_MOST_VALUES = 6  # of one setting; a grid of rates has more than a reader wants to see in a line
+_MAX_VALUES = 6  # of one setting; a grid of rates has more than a reader wants to see in a line
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1f; --soft: #5b5b66; --paper: #ffffff;
@@ -210,8 +210,8 @@ def _pairs(values: Any) -> str | None:
 def _values(values: Iterable[Any]) -> str:
     """The different values that a setting took, in order; none is left out unsaid."""
     texts = list(dict.fromkeys(str(value) for value in values if value is not None))
-    shown = ", ".join(texts[:_MOST_VALUES])
-    more = len(texts) - _MOST_VALUES
+    shown = ", ".join(texts[:_MAX_VALUES])
+    more = len(texts) - _MAX_VALUES
     return f"{shown} and {more} more" if more > 0 else shown
 
 

@@ -242,8 +242,8 @@ def _draw_bytes(axes: Axes, table: SliceTable, styles: Mapping[str, SeriesStyle]
 def _draw_kept(axes: Axes, table: SliceTable, styles: Mapping[str, SeriesStyle]) -> None:
     """The lower panel."""
     # Beyond that, naming keys costs more than select saves.
-    most = table.break_even["pregenerated"]
-    places = [m for m in table.keys_per_client if m <= most]
+    limit = table.break_even["pregenerated"]
+    places = [m for m in table.keys_per_client if m <= limit]
     for place, way in enumerate(LABELS):
         kept = [100 * table.kept(way, m) for m in places]
         _draw_line(axes, places, kept, styles[way], place)
