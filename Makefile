@@ -49,4 +49,6 @@ clean: ## Remove .venv, caches and build output
 # What the demo needs, and what everything else needs on top; either is quick once it is there.
 base full:
 	@test -n "$(PYTHON)" || { echo "keyhole needs Python 3.11 or newer: no python3 found" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "keyhole needs \
+	Python 3.11 or newer, $(PYTHON) is older: install one or run make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) tools/environment.py $@

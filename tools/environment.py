@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 TREE = Path(__file__).resolve().parent.parent
@@ -26,7 +27,8 @@ SECONDS_OF_SILENCE = 10  # a log gets a line at least this often
 
 # Lines of pip that name a package file: NAME-VERSION-TAGS.whl, after a path or an address.
 _FETCHED = re.compile(
-    r"\s*(?:Processing|Downloading|Using cached) (?:\S*/)?([\w.]+)-([\w.!+]+)-\S+\.whl(?: \((.+B)\))?"
+    r"\s*(?:Processing|Downloading|Using cached) (?:\S*/)?([\w.]+)-([\w.!+]+)-\S+\.whl"
+    r"(\.metadata)?(?: \((.+B)\))?"
 )
 _BUILDS = re.compile(r"\s*(?:Installing build dependencies|Building editable for|Building wheel)")
 _INSTALLS = "Installing collected packages: "
@@ -34,11 +36,6 @@ _INSTALLS = "Installing collected packages: "
 
 def main(level: str) -> int:
     """Makes .venv ready for a level; returns the exit code."""
-    if sys.version_info < (3, 11):
-        said = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        fix = "install a newer one or run make PYTHON=..."
-        sys.stderr.write(f"keyhole needs Python 3.11 or newer, this is {said}: {fix}\n")
-        return 1
     step = next_step(TREE, level)
     if step == "nothing":
         return 0
@@ -103,23 +100,34 @@ def install(command: list[str], tree: Path, site: Path, screen: Screen) -> int:
         pip = subprocess.Popen(
             command, cwd=tree, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace"
         )
-        before, names = _installed(site), []
-        for line in _lines_or_ticks(pip):
-            if line is None:
-                screen.tick()
-            elif line.startswith(_INSTALLS):
-                names = line[len(_INSTALLS) :].split(", ")
-            elif said := describe(line):
-                screen.show(said)
-            for package in sorted(_installed(site) - before) if names else []:
-                before.add(package)
-                screen.count(len(names), package)
-        code = pip.wait()
-        screen.end(f"{len(names)} packages installed" if code == 0 else "pip failed:")
+        try:
+            total = _follow(pip, site, screen)
+        finally:
+            pip.terminate()  # where it has ended, this does nothing
+            code = pip.wait()
+            pip.stdout.close()
+        screen.title(f"{total} packages installed" if code == 0 else "pip failed:")
         if code:
             errors.seek(0)
             sys.stderr.writelines(line for line in errors if not is_noise(line))
     return code
+
+
+def _follow(pip: subprocess.Popen[str], site: Path, screen: Screen) -> int:
+    """Shows what pip does until it ends; returns how many packages it installed."""
+    seen, total = _installed(site), 0
+    for line in _lines_or_ticks(pip):
+        if line is None:
+            screen.tick()
+        elif line.startswith(_INSTALLS):
+            total = len(line.split(", "))
+        elif said := describe(line):
+            screen.show(said)
+        for package in sorted(_installed(site) - seen) if total else []:
+            seen.add(package)
+            screen.count(total, package)
+    pip.wait()
+    return total
 
 
 def describe(line: str) -> str | None:
@@ -130,7 +138,9 @@ def describe(line: str) -> str | None:
     >>> describe("Looking in indexes: http://host/simple")
     """
     if found := _FETCHED.match(line):
-        name, version, size = found.groups()
+        name, version, metadata, size = found.groups()
+        if metadata:
+            return f"find {name} {version}"
         return f"fetch {name} {version}" + (f" ({size})" if size else "")
     return "build keyhole" if _BUILDS.match(line) else None
 
@@ -162,17 +172,13 @@ class Screen:
     def count(self, total: int, package: str) -> None:
         """Shows that one more package of a total is installed."""
         self._done += 1
-        self.show(f"install {self._done}/{total} {package}")
+        self.show(f"installed {self._done}/{total} {package}")
 
     def tick(self) -> None:
         """Shows that the work goes on, and for how long it has been at the same thing."""
         now = time.monotonic()
         if self._is_terminal or now - self._spoke >= SECONDS_OF_SILENCE:
-            self._write(f"{self._text or 'start pip'} ... {now - self._since:.0f} s")
-
-    def end(self, text: str) -> None:
-        """Shows how it ended, on a line that stays."""
-        self._write(text, stays=True)
+            self._write(f"{self._text or 'start pip'} ({now - self._since:.0f} s ago)")
 
     def _write(self, text: str, *, stays: bool = False) -> None:
         self._spoke = time.monotonic()
@@ -184,7 +190,7 @@ class Screen:
         self._out.flush()
 
 
-def _lines_or_ticks(process: subprocess.Popen[str]):
+def _lines_or_ticks(process: subprocess.Popen[str]) -> Iterator[str | None]:
     """Yields the lines of a process, and None for each second without one."""
     lines: queue.Queue[str | None] = queue.Queue()
 
