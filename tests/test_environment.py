@@ -91,10 +91,21 @@ def test_every_package_is_shown_without_a_terminal(tmp_path, capfd):
     command = [*PIP, "--prefix", str(tmp_path), *wheels]
     assert environment.install(command, tmp_path, site, environment.Screen()) == 0
     shown, errors = capfd.readouterr()
-    *fetched, first, second, end = shown.splitlines()
-    assert fetched == ["fetch hinges 1.0", "fetch lock 1.0"]
+    news = [line for line in shown.splitlines() if not line.endswith(" s ago)")]
+    *begun, first, second, end = news
+    assert begun == ["start pip", "fetch hinges 1.0", "fetch lock 1.0"]
     assert {first[:14], second[:14]} == {"installed 1/2 ", "installed 2/2 "}
     assert (end, errors) == ("2 packages installed", "")
+
+
+def test_a_log_is_never_silent_for_long(monkeypatch, capfd):
+    screen = environment.Screen()
+    screen.show("fetch jaxlib 0.10.2")
+    screen.tick()
+    monkeypatch.setattr(environment, "SECONDS_OF_SILENCE", 0)
+    screen.tick()
+    shown = capfd.readouterr().out.splitlines()
+    assert shown == ["fetch jaxlib 0.10.2", "fetch jaxlib 0.10.2 (0 s ago)"]
 
 
 def test_what_pip_reports_as_an_error_is_shown(tmp_path, capfd):

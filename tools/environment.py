@@ -73,10 +73,8 @@ def set_up(tree: Path, level: str, step: str, screen: Screen) -> int:
     """Creates the environment if it must, installs, and marks it ready; returns the exit code."""
     _ready(tree).unlink(missing_ok=True)
     venv = tree / ".venv"
-    if step == "create":
-        made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=False)
-        if made.returncode:
-            return made.returncode
+    if step == "create" and (code := create(venv, screen)):
+        return code
     # Python compiles what is imported when it is imported: a fraction of what is installed.
     options = ["--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", *options]
@@ -85,6 +83,17 @@ def set_up(tree: Path, level: str, step: str, screen: Screen) -> int:
     if code == 0:
         mark_ready(tree, level)
     return code
+
+
+def create(venv: Path, screen: Screen) -> int:
+    """Makes an empty environment; returns the exit code."""
+    screen.show("create .venv")
+    making = subprocess.Popen([sys.executable, "-m", "venv", "--clear", str(venv)])
+    while True:
+        try:
+            return making.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            screen.tick()
 
 
 def install(command: list[str], tree: Path, site: Path, screen: Screen) -> int:
@@ -96,6 +105,7 @@ def install(command: list[str], tree: Path, site: Path, screen: Screen) -> int:
         site: where packages arrive: pip says nothing while it unpacks them.
         screen: where progress is shown. If pip fails, its errors are shown in full.
     """
+    screen.show("start pip")
     with tempfile.TemporaryFile("w+") as errors:
         pip = subprocess.Popen(
             command, cwd=tree, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace"
@@ -178,7 +188,7 @@ class Screen:
         """Shows that the work goes on, and for how long it has been at the same thing."""
         now = time.monotonic()
         if self._is_terminal or now - self._spoke >= SECONDS_OF_SILENCE:
-            self._write(f"{self._text or 'start pip'} ({now - self._since:.0f} s ago)")
+            self._write(f"{self._text} ({now - self._since:.0f} s ago)")
 
     def _write(self, text: str, *, stays: bool = False) -> None:
         self._spoke = time.monotonic()
