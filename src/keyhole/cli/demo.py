@@ -48,8 +48,9 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
     (recall over rounds, and recall against the KB that a client moves) and the table are written
     to files.
     """
-    start_jax()
     make_directory(out)
+    click.echo("starting JAX, making posts, compiling the first round", err=True)
+    start_jax()
     results, records = _train(rounds, seed)
     rows = _rows(results)
     written = [out / "demo.md", *_save_picture(results, records, out / "demo")]
