@@ -1,8 +1,10 @@
 # Every target sets up what it needs: a fresh machine needs only Python 3.11 or newer and make.
 
 BIN := .venv/bin
-PYTHON ?= $(shell for python in python3.11 python3; do \
+ifndef PYTHON  # := looks once; ?= would look at every use
+PYTHON := $(shell for python in python3.11 python3; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
+endif
 BENCHMARKS = $(filter-out benchmarks/harness.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
