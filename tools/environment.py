@@ -115,7 +115,6 @@ def install(command: list[str], tree: Path, site: Path, screen: Screen) -> int:
         finally:
             pip.terminate()  # where it has ended, this does nothing
             code = pip.wait()
-            pip.stdout.close()
         screen.title(f"{total} packages installed" if code == 0 else "pip failed:")
         if code:
             errors.seek(0)
@@ -205,8 +204,10 @@ def _lines_or_ticks(process: subprocess.Popen[str]) -> Iterator[str | None]:
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
-        for line in process.stdout:
-            lines.put(line.rstrip("\n"))
+        assert process.stdout is not None
+        with process.stdout as output:
+            for line in output:
+                lines.put(line.rstrip("\n"))
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,6 @@ from keyhole.cli.inputs import json_option, out_option, seed_option, start_jax
 from keyhole.server.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from keyhole.report.style import SeriesStyle
     from keyhole.tasks.trial_directory import Result
     from keyhole.training.record import RoundRecord
 
@@ -173,124 +169,10 @@ def _command() -> str:
 def _save_picture(
     results: dict[str, Result], records: dict[str, list[RoundRecord]], stem: Path
 ) -> list[Path]:
+    from keyhole.report.demo_figure import draw_demo  # matplotlib: not for --help
     from keyhole.report.results import curve_of
     from keyhole.report.style import save_figure
 
     curves = {label: curve_of(made, METRIC) for label, made in records.items()}
-    return save_figure(draw_demo(results, curves), stem)
-
-
-def draw_demo(results: dict[str, Result], curves: dict[str, dict[int, float]]) -> Figure:
-    """Draws recall over rounds, beside recall against the KB that a client moves.
-
-    Args:
-        results: label -> what the arm reached and cost; no select comes first.
-        curves: label -> rounds done -> recall on validation data, one or more.
-
-    Returns:
-        A figure for `save_figure`, in which no line or label hides another.
-    """
-    from keyhole.report.style import drawing, new_figure, series_styles
-
-    styles = series_styles(list(results))
-    with drawing():
-        figure = new_figure(height=4.0, width=10.5)
-        left, right = figure.subplots(1, 2, sharey=True)
-        _draw_rounds(left, curves, styles)
-        _draw_saving(right, results, styles)
-        _label_ends(figure, left, curves, styles)
-        _label_points(right, results)
-    return figure
-
-
-def _draw_rounds(
-    axes: Axes, curves: dict[str, dict[int, float]], styles: dict[str, SeriesStyle]
-) -> None:
-    """Draws a line for each arm; the first is a pale band, so that one equal to it shows."""
-    from matplotlib.ticker import MaxNLocator
-
-    from keyhole.report.style import label_metric
-
-    for i, (label, curve) in enumerate(curves.items()):
-        look = {**styles[label].line(), "markevery": (min(i, len(curve) - 1), 4)}
-        if i == 0:
-            look |= {"linewidth": 8.0, "markersize": 13.0, "alpha": 0.3}
-        axes.plot(list(curve), list(curve.values()), **look)
-    axes.set_title("recall over rounds")
-    axes.set_xlabel("rounds")
-    axes.set_xlim(left=0)
-    axes.margins(y=0.12)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    label_metric(axes, METRIC, "validation")
-
-
-def _draw_saving(axes: Axes, results: dict[str, Result], styles: dict[str, SeriesStyle]) -> None:
-    """Draws a point for each arm at what a client moves and what the model reaches."""
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
-    from keyhole.report.style import label_metric
-
-    points = [_point(result) for result in results.values()]
-    axes.plot(*zip(*points, strict=True), color="#bbbbbb", linewidth=1.0, zorder=1)
-    for (label, _), (x, y) in zip(results.items(), points, strict=True):
-        axes.plot([x], [y], **styles[label].line() | {"markersize": 10})
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.margins(x=0.25, y=0.12)
-    axes.set_title("recall against what a client moves")
-    axes.set_xlabel("KB per client and round, down and up")
-    label_metric(axes, METRIC, "test")
-    axes.tick_params(labelleft=True)  # sharing the axis took it away
-
-
-def _label_ends(
-    figure: Figure,
-    axes: Axes,
-    curves: dict[str, dict[int, float]],
-    styles: dict[str, SeriesStyle],
-) -> None:
-    """Writes the name of each line at its end; names of lines that meet stand one above another."""
-    figure.draw_without_rendering()  # settles the layout, so that points have their places
-    ends = {label: list(curve.items())[-1] for label, curve in curves.items()}
-    ranked = sorted(ends, key=lambda label: ends[label][1])
-    heights = [axes.transData.transform(ends[label])[1] * 72 / figure.dpi for label in ranked]
-    for label, at, height in zip(ranked, spread_out(heights, 13.0), heights, strict=True):
-        axes.annotate(
-            f"{label} (band)" if label == next(iter(curves)) else label,
-            ends[label],
-            (10, at - height),
-            textcoords="offset points",
-            va="center",
-            color=styles[label].color,
-            weight="bold",
-            annotation_clip=False,
-        )
-
-
-def spread_out(places: Sequence[float], gap: float) -> list[float]:
-    """Returns ascending places moved apart to a least gap, by nothing on average.
-
-    >>> spread_out([10.0, 50.0, 50.0], 12.0)
-    [6.0, 46.0, 58.0]
-    """
-    moved: list[float] = []
-    for place in places:
-        moved.append(max(place, moved[-1] + gap) if moved else place)
-    shift = (sum(moved) - sum(places)) / len(moved)
-    return [place - shift for place in moved]
-
-
-def _label_points(axes: Axes, results: dict[str, Result]) -> None:
-    """Writes name, KB and saving beside each point, where they hide nothing."""
-    from keyhole.report.placing import place_labels
-
-    whole = _kilobytes(next(iter(results.values())))
-    labels = [f"{label}\n{_kilobytes(result):,.0f} KB" for label, result in results.items()]
-    for i, result in enumerate(list(results.values())[1:], 1):
-        labels[i] += f", {1 - _kilobytes(result) / whole:.0%} less"
-    place_labels(axes, [[_point(result) for result in results.values()]], [labels], "#333333")
-
-
-def _point(result: Result) -> tuple[float, float]:
-    return _kilobytes(result), result.metrics[METRIC]
+    points = {label: (_kilobytes(r), r.metrics[METRIC]) for label, r in results.items()}
+    return save_figure(draw_demo(curves, points, METRIC), stem)
