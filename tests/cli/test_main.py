@@ -12,6 +12,7 @@ import pytest
 
 from keyhole.cli import main as cli
 from keyhole.errors import CohortError, KeySpaceError
+from tests.cli.conftest import COMMAND
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +93,46 @@ def test_the_demo_writes_a_picture_and_a_table(demo):
     assert "| all own words |" in (out / "demo.md").read_text()
 
 
-def test_the_demo_shows_a_table_and_says_where_files_are(keyhole, tmp_path):
-    done = keyhole("demo", "--rounds", "1", "--out", "here", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def shown(environment, tmp_path_factory):
+    """A demo of one round on 80 columns, and where it ran."""
+    where = tmp_path_factory.mktemp("shown")
+    done = subprocess.run(
+        [*COMMAND, "demo", "--rounds", "1", "--out", "here"],
+        env={**environment, "COLUMNS": "80"},
+        cwd=where,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done, where
+
+
+def test_the_demo_shows_a_table_and_says_where_files_are(shown):
+    done, where = shown
     assert "numbers held" in done.stdout
     assert "here/demo.png" in done.stdout
-    assert (tmp_path / "here" / "demo.png").is_file()
+    assert (where / "here" / "demo.png").is_file()
+
+
+def test_the_demo_fits_80_columns_and_tells_its_progress_without_a_terminal(shown):
+    done, _ = shown
+    assert max(map(len, (done.stdout + done.stderr).splitlines())) <= 80
+    begins = ["no select", "all own words", "top 100 words", "top 30 words"]
+    first, *lines = done.stderr.splitlines()
+    assert first.startswith("starting JAX")
+    for line, begin in zip(lines, begins, strict=True):
+        assert re.fullmatch(rf"{begin} +1/1 rounds recall@5 \d+\.\d%", line)
+
+
+def test_the_demo_ends_with_what_was_saved_and_a_command_that_exists(shown):
+    *_, first, second, last = shown[0].stdout.splitlines()
+    assert re.match(r"saved: .* 5\d\d KB a round, not 3,201 \(8\d%", first), first
+    assert "no select: " in second
+    name, verb, *args = last.removeprefix("try next: ").split()
+    assert name == "keyhole"
+    with cli.keyhole.commands[verb].make_context(verb, args) as context:  # reads every option
+        assert context.params["rounds"] == 50
 
 
 def test_ctrl_c_ends_with_one_line_and_130(tmp_path):

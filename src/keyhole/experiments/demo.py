@@ -21,7 +21,7 @@ def demo_arms(rounds: int, seed: int) -> dict[str, Arm]:
         server_lr=0.3,
         cohort=COHORT,
         rounds=rounds,
-        evaluate_every=2,
+        evaluate_every=min(2, rounds),  # a demo of one round has a point to draw
     )
 
     def arm(words: int | None) -> Arm:

@@ -297,7 +297,9 @@ class Experiment:
     def _cohorts(self) -> Cohorts:
         size = min(self.arm.settings.cohort, self.task.clients)
         over = min(self.over_selection, self.task.clients / size)
-        return Cohorts(self.task.clients, size, self.arm.sampling, over, min_updates=self.min_updates)
+        return Cohorts(
+            self.task.clients, size, self.arm.sampling, over, min_updates=self.min_updates
+        )
 
     @cached_property
     def _deliver(self) -> Delivery:
