@@ -68,7 +68,7 @@ class Cohorts:
             one random order, so that every client rests as long as it can.
         over_selection: how many times more clients are asked than are waited for; the round closes
             with the first `size` that answer.
-        min_updates: with fewer updates when it closes, a round makes no step; 0 takes what has come.
+        min_updates: a round that closes with fewer updates makes no step; 0 takes what has come.
         lost_before: probability that a client drops out before its slices arrive.
         lost_after: probability that it drops out after, before its update is sent.
 
