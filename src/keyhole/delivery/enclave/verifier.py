@@ -245,7 +245,8 @@ def read_simulated(evidence: Evidence) -> Claims:
 def simulated_measurement() -> Measurement:
     """A digest of the program's source as it is installed here, in the place of a measurement."""
     here = Path(__file__).parent
-    files = [*sorted(here.glob("*.py")), here.parent / "hpke.py", here.parent / "prg.py"]
+    crypto = here.parents[1] / "crypto"
+    files = [*sorted(here.glob("*.py")), crypto / "hpke.py", crypto / "prg.py"]
     digest = sha256(b"keyhole-enclave-source")
     for path in files:
         content = path.read_bytes()
