@@ -1,10 +1,17 @@
-"""Strict settings for every test: no silent promotion in JAX, the same examples on every run."""
+"""Strict settings for every test: no silent promotion in JAX, the same examples on every run,
+children that can be interrupted."""
 
 import os
+import signal
 
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A shell starts what runs in the background with SIGINT ignored, and children inherit that. A
+# signal that is handled here is at its default in every program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import HealthCheck, Phase, settings
 
