@@ -18,10 +18,10 @@ TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds
 
 
 @pytest.fixture(scope="module")
-def trained(keyhole, few_writers, tmp_path_factory):
+def trained(program, few_writers, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     options = ("--data", few_writers, "--m", 8, "--trials", 2, "--out", out, "--json")
-    return keyhole("train", "emnist_2nn", *TINY, *options), out
+    return program("train", "emnist_2nn", *TINY, *options), out
 
 
 def test_train_prints_what_each_trial_reached(trained):
