@@ -1,8 +1,10 @@
 """Strict settings for every test: no silent promotion in JAX, the same examples on every run,
-children that can be interrupted."""
+children that can be interrupted, and programs of JAX that are compiled once."""
 
 import os
 import signal
+import sys
+import tempfile
 
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -24,3 +26,18 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("laws")
+
+
+def pytest_collection_finish(session):
+    """Keeps what JAX compiles for the rest of this process: most tests of tasks make new functions
+    of the same programs. Other processes do not see it, their threads may be other ones."""
+    if "jax" not in sys.modules:
+        return
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    folder = tempfile.TemporaryDirectory(prefix="keyhole-compiled-")
+    session.config.add_cleanup(folder.cleanup)
+    jax.config.update("jax_compilation_cache_dir", folder.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
