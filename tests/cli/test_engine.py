@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND
+from tests.helpers import LONG
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "5", "--m", "8")
 
@@ -53,7 +54,7 @@ def start(environment, *args):
 
 
 def wait_for_rounds(out, count, process):
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + LONG
     while time.monotonic() < deadline and process.poll() is None:
         found = list(Path(out).glob("*/trial-0/records.jsonl"))
         if found and len(found[0].read_bytes().splitlines()) >= count:
@@ -117,7 +118,7 @@ def test_a_killed_run_goes_on_with_the_same_bytes(environment, program, few_writ
         process.kill()
     # Its workers look for their cluster for a minute before they give up.
     assert are_gone(children, 120), "Ray ends with the process that started it"
-    process.communicate(timeout=60)
+    process.communicate(timeout=LONG)
     again = program("train", "emnist_2nn", *ray)
     assert again.returncode == 0, again.stderr
     assert stored(tmp_path / "ray") == stored(tmp_path / "local")
@@ -130,7 +131,7 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
     try:
         wait_for_rounds(tmp_path, 3, process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes at once
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LONG)
     finally:
         process.kill()
     assert process.returncode == 130, err

@@ -12,6 +12,7 @@ import pytest
 
 from keyhole.cli import main as cli
 from keyhole.errors import CohortError, KeySpaceError
+from tests.helpers import LONG
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
         seen += (more := process.stderr.read(1))
         assert more, seen
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LONG)
     assert process.returncode == 130
     assert err.strip().splitlines()[-1] == "keyhole: interrupted"
     assert "Traceback" not in err

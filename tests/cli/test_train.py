@@ -12,7 +12,7 @@ from keyhole.tasks.named import TASKS
 from keyhole.tasks.sweeps import SWEEPS
 from keyhole.training.record import read_records
 from tests.cli.conftest import COMMAND
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2")
 
@@ -160,7 +160,7 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
     process = subprocess.Popen(
         [*COMMAND, *map(str, args)], stderr=subprocess.PIPE, text=True, env=environment
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + LONG
     try:
         while time.monotonic() < deadline and process.poll() is None:
             found = list(tmp_path.glob("*/trial-0/records.jsonl"))
@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
                 break
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LONG)
     finally:
         process.kill()
     assert process.returncode == 130, err

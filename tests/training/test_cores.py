@@ -13,7 +13,7 @@ from keyhole.errors import InputError
 from keyhole.training.clients import Clients
 from keyhole.training.cores import Cores, use_one_thread
 from keyhole.training.jobs import Job
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 
 RUN = """
 import hashlib, sys
@@ -99,7 +99,7 @@ def test_updates_come_in_the_order_of_the_jobs():
 
 
 def test_clients_train_at_the_same_time():
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=LONG)
 
     def train(slices, data, rng):
         both.wait()

@@ -22,6 +22,7 @@ from keyhole.private.enclave.client import ask, fresh_nonce
 from keyhole.private.enclave.frames import Channel, Kind
 from keyhole.private.enclave.host import EnclaveProcess
 from keyhole.private.enclave.simulated import simulation_policy
+from tests.helpers import LONG
 from tests.private.enclave.tables import ROUND, table
 
 RECORDS = table(num_keys=301)
@@ -191,12 +192,12 @@ def start_program():
             stderr=subprocess.PIPE,
         )
     channel = Channel(near)
-    assert channel.receive(60.0) == (Kind.READY, b"")
+    assert channel.receive(LONG) == (Kind.READY, b"")
     return program, channel
 
 
 def end_of(program, channel):
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=LONG)
     channel.close()
     return program.returncode, out, err
 

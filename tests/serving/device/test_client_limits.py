@@ -11,6 +11,7 @@ from keyhole.errors import ServiceError
 from keyhole.serving.device.client import Client
 from keyhole.serving.device.paced_socket import Timeouts
 from keyhole.serving.device.retrying import Clock, Retry
+from tests.helpers import LONG
 from tests.serving.clients import BODY, client_of, get, rest, send
 from tests.serving.scripted import answer, scripted
 
@@ -20,7 +21,7 @@ def test_a_silent_service_is_given_up_in_time_and_asked_again(by_hand):
 
     def silent(_):
         by_hand.now += 0.2
-        given_up.wait(60)
+        given_up.wait(LONG)
 
     options = {
         "timeouts": Timeouts(connect=60, read=0.1),

@@ -14,7 +14,7 @@ from keyhole.delivery.sources import FunctionSource
 from keyhole.errors import StorageError
 from keyhole.serving.files import publishing, retiring
 from keyhole.serving.files.publishing import Publisher
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 from tests.serving.files.disks import leave_room
 from tests.serving.small_rounds import check_current, flip, names_of, published, small_state, step
 
@@ -131,7 +131,7 @@ def test_processes_read_whole_rounds_while_others_are_published(tmp_path):
             publisher.publish_state(state, number=number, durable=False, **SMALL)
         publisher.close_round()
         for reader in readers:
-            out, err = reader.communicate(timeout=60)
+            out, err = reader.communicate(timeout=LONG)
             assert (reader.returncode, err) == (0, "")
             assert int(out) >= 1
 
@@ -219,7 +219,7 @@ def test_a_second_publisher_that_starts_while_the_first_writes_disturbs_nothing(
 
     def select_batch(x, keys):
         writing.set()
-        assert go_on.wait(60)
+        assert go_on.wait(LONG)
         return {".": x[keys]}
 
     records = Records("row", 50, (RecordField(".", (4,), np.dtype(np.float32)),))
@@ -232,14 +232,14 @@ def test_a_second_publisher_that_starts_while_the_first_writes_disturbs_nothing(
         )
         first.start()
         try:
-            assert writing.wait(60)
+            assert writing.wait(LONG)
             script = "import sys; from keyhole.serving.files.publishing import Publisher;"
             second = subprocess.run(
                 [sys.executable, "-c", f"{script} Publisher(sys.argv[1])", str(tmp_path)],
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=60,
+                timeout=LONG,
                 cwd=ROOT,
             )
             assert "has a publisher already" in second.stderr

@@ -16,6 +16,7 @@ from keyhole.serving.mirror.object_store import StoreSettings, open_store
 from keyhole.serving.mirror.pull import fetch_round
 from keyhole.serving.mirror.push import push_round
 from keyhole.serving.mirror.settings import MirrorSettings
+from tests.helpers import LONG
 from tests.serving.sockets import held_port
 
 DENIED = 1  # a port where nobody listens
@@ -70,7 +71,7 @@ def s3_server(log, **environment):
 
 
 def wait_until_open(process, port, log):
-    until = time.monotonic() + 60
+    until = time.monotonic() + LONG
     while time.monotonic() < until and process.poll() is None:
         with socket.socket() as trial:
             if trial.connect_ex(("127.0.0.1", port)) == 0:
@@ -80,7 +81,7 @@ def wait_until_open(process, port, log):
 
 
 def ask_s3(port, method, target, body=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)
     connection.request(method, target, body)
     assert connection.getresponse().status < 300
     connection.close()

@@ -20,6 +20,7 @@ from keyhole.serving.manifest import table_info
 from keyhole.serving.on_demand.slab import Slab, whole_bytes
 from keyhole.serving.on_demand.slab_table import SlabTable
 from keyhole.types import KeyArray
+from tests.helpers import LONG
 
 WIDTH = 3  # numbers of a slice
 
@@ -43,7 +44,7 @@ class CountingSource:
         self.calls.append(keys.copy())
         self.is_called.set()
         if self._gate is not None:
-            assert self._gate.wait(60)
+            assert self._gate.wait(LONG)
         if self.fails:
             raise ZeroDivisionError(f"no slice for {keys}")
         return self.plain(keys)

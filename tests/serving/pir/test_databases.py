@@ -17,7 +17,7 @@ from keyhole.serving.pir.schemes import open_asker, table_bytes
 from keyhole.serving.pir.settings import PirSettings
 from keyhole.serving.service.limits import Gate
 from keyhole.serving.service.metrics import Metrics
-from tests.helpers import LAYOUTS
+from tests.helpers import LAYOUTS, LONG
 from tests.serving.memory_rounds import MemoryRounds
 from tests.serving.pir.one_service import SERVER_0, SERVER_1, WORD
 from tests.serving.small_service import random_state
@@ -40,7 +40,7 @@ def counted(monkeypatch):
 
     def of(name, records):
         calls.append(name)
-        go.wait(60)
+        go.wait(LONG)
         return real(name, records)
 
     monkeypatch.setattr(module.Database, "of", staticmethod(of))

@@ -14,6 +14,7 @@ from keyhole.serving.pir.schemes import lengths_of, name_table
 from keyhole.serving.pir.settings import PirSettings, Role
 from keyhole.serving.service.access import Access
 from keyhole.serving.service.limits import Limits
+from tests.helpers import LONG
 from tests.private.pir.mutations import HEAD_BYTES, body_of, flipped, resealed, with_body
 from tests.private.pir.schemes import two_server_zero_bits
 from tests.serving.in_process import NOW, RING, bearer
@@ -210,7 +211,7 @@ class Blocked:
 
     def answer_many(self, queries):
         self.started.set()
-        self.go.wait(60)
+        self.go.wait(LONG)
         self.batches.append(len(queries))
         return self.server.answer_many(queries)
 

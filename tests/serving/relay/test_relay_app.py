@@ -30,7 +30,7 @@ from keyhole.serving.service.access import Access, Keyring
 from keyhole.serving.service.app import App
 from keyhole.serving.service.limits import Limits
 from keyhole.serving.service.transport import Listen, serving
-from tests.helpers import assert_trees_equal
+from tests.helpers import LONG, assert_trees_equal
 from tests.serving.in_process import SHAPE
 from tests.serving.relay.relayed import SETTINGS, line_to, relayed
 from tests.serving.scripted import answer, scripted
@@ -50,7 +50,7 @@ def both(tmp_path):
 @pytest.fixture(scope="module", autouse=True)
 def http():
     """One client for all tests: to make one takes longer than to use it."""
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=LONG) as client:
         yield client
 
 

@@ -21,7 +21,7 @@ from keyhole.serving.relay.relay import RelayApp
 from keyhole.serving.relay.relayed_fetch import RelayedFetch
 from keyhole.serving.service.app import App
 from keyhole.serving.service.transport import serving
-from tests.helpers import assert_trees_equal
+from tests.helpers import LONG, assert_trees_equal
 from tests.serving.fronts import (
     BEFORE,
     BINARY,
@@ -144,7 +144,7 @@ def run_page(block, folder):
             done = CliRunner().invoke(keyhole, line.split()[1:])
             assert done.exit_code == 0, (line, done.output, done.exception)
         elif not line.startswith("systemctl "):
-            subprocess.run(["sh", "-ec", line], check=True, timeout=60)
+            subprocess.run(["sh", "-ec", line], check=True, timeout=LONG)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from keyhole.serving.on_demand.rounds import OnDemandRounds
 from keyhole.serving.service.access import Access, Keyring
 from keyhole.serving.service.app import App
 from keyhole.serving.service.transport import serving
+from tests.helpers import LONG
 
 KEY, NUM_KEYS, DEVICE = 48_611, 50_000, "the-phone-in-question"
 OUTSIDE = 77_377
@@ -72,7 +73,7 @@ def service(kind, directory):
         with serving(app) as url:
 
             def ask(method, path, body=None, token=None):
-                connection = http.client.HTTPConnection(url.split("//")[1], timeout=20)
+                connection = http.client.HTTPConnection(url.split("//")[1], timeout=LONG)
                 headers = {"content-type": "application/octet-stream"}
                 if token is not None:
                     headers["authorization"] = f"Bearer {token}"
