@@ -1,10 +1,19 @@
-"""Strict settings for every test: no silent promotion in JAX, the same examples on every run."""
+"""Strict settings for every test: no silent promotion in JAX, the same examples on every run,
+children that can be interrupted, and programs of JAX that are compiled once."""
 
 import os
+import signal
+import sys
+import tempfile
 
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A shell starts what runs in the background with SIGINT ignored, and children inherit that. A
+# signal that is handled here is at its default in every program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -17,3 +26,18 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("laws")
+
+
+def pytest_collection_finish(session):
+    """Keeps what JAX compiles for the rest of this process: most tests of tasks make new functions
+    of the same programs. Other processes do not see it, their threads may be other ones."""
+    if "jax" not in sys.modules:
+        return
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    folder = tempfile.TemporaryDirectory(prefix="keyhole-compiled-")
+    session.config.add_cleanup(folder.cleanup)
+    jax.config.update("jax_compilation_cache_dir", folder.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()

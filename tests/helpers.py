@@ -7,6 +7,7 @@ A new member is added here once and runs through all the laws that concern it.
 import importlib.util
 import os
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import keyhole as kh
 from keyhole import tree
 
 ROOT = Path(__file__).parent.parent
+LONG = 300.0  # seconds that only what hangs takes, also where 30 others want the same core
 
 AGGREGATES = {
     "sum": kh.aggregate_sum,
@@ -29,6 +31,29 @@ AGGREGATES = {
 }
 
 AVERAGES = sorted(AGGREGATES.keys() - {"sum"})
+
+
+def grid(names, *axes):
+    """All combinations of the values of two or more axes, as a mark. In the fast ones each value
+    meets one of every shorter axis; the others are slow.
+
+    Args:
+        names: of the parameters, as `parametrize` takes them.
+        axes: values of each.
+    """
+    fewest, cells = min(map(len, axes)), []
+    for cell in product(*map(enumerate, axes)):
+        is_fast = len({place % fewest for place, _ in cell}) == 1
+        values = [value for _, value in cell]
+        marks = [] if is_fast else [pytest.mark.slow]
+        cells.append(pytest.param(*values, marks=marks, id="-".join(map(_name_of, values))))
+    return pytest.mark.parametrize(names, cells)
+
+
+def _name_of(value):
+    if isinstance(value, str | int):
+        return str(value)
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def zeros(**shapes):

@@ -1,11 +1,16 @@
-"""What the command-line tests share: a process, and data that is quick to read."""
+"""What the command-line tests share: the command, and data that is quick to read."""
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from keyhole.cli.main import main
 
 COMMAND = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]
 
@@ -22,8 +27,8 @@ def environment(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def keyhole(environment):
-    """Runs the command in a process of its own."""
+def program(environment):
+    """Runs the command in a process of its own, as people do."""
 
     def run(*args, cwd=None):
         return subprocess.run(
@@ -35,6 +40,27 @@ def keyhole(environment):
             env=environment,
             cwd=cwd,
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def keyhole(environment):
+    """Runs the command in this process, which has imported and compiled what it takes; returns
+    what `program` returns."""
+
+    def run(*args, cwd=None):
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("keyhole.training.cores.use_one_thread", lambda: None)
+            for name in ("KEYHOLE_CACHE", "COLUMNS"):
+                patch.setenv(name, environment[name])
+            if cwd is not None:
+                patch.chdir(cwd)
+            with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+                main([str(arg) for arg in args])
+        code = ended.value.code or 0
+        return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
     return run
 

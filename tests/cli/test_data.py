@@ -21,6 +21,7 @@ from keyhole.cli.main import main
 from keyhole.cli.report import report
 from keyhole.cli.screen import progress_bars
 from tests.data import files
+from tests.helpers import LONG
 from tests.report.runs import write_sweep
 
 
@@ -209,7 +210,7 @@ def test_ctrl_c_leaves_nothing_half(folders):
         assert process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=LONG)
     assert process.returncode == 130
     assert error.strip().splitlines()[-1] == "keyhole: interrupted"
     assert [path for path in work.iterdir() if path.is_dir()] == []

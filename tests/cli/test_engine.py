@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND
+from tests.helpers import LONG
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "5", "--m", "8")
 
@@ -20,7 +21,6 @@ TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "5", "--m", "8
         (["--shards", "2"], "--shards goes with --engine ray"),
         (["--engine", "ray", "--shards", "0"], "0 is not in the range"),
         (["--engine", "ray", "--devices", "d"], "the devices of a service train themselves"),
-        (["--engine", "ray", "--address", "127.0.0.1:1"], "Ray does not answer"),
         (["--engine", "ray", "--workers", "0"], "0 is not in the range"),
     ],
 )
@@ -30,6 +30,14 @@ def test_a_wrong_engine_is_one_line(args, said, keyhole, few_writers, tmp_path):
     )
     assert done.returncode in (1, 2), done.stderr
     assert said in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.glob("runs/*/trial-0"))
+
+
+def test_a_ray_that_does_not_answer_is_one_line(program, few_writers, tmp_path):
+    args = ("--engine", "ray", "--address", "127.0.0.1:1", "--data", few_writers)
+    done = program("train", "emnist_2nn", *TINY, *args, "--out", tmp_path / "runs")
+    assert done.returncode in (1, 2), done.stderr
+    assert "Ray does not answer" in done.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("runs/*/trial-0"))
 
 
@@ -46,7 +54,7 @@ def start(environment, *args):
 
 
 def wait_for_rounds(out, count, process):
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + LONG
     while time.monotonic() < deadline and process.poll() is None:
         found = list(Path(out).glob("*/trial-0/records.jsonl"))
         if found and len(found[0].read_bytes().splitlines()) >= count:
@@ -95,9 +103,9 @@ def is_alive(pid):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_same_bytes(environment, keyhole, few_writers, tmp_path):
+def test_a_killed_run_goes_on_with_the_same_bytes(environment, program, few_writers, tmp_path):
     options = (*TINY, "--data", few_writers, "--rounds", 40)
-    alone = keyhole("train", "emnist_2nn", *options, "--out", tmp_path / "local")
+    alone = program("train", "emnist_2nn", *options, "--out", tmp_path / "local")
     assert alone.returncode == 0, alone.stderr
     engine = "--engine", "ray", "--workers", 2, "--shards", 3
     ray = (*options, *engine, "--out", tmp_path / "ray")
@@ -110,8 +118,8 @@ def test_a_killed_run_goes_on_with_the_same_bytes(environment, keyhole, few_writ
         process.kill()
     # Its workers look for their cluster for a minute before they give up.
     assert are_gone(children, 120), "Ray ends with the process that started it"
-    process.communicate(timeout=60)
-    again = keyhole("train", "emnist_2nn", *ray)
+    process.communicate(timeout=LONG)
+    again = program("train", "emnist_2nn", *ray)
     assert again.returncode == 0, again.stderr
     assert stored(tmp_path / "ray") == stored(tmp_path / "local")
 
@@ -123,7 +131,7 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
     try:
         wait_for_rounds(tmp_path, 3, process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes at once
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LONG)
     finally:
         process.kill()
     assert process.returncode == 130, err

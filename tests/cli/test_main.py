@@ -13,13 +13,14 @@ import pytest
 from keyhole.cli import main as cli
 from keyhole.errors import CohortError, KeySpaceError
 from tests.cli.conftest import COMMAND
+from tests.helpers import LONG
 
 
 @pytest.fixture(scope="module")
-def demo(keyhole, tmp_path_factory):
+def demo(program, tmp_path_factory):
     """A demo of three rounds, and where it wrote."""
     out = tmp_path_factory.mktemp("demo") / "out"
-    return keyhole("demo", "--rounds", "3", "--json", "--out", out), out
+    return program("demo", "--rounds", "3", "--json", "--out", out), out
 
 
 def test_help_lists_the_commands(keyhole):
@@ -63,6 +64,13 @@ def test_a_wrong_value_is_one_message_and_exit_code_2(args, keyhole):
     assert line.endswith(" --help")
 
 
+def test_a_process_ends_as_the_function_does(program, keyhole):
+    """So other tests may call the function."""
+    for args in (["--help"], ["train", "no_such_task"]):
+        ended, returned = program(*args), keyhole(*args)
+        assert vars(returned).items() <= vars(ended).items()
+
+
 def test_the_demo_prints_json(demo):
     done, _ = demo
     assert done.returncode == 0, done.stderr
@@ -78,8 +86,8 @@ def test_all_own_words_reach_the_recall_of_no_select(demo):
     assert own["bytes_down"] == 4 * own["client_size"]
 
 
-def test_the_same_seed_gives_the_same_numbers(demo, keyhole, tmp_path):
-    again = keyhole("demo", "--rounds", "3", "--json", "--out", tmp_path)
+def test_the_same_seed_gives_the_same_numbers(demo, program, tmp_path):
+    again = program("demo", "--rounds", "3", "--json", "--out", tmp_path)
     first, second = (json.loads(done.stdout) for done in (demo[0], again))
     for row in (*first, *second):
         del row["seconds"]
@@ -149,7 +157,7 @@ def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
         seen += (more := process.stderr.read(1))
         assert more, seen
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LONG)
     assert process.returncode == 130
     assert err.strip().splitlines()[-1] == "keyhole: interrupted"
     assert "Traceback" not in err

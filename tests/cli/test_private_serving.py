@@ -25,7 +25,7 @@ from keyhole.service.relay import GatewayLine, Mix, RelayApp
 from keyhole.service.transport import serving
 from keyhole.wire.http import Client
 from keyhole.wire.sockets import Retry
-from tests.helpers import LAYOUTS, assert_trees_equal
+from tests.helpers import LAYOUTS, LONG, assert_trees_equal
 from tests.serving.memory_rounds import MemoryRounds
 from tests.serving.pir.pair import ONE, TWO, pair
 from tests.serving.service_process import service
@@ -52,10 +52,10 @@ def test_two_programs_answer_one_device_each_with_half_a_question(tmp_path):
             found = PirFetch(other)(device, published.id, {"row": [5, 0]})
             assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
             path = f"{first.url}/v1/rounds/{published.id}/tables/0/pir"
-            terms = httpx.get(f"{path}/two-server", timeout=60)
+            terms = httpx.get(f"{path}/two-server", timeout=LONG)
             assert Terms.decode(terms.content).max_keys == 3
             assert terms.headers["keyhole-server"] == "0"
-            assert httpx.get(f"{path}/one-server", timeout=60).status_code == 404
+            assert httpx.get(f"{path}/one-server", timeout=LONG).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from keyhole.cli import main as cli
+from tests.helpers import LONG
 from tests.report.runs import write_sweep, write_trial
 
 
@@ -80,7 +81,7 @@ def test_help_does_not_import_matplotlib():
         "sys.exit('matplotlib' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, timeout=LONG, check=False
     )
     assert done.returncode == 0, done.stderr
     assert b"report" in done.stdout

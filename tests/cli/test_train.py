@@ -12,16 +12,16 @@ from keyhole.experiments.named import TASKS
 from keyhole.experiments.sweeps import SWEEPS
 from keyhole.rounds.record import read_records
 from tests.cli.conftest import COMMAND
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2")
 
 
 @pytest.fixture(scope="module")
-def trained(keyhole, few_writers, tmp_path_factory):
+def trained(program, few_writers, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     options = ("--data", few_writers, "--m", 8, "--trials", 2, "--out", out, "--json")
-    return keyhole("train", "emnist_2nn", *TINY, *options), out
+    return program("train", "emnist_2nn", *TINY, *options), out
 
 
 def test_train_prints_what_each_trial_reached(trained):
@@ -160,7 +160,7 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
     process = subprocess.Popen(
         [*COMMAND, *map(str, args)], stderr=subprocess.PIPE, text=True, env=environment
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + LONG
     try:
         while time.monotonic() < deadline and process.poll() is None:
             found = list(tmp_path.glob("*/trial-0/records.jsonl"))
@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
                 break
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LONG)
     finally:
         process.kill()
     assert process.returncode == 130, err

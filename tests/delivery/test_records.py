@@ -13,7 +13,7 @@ from keyhole.errors import InputError, NotFiniteError, ShapeError
 from keyhole.primitives.coding import HalfPrecision, Quantized, decode
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, grid, model_of, read
 
 TRANSFORMS = {
     "plain": lambda psi, seed: psi,
@@ -24,8 +24,7 @@ TRANSFORMS = {
 KIND = pytest.mark.parametrize("kind", TRANSFORMS)
 
 
-@KIND
-@pytest.mark.parametrize("name", LAYOUTS)
+@grid("kind, name", TRANSFORMS, LAYOUTS)
 @given(data=st.data())
 def test_a_record_stands_for_what_the_select_function_returns(kind, name, data):
     layout = LAYOUTS[name]
@@ -47,8 +46,7 @@ def test_a_record_stands_for_what_the_select_function_returns(kind, name, data):
                 assert coded[place].tobytes() == part.pack(part.select_fn(x, int(key)))
 
 
-@KIND
-@pytest.mark.parametrize("way", [broadcast, on_demand, pregenerated])
+@grid("kind, way", TRANSFORMS, [broadcast, on_demand, pregenerated])
 @given(data=st.data())
 def test_every_way_delivers_the_same_coded_slices(way, kind, data):
     layout = LAYOUTS["neurons in and out"]

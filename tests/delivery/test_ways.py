@@ -10,7 +10,7 @@ from keyhole.delivery.base import KEYS_AND_WHOSE, NOTHING
 from keyhole.delivery.clear import broadcast, on_demand, pregenerated
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, grid, model_of, read
 
 WAYS = {"broadcast": broadcast, "on demand": on_demand, "pregenerated": pregenerated}
 ROW = kh.KeySpace("row", 100)
@@ -18,8 +18,7 @@ MODEL = {"w": np.ones((100, 3), np.float32), "b": np.zeros(2, np.float32)}
 KEYS = [[5, 7, 5], [7], []]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", LAYOUTS)
+@grid("way, name", WAYS, LAYOUTS)
 @given(data=st.data())
 def test_every_way_delivers_what_select_means(way, name, data):
     layout = LAYOUTS[name]

@@ -14,7 +14,7 @@ from keyhole.server.state import (
     deselect_submodels_sum,
     select_submodels,
 )
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, model_of, read
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, grid, model_of, read
 
 DESELECTS = {
     "sum": (deselect_submodels_sum, kh.deselect_sum),
@@ -34,8 +34,7 @@ def test_fast_select_is_select(name, data):
         assert_trees_equal(fast[client], layout.select(x, z))
 
 
-@pytest.mark.parametrize("how", DESELECTS)
-@pytest.mark.parametrize("name", LAYOUTS)
+@grid("how, name", DESELECTS, LAYOUTS)
 @given(data=st.data())
 def test_fast_deselect_is_deselect(how, name, data):
     layout = LAYOUTS[name]

@@ -19,7 +19,7 @@ from keyhole.server.optimizers import (
     describe_optimizer,
     optimizer_named,
 )
-from tests.helpers import SEEDS
+from tests.helpers import SEEDS, grid
 
 PAIRS = {
     "sgd": (SGD(0.1), optax.sgd(0.1)),
@@ -117,8 +117,7 @@ def test_any_pattern_of_touches_equals_optax(name, width, touches, seed):
         assert_equal_to_rounding(ours.read(), dense.values, largest, step)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("width", [1, 8])
+@grid("name, width", PAIRS, [1, 8])
 def test_gaps_of_up_to_a_thousand_steps_equal_optax(name, width):
     """Row r is touched in the first steps and again after gaps[r] steps, then left alone."""
     gaps = [1, 10, 100, 400, 1000]
@@ -157,8 +156,7 @@ def test_reading_changes_nothing(name):
             np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("width", WIDTHS)
+@grid("name, width", PAIRS, WIDTHS)
 def test_spans_in_any_order_give_the_same_bytes(name, width):
     optimizer, _ = PAIRS[name]
     rng = np.random.default_rng(0)

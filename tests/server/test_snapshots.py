@@ -10,7 +10,7 @@ from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
-from tests.helpers import LAYOUTS
+from tests.helpers import LAYOUTS, grid
 from tests.server.test_state import random_updates
 
 OPTIMIZERS = [SGD(0.1), Momentum(0.1), Adagrad(0.1), Adam(0.1), Yogi(0.1)]
@@ -47,9 +47,7 @@ def contents(state):
     return state.steps, state.optimizer, arrays
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", ["dense", "lazy"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@grid("name, optimizer, kind", LAYOUTS, OPTIMIZERS, ["dense", "lazy"])
 def test_a_loaded_state_goes_on_with_the_same_bytes(tmp_path, name, kind, optimizer):
     state = trained(kind, optimizer, LAYOUTS[name])
     save_snapshot(tmp_path / "s", Snapshot(state, b"round 3"))

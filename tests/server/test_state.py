@@ -12,7 +12,7 @@ from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
 from keyhole.server.row_sums import RowUpdate, no_update
 from keyhole.server.state import ServerState
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, grid, model_of
 
 OPTIMIZERS = [SGD(0.1), Momentum(0.1), Adagrad(0.1), Adam(0.1), Yogi(0.1)]
 
@@ -184,8 +184,7 @@ def test_an_update_prints_no_keys():
     assert repr(RowUpdate(np.array([123456]), ROWS[:1])) == "RowUpdate(1 rows)"
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize("num_keys", [30_000, 10**9])
+@grid("optimizer, num_keys", OPTIMIZERS, [30_000, 10**9])
 def test_any_number_of_threads_gives_the_same_bytes(optimizer, num_keys):
     layout = bag(num_keys, 100).layout
     states = [

@@ -23,7 +23,7 @@ from keyhole.service.reading import RoundsDirectory
 from keyhole.service.spool import UpdateSpool
 from keyhole.service.transport import serving
 from keyhole.wire import messages as wire
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 from tests.serving.sockets import held_port
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
@@ -58,7 +58,7 @@ def running(command, port, log):
     with log.open("wb") as out:
         process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=out)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + LONG
         while process.poll() is None and time.monotonic() < until:
             with socket.socket() as trial:
                 if trial.connect_ex(("127.0.0.1", port)) == 0:
@@ -93,8 +93,8 @@ class Door:
 
     def connect(self):
         if self.tls is None:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        return http.client.HTTPSConnection("localhost", self.port, timeout=60, context=self.tls)
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
+        return http.client.HTTPSConnection("localhost", self.port, timeout=LONG, context=self.tls)
 
     def ask(self, method, target, body=None, headers=None):
         connection = self.connect()
@@ -119,7 +119,7 @@ class Slow:
 
     @contextmanager
     def hold(self, round_id):
-        assert self.free.wait(60)
+        assert self.free.wait(LONG)
         with self.rounds.hold(round_id) as held:
             yield held
 

@@ -12,13 +12,20 @@ EVERYONE = range(len(toy.EXAMPLES))
 
 
 @contextmanager
-def devices(service, clients=EVERYONE):
-    """Devices that take part until the block ends, each in a thread."""
+def devices(service, clients=EVERYONE, pause=0.01):
+    """Devices that take part until the block ends, each in a thread.
+
+    Args:
+        service: that they check in at.
+        clients: whose devices live.
+        pause: seconds between two questions at the most; where a trainer starts anew, all of them
+            wait for it, and short ones take the time that it needs.
+    """
     stop = threading.Event()
 
     def live(client):
         one = PopulationClient(client, lambda settings: toy.make_clients())
-        clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
+        clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, pause)))
         with service.device(name=device_name(client), stop=stop, clock=clock) as device:
             keep_taking_part(device, one.participant())
 

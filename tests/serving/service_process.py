@@ -6,6 +6,8 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tests.helpers import LONG
+
 COMMAND = [sys.executable, "-c", "from keyhole.cli.main import main; main()", "serve"]
 
 
@@ -28,7 +30,7 @@ def start(directory, *options, port=0, env=None):
     line = process.stderr.readline()
     found = re.fullmatch(r"serving .* at (https?://\S+:\d+)\n", line)
     if found is None:
-        rest = process.communicate(timeout=60)[1]
+        rest = process.communicate(timeout=LONG)[1]
         raise AssertionError(f"the service did not start: {line}{rest}")
     return ServiceProcess(process, found[1])
 

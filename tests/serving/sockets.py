@@ -12,9 +12,8 @@ import pytest
 from keyhole.service.app import App
 from keyhole.service.limits import Limits
 from keyhole.service.routes import Route
+from tests.helpers import LONG
 from tests.serving.memory_rounds import MemoryRounds
-
-LONG = 60.0  # seconds; only what hangs takes longer, even on a machine that stands still for some
 
 
 def app_with(handler=None, **limits):

@@ -91,7 +91,7 @@ def test_a_round_closes_with_the_first_that_answer(tmp_path):
 
 def test_a_trainer_that_is_killed_at_any_moment_goes_on_with_the_same_updates(tmp_path):
     directory, path = tmp_path / "rounds", tmp_path / "run"
-    with small_service(directory) as service, devices(service):
+    with small_service(directory) as service, devices(service, pause=0.2):
         service.publisher.close()  # the trainer is the one that publishes
         printed = die_at_every_moment(directory, path, ROUNDS)
     expected, _ = in_process(toy.make_plan(deliver=pregenerated), SGD(1.0))

@@ -162,7 +162,7 @@ def test_a_device_that_was_let_into_a_round_is_not_turned_out(tmp_path):
 def test_a_trainer_that_is_killed_at_any_moment_goes_on(tmp_path):
     """One client at work at a time, so that the bytes do not depend on who is faster."""
     directory, path = tmp_path / "rounds", tmp_path / "run"
-    with small_service(directory) as service, devices(service):
+    with small_service(directory) as service, devices(service, pause=0.2):
         service.publisher.close()  # the trainer is the one that publishes
         printed = die_at_every_moment(directory, path, ROUNDS, "--asynchronous")
     expected, _ = trained(plan_of(1, 2))

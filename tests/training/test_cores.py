@@ -12,7 +12,7 @@ import pytest
 from keyhole.errors import InputError
 from keyhole.rounds.clients import Clients, Job
 from keyhole.rounds.cores import Cores, use_one_thread
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 
 RUN = """
 import hashlib, sys
@@ -98,7 +98,7 @@ def test_updates_come_in_the_order_of_the_jobs():
 
 
 def test_clients_train_at_the_same_time():
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=LONG)
 
     def train(slices, data, rng):
         both.wait()

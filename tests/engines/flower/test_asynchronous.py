@@ -12,6 +12,7 @@ from keyhole.errors import CohortError
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering
 from tests.engines.flower.test_same_bytes import grid_of, in_process, rounds_of, run_on
+from tests.helpers import LONG
 from tests.serving.small_service import small_service
 from tests.training import toy
 
@@ -38,7 +39,7 @@ def test_a_slow_client_holds_nobody_up_and_its_update_counts_when_it_comes(tmp_p
 
     def participant_of(client, context):
         if client == first:
-            assert go.wait(60)
+            assert go.wait(LONG)
         return PopulationClient(client, lambda _: toy.make_clients()).participant()
 
     grid = grid_of(*[None] * 4, participant_of=participant_of)

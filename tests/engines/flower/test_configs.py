@@ -20,6 +20,7 @@ from keyhole.engines.flower.project import write_project
 from keyhole.errors import InputError, NotAdmittedError, ServiceError
 from keyhole.experiments.arms import arm_of
 from tests.engines.flower.in_process_grid import InProcessGrid
+from tests.helpers import LONG
 
 MIN = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
 APP = ["app", "x", "--task", "so_tag", "--service", "http://127.0.0.1:1", "--run", "r"]
@@ -215,7 +216,9 @@ def test_an_unknown_task_is_refused_before_anything_starts(tmp_path):
 def _run(code, env=None):
     """What a fresh Python prints."""
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True, env=env)
+    done = subprocess.run(
+        command, capture_output=True, timeout=LONG, check=False, text=True, env=env
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -314,6 +317,6 @@ def test_children_end_when_their_parent_is_killed(tmp_path):
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, timeout=LONG, check=False
     )
     assert _has_ended(done.stdout.decode())

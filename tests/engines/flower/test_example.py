@@ -16,7 +16,7 @@ from keyhole.engines.flower.local import QUIET, Children
 from keyhole.engines.flower.project import write_project
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.record import read_records
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 
 EXAMPLE = ROOT / "examples" / "flower"
 BLOCK = re.compile(r"```bash( terminal)?\n(.*?)```", re.DOTALL)
@@ -87,7 +87,7 @@ def test_devices_receive_the_package_and_nothing_of_the_run(tmp_path, make, name
         (project / path).write_text("{}")
     flwr = [str(Path(sys.executable).parent / "flwr"), "build", "--app", str(project)]
     env = {**os.environ, **QUIET, "FLWR_HOME": str(project / home)}
-    subprocess.run(flwr, check=True, cwd=tmp_path, env=env, timeout=60)
+    subprocess.run(flwr, check=True, cwd=tmp_path, env=env, timeout=LONG)
     (built,) = tmp_path.glob("*.fab")
     with zipfile.ZipFile(built) as bundle:
         names = {path for path in bundle.namelist() if not path.startswith(".info/")}
@@ -108,7 +108,7 @@ def test_the_commands_of_the_readme_train(tmp_path):
     env = {**os.environ, "PATH": os.pathsep.join([bin_, os.environ["PATH"]])}
     prelude = f"set -e; cd {project}\n{begin[1]}"
     with Children(tmp_path / "logs", env) as children:
-        subprocess.run(["bash", "-c", prelude + once[1]], check=True, env=env, timeout=60)
+        subprocess.run(["bash", "-c", prelude + once[1]], check=True, env=env, timeout=LONG)
         for number, (_, commands) in enumerate(terminals):
             shell = ["/bin/bash", "-c", f"{prelude}exec {commands}"]
             children.start(f"terminal-{number}", shell)

@@ -25,6 +25,7 @@ from keyhole.errors import (
     StaleError,
     TooManyError,
 )
+from tests.helpers import LONG
 from tests.private.enclave.tables import PROGRAM, ROUND, flipped, inside_with, question, table
 
 RECORDS = table()
@@ -212,7 +213,7 @@ def serving(inside, watch=None):
     served.start()
     with near, far:
         channel = Channel(near)
-        assert channel.receive(60.0) == (Kind.READY, b"")
+        assert channel.receive(LONG) == (Kind.READY, b"")
         yield channel
         served.join(60.0)
     assert not served.is_alive()
@@ -237,17 +238,17 @@ def serving(inside, watch=None):
 def test_a_command_that_is_none_is_refused_and_the_next_one_answered(loaded, kind, body):
     with serving(loaded[0]) as channel:
         channel.send(kind, body)
-        assert channel.receive(60.0) == (Kind.REFUSED, b"")
+        assert channel.receive(LONG) == (Kind.REFUSED, b"")
         channel.send(Kind.ROWS_READ)
-        assert channel.receive(60.0) == (Kind.ROWS_READ, bytes(8))
+        assert channel.receive(LONG) == (Kind.ROWS_READ, bytes(8))
         channel.send(Kind.STOP)
-        assert channel.receive(60.0) == (Kind.STOP, b"")
+        assert channel.receive(LONG) == (Kind.STOP, b"")
 
 
 def test_a_frame_too_long_to_be_one_is_refused_and_ends_the_program(loaded):
     with serving(loaded[0]) as channel:
         channel._end.sendall(struct.pack("<II", Kind.ROWS, 2**32 - 1))
-        assert channel.receive(60.0) == (Kind.REFUSED, b"")
+        assert channel.receive(LONG) == (Kind.REFUSED, b"")
 
 
 def test_the_private_key_does_not_pass_the_host(loaded):

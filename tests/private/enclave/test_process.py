@@ -21,6 +21,7 @@ from keyhole.delivery.enclave.client import ask, fresh_nonce
 from keyhole.delivery.enclave.host import Channel, EnclaveProcess, Kind
 from keyhole.delivery.enclave.verifier import simulation_policy
 from keyhole.errors import InputError, ProtocolError, ServiceError
+from tests.helpers import LONG
 from tests.private.enclave.tables import ROUND, table
 
 RECORDS = table(num_keys=301)
@@ -190,12 +191,12 @@ def start_program():
             stderr=subprocess.PIPE,
         )
     channel = Channel(near)
-    assert channel.receive(60.0) == (Kind.READY, b"")
+    assert channel.receive(LONG) == (Kind.READY, b"")
     return program, channel
 
 
 def end_of(program, channel):
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=LONG)
     channel.close()
     return program.returncode, out, err
 

@@ -10,6 +10,7 @@ import pytest
 from keyhole.errors import ServiceError
 from keyhole.wire.http import Client
 from keyhole.wire.sockets import Clock, Retry, Timeouts
+from tests.helpers import LONG
 from tests.serving.clients import BODY, client_of, get, rest, send
 from tests.serving.scripted import answer, scripted
 
@@ -19,7 +20,7 @@ def test_a_silent_service_is_given_up_in_time_and_asked_again(by_hand):
 
     def silent(_):
         by_hand.now += 0.2
-        given_up.wait(60)
+        given_up.wait(LONG)
 
     options = {
         "timeouts": Timeouts(connect=60, read=0.1),

@@ -15,7 +15,7 @@ from keyhole.errors import StorageError
 from keyhole.service import directory as retiring
 from keyhole.service import publishing
 from keyhole.service.publishing import Publisher
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 from tests.serving.files.disks import leave_room
 from tests.serving.small_rounds import check_current, flip, names_of, published, small_state, step
 
@@ -132,7 +132,7 @@ def test_processes_read_whole_rounds_while_others_are_published(tmp_path):
             publisher.publish_state(state, number=number, durable=False, **SMALL)
         publisher.close_round()
         for reader in readers:
-            out, err = reader.communicate(timeout=60)
+            out, err = reader.communicate(timeout=LONG)
             assert (reader.returncode, err) == (0, "")
             assert int(out) >= 1
 
@@ -220,7 +220,7 @@ def test_a_second_publisher_that_starts_while_the_first_writes_disturbs_nothing(
 
     def select_batch(x, keys):
         writing.set()
-        assert go_on.wait(60)
+        assert go_on.wait(LONG)
         return {".": x[keys]}
 
     records = Records("row", 50, (RecordField(".", (4,), np.dtype(np.float32)),))
@@ -233,14 +233,14 @@ def test_a_second_publisher_that_starts_while_the_first_writes_disturbs_nothing(
         )
         first.start()
         try:
-            assert writing.wait(60)
+            assert writing.wait(LONG)
             script = "import sys; from keyhole.service.publishing import Publisher;"
             second = subprocess.run(
                 [sys.executable, "-c", f"{script} Publisher(sys.argv[1])", str(tmp_path)],
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=60,
+                timeout=LONG,
                 cwd=ROOT,
             )
             assert "has a publisher already" in second.stderr

@@ -11,6 +11,7 @@ import pytest
 from keyhole.errors import ConflictError, InputError, NotFoundError, StorageError, TooLateError
 from keyhole.service import spool as update_spool
 from keyhole.service.spool import UpdateSpool
+from tests.helpers import LONG
 from tests.serving.files.disks import leave_room
 
 ROUND = "3-0123456789abcdef"
@@ -76,7 +77,7 @@ def test_of_many_processes_exactly_one_stores(tmp_path):
     for process in processes:
         process.start()
     start.set()
-    told = sorted(results.get(timeout=60) for _ in processes)
+    told = sorted(results.get(timeout=LONG) for _ in processes)
     for process in processes:
         process.join()
     assert told == ["conflict", "conflict", "known", "stored"]
@@ -92,7 +93,7 @@ def test_a_process_killed_while_storing_leaves_no_upload(tmp_path):
         update_spool.UpdateSpool(Path(sys.argv[1])).store(sys.argv[2], "a", b"one")
     """
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "updates", ROUND], check=False, timeout=60
+        [sys.executable, "-c", code, tmp_path / "updates", ROUND], check=False, timeout=LONG
     )
     assert done.returncode == -9
     spool = UpdateSpool(tmp_path / "updates")

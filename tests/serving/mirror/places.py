@@ -15,6 +15,7 @@ import pytest
 from keyhole.service.mirror import MirrorSettings, push_round
 from keyhole.service.mirror_pull import fetch_round
 from keyhole.service.object_store import StoreSettings, open_store
+from tests.helpers import LONG
 from tests.serving.sockets import held_port
 
 DENIED = 1  # a port where nobody listens
@@ -69,7 +70,7 @@ def s3_server(log, **environment):
 
 
 def wait_until_open(process, port, log):
-    until = time.monotonic() + 60
+    until = time.monotonic() + LONG
     while time.monotonic() < until and process.poll() is None:
         with socket.socket() as trial:
             if trial.connect_ex(("127.0.0.1", port)) == 0:
@@ -79,7 +80,7 @@ def wait_until_open(process, port, log):
 
 
 def ask_s3(port, method, target, body=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)
     connection.request(method, target, body)
     assert connection.getresponse().status < 300
     connection.close()

@@ -9,6 +9,7 @@ import pytest
 
 from keyhole.errors import DamageError, NotFoundError, StorageError
 from keyhole.service.mirror_pull import fetch_round
+from tests.helpers import LONG
 from tests.serving.hand_made import content_of, write_round
 from tests.serving.mirror.places import Place, is_one_line, state_of
 
@@ -113,7 +114,7 @@ def test_a_limit_on_files_is_one_error_and_leaves_nothing(file_store, origin, ed
     name = write_round(origin, 1, **LARGE)
     file_store.push(origin)
     command = [sys.executable, "-c", LIMITED, file_store.url, str(edge)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=True)
     assert "File too large" in done.stdout
     assert done.stdout.count("\n") == 1
     assert not list(edge.rglob("table-0/*.bin"))

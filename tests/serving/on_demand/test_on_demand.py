@@ -20,6 +20,7 @@ from keyhole.server.checksums import sum_records
 from keyhole.service.on_demand import SlabTable
 from keyhole.service.slabs import Slab, whole_bytes
 from keyhole.wire.manifest import table_info
+from tests.helpers import LONG
 
 WIDTH = 3  # numbers of a slice
 
@@ -43,7 +44,7 @@ class CountingSource:
         self.calls.append(keys.copy())
         self.is_called.set()
         if self._gate is not None:
-            assert self._gate.wait(60)
+            assert self._gate.wait(LONG)
         if self.fails:
             raise ZeroDivisionError(f"no slice for {keys}")
         return self.plain(keys)

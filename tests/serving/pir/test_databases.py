@@ -16,7 +16,7 @@ from keyhole.service.metrics import Metrics
 from keyhole.service.on_demand import OnDemandRounds
 from keyhole.service.private import Databases
 from keyhole.wire.private import PirSettings, open_asker, table_bytes
-from tests.helpers import LAYOUTS
+from tests.helpers import LAYOUTS, LONG
 from tests.serving.memory_rounds import MemoryRounds
 from tests.serving.pir.one_service import SERVER_0, SERVER_1, WORD
 from tests.serving.small_service import random_state
@@ -39,7 +39,7 @@ def counted(monkeypatch):
 
     def of(name, records):
         calls.append(name)
-        go.wait(60)
+        go.wait(LONG)
         return real(name, records)
 
     monkeypatch.setattr(module.Database, "of", staticmethod(of))

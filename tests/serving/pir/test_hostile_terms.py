@@ -12,7 +12,7 @@ from keyhole.delivery.pir.database import Terms
 from keyhole.device.private import OneServerFetch
 from keyhole.errors import InputError, ServiceError
 from keyhole.wire.private import lengths_of
-from tests.helpers import LAYOUTS, assert_trees_equal, zeros
+from tests.helpers import LAYOUTS, LONG, assert_trees_equal, zeros
 from tests.serving.pir.pair import ONE, TWO, pair
 from tests.serving.recorder import Recorder
 
@@ -117,7 +117,7 @@ def test_terms_that_ask_for_too_much_cost_a_device_no_memory(
         device.known(state.published.id)
         path = f"/v1/rounds/{state.published.id}/tables/0/pir/{roles[0].scheme}"
         for url in both.urls:  # what it takes a service to make its table is not meant
-            httpx.get(url + path, timeout=60).raise_for_status()
+            httpx.get(url + path, timeout=LONG).raise_for_status()
         fetch, peak = fetching(stack, both), 0
         tracemalloc.start()
         try:

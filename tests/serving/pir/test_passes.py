@@ -8,8 +8,7 @@ import pytest
 from keyhole.errors import BusyError, KeyholeError
 from keyhole.service.limits import Gate
 from keyhole.service.private import Passes
-
-SECONDS = 60.0  # after which a test counts as one that hangs
+from tests.helpers import LONG
 
 
 class PanicError(BaseException):
@@ -27,7 +26,7 @@ class Failing:
     def answer_many(self, queries):
         if not self.started.is_set():
             self.started.set()
-            self.go.wait(SECONDS)
+            self.go.wait(LONG)
             raise self.error
         return [b"to " + query for query in queries]
 
@@ -42,8 +41,8 @@ async def outcomes(passes, server):
     await asyncio.sleep(0)
     server.go.set()
     waiting = asyncio.gather(first, *rest, return_exceptions=True)
-    found = await asyncio.wait_for(waiting, SECONDS)
-    return [*found, await asyncio.wait_for(passes.answer(b"3"), SECONDS)]
+    found = await asyncio.wait_for(waiting, LONG)
+    return [*found, await asyncio.wait_for(passes.answer(b"3"), LONG)]
 
 
 def test_a_pass_that_fails_spoils_no_other():
@@ -76,7 +75,7 @@ def test_a_gate_that_sends_a_pass_away_leaves_nobody_waiting():
         await gate.enter()
         passes = Passes(Failing(None), gate, together=1)
         with pytest.raises(BusyError):
-            await asyncio.wait_for(passes.answer(b"0"), SECONDS)
+            await asyncio.wait_for(passes.answer(b"0"), LONG)
         with pytest.raises(BusyError):
             await passes._running  # so that the loop does not tell of it
 

@@ -13,6 +13,7 @@ from keyhole.delivery.pir.messages import REFUSAL, seal
 from keyhole.service.access import Access
 from keyhole.service.limits import Limits
 from keyhole.wire.private import PirSettings, Role, lengths_of, name_table
+from tests.helpers import LONG
 from tests.private.pir.mutations import HEAD_BYTES, body_of, flipped, resealed, with_body
 from tests.private.pir.schemes import two_server_zero_bits
 from tests.serving.in_process import NOW, RING, bearer
@@ -209,7 +210,7 @@ class Blocked:
 
     def answer_many(self, queries):
         self.started.set()
-        self.go.wait(60)
+        self.go.wait(LONG)
         self.batches.append(len(queries))
         return self.server.answer_many(queries)
 

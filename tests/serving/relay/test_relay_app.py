@@ -28,7 +28,7 @@ from keyhole.service.gateway import gateway_routes
 from keyhole.service.limits import Limits
 from keyhole.service.relay import Mix, RelayApp
 from keyhole.service.transport import Listen, serving
-from tests.helpers import assert_trees_equal
+from tests.helpers import LONG, assert_trees_equal
 from tests.serving.in_process import SHAPE
 from tests.serving.relay.relayed import SETTINGS, line_to, relayed
 from tests.serving.scripted import answer, scripted
@@ -48,7 +48,7 @@ def both(tmp_path):
 @pytest.fixture(scope="module", autouse=True)
 def http():
     """One client for all tests: to make one takes longer than to use it."""
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=LONG) as client:
         yield client
 
 

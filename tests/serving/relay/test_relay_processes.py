@@ -29,6 +29,7 @@ from keyhole.service.access import Keyring, new_key
 from keyhole.service.publishing import Publisher
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.http import Client
+from tests.helpers import LONG
 from tests.serving.relay.device_program import from_another_address, participant
 from tests.serving.relay.gateway_program import gateway_service
 from tests.serving.relay.memory_scan import found_in_memory
@@ -92,7 +93,7 @@ class Round:
         token = self.ring.issue("device", name, now=time.time(), seconds=600)
         command = [sys.executable, HERE / "device_program.py", self.service_url, relay, token]
         return subprocess.run(
-            [*command, *map(str, KEYS)], capture_output=True, text=True, check=False, timeout=60
+            [*command, *map(str, KEYS)], capture_output=True, text=True, check=False, timeout=LONG
         )
 
     def take_part(self, name, fetch=Device.fetch):
@@ -151,7 +152,7 @@ def test_a_device_behind_a_relay_trains_the_same_and_leaves_no_trace(tmp_path, m
         found = [found_in_memory(pid, [*secrets, public]) for pid in _family(relay)]
         assert found == [set(), {public}]  # the control: the search does find what the relay has
         os.kill(relay.pid, signal.SIGINT)
-        rest = relay.communicate(timeout=60)[1]
+        rest = relay.communicate(timeout=LONG)[1]
         assert (relay.returncode, rest) == (0, "")  # Ctrl-C; and nothing was logged
         made.take_part("plain")
     assert made.update("hidden") == made.update("plain")
@@ -169,7 +170,7 @@ def test_three_programs_do_the_same(three):
         assert found == [set(), {public}]
         assert set(secrets[-3:]) <= found_in_memory(three.gateway_pid, secrets)
         os.kill(relay.pid, signal.SIGINT)
-        rest = relay.communicate(timeout=60)[1]
+        rest = relay.communicate(timeout=LONG)[1]
     assert (relay.returncode, rest) == (0, "")  # Ctrl-C; and nothing was logged
     three.take_part("plain")
     assert three.update("hidden") == three.update("plain")
@@ -218,7 +219,7 @@ def test_devices_that_come_together_arrive_in_one_batch(three):
             for one in token
         ]
         for process in running:
-            assert process.communicate(timeout=60)[0] == b"round 1, 3 keys\n"
+            assert process.communicate(timeout=LONG)[0] == b"round 1, 3 keys\n"
         new = [path for _, _, path in three.seen()[before:]]
         assert new.count("/v1/gateway") == 1
 
@@ -229,4 +230,4 @@ def test_the_service_command_is_a_gateway_too(three):
     options = ["--port", "0", "--gateway-key", three.folder / "gateway.key"]
     with _program([*serve, three.rounds, *options], stderr=subprocess.PIPE) as process:
         url = process.stderr.readline().split()[-1]
-        assert httpx.get(f"{url}/v1/gateway/keys", timeout=60).status_code == 200
+        assert httpx.get(f"{url}/v1/gateway/keys", timeout=LONG).status_code == 200

@@ -12,6 +12,7 @@ import click
 import numpy as np
 import pytest
 
+from tests.helpers import LONG
 from tests.serving.fronts import (
     BEFORE,
     BINARY,
@@ -145,7 +146,7 @@ def test_what_is_for_the_operator_is_not_for_the_world(door, path):
 
 def logged(door, mark):
     """The access log, once it holds a line of this request."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + LONG
     while mark not in (text := door.read_log()):
         assert time.monotonic() < until, "the access log does not show the request"
         time.sleep(0.05)
@@ -170,7 +171,7 @@ def stampede(door, origin, url, count):
     def fetch():
         connection = door.connect()
         connection.request("GET", url)
-        ready.wait(60)
+        ready.wait(LONG)
         answers.append(connection.getresponse().read())
         connection.close()
 
@@ -178,7 +179,7 @@ def stampede(door, origin, url, count):
     origin.free.clear()
     for thread in threads:
         thread.start()
-    ready.wait(60)
+    ready.wait(LONG)
     origin.free.set()
     for thread in threads:
         thread.join(60)

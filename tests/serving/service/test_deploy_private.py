@@ -18,7 +18,7 @@ from keyhole.service.relay import GatewayLine, Mix, RelayApp
 from keyhole.service.transport import serving
 from keyhole.wire.http import Client
 from keyhole.wire.sockets import Clock, Retry
-from tests.helpers import assert_trees_equal
+from tests.helpers import LONG, assert_trees_equal
 from tests.serving.fronts import (
     BEFORE,
     BINARY,
@@ -141,7 +141,7 @@ def run_page(block, folder):
             done = CliRunner().invoke(keyhole, line.split()[1:])
             assert done.exit_code == 0, (line, done.output, done.exception)
         elif not line.startswith("systemctl "):
-            subprocess.run(["sh", "-ec", line], check=True, timeout=60)
+            subprocess.run(["sh", "-ec", line], check=True, timeout=LONG)
 
 
 @contextmanager

@@ -192,4 +192,4 @@ with RoundsDirectory({str(tmp_path)!r}).hold({name!r}) as held:
         asyncio.run(table.fetch(np.array([0, 0])))
 assert compiled() == before and "copy_rows" in before, (before, compiled())
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONG)

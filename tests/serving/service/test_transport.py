@@ -109,7 +109,7 @@ def test_mutual_tls_lets_in_only_known_clients(published, certificates):
 
 def test_others_cannot_reach_it_without_tls_unless_told(published):
     command = [*COMMAND, str(published), "--port", "0", "--host", "0.0.0.0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "--insecure" in line

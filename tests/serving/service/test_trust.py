@@ -24,6 +24,7 @@ from keyhole.service.spool import UpdateSpool
 from keyhole.service.transport import serving
 from keyhole.wire import messages as wire
 from keyhole.wire.assignment import Pace, admit
+from tests.helpers import LONG
 
 KEY, NUM_KEYS, DEVICE = 48_611, 50_000, "the-phone-in-question"
 OUTSIDE = 77_377
@@ -72,7 +73,7 @@ def service(kind, directory):
         with serving(app) as url:
 
             def ask(method, path, body=None, token=None):
-                connection = http.client.HTTPConnection(url.split("//")[1], timeout=20)
+                connection = http.client.HTTPConnection(url.split("//")[1], timeout=LONG)
                 headers = {"content-type": "application/octet-stream"}
                 if token is not None:
                     headers["authorization"] = f"Bearer {token}"

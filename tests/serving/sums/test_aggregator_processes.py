@@ -19,7 +19,7 @@ from keyhole.service.sum_routes import Keyrings
 from keyhole.service.sum_services import SumClient
 from keyhole.wire.http import Client
 from keyhole.wire.sockets import Retry
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 from tests.serving.sockets import held_port, make_certificates
 from tests.serving.sums.aggregators import (
     COHORT,
@@ -86,7 +86,7 @@ class Processes(Pair):
         process, self.running[party] = self.running[party], None
         if process is not None:
             process.terminate()
-            assert process.wait(60) == 0
+            assert process.wait(LONG) == 0
             process.stderr.close()
 
 
