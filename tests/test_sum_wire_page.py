@@ -37,8 +37,8 @@ from keyhole.wire.sums import (
     peer_name,
     sum_settings,
 )
+from tests.aggregation.two_servers.whole_sums import PARTS, add_all, agree, shares_of, terms_of
 from tests.helpers import ROOT
-from tests.private.secure_sum.whole_sums import PARTS, add_all, agree, shares_of, terms_of
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()
 WHOLE = PAGE.partition("**Two servers, whole updates.**")[2].partition("**One server.**")[0]

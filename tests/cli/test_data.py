@@ -21,8 +21,8 @@ from keyhole.cli.main import main
 from keyhole.cli.report import report
 from keyhole.cli.screen import progress_bars
 from tests.data import files
+from tests.experiments.report.runs import write_sweep
 from tests.helpers import LONG
-from tests.report.runs import write_sweep
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from keyhole.rounds.clients import Job, choose_keys
 from keyhole.wire.messages import encode_update
 from keyhole.wire.sockets import Clock
 from tests.helpers import LAYOUTS
-from tests.serving.scripted import answer, refusal, scripted
-from tests.serving.small_service import small_service
+from tests.service.scripted import answer, refusal, scripted
+from tests.service.small_service import small_service
 
 SIZES = {"neurons": 16, "hidden": 8}
 

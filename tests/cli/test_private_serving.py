@@ -26,10 +26,10 @@ from keyhole.service.transport import serving
 from keyhole.wire.http import Client
 from keyhole.wire.sockets import Retry
 from tests.helpers import LAYOUTS, LONG, assert_trees_equal
-from tests.serving.memory_rounds import MemoryRounds
-from tests.serving.pir.pair import ONE, TWO, pair
-from tests.serving.service_process import service
-from tests.serving.small_service import random_state, small_service
+from tests.service.memory_rounds import MemoryRounds
+from tests.service.pir.pair import ONE, TWO, pair
+from tests.service.service_process import service
+from tests.service.small_service import random_state, small_service
 
 TASK = ("--task", "so_tag", "--rounds", "1")
 # Where nobody listens without TLS: what is not refused before is refused there, and ends as well.

@@ -14,7 +14,7 @@ from keyhole.errors import KeyholeError
 from keyhole.server.snapshots import load_snapshot
 from keyhole.service.reading import RoundsDirectory, verify_round
 from tests.helpers import assert_trees_equal
-from tests.serving.service_process import service
+from tests.service.service_process import service
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2", "--m", "8")
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from keyhole.cli import main as cli
+from tests.experiments.report.runs import write_sweep, write_trial
 from tests.helpers import LONG
-from tests.report.runs import write_sweep, write_trial
 
 
 def keyhole(capsys, *args):

@@ -143,7 +143,7 @@ def model_of(tmp_path, delivery, way, kind):
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_every_combination_runs_and_gives_the_plain_model(delivery, tmp_path):
     """By the command itself: each delivery with each aggregation, and kinds of noise in turn. All
-    combinations of the three are in tests/training/test_every_way.py."""
+    combinations of the three are in tests/aggregation/test_every_way.py."""
     plain = {
         kind: model_of(tmp_path / "plain", "on-demand", "plain", kind)
         for kind in ("none", "correlated")

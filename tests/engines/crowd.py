@@ -11,7 +11,7 @@ import numpy as np
 from keyhole.errors import InputError
 from keyhole.rounds.clients import Clients, Job
 from keyhole.sampling import Cohorts
-from tests.training import toy
+from tests.rounds import toy
 
 COUNT = 260
 EXAMPLES = toy.oracle.make_clients(COUNT, toy.FEATURE.num_keys, seed=7)

@@ -17,7 +17,7 @@ from keyhole.rounds.record import encode_records
 from keyhole.rounds.round import in_process
 from keyhole.rounds.workers import Workers
 from tests.engines import crowd
-from tests.training import toy
+from tests.rounds import toy
 
 ROUNDS = 3
 

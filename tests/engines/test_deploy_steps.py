@@ -14,7 +14,7 @@ import pytest
 from keyhole.engines.flower.local import QUIET
 from keyhole.service.reading import RoundsDirectory
 from tests.engines.deploy_steps import HERE, PAGE, commands, machine
-from tests.serving.fronts import certificate
+from tests.service.fronts import certificate
 
 FEWER = {"--rounds 20": "--rounds 2", "--cohort 10": "--cohort 3"}
 

@@ -40,11 +40,11 @@ from keyhole.service.served import Served
 from keyhole.service.sum_services import SumServices
 from keyhole.service.transport import serving
 from keyhole.wire.sockets import Clock
-from tests.serving.living_devices import living
-from tests.serving.pir.pair import ONE, TWO, pair
-from tests.serving.relay.relayed import line_to
-from tests.serving.small_service import small_service
-from tests.serving.sums.aggregators import aggregators
+from tests.service.living_devices import living
+from tests.service.pir.pair import ONE, TWO, pair
+from tests.service.relay.relayed import line_to
+from tests.service.small_service import small_service
+from tests.service.sums.aggregators import aggregators
 
 ROUNDS = 2
 SEED = 7

@@ -29,7 +29,7 @@ from keyhole.service.transport import serving
 from keyhole.wire.http import Client
 from keyhole.wire.private import ROLES, PirSettings
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, read
-from tests.serving.small_service import random_state, small_service
+from tests.service.small_service import random_state, small_service
 
 CODINGS = ("plain", "half", "uint8", "uint4")
 

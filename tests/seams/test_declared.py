@@ -9,8 +9,8 @@ from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import BudgetError, InputError
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts
+from tests.rounds import toy
 from tests.seams.toys import passed_on
-from tests.training import toy
 
 pytest.importorskip("dp_accounting")
 

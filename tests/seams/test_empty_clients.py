@@ -14,7 +14,7 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from tests.training import toy
+from tests.rounds import toy
 
 MODEL = tag_regression(8, 2)
 (WORD,) = MODEL.layout.spaces

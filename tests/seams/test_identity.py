@@ -9,9 +9,9 @@ from keyhole.errors import InputError
 from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
 from keyhole.server.optimizers import SGD
+from tests.experiments.small import writers
+from tests.rounds import toy
 from tests.seams.toys import ScaledSum, resumed, scaled_sum, started
-from tests.tasks.small import writers
-from tests.training import toy
 
 DOUBLE, TRIPLE = (lambda request, f=factor: scaled_sum(f)(request) for factor in (2, 3))
 

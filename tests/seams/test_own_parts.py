@@ -8,8 +8,8 @@ import pytest
 from keyhole.errors import InputError
 from keyhole.rounds.loop import Evaluation, start_run
 from keyhole.server.optimizers import SGD
+from tests.rounds import toy
 from tests.seams.toys import ROUNDS, resumed, started
-from tests.training import toy
 
 
 @dataclass(frozen=True)

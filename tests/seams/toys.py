@@ -1,4 +1,4 @@
-"""Own parts for the toy run of tests/training/toy.py: sums, choices and train functions."""
+"""Own parts for the toy run of tests/rounds/toy.py: sums, choices and train functions."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.aggregation.plain import plain
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.server.row_sums import RowUpdate
-from tests.training import toy
+from tests.rounds import toy
 
 ROUNDS = 2
 

@@ -13,8 +13,8 @@ from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering
 from tests.engines.flower.test_same_bytes import grid_of, in_process, rounds_of, run_on
 from tests.helpers import LONG
-from tests.serving.small_service import small_service
-from tests.training import toy
+from tests.rounds import toy
+from tests.service.small_service import small_service
 
 ROUNDS = 6
 

@@ -9,8 +9,8 @@ from keyhole.rounds.record import decode_records
 from tests.engines import crowd
 from tests.engines.flower.test_same_bytes import grid_of, rounds_of
 from tests.engines.test_contract import PLANS, ROUNDS, plan_named, train_alone
-from tests.serving.small_service import small_service
-from tests.training import toy
+from tests.rounds import toy
+from tests.service.small_service import small_service
 
 FATES = ("clients", "closed", "lost_before", "lost_after", "late", "refused", "staleness", "step")
 

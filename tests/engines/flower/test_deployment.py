@@ -9,8 +9,8 @@ from keyhole.delivery.clear import pregenerated
 from keyhole.rounds.loop import start_run
 from tests.engines.flower.deployment import deployment
 from tests.engines.flower.toy_app import plan_of
-from tests.serving.fronts import certificate
-from tests.training import toy
+from tests.rounds import toy
+from tests.service.fronts import certificate
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from keyhole.sampling import Cohorts
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.served import Served
 from tests.engines.flower.in_process_grid import InProcessGrid
-from tests.serving.small_service import small_service
-from tests.training import toy
+from tests.rounds import toy
+from tests.service.small_service import small_service
 
 ROUNDS = 3
 

@@ -8,7 +8,7 @@ from keyhole.engines.flower.local import free_port
 from keyhole.rounds.loop import start_run
 from tests.engines.flower.deployment import deployment
 from tests.engines.flower.toy_app import plan_of
-from tests.training import toy
+from tests.rounds import toy
 
 CONFIG = {"cohort": 3, "rounds": 2, "over-selection": 1.0}
 

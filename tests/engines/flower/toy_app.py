@@ -14,7 +14,7 @@ from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.server_app import make_server_app
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.sampling import Cohorts
-from tests.training import toy
+from tests.rounds import toy
 
 
 def plan_of(config):

@@ -16,7 +16,7 @@ from keyhole.rounds.loop import start_run
 from keyhole.rounds.round import Engine, add_up_jobs
 from keyhole.server.row_sums import pair_up
 from tests.engines import crowd
-from tests.training import toy
+from tests.rounds import toy
 
 JOBS = crowd.make_jobs()
 

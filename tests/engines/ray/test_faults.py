@@ -19,7 +19,7 @@ from keyhole.rounds.round import run_round
 from keyhole.sampling import sample_cohort
 from tests.engines import crowd, wide
 from tests.engines.ray.clusters import cluster_of
-from tests.training import toy
+from tests.rounds import toy
 
 pytestmark = pytest.mark.slow
 

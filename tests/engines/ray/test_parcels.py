@@ -11,7 +11,7 @@ from keyhole.engines.ray import parcels
 from keyhole.engines.ray.parcels import KeyBundle, packing_of
 from keyhole.rounds.clients import Job, Jobs
 from tests.engines import wide
-from tests.training import toy
+from tests.rounds import toy
 
 
 def job(client, **leaves):

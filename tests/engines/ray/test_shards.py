@@ -12,7 +12,7 @@ from keyhole.server.optimizers import SGD, Adam
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
-from tests.training import toy
+from tests.rounds import toy
 
 WORD = kh.KeySpace("word", 1000)
 MODEL = {

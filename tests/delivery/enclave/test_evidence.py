@@ -1,0 +1,123 @@
+"""Evidence and terms as bytes: one length, one form."""
+
+from dataclasses import replace
+from hashlib import sha256, sha512
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keyhole.delivery.enclave.evidence import EnclaveTerms, Evidence, report_data_of, terms_of
+from keyhole.errors import InputError, MalformedError, ShapeError
+from tests.delivery.enclave.tables import ROUND, flipped, table
+
+EVIDENCE = Evidence("tdx", b"quote", b"collateral", bytes(range(32)), bytes(range(32, 64)))
+TERMS = EnclaveTerms(ROUND, 37, 29, 8, bytes(range(32)))
+
+
+@given(
+    st.sampled_from(["tdx", "sgx", "simulated"]),
+    st.binary(max_size=300),
+    st.binary(max_size=300),
+    st.binary(min_size=32, max_size=32),
+    st.binary(min_size=32, max_size=32),
+)
+def test_evidence_comes_back_as_it_was(kind, quote, collateral, public, config):
+    evidence = Evidence(kind, quote, collateral, public, config)
+    assert Evidence.decode(evidence.encode()) == evidence
+
+
+def test_the_bytes_of_evidence():
+    head = b"KHA1" + bytes([0, 0, 0, 0]) + (5).to_bytes(4, "little") + (10).to_bytes(4, "little")
+    assert EVIDENCE.encode() == head + bytes(range(64)) + b"quote" + b"collateral"
+
+
+def test_the_bytes_of_terms():
+    numbers = b"".join(n.to_bytes(8, "little") for n in (37, 29, 8))
+    assert TERMS.encode() == b"KHT2" + bytes(4) + ROUND + numbers + bytes(range(32))
+    assert TERMS.digest == sha256(TERMS.encode()).digest()
+    assert EnclaveTerms.decode(TERMS.encode()) == TERMS
+
+
+@pytest.mark.parametrize("record_bytes", [1, 8, 24])
+def test_a_request_or_reply_that_cannot_be_sealed_at_once_is_refused(record_bytes):
+    """2^31 - 4,096 bytes of keys, 8 each, or of records."""
+    limit = (2**31 - 4096) // max(8, record_bytes)
+    EnclaveTerms(ROUND, 2**31, record_bytes, limit, bytes(32))
+    with pytest.raises(InputError, match="2 GB"):
+        EnclaveTerms(ROUND, 2**31, record_bytes, limit + 1, bytes(32))
+
+
+@pytest.mark.parametrize("kind", [Evidence, EnclaveTerms])
+def test_a_cut_extended_or_changed_head_is_refused(kind):
+    data = (EVIDENCE if kind is Evidence else TERMS).encode()
+    changed = [data[:end] for end in range(len(data))] + [data + b"\0"]
+    # Magic, kind and reserved bytes; a flipped kind may name another one.
+    changed += [flipped(data, bit) for bit in (0, 31, 39, 40, 63)]
+    for damaged in changed:
+        with pytest.raises(MalformedError):
+            kind.decode(damaged)
+
+
+def test_lengths_that_lie_are_refused():
+    data = EVIDENCE.encode()
+    for bit in range(64, 128):
+        with pytest.raises(MalformedError):
+            Evidence.decode(flipped(data, bit))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"kind": "sev"}, {"public": b""}, {"config": bytes(31)}, {"quote": bytes(70_000)}],
+)
+def test_evidence_of_no_enclave_is_refused(fields):
+    with pytest.raises(InputError, match="evidence of no enclave"):
+        replace(EVIDENCE, **fields)
+
+
+def test_report_data_binds_key_table_and_nonce():
+    key, config, nonce = b"k" * 32, b"c" * 32, b"n" * 32
+    bound = sha512(b"keyhole-enclave-v1" + key + config + nonce).digest()
+    assert report_data_of(key, config, nonce) == bound
+    for lengths in [(31, 33, 32), (32, 31, 33), (32, 32, 0)]:
+        with pytest.raises(InputError):
+            report_data_of(*(bytes(length) for length in lengths))
+
+
+def test_terms_differ_when_anything_does():
+    records = table()
+    terms = [
+        terms_of(ROUND, records, 8),
+        terms_of(bytes(16), records, 8),
+        terms_of(ROUND, records[:-1], 8),
+        terms_of(ROUND, records[:, :-1], 8),
+        terms_of(ROUND, records, 7),
+        terms_of(ROUND, records[::-1], 8),
+        terms_of(ROUND, records.reshape(29, 37), 8),
+    ]
+    assert len({each.digest for each in terms}) == len(terms)
+    assert terms_of(ROUND, records, 1000).max_keys == len(records)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"round": b""},
+        {"database": bytes(31)},
+        {"num_keys": 0},
+        {"record_bytes": 0},
+        {"max_keys": 0},
+        {"max_keys": 38},
+        {"record_bytes": 1 << 31},
+    ],
+)
+def test_terms_that_make_no_sense_are_refused(fields):
+    with pytest.raises(InputError, match="make no sense"):
+        replace(TERMS, **fields)
+
+
+@pytest.mark.parametrize("records", [np.zeros(4, np.uint8), np.zeros((4, 4), np.float32)])
+def test_records_are_a_table_of_bytes(records):
+    with pytest.raises(ShapeError):
+        terms_of(ROUND, records, 1)

@@ -1,0 +1,265 @@
+"""The middle of the enclave program, in this process: what it refuses, and that it reads no row
+for that."""
+
+import socket
+import struct
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from keyhole.delivery.enclave import program as inside_module
+from keyhole.delivery.enclave.client import fresh_nonce
+from keyhole.delivery.enclave.evidence import terms_of
+from keyhole.delivery.enclave.host import Channel, Kind
+from keyhole.delivery.enclave.program import Inside, serve
+from keyhole.delivery.enclave.sealed import reply_bytes, request_bytes, seal_request
+from keyhole.delivery.enclave.verifier import SimulatedAttester
+from keyhole.errors import (
+    IntegrityError,
+    KeyholeError,
+    MalformedError,
+    ReplayError,
+    StaleError,
+    TooManyError,
+)
+from tests.delivery.enclave.tables import PROGRAM, ROUND, flipped, inside_with, question, table
+from tests.helpers import LONG
+
+RECORDS = table()
+
+
+@pytest.fixture
+def loaded():
+    return inside_with(RECORDS)
+
+
+def test_records_come_back_in_order_and_with_repeats(loaded):
+    inside, terms = loaded
+    keys = [5, 36, 5, 0, 5]
+    asked = question(inside, terms, keys)
+    np.testing.assert_array_equal(asked.open(inside.answer(asked.message())), RECORDS[keys])
+
+
+def test_no_keys_are_a_request_like_any_other(loaded):
+    inside, terms = loaded
+    asked = question(inside, terms, [])
+    message = asked.message()
+    assert len(message) == request_bytes(terms) == 88 + 32 + 8 * 8 + 16
+    reply = inside.answer(message)
+    assert len(reply) == reply_bytes(terms) == 88 + 16 + 8 * 29 + 16
+    assert asked.open(reply).shape == (0, 29)
+    assert inside.rows_read == 8 * 37
+
+
+def test_a_question_has_one_use(loaded):
+    inside, terms = loaded
+    asked = question(inside, terms, [3])
+    reply = inside.answer(asked.message())
+    with pytest.raises(ReplayError):
+        asked.message()
+    asked.open(reply)
+    with pytest.raises(ReplayError):
+        asked.open(reply)
+    assert repr(asked) == "EnclaveQuestion(simulated, ...)"
+
+
+def test_a_replayed_request_is_refused_before_any_row_is_read(loaded):
+    inside, terms = loaded
+    message = question(inside, terms, [3]).message()
+    inside.answer(message)
+    read = inside.rows_read
+    with pytest.raises(ReplayError):
+        inside.answer(message)
+    with pytest.raises(ReplayError):
+        inside.evidence(message[56:88])
+    assert inside.rows_read == read
+
+
+def test_every_damaged_request_is_refused_before_any_row_is_read(loaded):
+    inside, terms = loaded
+    asked = question(inside, terms, [3])
+    message = asked.message()
+    damaged = [flipped(message, bit) for bit in range(8 * len(message))]
+    damaged += [message[:end] for end in (0, 1, 87, 88, 120, len(message) - 1)]
+    damaged += [message + b"\0", message * 2]
+    for each in damaged:
+        with pytest.raises(KeyholeError) as refused:
+            inside.answer(each)
+        assert isinstance(refused.value, MalformedError | StaleError)
+    assert inside.rows_read == 0
+    # None of them used up the nonce.
+    np.testing.assert_array_equal(asked.open(inside.answer(message)), RECORDS[[3]])
+
+
+def test_every_damaged_reply_is_refused(loaded):
+    inside, terms = loaded
+    asked = question(inside, terms, [3])
+    reply = inside.answer(asked.message())
+    damaged = [flipped(reply, bit) for bit in range(0, 8 * len(reply), 3)]
+    for each in [*damaged, reply[:-1], reply + b"\0", b""]:
+        with pytest.raises((MalformedError, StaleError, IntegrityError)):
+            asked.open(each)
+    np.testing.assert_array_equal(asked.open(reply), RECORDS[[3]])
+
+
+def test_a_reply_to_somebody_else_is_refused(loaded):
+    inside, terms = loaded
+    mine, other = question(inside, terms, [3]), question(inside, terms, [3])
+    inside.answer(mine.message())
+    with pytest.raises(MalformedError):
+        mine.open(inside.answer(other.message()))
+
+
+@pytest.mark.parametrize("bad", [37, -2, 2**62, -(2**63)])
+def test_sealed_keys_outside_the_table_are_refused(loaded, bad):
+    inside, terms = loaded
+    nonce = fresh_nonce()
+    public = inside.evidence(nonce).public
+    message, _ = seal_request(public, terms, nonce, np.array([1, bad]))
+    with pytest.raises(MalformedError) as refused:
+        inside.answer(message)
+    assert str(bad) not in refused.value.got
+    assert inside.rows_read == 0
+
+
+def test_a_request_without_evidence_before_it_is_refused(loaded):
+    inside, terms = loaded
+    public = inside.evidence(fresh_nonce()).public
+    message, _ = seal_request(public, terms, fresh_nonce(), np.array([1]))
+    with pytest.raises(StaleError, match="without evidence"):
+        inside.answer(message)
+
+
+def test_a_request_of_the_table_before_is_refused(loaded):
+    inside, terms = loaded
+    message = question(inside, terms, [3]).message()
+    inside.load(terms)
+    with pytest.raises(StaleError):
+        inside.answer(message)
+    inside.add_rows(RECORDS.reshape(-1))
+    with pytest.raises(StaleError):  # the same table, under a new key
+        inside.answer(message)
+    inside.load(replace(terms, round=bytes(16)))
+    with pytest.raises(IntegrityError):  # the digest of the rows covers the round
+        inside.add_rows(RECORDS.reshape(-1))
+
+
+def test_a_new_key_comes_with_every_table(loaded):
+    inside, terms = loaded
+    before = inside.evidence(fresh_nonce()).public
+    inside.load(terms)
+    inside.add_rows(RECORDS.reshape(-1))
+    assert inside.evidence(fresh_nonce()).public != before
+
+
+def test_rows_arrive_in_any_pieces_of_whole_rows():
+    inside = Inside(SimulatedAttester(PROGRAM), clock=lambda: 0)
+    terms = terms_of(ROUND, RECORDS, 4)
+    with pytest.raises(MalformedError):
+        inside.add_rows(RECORDS[:1].reshape(-1))
+    inside.load(terms)
+    for start, end in [(0, 1), (1, 30), (30, 37)]:
+        with pytest.raises(StaleError):
+            inside.evidence(fresh_nonce())
+        inside.add_rows(RECORDS[start:end].reshape(-1))
+    inside.evidence(fresh_nonce())
+    with pytest.raises(MalformedError):
+        inside.add_rows(RECORDS[:1].reshape(-1))
+
+
+@pytest.mark.parametrize("count", [0, 28, 30, 38 * 29])
+def test_rows_that_do_not_fit_are_refused(count):
+    inside = Inside(SimulatedAttester(PROGRAM))
+    inside.load(terms_of(ROUND, RECORDS, 4))
+    with pytest.raises(MalformedError):
+        inside.add_rows(np.zeros(count, np.uint8))
+
+
+def test_rows_that_are_not_those_of_the_terms_are_refused():
+    inside = Inside(SimulatedAttester(PROGRAM))
+    inside.load(terms_of(ROUND, RECORDS, 4))
+    changed = RECORDS.copy()
+    changed[20, 20] ^= 1
+    with pytest.raises(IntegrityError):
+        inside.add_rows(changed.reshape(-1))
+    with pytest.raises(StaleError):
+        inside.evidence(fresh_nonce())
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_nonce_has_one_length(loaded, length):
+    with pytest.raises(MalformedError):
+        loaded[0].evidence(bytes(length))
+
+
+def test_a_table_has_a_most_of_clients(loaded, monkeypatch):
+    monkeypatch.setattr(inside_module, "_MAX_NONCES", 2)
+    inside, _ = loaded
+    first = fresh_nonce()
+    inside.evidence(first)
+    inside.evidence(fresh_nonce())
+    with pytest.raises(TooManyError):
+        inside.evidence(fresh_nonce())
+
+
+@contextmanager
+def serving(inside, watch=None):
+    """The host's end of a conversation with the program's loop, in a thread."""
+    near, far = socket.socketpair()
+    served = threading.Thread(target=serve, args=(Channel(far, watch), inside))
+    served.start()
+    with near, far:
+        channel = Channel(near)
+        assert channel.receive(LONG) == (Kind.READY, b"")
+        yield channel
+        served.join(60.0)
+    assert not served.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (0, b""),
+        (99, b""),
+        (Kind.READY, b""),
+        (Kind.REFUSED, b""),
+        (Kind.LOAD, b""),
+        (Kind.LOAD, bytes(80)),
+        (Kind.ROWS, b"x"),
+        (Kind.EVIDENCE, bytes(31)),
+        (Kind.ANSWER, b""),
+        (Kind.ROWS_READ, b"x"),
+        (Kind.STOP, b"x"),
+    ],
+)
+def test_a_command_that_is_none_is_refused_and_the_next_one_answered(loaded, kind, body):
+    with serving(loaded[0]) as channel:
+        channel.send(kind, body)
+        assert channel.receive(LONG) == (Kind.REFUSED, b"")
+        channel.send(Kind.ROWS_READ)
+        assert channel.receive(LONG) == (Kind.ROWS_READ, bytes(8))
+        channel.send(Kind.STOP)
+        assert channel.receive(LONG) == (Kind.STOP, b"")
+
+
+def test_a_frame_too_long_to_be_one_is_refused_and_ends_the_program(loaded):
+    with serving(loaded[0]) as channel:
+        channel._end.sendall(struct.pack("<II", Kind.ROWS, 2**32 - 1))
+        assert channel.receive(LONG) == (Kind.REFUSED, b"")
+
+
+def test_the_private_key_does_not_pass_the_host(loaded):
+    """All bytes of a conversation, held against the key itself and its parts."""
+    inside, _ = loaded
+    secret, seen = inside._table.private.secret, []
+    commands = [(Kind.EVIDENCE, fresh_nonce()), (Kind.ANSWER, b"damaged"), (Kind.ROWS_READ, b"")]
+    with serving(inside, seen.append) as channel:
+        for kind, body in [*commands, (99, b"unknown"), (Kind.STOP, b"not bare"), (Kind.STOP, b"")]:
+            channel.send(kind, body)
+            channel.receive()
+    transcript = b"".join(seen)
+    assert inside._table.private.public in transcript
+    assert not any(secret[i : i + 8] in transcript for i in range(25))

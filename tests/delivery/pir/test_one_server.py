@@ -1,0 +1,313 @@
+"""Retrieval from one server: everything that is not the contract of all schemes, which
+`test_contract.py` and `test_bad_messages.py` hold."""
+
+from dataclasses import replace
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir import one_server
+from keyhole.delivery.pir.database import Database, name_of_round
+from keyhole.delivery.pir.lwe import DIMENSION, HINT_HEAD_BYTES, LweShape
+from keyhole.delivery.pir.messages import FRAME_BYTES, seal
+from keyhole.delivery.pir.one_server import OneServer, OneServerAsker
+from keyhole.errors import InputError, IntegrityError, MalformedError, ReplayError, StaleError
+from tests.delivery.pir.mutations import bit_flips, body_of, flipped, rows_of, with_rows
+
+ROUND = name_of_round("round-7")
+ONE_SLICE = (9, 4, 2)  # num_keys, record_bytes, max_keys
+SEVERAL = (1003, 1, 200)  # three slices a column, and one that is left
+
+
+def database_of(num_keys, record_bytes, name=b"slices"):
+    drawn = Prg(name.ljust(16)).bytes(num_keys * record_bytes)
+    return Database.of(ROUND, np.frombuffer(drawn, np.uint8).reshape(num_keys, record_bytes))
+
+
+def records_of(database):
+    return database.rows.view(np.uint8)[:, : database.record_bytes]
+
+
+def parties(num_keys, record_bytes, max_keys):
+    database = database_of(num_keys, record_bytes)
+    server = OneServer.of(database, max_keys)
+    return records_of(database), server, OneServerAsker(server.terms, server.hint)
+
+
+@pytest.fixture(scope="module")
+def one_slice():
+    return parties(*ONE_SLICE)
+
+
+@pytest.fixture(scope="module")
+def several():
+    return parties(*SEVERAL)
+
+
+def retrieve(server, asker, keys):
+    question = asker.ask(np.array(keys, np.int64))
+    return question.open(server.answer_many(question.messages())).records
+
+
+# What is retrieved
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "record_bytes", "max_keys"),
+    [(1, 1, 1), (2, 3, 1), ONE_SLICE, (130, 5, 64), (2050, 1, 400), (3001, 2, 300), SEVERAL],
+)
+def test_every_key_of_a_table_is_decoded(num_keys, record_bytes, max_keys):
+    records, server, asker = parties(num_keys, record_bytes, max_keys)
+    for start in range(0, num_keys, max_keys):
+        keys = np.arange(start, min(start + max_keys, num_keys))
+        np.testing.assert_array_equal(retrieve(server, asker, keys), records[keys])
+
+
+def test_the_shapes_of_these_tests_have_one_slice_a_column_and_several_that_do_not_divide():
+    one, several = LweShape(*ONE_SLICE), LweShape(*SEVERAL)
+    assert (one.slices_per_column, one.columns) == (1, 9)
+    assert (several.slices_per_column, several.columns) == (3, 335)
+    assert several.num_keys % several.slices_per_column == 1
+
+
+@given(st.lists(st.integers(0, SEVERAL[0] - 1), max_size=40))
+def test_any_keys_in_any_order_with_repeats_are_the_rows_of_the_table(several, keys):
+    records, server, asker = several
+    np.testing.assert_array_equal(retrieve(server, asker, keys), records[keys])
+
+
+def test_queries_of_many_clients_are_answered_together_as_alone(several):
+    records, server, asker = several
+    wanted = [np.array([1, 1002]), np.array([7]), np.array([], np.int64)]
+    wanted += [np.array([key]) for key in range(4)]  # more keys than one pass takes
+    questions = [asker.ask(keys) for keys in wanted]
+    replies = server.answer_many([question.messages()[0] for question in questions])
+    for keys, question, reply in zip(wanted, questions, replies, strict=True):
+        np.testing.assert_array_equal(question.open([reply]).records, records[keys])
+    assert server.answer_many([]) == []
+
+
+@pytest.mark.parametrize("fill", [0, 255])
+def test_a_table_of_the_largest_noise_is_decoded(fill):
+    """Every byte is as far from 128 as it can be, and the tags are what they are."""
+    records = np.full((5000, 8), fill, np.uint8)
+    server = OneServer.of(Database.of(ROUND, records), 4)
+    asker = OneServerAsker(server.terms, server.hint)
+    np.testing.assert_array_equal(retrieve(server, asker, [4999, 0, 17]), records[:3])
+
+
+# What is sent
+
+
+def test_lengths_follow_from_the_terms_alone(several):
+    _, server, asker = several
+    lengths = set()
+    for keys in ([], [0], [1002] * 500, list(range(200)), list(range(803, 1003))):
+        question = asker.ask(np.array(keys, np.int64))
+        (message,) = question.messages()
+        (reply,) = server.answer_many([message])
+        lengths.add((len(message), len(reply)))
+    terms = server.terms
+    assert lengths == {(one_server.query_bytes(terms), one_server.reply_bytes(terms))}
+    assert len(server.hint) == one_server.hint_bytes(terms)
+
+
+def test_lengths_are_those_of_the_formula():
+    """72 + 4 m ceil(K / r), 88 + 4 m r (n + 16) and 40 + 4096 r (n + 16)."""
+    shape = LweShape(num_keys=100_000, record_bytes=2000, max_keys=1000)
+    assert shape.slices_per_column == 5
+    assert FRAME_BYTES == 72
+    assert shape.query_bytes == 72 + 4 * 1000 * 20_000
+    assert shape.reply_bytes == 72 + 16 + 4 * 1000 * 5 * 2016
+    assert shape.hint_bytes == 40 + 4096 * 5 * 2016
+
+
+def words_of(message, shape):
+    return np.frombuffer(body_of(message), "<u4").reshape(shape.max_keys, shape.columns)
+
+
+def is_near(one, other):
+    """Whether two numbers modulo 2^32 differ by less than errors do: 2^10 is 110 sigma. A pair of
+    unrelated numbers does with probability 2^-21."""
+    return np.abs((one - other).view(np.int32)) < 2**10
+
+
+def test_no_two_queries_share_a_secret(several):
+    """Queries with one secret differ by errors, and by 2^24 in two columns."""
+    _, server, asker = several
+    shape = LweShape.of(server.terms)
+    first, second = (words_of(asker.ask(np.array([5])).messages()[0], shape) for _ in range(2))
+    for rows in (first[:40], second[:40]):
+        for at, row in enumerate(rows):
+            assert np.count_nonzero(is_near(rows[at + 1 :], row)) <= 2
+    # The same key twice: not a word in common but by chance (200 * 335 words of 32 bits).
+    assert np.count_nonzero(first == second) <= 1
+    assert np.count_nonzero(is_near(first, second)) <= 3
+
+
+def test_a_secret_that_is_used_twice_would_be_seen(several):
+    """What shows that the test above can fail: two clients with the same source of secrets."""
+    _, server, asker = several
+    shape = LweShape.of(server.terms)
+    first, second = (
+        words_of(asker.ask(np.array([key]), Prg(bytes(16))).messages()[0], shape)
+        for key in (5, 900)
+    )
+    assert np.count_nonzero(is_near(first, second)) == first.size - 2
+
+
+def test_a_question_is_for_one_use(one_slice):
+    _, server, asker = one_slice
+    question = asker.ask(np.array([3]))
+    replies = server.answer_many(question.messages())
+    with pytest.raises(ReplayError):
+        question.messages()
+    question.open(replies)
+    with pytest.raises(ReplayError):
+        question.open(replies)
+
+
+def test_nothing_that_is_printed_shows_a_key(one_slice):
+    _, _, asker = one_slice
+    question = asker.ask(np.array([7]))
+    assert repr(question) == "OneServerQuestion(2 queries to 1 server)"
+    assert "7" not in repr(vars(question)["_wanted"])
+
+
+# The hint
+
+
+def test_the_hint_is_the_product_of_table_and_public_matrix_in_whole_numbers(one_slice):
+    """Python's own integers; the public matrix is expanded here from what the wire format says."""
+    _, server, _ = one_slice
+    facts = b"".join(number.to_bytes(8, "little") for number in ONE_SLICE)
+    seed = blake2b(ROUND + facts, digest_size=16, person=b"keyhole-lwe").digest()
+    stream = Cipher(AES(seed), CTR(bytes(16))).encryptor().update(bytes(4 * DIMENSION * 9))
+    words = [int.from_bytes(stream[at : at + 4], "little") for at in range(0, len(stream), 4)]
+    database = database_of(*ONE_SLICE[:2])
+    rows = database.rows.view(np.uint8)[:, :20].tolist()
+    expected = [
+        sum(words[9 * n + key] * rows[key][at] for key in range(9)) % 2**32
+        for n in range(DIMENSION)
+        for at in range(20)
+    ]
+    assert server.hint[:8] == b"KHH1\0\0\0\0"
+    assert server.hint[8:HINT_HEAD_BYTES] == database.digest
+    assert np.frombuffer(server.hint, "<u4", offset=HINT_HEAD_BYTES).tolist() == expected
+
+
+def test_a_hint_with_one_flipped_bit_is_refused(one_slice):
+    _, server, _ = one_slice
+    length = 8 * len(server.hint)
+    for at in [*range(8 * HINT_HEAD_BYTES), *range(8 * HINT_HEAD_BYTES, length, 9973), length - 1]:
+        with pytest.raises(MalformedError if at < 64 else StaleError):
+            OneServerAsker(server.terms, flipped(server.hint, at))
+
+
+def test_a_hint_of_another_length_is_refused(one_slice):
+    _, server, _ = one_slice
+    for hint in (b"", server.hint[:-1], server.hint[4:], server.hint + b"\0", server.hint * 2):
+        with pytest.raises(MalformedError):
+            OneServerAsker(server.terms, hint)
+
+
+def test_a_hint_of_other_slices_is_refused_by_the_client_and_the_server(one_slice):
+    _, server, _ = one_slice
+    other = OneServer.of(database_of(*ONE_SLICE[:2], name=b"others"), ONE_SLICE[2])
+    with pytest.raises(StaleError):
+        OneServerAsker(server.terms, other.hint)
+    with pytest.raises(InputError):
+        OneServer(database_of(*ONE_SLICE[:2]), server.terms, other.hint)
+    with pytest.raises(InputError):
+        OneServer(database_of(*ONE_SLICE[:2]), other.terms)
+
+
+def test_terms_are_the_same_however_they_are_made(one_slice):
+    _, server, _ = one_slice
+    database = database_of(*ONE_SLICE[:2])
+    assert one_server.terms_of(database, 2) == server.terms
+    assert OneServer(database, server.terms).hint == server.hint
+    assert one_server.terms_of(database, 1000).max_keys == ONE_SLICE[0]
+
+
+def test_terms_of_another_scheme_are_refused(one_slice):
+    _, server, _ = one_slice
+    terms = replace(server.terms, scheme="chor")
+    with pytest.raises(InputError):
+        OneServerAsker(terms, server.hint)
+    with pytest.raises(InputError):
+        OneServer(database_of(*ONE_SLICE[:2]), terms)
+
+
+# Bad messages
+
+
+def test_a_truncated_extended_or_changed_query_is_refused_and_not_remembered(one_slice):
+    records, server, asker = one_slice
+    question = asker.ask(np.array([8]))
+    (message,) = question.messages()
+    shorter = [message[:length] for length in range(len(message))]
+    for bad in [*shorter, message + b"\0", message * 2, *bit_flips(message)]:
+        with pytest.raises(MalformedError):
+            server.answer_many([bad])
+    replies = server.answer_many([message])
+    with pytest.raises(ReplayError):
+        server.answer_many([message])
+    np.testing.assert_array_equal(question.open(replies).records, records[[8]])
+
+
+def test_a_truncated_extended_or_changed_reply_is_refused_and_the_good_one_opens(one_slice):
+    records, server, asker = one_slice
+    question = asker.ask(np.array([8]))
+    (reply,) = server.answer_many(question.messages())
+    bad = [[], [reply, reply], [reply[:-1]], [reply + b"\0"], *([one] for one in bit_flips(reply))]
+    for replies in bad:
+        with pytest.raises(MalformedError):
+            question.open(replies)
+    stale = seal("reply", replace(server.terms, database=bytes(32)), 0, body_of(reply))
+    with pytest.raises(StaleError):
+        question.open([stale])
+    np.testing.assert_array_equal(question.open([reply]).records, records[[8]])
+
+
+def test_a_slice_that_a_server_changes_is_found_by_its_tag(several):
+    """2^24 more is another byte; what is less than half of that, noise swallows."""
+    _, server, asker = several
+    for change, is_found in ((1 << 24, True), (1 << 22, False)):
+        question = asker.ask(np.array([4]))
+        lie = altered(server, question, (0, 1, 0), change)  # key 4 is slice 1 of its column
+        if is_found:
+            with pytest.raises(IntegrityError):
+                question.open([lie])
+        else:
+            question.open([lie])
+
+
+def altered(server, question, at, change):
+    """The reply of a server that adds to one number: that of a query, a slice and a byte."""
+    (reply,) = server.answer_many(question.messages())
+    shape = LweShape.of(server.terms)
+    words = np.frombuffer(rows_of(reply), "<u4").reshape(shape.max_keys, 3, -1).copy()
+    words[at] += np.uint32(change)
+    return with_rows(reply, words.tobytes())
+
+
+@pytest.mark.parametrize("keys", [[], [4], range(199)], ids=len)
+def test_a_changed_slice_of_padding_is_found_like_any_other(several, keys):
+    """So a server does not learn from failures how many keys are real."""
+    _, server, asker = several
+    for seed in range(3):
+        prg = Prg(bytes([seed]) * 16)
+        question = asker.ask(np.array(keys, np.int64), prg)
+        drawn = question._wanted.peek()[0].keys
+        assert ((drawn >= 0) & (drawn < SEVERAL[0])).all()
+        lie = altered(server, question, (199, int(drawn[199]) % 3, 0), 1 << 24)
+        with pytest.raises(IntegrityError):
+            question.open([lie])

@@ -1,0 +1,174 @@
+"""The update spool: the first upload wins, is whole, and stays."""
+
+import multiprocessing
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from keyhole.errors import ConflictError, InputError, NotFoundError, StorageError, TooLateError
+from keyhole.service import spool as update_spool
+from keyhole.service.spool import UpdateSpool
+from tests.helpers import LONG
+from tests.service.files.disks import leave_room
+
+ROUND = "3-0123456789abcdef"
+
+
+@pytest.fixture
+def spool(tmp_path):
+    return UpdateSpool(tmp_path / "updates")
+
+
+def test_an_upload_is_stored_once_and_known_afterwards(spool):
+    assert spool.store(ROUND, "a", b"one") == "stored"
+    assert spool.store(ROUND, "a", b"one") == "known"
+    assert spool.store(ROUND, "b", b"") == "stored"
+    assert (spool.devices(ROUND), spool.read(ROUND, "a")) == (["a", "b"], b"one")
+    assert spool.has(ROUND, "a")
+    assert not spool.has(ROUND, "c")
+
+
+def test_other_bytes_of_the_same_device_are_refused_and_change_nothing(spool):
+    spool.store(ROUND, "a", b"one")
+    with pytest.raises(ConflictError):
+        spool.store(ROUND, "a", b"two")
+    assert spool.read(ROUND, "a") == b"one"
+
+
+def test_only_the_owner_can_read_uploads(spool, tmp_path):
+    spool.store(ROUND, "a", b"one")
+    folder = tmp_path / "updates" / ROUND
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o600
+
+
+def _race(directory, body, start, results):
+    start.wait()
+    try:
+        results.put(UpdateSpool(directory).store(ROUND, "a", body))
+    except ConflictError:
+        results.put("conflict")
+
+
+def test_of_many_threads_exactly_one_stores(spool):
+    def store(body):
+        try:
+            return spool.store(ROUND, "a", body)
+        except ConflictError:
+            return "conflict"
+
+    with ThreadPoolExecutor(8) as pool:
+        told = sorted(pool.map(store, [b"one"] * 4 + [b"two"] * 4))
+    assert told == ["conflict"] * 4 + ["known"] * 3 + ["stored"]
+
+
+@pytest.mark.slow
+def test_of_many_processes_exactly_one_stores(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Event(), context.Queue()
+    bodies = [bytes([each]) * 100_000 for each in (1, 1, 2, 2)]
+    processes = [
+        context.Process(target=_race, args=(tmp_path / "updates", body, start, results))
+        for body in bodies
+    ]
+    for process in processes:
+        process.start()
+    start.set()
+    told = sorted(results.get(timeout=LONG) for _ in processes)
+    for process in processes:
+        process.join()
+    assert told == ["conflict", "conflict", "known", "stored"]
+    assert UpdateSpool(tmp_path / "updates").read(ROUND, "a") in bodies
+
+
+def test_a_process_killed_while_storing_leaves_no_upload(tmp_path):
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from keyhole.service import update_spool
+        update_spool.os.fsync = lambda _: os.kill(os.getpid(), 9)
+        update_spool.UpdateSpool(Path(sys.argv[1])).store(sys.argv[2], "a", b"one")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "updates", ROUND], check=False, timeout=LONG
+    )
+    assert done.returncode == -9
+    spool = UpdateSpool(tmp_path / "updates")
+    assert spool.devices(ROUND) == []
+    assert spool.store(ROUND, "a", b"two") == "stored"
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(small_disk):
+    spool, body, told = UpdateSpool(small_disk / "updates"), b"one" * 3000, []
+    spool.store(ROUND, "before", body)
+    for pages in range(8):
+        leave_room(small_disk, pages)
+        try:
+            spool.store(ROUND, f"device-{pages}", body)
+        except StorageError as error:
+            told.append(str(error))
+        (small_disk / "filler").unlink()
+    names = [path.name for path in (small_disk / "updates" / ROUND).iterdir()]
+    assert all("No space left on device" in text for text in told)
+    assert 2 < len(told) < 8
+    assert len(names) == 9 - len(told)
+    assert {spool.read(ROUND, name) for name in names} == {body}
+
+
+def test_a_folder_that_another_process_made_is_durable_before_an_answer(
+    spool, monkeypatch, tmp_path
+):
+    """It may have been made a moment ago, and its maker killed before it was on the disk."""
+    (tmp_path / "updates" / ROUND).mkdir(parents=True)
+    synced, real = [], update_spool.sync_directory
+    monkeypatch.setattr(
+        update_spool, "sync_directory", lambda path: (synced.append(path), real(path))
+    )
+    spool.store(ROUND, "a", b"one")
+    assert {tmp_path, tmp_path / "updates", tmp_path / "updates" / ROUND} <= set(synced)
+
+
+@pytest.mark.parametrize("name", ["../x", "", ".hidden", "a/b", "x" * 65])
+def test_a_name_cannot_leave_the_folder(spool, name, tmp_path):
+    with pytest.raises(InputError):
+        spool.store(ROUND, name, b"one")
+    for round_id in ("..", "3-0123456789ABCDEF", "3", "03-0123456789abcdef", name):
+        with pytest.raises(InputError):
+            spool.store(round_id, "a", b"one")
+    assert not (tmp_path / "updates").exists()
+
+
+def test_a_round_without_uploads_has_no_devices(spool):
+    assert spool.devices(ROUND) == []
+    with pytest.raises(NotFoundError):
+        spool.read(ROUND, "a")
+
+
+def test_removing_a_round_leaves_the_others(spool):
+    other = "4-0123456789abcdef"
+    spool.store(ROUND, "a", b"one")
+    spool.store(other, "a", b"two")
+    spool.remove(ROUND)
+    spool.remove(ROUND)
+    assert (spool.devices(ROUND), spool.rounds()) == ([], [other])
+
+
+def test_the_marks_of_removed_rounds_do_not_pile_up(spool, tmp_path, monkeypatch):
+    monkeypatch.setattr(update_spool, "_MARKS_KEPT", 3)
+    for number in range(9):
+        spool.store(f"{number}-0123456789abcdef", "a", b"one")
+        spool.remove(f"{number}-0123456789abcdef")
+    assert spool.rounds() == []
+    left = sorted(path.name[0] for path in (tmp_path / "updates").iterdir())
+    assert left == ["6", "7", "8"]
+
+
+def test_a_closed_round_lists_what_was_acknowledged_and_takes_no_more(spool):
+    spool.store(ROUND, "a", b"one")
+    assert spool.close(ROUND) == ["a"]
+    with pytest.raises(TooLateError):
+        spool.store(ROUND, "b", b"two")
+    assert spool.close(ROUND)[:1] == ["a"]

@@ -1,0 +1,65 @@
+"""One server of private retrieval in this process, over rounds in memory."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import httpx
+import numpy as np
+
+from keyhole.delivery.pir.database import Terms
+from keyhole.service.app import App
+from keyhole.service.private_routes import pir_routes
+from keyhole.wire.private import PirSettings, Role, open_asker
+from tests.service.memory_rounds import MemoryRounds
+
+BINARY = {"content-type": "application/octet-stream"}
+WORD, EVERYONE = 1, 0
+WORDS = 37  # so that the last byte of a share has bits to spare
+SERVER_0, SERVER_1 = Role("two-server", 0), Role("two-server", 1)
+
+
+class PirService:
+    """A service over rounds in memory; ask it inside `clients`, or once with `ask`."""
+
+    def __init__(self, role=SERVER_0, app=None, **settings):
+        settings.setdefault("max_keys", 4)
+        self.rounds = MemoryRounds()
+        self.round = self.rounds.open(3, words=WORDS)
+        self.scheme, self.server = role.scheme, role.server
+        routes = pir_routes(self.rounds, PirSettings(role, **settings))
+        self.app = App(self.rounds, extra_routes=[routes], **(app or {}))
+
+    def path(self, table=WORD, rest=""):
+        return f"/v1/rounds/{self.round.id}/tables/{table}/pir/{self.scheme}{rest}"
+
+    @asynccontextmanager
+    async def client(self):
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            yield client
+
+    def ask(self, method, path=None, **request):
+        async def run():
+            async with self.client() as client:
+                return await client.request(method, path or self.path(), **request)
+
+        return asyncio.run(run())
+
+    def post(self, body, **headers):
+        return self.ask("POST", content=body, headers={**BINARY, **headers})
+
+    @property
+    def terms(self):
+        return Terms.decode(self.ask("GET").content)
+
+    def question(self, keys=(7, 2)):
+        return open_asker(self.terms).ask(np.array(keys))
+
+    def query(self, keys=(7, 2)):
+        """A new message for this server."""
+        return self.question(keys).messages()[self.server]
+
+    def metric(self, name):
+        page = self.app.metrics.page().decode()
+        found = [line for line in page.splitlines() if line.startswith(name)]
+        return float(found[0].split()[-1]) if found else 0.0

@@ -1,0 +1,47 @@
+"""Training with slices that are fetched in private: the bytes of a run in the clear."""
+
+import threading
+
+import pytest
+
+from keyhole.device.private import OneServerFetch
+from keyhole.device.take_part import PopulationClient, take_part
+from keyhole.rounds.loop import start_run
+from keyhole.sampling import Cohorts, sample_cohort
+from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.served import Served
+from tests.rounds import toy
+from tests.service.pir.pair import ONE, TWO, pair
+
+ROUNDS = 2
+
+
+def train_over(both, fetch, plan):
+    """A run whose devices fetch so; each of a round takes part after the other."""
+    kind = Served(both.service.publisher, SpoolInbox(both.service.spool), poll=0.005)
+    run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
+    training = threading.Thread(target=lambda: list(run.rounds(ROUNDS)))
+    training.start()
+    for t in range(ROUNDS):
+        for client in sample_cohort(plan.cohorts, plan.seed, plan.trial, t):
+            one = PopulationClient(client, lambda settings: toy.make_clients())
+            with both.device(device_name(client)) as device:
+                while not hasattr(take_part(device, one.participant(fetch)), "round"):
+                    pass
+    training.join()
+    return run
+
+
+@pytest.mark.parametrize("roles", [TWO, ONE], ids=["two servers", "one server"])
+def test_devices_that_fetch_in_private_make_the_same_model(tmp_path, roles):
+    plan = toy.make_plan(cohorts=Cohorts(len(toy.EXAMPLES), 2), keys_per_client={"feature": 8})
+    with pair(tmp_path, roles) as both:
+        fetch = OneServerFetch() if roles is ONE else both.fetch()
+        run = train_over(both, fetch, plan)
+        assert both.metric(0, "keyhole_private_queries_total") == 2 * ROUNDS
+        assert both.metric(0, "keyhole_keys_total") == 0  # no slice was asked for by its key
+        if roles is TWO:
+            fetch.second.close()
+    expected = start_run(toy.make_state(), toy.make_clients(), plan)
+    list(expected.rounds(ROUNDS))
+    assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)

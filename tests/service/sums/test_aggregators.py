@@ -1,0 +1,365 @@
+"""Two aggregators over sockets: the plain sum in the ring, and what they refuse."""
+
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+
+from keyhole.aggregation.two_servers.messages import whole_own_bytes
+from keyhole.errors import (
+    AccessError,
+    BusyError,
+    ConflictError,
+    InputError,
+    KeyholeError,
+    MalformedError,
+    MismatchError,
+    NotAdmittedError,
+    NotFoundError,
+    ServiceError,
+    StaleError,
+    StorageError,
+    TooLargeError,
+    TooLateError,
+)
+from keyhole.service.sums import SumFiles
+from tests.service.sums.aggregators import (
+    COHORT,
+    aggregators,
+    bodies_of,
+    eventually,
+    plain_sum,
+    round_name,
+    rows_of,
+    terms_of,
+)
+
+ROUND = round_name()
+
+
+@pytest.fixture
+def pair(tmp_path):
+    with aggregators(tmp_path) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("bits", [32, pytest.param(16, marks=pytest.mark.slow)])
+def test_the_combined_shares_are_the_plain_ring_sum_bit_for_bit(pair, bits):
+    terms = terms_of(bits=bits)
+    pair.open(ROUND, terms)
+    rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT)]
+    pair.close(ROUND)
+    assert [set(one.devices) for one in pair.wait(ROUND)] == [set(COHORT)] * 2
+    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_a_device_that_reached_one_aggregator_is_left_out_by_both(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT[:3])]
+    pair.share(ROUND, terms, COHORT[3], 3, to=[0])
+    pair.share(ROUND, terms, COHORT[4], 4, to=[1])
+    pair.close(ROUND)
+    assert [one.devices for one in pair.wait(ROUND)] == [COHORT[:3]] * 2
+    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_a_device_that_tells_both_different_things_is_left_out(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT[:2])]
+    pair.share(ROUND, terms, COHORT[2], 2, to=[0])
+    pair.share(ROUND, terms, COHORT[2], 99, to=[1])
+    pair.close(ROUND)
+    assert [one.devices for one in pair.wait(ROUND)] == [COHORT[:2]] * 2
+    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.slow
+def test_only_those_whom_the_trainer_takes_at_both_are_added(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT)]
+    pair.trainer(0).add_up(ROUND, COHORT[:4])
+    pair.trainer(1).add_up(ROUND, COHORT[1:])
+    assert [one.devices for one in pair.wait(ROUND)] == [COHORT[1:4]] * 2
+    expected = plain_sum(terms, rows[1:4])
+    for found, total in zip(pair.combined(ROUND, terms), expected, strict=True):
+        assert found.tobytes() == total.tobytes()
+
+
+def test_with_too_few_clients_nothing_is_given_out_and_shares_are_gone(pair, tmp_path):
+    terms = terms_of(minimum=3)
+    pair.open(ROUND, terms)
+    for seed, name in enumerate(COHORT[:2]):
+        pair.share(ROUND, terms, name, seed)
+    pair.share(ROUND, terms, COHORT[2], 2, to=[0])
+    pair.close(ROUND)
+    for one in pair.wait(ROUND):
+        assert (one.phase, one.failure.kind) == ("failed", "ThresholdError")
+    for party in (0, 1):
+        with pytest.raises(TooLateError):
+            pair.trainer(party).share(ROUND, terms)
+        assert not list((tmp_path / str(party)).rglob("share"))
+        uploads = tmp_path / str(party) / "uploads" / ROUND
+        assert eventually(lambda folder=uploads: not list(folder.glob("device*")))
+
+
+def test_aggregators_that_were_told_different_cohorts_release_nothing(pair):
+    terms = terms_of()
+    pair.trainer(0).open(ROUND, terms, COHORT)
+    pair.trainer(1).open(ROUND, terms, COHORT[::-1])
+    for seed, name in enumerate(COHORT):
+        pair.share(ROUND, terms, name, seed)
+    pair.close(ROUND)
+    assert {one.phase for one in pair.wait(ROUND)} == {"failed"}
+
+
+def test_a_trainer_cannot_tell_one_aggregator_a_smaller_minimum(pair):
+    """Devices share under the terms of the manifest; whoever was told others refuses them."""
+    told, other = terms_of(minimum=5), terms_of(minimum=2)
+    pair.trainer(0).open(ROUND, told, COHORT)
+    pair.trainer(1).open(ROUND, other, COHORT)
+    with pytest.raises(StaleError):
+        pair.share(ROUND, told, COHORT[0], 0)
+
+
+def test_the_same_share_is_given_out_however_often_it_is_asked_for(pair, tmp_path):
+    """Noise is drawn once: of two different shares, the difference of noises would be known."""
+    terms = terms_of(noise=1.0, clip=1.0, norm=1.0, room=20)
+    pair.open(ROUND, terms)
+    for seed, name in enumerate(COHORT):
+        pair.share(ROUND, terms, name, seed)
+    pair.close(ROUND)
+    pair.wait(ROUND)
+    before = [pair.trainer(party).share(ROUND, terms) for party in (0, 1)]
+    pair.close(ROUND)  # again
+    for party in (0, 1):
+        pair.stop(party)
+        pair.start(party)
+        again = pair.trainer(party).share(ROUND, terms)
+        for one, other in zip(before[party].parts, again.parts, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def test_noise_of_both_aggregators_is_in_the_sum(pair):
+    terms = terms_of(noise=0.01, clip=1.0, norm=1.0, room=1)
+    pair.open(ROUND, terms)
+    rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT)]
+    pair.close(ROUND)
+    pair.wait(ROUND)
+    pairs = zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True)
+    noise = np.concatenate([(one - other).view(np.int32).reshape(-1) for one, other in pairs])
+    # Standard deviation of the sum of two; 4,910 numbers give it to within 5 % at five sigma.
+    assert noise.std() / (2**0.5 * terms.ring_noise) == pytest.approx(1, rel=0.05)
+
+
+def test_duplicates_are_known_and_other_bytes_of_a_device_are_refused(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    bodies = bodies_of(terms, rows_of(terms, 1), 1)
+    for party, body in enumerate(bodies):
+        assert pair.send(party, ROUND, COHORT[0], body) == b'{"share":"stored"}'
+        assert pair.send(party, ROUND, COHORT[0], body) == b'{"share":"known"}'
+        with pytest.raises(ConflictError):
+            pair.send(party, ROUND, COHORT[0], bodies_of(terms, rows_of(terms, 2), 2)[party])
+
+
+def test_another_devices_message_is_not_added_a_second_time(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT[:3])]
+    for party, body in enumerate(bodies_of(terms, rows[0], 0)):
+        pair.send(party, ROUND, COHORT[5], body)
+    pair.close(ROUND)
+    pair.wait(ROUND)
+    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_strangers_late_ones_and_foreign_messages_are_refused(pair, party):
+    terms, other = terms_of(), terms_of(b"b")
+    pair.open(ROUND, terms)
+    body = bodies_of(terms, rows_of(terms, 1))[party]
+    own = whole_own_bytes(terms, party)
+    refusals = [
+        (lambda: pair.send(party, ROUND, "device-77", body), NotAdmittedError),
+        (lambda: pair.send(party, ROUND, COHORT[0], body, token="kh1.x.y"), AccessError),
+        (lambda: pair.send(party, round_name(b"z"), COHORT[0], body), NotFoundError),
+        (lambda: pair.send(party, "../../x", COHORT[0], body), NotFoundError),
+        (lambda: pair.send(party, ROUND, COHORT[0], body[:-1]), MalformedError),
+        (lambda: pair.send(party, ROUND, COHORT[0], body + b"0"), TooLargeError),
+        (lambda: pair.send(party, ROUND, COHORT[0], bytes(len(body))), MalformedError),
+        (
+            lambda: pair.send(party, ROUND, COHORT[0], bodies_of(other, rows_of(other, 1))[party]),
+            StaleError,
+        ),
+    ]
+    if party == 0:
+        mixed = body[:own] + bodies_of(terms, rows_of(terms, 2), 2)[0][own:]
+        refusals.append((lambda: pair.send(0, ROUND, COHORT[0], mixed), MismatchError))
+    for act, kind in refusals:
+        with pytest.raises(kind):
+            act()
+    assert pair.trainer(party).status(ROUND).devices == []
+    round_token = pair.device_token(party, COHORT[0], "round", round_id=round_name(b"b"))
+    with pytest.raises(NotAdmittedError):
+        pair.send(party, ROUND, COHORT[0], body, token=round_token)
+    round_token = pair.device_token(party, COHORT[0], "round", round_id=ROUND)
+    pair.send(party, ROUND, COHORT[0], body, token=round_token)
+    pair.trainer(party).stop(ROUND)
+    with pytest.raises(TooLateError):
+        pair.send(party, ROUND, COHORT[1], bodies_of(terms, rows_of(terms, 2), 2)[party])
+    assert b"known" in pair.send(party, ROUND, COHORT[0], body)
+
+
+def test_what_a_trainer_may_not_open_is_refused(tmp_path):
+    with aggregators(tmp_path, min_clients=3, max_sums=1, max_table=10**5) as pair:
+        first = pair.trainer(0)
+        large = terms_of(minimum=3, cohort=10**6)
+        refusals = [
+            (lambda: first.open(ROUND, terms_of(minimum=2), COHORT), InputError),
+            (lambda: first.open(ROUND, terms_of(minimum=3, cohort=3), COHORT), TooLargeError),
+            (lambda: first.open(ROUND, large, [COHORT[0]] * 3), TooLargeError),
+            (lambda: first.open(ROUND, large, ["../x"]), InputError),
+            (lambda: first.open("nonsense", large, COHORT), NotFoundError),
+        ]
+        for act, kind in refusals:
+            with pytest.raises(kind):
+                act()
+        wrong = pair.trainer(0, "confused")
+        wrong.party = 1
+        with pytest.raises(ConflictError, match="other aggregator"):
+            wrong.open(ROUND, terms_of(minimum=3), COHORT)
+        first.open(ROUND, terms_of(minimum=3), COHORT)
+        first.open(ROUND, terms_of(minimum=3), COHORT)
+        with pytest.raises(ConflictError):
+            first.open(ROUND, terms_of(minimum=4), COHORT)
+        with pytest.raises(ServiceError, match="503"):  # too many sums: come back later
+            first.open(round_name(b"b", 1), terms_of(b"b", minimum=3), COHORT)
+
+
+def test_a_sum_is_its_trainers_alone_and_its_name_is_used_once(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    stranger = pair.trainer(0, "somebody")
+    assert stranger.rounds() == []
+    for act in (stranger.status, stranger.stop, stranger.forget):
+        with pytest.raises(NotFoundError):
+            act(ROUND)
+    with pytest.raises(ConflictError):
+        stranger.open(ROUND, terms, COHORT)
+    with pytest.raises(ConflictError, match="name"):
+        pair.trainer(0).open(round_name(b"b", 1), terms, COHORT)
+    pair.trainer(0).forget(ROUND)
+    assert pair.trainer(0).rounds() == []
+    with pytest.raises(TooLateError):
+        pair.trainer(0).open(ROUND, terms, COHORT)
+
+
+def test_tokens_of_one_kind_of_caller_are_worth_nothing_for_another(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    device, peer = pair.device(0, COHORT[0]), pair.peer_key
+    trainer = pair.trainer(0)
+    for token in (device.token_for(ROUND), peer.issue("device", "x", now=0, seconds=1e12)):
+        for path in ("", "/share", "/list"):
+            with pytest.raises((AccessError, NotAdmittedError)):
+                device.client.get(f"/v1/sums/{ROUND}{path}", token=token, limit=10**6)
+    for path in ("/list", "/agreed", f"/publics/{COHORT[0]}"):
+        with pytest.raises(AccessError):
+            device.client.get(f"/v1/sums/{ROUND}{path}", token=trainer._token, limit=10**6)
+    device.close()
+
+
+def test_the_other_aggregator_gets_what_devices_sent_only_after_the_close(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    pair.share(ROUND, terms, COHORT[0], 0)
+    line = pair.apps[1]._finisher._peer
+    for act in (
+        lambda: line.listed(ROUND, 10**6),
+        lambda: line.public(ROUND, COHORT[0], 10**6),
+    ):
+        with pytest.raises(ServiceError, match="503"):
+            act()
+
+
+def test_one_key_for_two_kinds_of_caller_is_refused(pair):
+    keys = pair.keys[0]
+    with pytest.raises(InputError, match="one key for different callers"):
+        type(keys)(keys.devices, keys.devices, keys.peer)
+
+
+def test_no_error_metric_or_status_holds_a_key_or_a_share(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    pair.share(ROUND, terms, COHORT[0], 0)
+    page = pair.apps[0].metrics.page().decode()
+    assert "device-" not in page
+    assert 'route="sum shares"' in page
+    with pytest.raises(KeyholeError) as caught:
+        pair.send(0, ROUND, "device-77", b"")
+    assert "device-77" not in str(caught.value)
+    assert msgspec.to_builtins(pair.trainer(0).status(ROUND)) == {
+        "phase": "open",
+        "devices": [COHORT[0]],
+        "waiting": "",
+        "failure": None,
+    }
+
+
+@pytest.mark.slow
+def test_many_devices_at_once_are_all_taken(pair):
+    names = [f"device-{i}" for i in range(24)]
+    terms = terms_of(cohort=24)
+    pair.open(ROUND, terms, names)
+    rows = {}
+
+    def live(seed, name):
+        rows[seed] = pair.share(ROUND, terms, name, seed)
+
+    threads = [threading.Thread(target=live, args=each) for each in enumerate(names)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pair.close(ROUND, names)
+    assert [len(one.devices) for one in pair.wait(ROUND)] == [24, 24]
+    expected = plain_sum(terms, rows.values())
+    for found, total in zip(pair.combined(ROUND, terms), expected, strict=True):
+        assert found.tobytes() == total.tobytes()
+
+
+def test_busy_is_what_a_share_is_before_it_is_ready(pair):
+    pair.open(ROUND, terms_of())
+    with pytest.raises((BusyError, ServiceError)):
+        pair.trainer(0).share(ROUND, terms_of())
+
+
+def test_two_processes_do_not_share_the_files_of_an_aggregator(pair, tmp_path):
+    """Each would draw noise of its own for the same sum."""
+    with pytest.raises(StorageError, match="another aggregator runs here"):
+        SumFiles(tmp_path / "0")
+
+
+def test_what_was_told_to_the_other_aggregator_stays_true_or_nothing_is_released(pair, tmp_path):
+    """A share that is gone when the process comes back changes a list that the other one knows."""
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    for seed, name in enumerate(COHORT):
+        pair.share(ROUND, terms, name, seed)
+    pair.stop(1)
+    pair.trainer(0).add_up(ROUND, COHORT)
+    assert eventually((tmp_path / "0" / "sums" / ROUND / "list").exists)
+    pair.stop(0)
+    (tmp_path / "0" / "uploads" / ROUND / COHORT[2]).unlink()
+    for party in (0, 1):
+        pair.start(party)
+    pair.trainer(1).add_up(ROUND, COHORT)
+    assert [one.phase for one in pair.wait(ROUND)] == ["failed", "failed"]
