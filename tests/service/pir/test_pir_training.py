@@ -1,15 +1,19 @@
 """Training with slices that are fetched in private: the bytes of a run in the clear."""
 
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
 from keyhole.device.private import OneServerFetch
 from keyhole.device.take_part import PopulationClient, take_part
+from keyhole.errors import TooLateError
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.service.inbox import SpoolInbox, device_name
 from keyhole.service.served import Served
+from tests.helpers import LONG
 from tests.rounds import toy
 from tests.service.pir.pair import ONE, TWO, pair
 
@@ -18,18 +22,40 @@ ROUNDS = 2
 
 def train_over(both, fetch, plan):
     """A run whose devices fetch so; each of a round takes part after the other."""
-    kind = Served(both.service.publisher, SpoolInbox(both.service.spool), poll=0.005)
+    stop = threading.Event()
+    inbox = SpoolInbox(both.service.spool)
+    kind = Served(both.service.publisher, inbox, poll=0.005, stop=stop)
     run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
-    training = threading.Thread(target=lambda: list(run.rounds(ROUNDS)))
+
+    def make_rounds():
+        with suppress(KeyboardInterrupt):  # a device has failed, and nobody waits for the rest
+            list(run.rounds(ROUNDS))
+
+    training = threading.Thread(target=make_rounds)
     training.start()
-    for t in range(ROUNDS):
-        for client in sample_cohort(plan.cohorts, plan.seed, plan.trial, t):
-            one = PopulationClient(client, lambda settings: toy.make_clients())
-            with both.device(device_name(client)) as device:
-                while not hasattr(take_part(device, one.participant(fetch)), "round"):
-                    pass
-    training.join()
+    try:
+        for t in range(ROUNDS):
+            for client in sample_cohort(plan.cohorts, plan.seed, plan.trial, t):
+                take_part_in(t, client, both, fetch)
+    except BaseException:
+        stop.set()
+        raise
+    finally:
+        training.join()
     return run
+
+
+def take_part_in(t, client, both, fetch):
+    """Checks in until round t is open, as often as a device that waits may ask."""
+    one = PopulationClient(client, lambda settings: toy.make_clients())
+    with both.device(device_name(client)) as device:
+        deadline = time.monotonic() + LONG
+        while time.monotonic() < deadline:
+            with suppress(TooLateError):  # the service had not yet read that round t - 1 closed
+                if getattr(take_part(device, one.participant(fetch)), "number", None) == t:
+                    return
+            time.sleep(0.02)
+    pytest.fail(f"round {t} did not open")
 
 
 @pytest.mark.parametrize("roles", [TWO, ONE], ids=["two servers", "one server"])
