@@ -28,9 +28,8 @@ from pathlib import Path
 from harness import Goal, finish, machine_facts, parser, progress
 from keyhole.planner import capacity
 from keyhole.planner.prices import price_of
-from keyhole.planner.speeds import ServiceSpeeds
 from keyhole.planner.sums import sum_price_of
-from keyhole.planner.workload import Need
+from keyhole.pricing import ServiceSpeeds, Workload
 from keyhole.wire.assignment import Pace
 from round_cells.service_costs import (
     ServiceCosts,
@@ -203,9 +202,9 @@ class Herd:
         return f"herd    {self.devices} devices on a tenth of the servers; {'; '.join(shown)}"
 
 
-def need_of(devices: int) -> Need:
+def need_of(devices: int) -> Workload:
     """The public numbers of a round of so many."""
-    return Need(NUM_KEYS, KEYS_PER_CLIENT, SLICE_BYTES, devices)
+    return Workload(NUM_KEYS, KEYS_PER_CLIENT, SLICE_BYTES, devices)
 
 
 def planned_slices(costs: ServiceCosts, devices: int, fleet: capacity.Fleet) -> capacity.PartyNeed:

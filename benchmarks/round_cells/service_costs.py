@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.planner.speeds import Machine, ServiceSpeeds
+from keyhole.pricing import ServiceSpeeds, Speeds
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Cut, Layout
 from keyhole.server.optimizers import SGD
@@ -93,7 +93,7 @@ def speeds_of(costs: ServiceCosts) -> ServiceSpeeds:
 def planned_fetch(costs: ServiceCosts) -> float:
     """CPU seconds that the planner gives a fetch of m slices: request, gather and sending."""
     speeds, size = ServiceSpeeds(), costs.answer_bytes
-    return speeds.request_seconds + size / speeds.sending + size / Machine().gather
+    return speeds.request_seconds + size / speeds.sending + size / Speeds().gather
 
 
 def planned_update(costs: ServiceCosts) -> float:

@@ -7,8 +7,9 @@ import pytest
 from keyhole.cli import main as cli
 from keyhole.delivery.base import DELIVERIES
 from keyhole.planner.capacity import Fleet, delivery_needs
+from keyhole.planner.planner import TRUSTS
 from keyhole.planner.prices import price_of
-from keyhole.planner.workload import TRUSTS, Need
+from keyhole.pricing import Workload
 
 PAPER = ("--num-keys", "1e4", "--keys-per-client", "1_000", "--slice-bytes", "2000")
 COHORT = ("--cohort", "50")
@@ -64,7 +65,7 @@ def test_json_holds_exact_numbers_and_who_learns_what(plan):
     code, out, _ = plan(*PAPER, *COHORT, "--distinct", "4e3", "--broadcast-bytes", "77", "--json")
     found = json.loads(out)
     assert code == 0
-    need = Need(10_000, 1_000, 2_000, 50, distinct=4_000, broadcast_bytes=77)
+    need = Workload(10_000, 1_000, 2_000, 50, distinct=4_000, broadcast_bytes=77)
     assert found["need"] == vars(need)
     prices = {price["way"]: price for price in found["prices"]}
     for way in DELIVERIES:
@@ -157,7 +158,7 @@ def test_servers_are_counted_for_each_party_of_deliveries_and_sums(plan):
 def test_servers_in_json_are_those_of_the_planner(plan):
     code, out, _ = plan(*ROUND, "--busy", "0.5", "--json")
     found = json.loads(out)
-    need = Need(10_000, 1_000, 2_000, 10**6)
+    need = Workload(10_000, 1_000, 2_000, 10**6)
     fleet = Fleet(600, busy=0.5)
     assert code == 0
     assert found["fleet"] == vars(fleet)

@@ -17,7 +17,7 @@ from keyhole.delivery.pir.messages import Retrieved
 from keyhole.errors import AttestationError, CostlyError, InputError, ServiceError
 from keyhole.planner.planner import check_model_worth
 from keyhole.planner.prices import traffic_of
-from keyhole.planner.workload import Need
+from keyhole.pricing import Workload
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read
@@ -70,7 +70,7 @@ def test_private_ways_deliver_what_select_means(ways, way, name, data):
 @pytest.mark.parametrize("way", PRIVATE_DELIVERIES)
 def test_what_is_sent_does_not_depend_on_the_keys_and_is_what_the_planner_says(ways, way):
     cost = ways[way](state_of(), ROW.place(KEYS)).cost
-    need = Need(300, MAX, slice_bytes=12, cohort=3, broadcast_bytes=8)
+    need = Workload(300, MAX, slice_bytes=12, cohort=3, broadcast_bytes=8)
     planned = traffic_of(way, need)
     ((up,), (down,)) = set(cost.bytes_up.values()), set(cost.bytes_down.values())
     # A path holds the number of the round: 0 here, and of four digits for the planner.
@@ -97,7 +97,7 @@ def test_two_servers_deliver_from_buckets_what_select_means():
         assert set(kept.array) <= set(keys)
         assert len(kept) >= len(keys) - 1
         assert_trees_equal(read(delivered.submodels)[client], layout.select(model, kept))
-    planned = traffic_of("pir", Need(row.num_keys, limit, slice_bytes=12, cohort=2))
+    planned = traffic_of("pir", Workload(row.num_keys, limit, slice_bytes=12, cohort=2))
     assert set(delivered.cost.bytes_down.values()) == {planned.down}
     assert set(delivered.cost.bytes_up.values()) == {planned.up}
 

@@ -8,9 +8,8 @@ from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import InputError
 from keyhole.planner.capacity import Fleet, checkin_need, delivery_needs, sum_needs
 from keyhole.planner.prices import price_all, price_of
-from keyhole.planner.speeds import Machine, ServiceSpeeds
 from keyhole.planner.sums import sum_price_of
-from keyhole.planner.workload import Need
+from keyhole.pricing import ServiceSpeeds, Speeds, Workload
 from tests.helpers import ROOT
 
 RESULTS = ROOT / "benchmarks/results"
@@ -18,7 +17,7 @@ SLICES = json.loads((RESULTS / "slices.json").read_text())["cells"]
 GATHERED = [cell["scores"]["keyhole"] for cell in SLICES if "scores" in cell]
 MEASURED = json.loads((RESULTS / "internet_scale.json").read_text())["cells"]
 (COSTS,) = [cell["costs"] for cell in MEASURED if "costs" in cell]
-NEED = Need(10**6, 100, 256, 10**6)
+NEED = Workload(10**6, 100, 256, 10**6)
 FREE = ServiceSpeeds(1e-30, 1e30, 1e30, 1e-30, 1e-30, 1e30)
 
 
@@ -86,7 +85,7 @@ def test_one_coordinator_and_one_trainer_must_do():
     assert storing.fits
     assert adding.fits
     assert not sum_needs(sum_price_of("plain", NEED), NEED, Fleet(600, cores=1))[0].fits
-    crowd = Need(10**6, 1_000, 256, 10**6)
+    crowd = Workload(10**6, 1_000, 256, 10**6)
     late = sum_needs(sum_price_of("plain", crowd), crowd, Fleet(60))[1]
     assert (late.fits, late.first) == (False, "CPU")  # one process, however many cores there are
     assert checkin_need(NEED, Fleet(600)).servers == 1
@@ -99,7 +98,7 @@ def test_both_aggregators_work_and_the_first_passes_on_what_is_public():
 
 
 def test_every_way_says_how_many_servers_it_takes():
-    need = Need(10_000, 100, 256, 1_000)
+    need = Workload(10_000, 100, 256, 1_000)
     for price in price_all(need):
         assert all(one.servers >= 1 for one in delivery_needs(price, need, Fleet(60)))
     assert {price.way for price in price_all(need)} == set(DELIVERIES)
@@ -124,7 +123,7 @@ def test_servers_that_could_do_nothing_are_refused(wrong):
 @pytest.mark.parametrize("score", GATHERED, ids=lambda score: f"{score['answer_bytes']:.0f} B")
 def test_a_fetch_costs_the_service_what_was_measured(score):
     speeds, size = ServiceSpeeds(), score["answer_bytes"]
-    planned = speeds.request_seconds + size / speeds.sending + size / Machine().gather
+    planned = speeds.request_seconds + size / speeds.sending + size / Speeds().gather
     assert within_twice(planned, 1 / score["per_cpu_second"])
 
 

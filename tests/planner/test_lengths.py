@@ -16,7 +16,7 @@ from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway
 from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.planner.prices import price_of, traffic_of
-from keyhole.planner.workload import Need
+from keyhole.pricing import Workload
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import vector_file
@@ -62,7 +62,7 @@ def pir_traffic(way, num_keys, m, slice_bytes):
 @pytest.mark.parametrize(("num_keys", "m", "slice_bytes"), SHAPES)
 @pytest.mark.parametrize("way", ["pir", "pir-chor", "pir-one-server"])
 def test_retrieval_is_priced_as_long_as_its_messages_are(way, num_keys, m, slice_bytes):
-    priced = traffic_of(way, Need(num_keys, m, slice_bytes, cohort=1))
+    priced = traffic_of(way, Workload(num_keys, m, slice_bytes, cohort=1))
     assert (priced.down, priced.up) == pir_traffic(way, num_keys, m, slice_bytes)
 
 
@@ -75,7 +75,7 @@ def test_a_relay_is_priced_as_long_as_its_messages_are(num_keys, m, slice_bytes)
     sent = question.messages()
     replies = gateway.answer_many(sent)
     question.open(replies)
-    priced = traffic_of("relay", Need(num_keys, m, slice_bytes, cohort=1))
+    priced = traffic_of("relay", Workload(num_keys, m, slice_bytes, cohort=1))
     assert (priced.down, priced.up) == (sizes(replies), sizes(sent))
 
 
@@ -91,7 +91,7 @@ def test_an_enclave_is_priced_as_long_as_its_messages_are(num_keys, m, slice_byt
     quote = vector_file("tdx_quote.bin").read_bytes()
     collateral = vector_file("tdx_collateral.json").read_bytes()
     evidence = Evidence("tdx", quote, collateral, private.public, terms.digest).encode()
-    priced = traffic_of("enclave", Need(num_keys, m, slice_bytes, cohort=1))
+    priced = traffic_of("enclave", Workload(num_keys, m, slice_bytes, cohort=1))
     assert priced.down == len(evidence) + len(reply)
     assert priced.up == len(nonce) + len(request)
 
@@ -106,7 +106,7 @@ def test_clear_ways_are_priced_as_they_deliver(name, way, count):
     model = {"w": np.ones((20, 3), np.float32), "b": np.zeros(2, np.float32)}
     state = ServerState.dense(kh.Layout.of(model, kh.Cut(row, {"w": 0})), model, SGD(1.0))
     cost = way(state, row.place([range(count), range(20 - count, 20)])).cost
-    need = Need(20, count, 12, 2, distinct=min(20, 2 * count), broadcast_bytes=8)
+    need = Workload(20, count, 12, 2, distinct=min(20, 2 * count), broadcast_bytes=8)
     price = price_of(name, need)
     assert set(cost.bytes_down.values()) == {price.bytes_down}
     assert set(cost.bytes_up.values()) == {price.bytes_up}
@@ -132,7 +132,7 @@ PROTOTYPE_MEGABYTES = [  # K, m, relay, two servers, one server
 def test_bytes_are_those_of_the_prototypes(num_keys, m, relay, two, one):
     """The prototype of one server split slices to make columns of the best length; ours are whole
     slices, which costs up to a tenth."""
-    need = Need(num_keys, m, 2_000, 50)
+    need = Workload(num_keys, m, 2_000, 50)
     assert traffic_of("relay", need).total / 1e6 == pytest.approx(relay, rel=0.03)
     assert traffic_of("pir", need).total / 1e6 == pytest.approx(two, rel=0.03)
     assert one / 1.01 <= traffic_of("pir-one-server", need).total / 1e6 <= 1.1 * one

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from keyhole.delivery.base import DELIVERIES, PRIVATE_DELIVERIES
 from keyhole.errors import CostlyError, InputError
-from keyhole.planner.planner import best, break_even, check_worth, satisfies
+from keyhole.planner.planner import TRUSTS, best, break_even, check_worth, satisfies
 from keyhole.planner.prices import price_all, price_of, traffic_of
-from keyhole.planner.workload import TRUSTS, Need
+from keyhole.pricing import Workload
 
 NEEDS = st.builds(
-    lambda num_keys, share, slice_bytes, cohort, shared: Need(
+    lambda num_keys, share, slice_bytes, cohort, shared: Workload(
         num_keys, max(1, int(share * num_keys)), slice_bytes, cohort, broadcast_bytes=shared
     ),
     st.integers(1, 10**9),
@@ -75,7 +75,7 @@ def test_more_keys_are_never_cheaper(num_keys, data, way):
     more = 2 * m if way == "pir" else data.draw(st.integers(m, num_keys - 1))
     slice_bytes = data.draw(st.integers(64 if way == "pir" else 1, 4_000))
     try:
-        fewer, price = (price_of(way, Need(num_keys, n, slice_bytes, 9)) for n in (m, more))
+        fewer, price = (price_of(way, Workload(num_keys, n, slice_bytes, 9)) for n in (m, more))
     except InputError:
         assert way == "enclave"
         return
@@ -89,19 +89,19 @@ def test_slices_on_demand_are_as_many_as_distinct_keys(num_keys, data):
     m = data.draw(st.integers(1, num_keys))
     cohort = data.draw(st.integers(1, 100))
     distinct = data.draw(st.integers(m, min(num_keys, cohort * m)))
-    told = price_of("on-demand", Need(num_keys, m, 100, cohort, distinct))
-    untold = price_of("on-demand", Need(num_keys, m, 100, cohort))
+    told = price_of("on-demand", Workload(num_keys, m, 100, cohort, distinct))
+    untold = price_of("on-demand", Workload(num_keys, m, 100, cohort))
     assert told.slices_generated == distinct
     assert untold.slices_generated == min(num_keys, cohort * m)
     assert told.server_memory == 100 * (num_keys + distinct)
     assert (told.server_seconds < untold.server_seconds) == (distinct < untold.slices_generated)
-    assert price_of("pregenerated", Need(num_keys, m, 100, cohort)).slices_generated == num_keys
+    assert price_of("pregenerated", Workload(num_keys, m, 100, cohort)).slices_generated == num_keys
 
 
 @given(st.integers(1, 10**9), st.integers(1, 5_000), st.sampled_from(DELIVERIES[1:-1]))
 def test_break_even_is_where_the_sign_changes(num_keys, slice_bytes, way):
     def saves(m):
-        need = Need(num_keys, m, slice_bytes, 1)
+        need = Workload(num_keys, m, slice_bytes, 1)
         return traffic_of(way, need).total <= traffic_of("broadcast", need).total
 
     m = break_even(num_keys, slice_bytes, way)
@@ -124,7 +124,7 @@ def test_break_even_points_are_those_of_the_prototypes(num_keys):
 
 def test_in_the_papers_setting_two_servers_keep_most_of_the_saving_and_one_server_none():
     """n = 10,000 words, m = 1,000: select saves ten times."""
-    need = Need(10_000, 1_000, 2_000, 50)
+    need = Workload(10_000, 1_000, 2_000, 50)
     prices = {price.way: price for price in price_all(need)}
     whole = prices["broadcast"].bytes_total
     assert whole / prices["pregenerated"].bytes_total == pytest.approx(10, rel=0.01)
@@ -138,7 +138,7 @@ def test_in_the_papers_setting_two_servers_keep_most_of_the_saving_and_one_serve
 
 
 def test_a_way_dearer_than_broadcast_is_refused_with_its_numbers():
-    need = Need(10_000, 1_000, 2_000, 50)
+    need = Workload(10_000, 1_000, 2_000, 50)
     price, whole = price_of("pir-one-server", need), price_of("broadcast", need)
     with pytest.raises(CostlyError) as refused:
         check_worth(price, whole)
@@ -152,14 +152,14 @@ def test_a_way_dearer_than_broadcast_is_refused_with_its_numbers():
 
 
 def test_a_way_whose_messages_cannot_hold_it_is_left_out():
-    need = Need(10**9, 10**7, 2_000, 1)
+    need = Workload(10**9, 10**7, 2_000, 1)
     assert [p.way for p in price_all(need)] == [way for way in DELIVERIES if way != "enclave"]
     with pytest.raises(InputError, match="enclave"):
         price_of("enclave", need)
 
 
 def test_an_unknown_requirement_is_refused():
-    need = Need(10, 1, 1, 1)
+    need = Workload(10, 1, 1, 1)
     prices = price_all(need)
     with pytest.raises(InputError, match="hidden-enclave"):
         best(prices, need, "secret")
@@ -168,7 +168,7 @@ def test_an_unknown_requirement_is_refused():
 
 
 def test_private_ways_are_those_that_keep_whose_keys_are_whose():
-    prices = {price.way: price for price in price_all(Need(10_000, 10, 100, 5))}
+    prices = {price.way: price for price in price_all(Workload(10_000, 10, 100, 5))}
     linked = {
         way
         for way, price in prices.items()
@@ -181,13 +181,13 @@ def test_private_ways_are_those_that_keep_whose_keys_are_whose():
 @pytest.mark.parametrize(("cohort", "way"), [(1, "pir"), (2, "relay")])
 def test_keys_of_somebody_are_unlinked_in_a_crowd_only(cohort, way):
     """A gateway that learns keys of somebody knows whose they are where nobody else takes part."""
-    need = Need(10_000, 1_000, 2_000, cohort)
+    need = Workload(10_000, 1_000, 2_000, cohort)
     assert satisfies(price_of("relay", need), "unlinked", need) == (cohort > 1)
     assert best(price_all(need), need, "unlinked").way == way
 
 
 def test_a_way_that_is_not_private_may_send_more_than_the_whole_model():
-    need = Need(100, 99, 1, 5)  # a key takes eight times the bytes of its slice
+    need = Workload(100, 99, 1, 5)  # a key takes eight times the bytes of its slice
     price, whole = price_of("on-demand", need), price_of("broadcast", need)
     assert price.bytes_total > whole.bytes_total
     check_worth(price, whole)

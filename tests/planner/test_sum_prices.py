@@ -11,7 +11,7 @@ from keyhole.aggregation.named import AGGREGATIONS
 from keyhole.aggregation.two_servers.client import share_rows
 from keyhole.aggregation.two_servers.sparse import SparseTerms
 from keyhole.planner.sums import SUMS, price_sums, sum_price_of
-from keyhole.planner.workload import Need
+from keyhole.pricing import Workload
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
 from keyhole.wire.messages import encode_update
@@ -28,7 +28,7 @@ def within_twice(planned, measured):
 
 
 def need_of(cohort):
-    return Need(
+    return Workload(
         cohort["num_keys"], cohort["keys_per_client"], 4 * cohort["width"], cohort["clients"]
     )
 
@@ -44,12 +44,12 @@ def test_a_plain_update_has_as_many_bytes_as_planned():
     body = encode_update(
         Layout.of(model, Cut(space, {"w": 0})), rows, {"row": space.keys(range(20))}
     )
-    assert sum_price_of("plain", Need(500, 20, 12, 1)).bytes_up == len(body)
+    assert sum_price_of("plain", Workload(500, 20, 12, 1)).bytes_up == len(body)
 
 
 @pytest.mark.parametrize("clients", [5, 9])
 def test_clients_of_a_masked_sum_send_and_receive_as_many_bytes_as_planned(clients):
-    price = sum_price_of("secure-dense", Need(30, 3, 8, clients))
+    price = sum_price_of("secure-dense", Workload(30, 3, 8, clients))
     settings = SecAggSettings(bytes(16), clients, 60)
     vectors = {place: np.zeros(60, "<u4") for place in range(clients)}
     opened = run_secagg(settings, vectors, {})
@@ -61,7 +61,7 @@ def test_a_client_of_two_servers_sends_as_many_bytes_as_planned():
     terms = SparseTerms(bytes(16), 2_000, 5, 40, 32, min_clients=1)
     shares = share_rows(terms, np.arange(40), np.ones((40, 5), np.uint32))
     sent = len(shares.public) + sum(map(len, shares.to))
-    assert sum_price_of("secure-sparse", Need(2_000, 40, 20, 10)).bytes_up == sent
+    assert sum_price_of("secure-sparse", Workload(2_000, 40, 20, 10)).bytes_up == sent
 
 
 @pytest.mark.parametrize("cell", SPARSE, ids=lambda cell: f"K={cell['cohort']['num_keys']}")
@@ -85,11 +85,14 @@ def test_a_sketch_is_as_long_and_takes_as_long_as_measured(cell):
 
 @pytest.mark.parametrize("cell", DENSE, ids=lambda cell: f"{cell['entries']} entries")
 def test_a_dense_sum_takes_as_long_as_measured(cell):
-    price = sum_price_of("secure-dense", Need(cell["entries"], 1, 4, cell["clients"]))
+    price = sum_price_of("secure-dense", Workload(cell["entries"], 1, 4, cell["clients"]))
     assert within_twice(price.client_seconds, cell["ours"]["client"])
     assert within_twice(price.seconds_by["server"], cell["ours"]["server"])
 
 
 def test_masked_sums_of_a_million_clients_are_beyond_their_limits():
-    assert [p.way for p in price_sums(Need(10**6, 100, 256, 10**6))] == ["plain", "secure-sparse"]
-    assert "secure-dense" in {price.way for price in price_sums(Need(10**6, 100, 256, 10**4))}
+    assert [p.way for p in price_sums(Workload(10**6, 100, 256, 10**6))] == [
+        "plain",
+        "secure-sparse",
+    ]
+    assert "secure-dense" in {price.way for price in price_sums(Workload(10**6, 100, 256, 10**4))}

@@ -9,8 +9,7 @@ from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.two_server import Batch, terms_of
 from keyhole.planner.calibration import calibrate
 from keyhole.planner.prices import price_all, price_of
-from keyhole.planner.speeds import Machine
-from keyhole.planner.workload import Need
+from keyhole.pricing import Speeds, Workload
 from keyhole.wire.private import table_bytes
 from tests.helpers import ROOT
 
@@ -36,7 +35,7 @@ def size_of(cell):
 @pytest.mark.parametrize("cell", CLIENTS, ids=size_of)
 def test_two_servers_and_their_clients_work_as_long_as_measured(cell):
     one, many = (
-        price_of("pir", Need(cell["num_keys"], cell["keys_per_client"], SLICE_BYTES, cohort))
+        price_of("pir", Workload(cell["num_keys"], cell["keys_per_client"], SLICE_BYTES, cohort))
         for cohort in (1, TOGETHER)
     )
     assert within_twice(1e3 * one.client_seconds, cell["ask"] + cell["open"], cell["num_keys"])
@@ -47,7 +46,7 @@ def test_two_servers_and_their_clients_work_as_long_as_measured(cell):
 
 @pytest.mark.parametrize("cell", TABLES, ids=size_of)
 def test_a_table_with_tags_takes_as_long_to_build_as_measured(cell):
-    need = Need(cell["num_keys"], 1, SLICE_BYTES, 1)
+    need = Workload(cell["num_keys"], 1, SLICE_BYTES, 1)
     planned = price_of("pir", need).building_by["second server"]
     assert within_twice(planned, cell["build_cpu"], cell["num_keys"])
 
@@ -55,13 +54,13 @@ def test_a_table_with_tags_takes_as_long_to_build_as_measured(cell):
 @pytest.mark.parametrize("cell", LATTICES, ids=size_of)
 def test_one_server_answers_as_fast_as_measured(cell):
     """The benchmark measures products alone, without messages."""
-    table, machine = 1e9 * cell["gigabytes"], Machine()
+    table, machine = 1e9 * cell["gigabytes"], Speeds()
     assert within_twice(machine.lwe_seconds(table, 1), cell["one"]["cpu"], cell["num_keys"])
     assert within_twice(machine.lwe_seconds(table, PASS), cell["together"]["cpu"], cell["num_keys"])
 
 
 def test_building_does_not_grow_with_the_cohort_and_answering_has_nothing_else_in_it():
-    few, many = (price_all(Need(10_000, 100, 2_000, cohort)) for cohort in (1, 32 * 100))
+    few, many = (price_all(Workload(10_000, 100, 2_000, cohort)) for cohort in (1, 32 * 100))
     for one, more in zip(few, many, strict=True):
         assert one.building_by == more.building_by
         assert one.server_seconds == pytest.approx(
@@ -78,12 +77,12 @@ def test_a_server_holds_what_planner_and_service_say(num_keys, m):
     placement = Batch.of(terms_of(database, m)).placement
     held = database.rows.nbytes + (placement.members().nbytes if placement else 0)
     assert (placement is None) == (m == 12)
-    assert price_of("pir", Need(num_keys, m, 21, 1)).server_memory == held
+    assert price_of("pir", Workload(num_keys, m, 21, 1)).server_memory == held
     assert table_bytes("two-server", num_keys, 21, m) == held
 
 
 def test_both_servers_work_alike_and_a_larger_cohort_works_more():
-    few, many = (price_of("pir", Need(10_000, 100, 2_000, cohort)) for cohort in (1, 64))
+    few, many = (price_of("pir", Workload(10_000, 100, 2_000, cohort)) for cohort in (1, 64))
     assert few.seconds_by["first server"] == few.seconds_by["second server"]
     assert few.building_by["first server"] == few.building_by["second server"]
     one, more = few.seconds_by["first server"], many.seconds_by["first server"]
@@ -92,7 +91,7 @@ def test_both_servers_work_alike_and_a_larger_cohort_works_more():
 
 
 def test_a_pass_runs_at_the_speed_of_its_size():
-    machine = Machine(scan=10e9, scan_many=40e9, pass_queries=32)
+    machine = Speeds(scan=10e9, scan_many=40e9, pass_queries=32)
     assert machine.scan_seconds(1e9, 1) == pytest.approx(1 / 10)
     assert machine.scan_seconds(1e9, 32) == pytest.approx(32 / 40)
     assert machine.scan_seconds(1e9, 64) == pytest.approx(64 / 40)
@@ -100,12 +99,12 @@ def test_a_pass_runs_at_the_speed_of_its_size():
 
 def test_calibration_measures_and_changes_seconds_but_no_byte():
     machine = calibrate(num_keys=3_000)
-    measured = {name for name, value in vars(machine).items() if value != vars(Machine())[name]}
+    measured = {name for name, value in vars(machine).items() if value != vars(Speeds())[name]}
     given = {"quote_seconds", "pass_queries"}
     only_with_buckets = {"scan_buckets", "scan_buckets_many", "expand"}
     assert vars(machine).keys() - measured <= given | only_with_buckets
     assert all(value > 0 for value in vars(machine).values())
-    need = Need(10_000, 100, 2_000, 50)
+    need = Workload(10_000, 100, 2_000, 50)
     for mine, ours in zip(price_all(need, machine), price_all(need), strict=True):
         assert (mine.bytes_down, mine.bytes_up) == (ours.bytes_down, ours.bytes_up)
         assert (mine.server_seconds == ours.server_seconds) == (mine.way == "broadcast")

@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.aggregation.named import AGGREGATIONS
 from keyhole.planner.sums import price_sums
-from keyhole.planner.workload import Need
+from keyhole.pricing import Workload
 from keyhole.rounds.record import append_records, read_records
 
 # A command that is interrupted, and once more while the process ends. A shell in the background
@@ -45,7 +45,7 @@ def test_dir_shows_the_names_of_packages():
 
 @pytest.mark.xfail(strict=True, reason="the planner's table of sums lacks two of them")
 def test_every_sum_has_a_price():
-    need = Need(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
+    need = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     assert {price.way for price in price_sums(need)} == set(AGGREGATIONS)
 
 

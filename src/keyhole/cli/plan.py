@@ -20,13 +20,13 @@ from rich.table import Table
 
 from keyhole.cli.options import json_option
 from keyhole.delivery.base import DELIVERIES, DeliveryName
-from keyhole.planner.workload import TRUSTS, Need, Trust
+from keyhole.planner.planner import TRUSTS, Trust
+from keyhole.pricing import Workload
 
 if TYPE_CHECKING:
     from keyhole.planner.capacity import Fleet, PartyNeed
     from keyhole.planner.prices import Price
-    from keyhole.planner.speeds import Machine
-    from keyhole.planner.workload import Need
+    from keyhole.pricing import Speeds, Workload
 
 
 _MAX = 10**15
@@ -133,7 +133,7 @@ def fleet_of(options: Mapping[str, Any]) -> Fleet | None:
     return Fleet(**{names.get(name, name): n * scale.get(name, 1) for name, n in given.items()})
 
 
-def show_fleet(need: Need, fleet: Fleet, prices: Sequence[Price]) -> None:
+def show_fleet(need: Workload, fleet: Fleet, prices: Sequence[Price]) -> None:
     """Prints what deliveries and sums take."""
     from keyhole.planner.sums import SUMS, price_sums
 
@@ -146,7 +146,7 @@ def show_fleet(need: Need, fleet: Fleet, prices: Sequence[Price]) -> None:
         click.echo(f"beyond the limits of its messages: {', '.join(beyond)}")
 
 
-def fleet_as_json(need: Need, fleet: Fleet, prices: Sequence[Price]) -> dict[str, Any]:
+def fleet_as_json(need: Workload, fleet: Fleet, prices: Sequence[Price]) -> dict[str, Any]:
     """The same for programs."""
     lines = [*_deliveries(need, fleet, prices), *_sums(need, fleet)]
     needs = [
@@ -163,7 +163,7 @@ def fleet_as_json(need: Need, fleet: Fleet, prices: Sequence[Price]) -> dict[str
 
 
 def _deliveries(
-    need: Need, fleet: Fleet, prices: Sequence[Price]
+    need: Workload, fleet: Fleet, prices: Sequence[Price]
 ) -> Iterator[tuple[str, int, PartyNeed]]:
     """A way, the bytes of a device and what one party needs."""
     from keyhole.planner.capacity import delivery_needs
@@ -173,7 +173,7 @@ def _deliveries(
             yield price.way, price.bytes_total, one
 
 
-def _sums(need: Need, fleet: Fleet) -> Iterator[tuple[str, int, PartyNeed]]:
+def _sums(need: Workload, fleet: Fleet) -> Iterator[tuple[str, int, PartyNeed]]:
     from keyhole.planner.capacity import checkin_need, sum_needs
     from keyhole.planner.sums import price_sums
 
@@ -209,7 +209,7 @@ def _write_number(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
-def _fleet_title(need: Need, fleet: Fleet) -> str:
+def _fleet_title(need: Workload, fleet: Fleet) -> str:
     return (
         f"{write_count(need.cohort)} devices in {fleet.seconds:g} s, each "
         f"{write_count(need.keys_per_client)} of {write_count(need.num_keys)} slices of "
@@ -273,7 +273,7 @@ def plan(
 
     if force and way is None:
         raise click.UsageError("--force goes with --way")
-    need = Need(
+    need = Workload(
         num_keys,
         keys_per_client,
         slice_bytes,
@@ -295,19 +295,19 @@ def plan(
         check_worth(price_of(way, need, machine), price_of("broadcast", need, machine))
 
 
-def _machine(calibrate: bool) -> Machine:
+def _machine(calibrate: bool) -> Speeds:
     """The speeds to reckon with."""
-    from keyhole.planner.speeds import Machine
+    from keyhole.pricing import Speeds
 
     if not calibrate:
-        return Machine()
+        return Speeds()
     from keyhole.planner.calibration import calibrate as measure
 
     return measure()
 
 
 def _as_json(
-    need: Need, machine: Machine, prices: Sequence[Price], chosen: Mapping[Trust, Price]
+    need: Workload, machine: Speeds, prices: Sequence[Price], chosen: Mapping[Trust, Price]
 ) -> dict[str, Any]:
     """Everything for programs."""
     return {
@@ -318,7 +318,7 @@ def _as_json(
     }
 
 
-def _show(need: Need, prices: Sequence[Price], chosen: Mapping[Trust, Price]) -> None:
+def _show(need: Workload, prices: Sequence[Price], chosen: Mapping[Trust, Price]) -> None:
     """Prints everything for people."""
     console = Console()
     for table in (_cost_table(need, prices), _server_table(prices), _trust_table(prices)):
@@ -329,7 +329,7 @@ def _show(need: Need, prices: Sequence[Price], chosen: Mapping[Trust, Price]) ->
         click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}{_write_provided(need, price)}")
 
 
-def _write_provided(need: Need, price: Price) -> str:
+def _write_provided(need: Workload, price: Price) -> str:
     """What a choice comes with, in a few words."""
     if price.basis == "hardware":
         # No attester of real hardware comes with keyhole, only one that simulates it.
@@ -339,7 +339,7 @@ def _write_provided(need: Need, price: Price) -> str:
     return ""
 
 
-def _cost_table(need: Need, prices: Sequence[Price]) -> Table:
+def _cost_table(need: Workload, prices: Sequence[Price]) -> Table:
     """What each way costs; narrow enough for a terminal of 80 columns."""
     table = _numbers(_title(need), "down", "up", "of all", "server CPU", "client CPU")
     whole = prices[0].bytes_total
@@ -390,14 +390,14 @@ def _trust_table(prices: Sequence[Price]) -> Table:
     return table
 
 
-def _title(need: Need) -> str:
+def _title(need: Workload) -> str:
     return (
         f"{_write_clients(need)}, each {write_count(need.keys_per_client)} of "
         f"{write_count(need.num_keys)} slices of {write_bytes(need.slice_bytes)}"
     )
 
 
-def _write_clients(need: Need) -> str:
+def _write_clients(need: Workload) -> str:
     """The cohort, in words."""
     return f"{write_count(need.cohort)} client{'s' if need.cohort > 1 else ''}"
 

@@ -27,19 +27,19 @@ from keyhole.delivery.pir.two_server import Batch, TwoServer, TwoServerAsker, te
 from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway, Relay
 from keyhole.delivery.relay.ohttp import GatewayKey
-from keyhole.planner.speeds import Machine
+from keyhole.pricing import Speeds
 from keyhole.server.rows import gather_rows
 
 _ROUND = bytes(16)
 _SLICE_BYTES = 2_000
 _TURNS = 5
-_MANY = Machine().pass_queries
+_MANY = Speeds().pass_queries
 _REPLIES = 16  # that a server holds together
 _FEW, _FEW_ASKED = 4_000, 33  # the smallest of tables with buckets, and of batches
 _MAX_BUCKETS = 1_299  # of a client with 1,000 keys
 
 
-def calibrate(num_keys: int = 100_000) -> Machine:
+def calibrate(num_keys: int = 100_000) -> Speeds:
     """Measures this machine.
 
     Args:
@@ -61,7 +61,7 @@ def calibrate(num_keys: int = 100_000) -> Machine:
         **_lattice(Database.of(_ROUND, records[: num_keys // 25]), keys),
         **_relay(records, keys[:256]),
     }
-    return Machine(**found, pass_queries=_MANY)
+    return Speeds(**found, pass_queries=_MANY)
 
 
 def _plain(records: NDArray[np.uint8], prg: Prg) -> dict[str, float]:

@@ -23,9 +23,8 @@ from typing import Literal, TypeAlias
 from keyhole.delivery.base import DeliveryName
 from keyhole.errors import InputError
 from keyhole.planner.prices import Price
-from keyhole.planner.speeds import ServiceSpeeds
 from keyhole.planner.sums import SumPrice
-from keyhole.planner.workload import Need
+from keyhole.pricing import ServiceSpeeds, Workload
 
 Resource: TypeAlias = Literal["line", "CPU", "memory"]
 """What a server can run out of."""
@@ -124,7 +123,7 @@ class PartyNeed:
 
 
 def delivery_needs(
-    price: Price, need: Need, fleet: Fleet, speeds: ServiceSpeeds | None = None
+    price: Price, need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = None
 ) -> tuple[PartyNeed, ...]:
     """Returns what each party of a delivery needs to answer a cohort in the time there is.
 
@@ -135,7 +134,7 @@ def delivery_needs(
         speeds: of the service.
 
     >>> from keyhole.planner.prices import price_of
-    >>> need = Need(10**9, 1_000, 256, cohort=10**6)
+    >>> need = Workload(10**9, 1_000, 256, cohort=10**6)
     >>> found = delivery_needs(price_of("pregenerated", need), need, Fleet(seconds=600))
     >>> [(one.party, one.servers, one.first) for one in found]
     [('slice server', 1, 'line')]
@@ -157,7 +156,7 @@ def delivery_needs(
     return tuple(needs)
 
 
-def checkin_need(need: Need, fleet: Fleet, speeds: ServiceSpeeds | None = None) -> PartyNeed:
+def checkin_need(need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = None) -> PartyNeed:
     """Returns what check-ins and manifests take of the one machine that devices ask for a round,
     whatever the delivery; one check-in of each device, so `--again` is to be long.
 
@@ -178,7 +177,7 @@ def checkin_need(need: Need, fleet: Fleet, speeds: ServiceSpeeds | None = None) 
 
 
 def sum_needs(
-    price: SumPrice, need: Need, fleet: Fleet, speeds: ServiceSpeeds | None = None
+    price: SumPrice, need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = None
 ) -> tuple[PartyNeed, ...]:
     """Returns what each party needs that takes updates in and adds them up, as fast as they come.
 

@@ -10,13 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from keyhole.delivery.base import PRIVATE_DELIVERIES, Basis, DeliveryName
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.errors import CostlyError, InputError
 from keyhole.planner.prices import Price, traffic_of
-from keyhole.planner.workload import TRUSTS, Need, Trust
+from keyhole.pricing import Workload
 from keyhole.primitives.layout import Layout, max_keys_of
+
+Trust: TypeAlias = Literal["open", "unlinked", "hidden", "hidden-one-server", "hidden-enclave"]
+"""What a delivery must keep from whom."""
+
+TRUSTS: Mapping[Trust, str] = MappingProxyType(
+    {
+        "open": "a server may learn each client's keys",
+        "unlinked": "nobody learns whose keys are whose",
+        "hidden": "nobody learns a key, if two operators do not work together",
+        "hidden-one-server": "nobody learns a key, by cryptography and with one operator",
+        "hidden-enclave": "nobody learns a key, with one operator and hardware that is trusted",
+    }
+)
+"""Trust -> what it asks for."""
 
 # What a requirement may rest on. Hardware is trusted only where that was asked for by name.
 _BASES: Mapping[Trust, frozenset[Basis]] = MappingProxyType(
@@ -30,7 +45,7 @@ _BASES: Mapping[Trust, frozenset[Basis]] = MappingProxyType(
 )
 
 
-def satisfies(price: Price, trust: Trust, need: Need) -> bool:
+def satisfies(price: Price, trust: Trust, need: Workload) -> bool:
     """Whether a way keeps what is asked for, by what its parties learn and what that rests on.
 
     Somebody's keys are unlinked among many clients only: the keys of a cohort of one are its own.
@@ -56,7 +71,7 @@ def satisfies(price: Price, trust: Trust, need: Need) -> bool:
     return not any(party.keys for party in learned)
 
 
-def best(prices: Iterable[Price], need: Need, trust: Trust = "open") -> Price:
+def best(prices: Iterable[Price], need: Workload, trust: Trust = "open") -> Price:
     """Returns the way with the fewest bytes that satisfies a requirement; of several the one that
     servers compute least for.
 
@@ -70,7 +85,7 @@ def best(prices: Iterable[Price], need: Need, trust: Trust = "open") -> Price:
     Raises:
         InputError: none of the prices satisfies it, or no such requirement.
 
-    >>> need = Need(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
+    >>> need = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> prices = price_all(need)
     >>> [best(prices, need, trust).way for trust in ("unlinked", "hidden", "hidden-one-server")]
     ['relay', 'pir', 'broadcast']
@@ -137,13 +152,13 @@ def break_even(num_keys: int, slice_bytes: int, way: DeliveryName) -> int:
     """
 
     def saves(keys_per_client: int) -> bool:
-        need = Need(num_keys, keys_per_client, slice_bytes, cohort=1)
+        need = Workload(num_keys, keys_per_client, slice_bytes, cohort=1)
         try:
             return traffic_of(way, need).total <= need.table_bytes
         except InputError:  # a limit of the way, since the need is sound
             return False
 
-    Need(num_keys, 1, slice_bytes, cohort=1)  # refuses numbers that make no sense
+    Workload(num_keys, 1, slice_bytes, cohort=1)  # refuses numbers that make no sense
     return _last(saves, num_keys)
 
 
@@ -175,7 +190,7 @@ def check_model_worth(
     for part, records, m in zip(layout.parts, records_of(layout, coding), limit, strict=True):
         table = part.space.num_keys * records.record_bytes
         if 0 < m < part.space.num_keys:
-            need = Need(part.space.num_keys, m, records.record_bytes, cohort=1)
+            need = Workload(part.space.num_keys, m, records.record_bytes, cohort=1)
             sent += traffic_of(way, need).total
         elif m:
             sent += table

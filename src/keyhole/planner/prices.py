@@ -6,7 +6,7 @@ which a relay packs many into one body, are not.
 
 Work: how long servers and clients compute for each way, and what a server holds.
 
-Estimates of one core: speeds of a `Machine` times what is copied, hashed, scanned and enciphered.
+Estimates of one core: speeds of a `Speeds` times what is copied, hashed, scanned and enciphered.
 Sending bytes is not in them, since it follows the bytes.
 
 Prices: what each way of delivery costs in a round, from public numbers alone.
@@ -31,8 +31,7 @@ from keyhole.delivery.pir.two_server import Batch
 from keyhole.delivery.relay.client import BlindClient, TableShape
 from keyhole.delivery.relay.ohttp import KeyConfig
 from keyhole.errors import InputError
-from keyhole.planner.speeds import Machine
-from keyhole.planner.workload import Need
+from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.keyspace import bytes_of_keys
 
 # Of a round with a number of four digits: each digit more is a byte more of every request.
@@ -61,7 +60,7 @@ class Traffic:
         return self.down + self.up
 
 
-def traffic_of(way: DeliveryName, need: Need) -> Traffic:
+def traffic_of(way: DeliveryName, need: Workload) -> Traffic:
     """Returns what a client receives and sends, with what everyone receives.
 
     Raises:
@@ -71,45 +70,45 @@ def traffic_of(way: DeliveryName, need: Need) -> Traffic:
     return Traffic(traffic.down + need.broadcast_bytes, traffic.up)
 
 
-def terms_for(scheme: Scheme, need: Need) -> Terms:
+def terms_for(scheme: Scheme, need: Workload) -> Terms:
     """Terms with the public numbers of a need; names and digests do not change a length."""
     return Terms(
         scheme, bytes(16), need.num_keys, need.slice_bytes, need.keys_per_client, bytes(32)
     )
 
 
-def _broadcast_traffic(need: Need) -> Traffic:
+def _broadcast_traffic(need: Workload) -> Traffic:
     return Traffic(need.table_bytes, 0)
 
 
-def _clear(need: Need) -> Traffic:
+def _clear(need: Workload) -> Traffic:
     return Traffic(need.asked_bytes, bytes_of_keys(need.keys_per_client, need.num_keys))
 
 
-def _relay_traffic(need: Need) -> Traffic:
+def _relay_traffic(need: Workload) -> Traffic:
     shape = TableShape(0, need.num_keys, need.slice_bytes, need.keys_per_client)
     client = BlindClient(KeyConfig(0, bytes(PUBLIC_BYTES)), _ROUND_ID, [shape])
     requests = client.num_requests
     return Traffic(requests * client.reply_bytes(0), requests * client.request_bytes)
 
 
-def _two_server_traffic(need: Need) -> Traffic:
+def _two_server_traffic(need: Workload) -> Traffic:
     terms = terms_for("two-server", need)
     return Traffic(2 * two_server.reply_bytes(terms), 2 * two_server.query_bytes(terms))
 
 
-def _chor_traffic(need: Need) -> Traffic:
+def _chor_traffic(need: Workload) -> Traffic:
     terms = terms_for("chor", need)
     return Traffic(2 * chor.reply_bytes(terms), 2 * chor.query_bytes(terms))
 
 
-def _one_server_traffic(need: Need) -> Traffic:
+def _one_server_traffic(need: Workload) -> Traffic:
     terms = terms_for("one-server", need)
     down = one_server.hint_bytes(terms) + one_server.reply_bytes(terms)
     return Traffic(down, one_server.query_bytes(terms))
 
 
-def _enclave_traffic(need: Need) -> Traffic:
+def _enclave_traffic(need: Workload) -> Traffic:
     terms = EnclaveTerms(
         bytes(16), need.num_keys, need.slice_bytes, need.keys_per_client, bytes(32)
     )
@@ -118,7 +117,7 @@ def _enclave_traffic(need: Need) -> Traffic:
     return Traffic(down, NONCE_BYTES + sealed.request_bytes(terms))
 
 
-_TRAFFIC: Mapping[DeliveryName, Callable[[Need], Traffic]] = MappingProxyType(
+_TRAFFIC: Mapping[DeliveryName, Callable[[Workload], Traffic]] = MappingProxyType(
     {
         "broadcast": _broadcast_traffic,
         "on-demand": _clear,
@@ -154,16 +153,16 @@ class Work:
     is_cacheable: bool = False
 
 
-def work_of(way: DeliveryName, need: Need, machine: Machine) -> Work:
+def work_of(way: DeliveryName, need: Workload, machine: Speeds) -> Work:
     """Returns the work of a way."""
     return _WORK[way](need, machine)
 
 
-def _broadcast_work(need: Need, machine: Machine) -> Work:
+def _broadcast_work(need: Workload, machine: Speeds) -> Work:
     return Work({"server": 0.0}, {}, 0.0, need.table_bytes, 0, is_cacheable=True)
 
 
-def _on_demand(need: Need, machine: Machine) -> Work:
+def _on_demand(need: Workload, machine: Speeds) -> Work:
     made = need.distinct_keys * need.slice_bytes
     copied = made + need.cohort * need.asked_bytes
     return Work(
@@ -171,7 +170,7 @@ def _on_demand(need: Need, machine: Machine) -> Work:
     )
 
 
-def _pregenerated(need: Need, machine: Machine) -> Work:
+def _pregenerated(need: Workload, machine: Speeds) -> Work:
     return Work(
         {"slice server": need.cohort * need.asked_bytes / machine.gather},
         {"slice server": _making(need, machine)},
@@ -182,7 +181,7 @@ def _pregenerated(need: Need, machine: Machine) -> Work:
     )
 
 
-def _relay_work(need: Need, machine: Machine) -> Work:
+def _relay_work(need: Workload, machine: Speeds) -> Work:
     requests = need.cohort * need.keys_per_client
     return Work(
         {
@@ -196,7 +195,7 @@ def _relay_work(need: Need, machine: Machine) -> Work:
     )
 
 
-def _two_server_work(need: Need, machine: Machine) -> Work:
+def _two_server_work(need: Workload, machine: Speeds) -> Work:
     batch = Batch.of(terms_for("two-server", need))
     table, building = rows_bytes(need.num_keys, need.slice_bytes), _tagging(need, machine)
     hashes = members = 0
@@ -212,7 +211,7 @@ def _two_server_work(need: Need, machine: Machine) -> Work:
     return Work(_both(seconds), _both(building), client, table + members, need.num_keys)
 
 
-def _chor_work(need: Need, machine: Machine) -> Work:
+def _chor_work(need: Workload, machine: Speeds) -> Work:
     m, table = need.keys_per_client, rows_bytes(need.num_keys, need.slice_bytes)
     seconds = machine.scan_seconds(table, need.cohort * m) + _replying(need, machine, m)
     client = m * need.num_keys / 8 / machine.aes + _opening(need, machine, m)
@@ -220,7 +219,7 @@ def _chor_work(need: Need, machine: Machine) -> Work:
     return Work(_both(seconds), _both(building), client, table, need.num_keys)
 
 
-def _one_server_work(need: Need, machine: Machine) -> Work:
+def _one_server_work(need: Workload, machine: Speeds) -> Work:
     shape = LweShape.of(terms_for("one-server", need))
     m, table = need.keys_per_client, rows_bytes(need.num_keys, need.slice_bytes)
     building = _tagging(need, machine) + table / machine.lwe_hint
@@ -233,7 +232,7 @@ def _one_server_work(need: Need, machine: Machine) -> Work:
     )
 
 
-def _enclave_work(need: Need, machine: Machine) -> Work:
+def _enclave_work(need: Workload, machine: Speeds) -> Work:
     scanned = need.cohort * need.keys_per_client * need.table_bytes
     return Work(
         {"enclave host": scanned / machine.enclave_scan},
@@ -249,28 +248,28 @@ def _both(seconds: float) -> Mapping[str, float]:
     return {"first server": seconds, "second server": seconds}
 
 
-def _making(need: Need, machine: Machine) -> float:
+def _making(need: Workload, machine: Speeds) -> float:
     """All slices."""
     return need.table_bytes / machine.gather
 
 
-def _tagging(need: Need, machine: Machine) -> float:
+def _tagging(need: Workload, machine: Speeds) -> float:
     """All slices, and a table of them with a tag for each."""
     tags = need.num_keys * machine.tag_seconds + need.table_bytes / machine.tagging
     return _making(need, machine) + tags
 
 
-def _replying(need: Need, machine: Machine, rows: int) -> float:
+def _replying(need: Workload, machine: Speeds, rows: int) -> float:
     """Putting so many rows into the reply of each client, and the check of its frame."""
     return need.cohort * rows * (need.slice_bytes + TAG_BYTES) / machine.reply
 
 
-def _opening(need: Need, machine: Machine, rows: int) -> float:
+def _opening(need: Workload, machine: Speeds, rows: int) -> float:
     """Adding up replies of two servers, and checking tags."""
     return 2 * rows * (need.slice_bytes + TAG_BYTES) / machine.opening
 
 
-_WORK: Mapping[DeliveryName, Callable[[Need, Machine], Work]] = MappingProxyType(
+_WORK: Mapping[DeliveryName, Callable[[Workload, Speeds], Work]] = MappingProxyType(
     {
         "broadcast": _broadcast_work,
         "on-demand": _on_demand,
@@ -328,7 +327,7 @@ class Price:
         return sum(self.seconds_by.values()) + sum(self.building_by.values())
 
 
-def price_all(need: Need, machine: Machine | None = None) -> tuple[Price, ...]:
+def price_all(need: Workload, machine: Speeds | None = None) -> tuple[Price, ...]:
     """Returns the price of every way, in the order of `DELIVERIES`; broadcast is the first.
 
     A way that cannot serve the need, because its messages would grow beyond their limits, is left
@@ -338,7 +337,7 @@ def price_all(need: Need, machine: Machine | None = None) -> tuple[Price, ...]:
         need: the public numbers.
         machine: speeds; None takes those of a machine of ours.
 
-    >>> need = Need(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
+    >>> need = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> prices = {price.way: price for price in price_all(need)}
     >>> prices["broadcast"].bytes_total
     20000000
@@ -349,14 +348,14 @@ def price_all(need: Need, machine: Machine | None = None) -> tuple[Price, ...]:
     return tuple(price for price in prices if price is not None)
 
 
-def price_of(way: DeliveryName, need: Need, machine: Machine | None = None) -> Price:
+def price_of(way: DeliveryName, need: Workload, machine: Speeds | None = None) -> Price:
     """Returns the price of one way.
 
     Raises:
         InputError: the need is beyond what messages of this way can hold.
     """
     traffic, parties = traffic_of(way, need), PARTIES[way]
-    work = work_of(way, need, machine or Machine())
+    work = work_of(way, need, machine or Speeds())
     return Price(
         way=way,
         bytes_down=traffic.down,
@@ -373,7 +372,7 @@ def price_of(way: DeliveryName, need: Need, machine: Machine | None = None) -> P
     )
 
 
-def _price_within_limits(way: DeliveryName, need: Need, machine: Machine | None) -> Price | None:
+def _price_within_limits(way: DeliveryName, need: Workload, machine: Speeds | None) -> Price | None:
     try:
         return price_of(way, need, machine)
     except InputError:  # a need is checked when it is made, so this is a limit of the way

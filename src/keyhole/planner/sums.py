@@ -20,8 +20,7 @@ from keyhole.aggregation.two_servers.sparse import SparseTerms, upload_bytes
 from keyhole.crypto.ring import FixedPoint
 from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import InputError
-from keyhole.planner.speeds import ServiceSpeeds, SumSpeeds
-from keyhole.planner.workload import Need
+from keyhole.pricing import ServiceSpeeds, SumSpeeds, Workload
 
 SumName: TypeAlias = Literal["plain", "secure-dense", "secure-sketch", "secure-sparse"]
 """Ways to add updates up that are priced here."""
@@ -57,10 +56,10 @@ class SumPrice:
     server_memory: int
 
 
-def price_sums(need: Need) -> tuple[SumPrice, ...]:
+def price_sums(need: Workload) -> tuple[SumPrice, ...]:
     """Returns the price of every way to add up whose messages and rings can hold the need.
 
-    >>> need = Need(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
+    >>> need = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> [price.way for price in price_sums(need)]
     ['plain', 'secure-dense', 'secure-sketch', 'secure-sparse']
     """
@@ -73,7 +72,7 @@ def price_sums(need: Need) -> tuple[SumPrice, ...]:
     return tuple(found)
 
 
-def sum_price_of(way: SumName, need: Need) -> SumPrice:
+def sum_price_of(way: SumName, need: Workload) -> SumPrice:
     """Returns the price of one way to add up; one in ten clients drops out on the way.
 
     Raises:
@@ -82,7 +81,7 @@ def sum_price_of(way: SumName, need: Need) -> SumPrice:
     return _PRICES[way](need)
 
 
-def _plain(need: Need) -> SumPrice:
+def _plain(need: Workload) -> SumPrice:
     up = _PLAIN_HEAD + need.keys_per_client * (_KEY + need.slice_bytes)
     added = need.cohort * up / ServiceSpeeds().adding
     # The trainer holds every client's keys, and two sums with the one that is made of them: a sum
@@ -92,11 +91,11 @@ def _plain(need: Need) -> SumPrice:
     return SumPrice("plain", up, 0, 1, {"trainer": added}, 0.0, held)
 
 
-def _secure_dense(need: Need) -> SumPrice:
+def _secure_dense(need: Workload) -> SumPrice:
     return _masked("secure-dense", need, need.num_keys * _width(need), 0.0)
 
 
-def _secure_sketch(need: Need) -> SumPrice:
+def _secure_sketch(need: Workload) -> SumPrice:
     shape = SketchShape(
         need.num_keys, _width(need), need.distinct_keys, bytes(16), max_clients=need.cohort
     )
@@ -104,7 +103,7 @@ def _secure_sketch(need: Need) -> SumPrice:
     return _masked("secure-sketch", need, shape.length, decoded)
 
 
-def _masked(way: SumName, need: Need, length: int, decoding: float) -> SumPrice:
+def _masked(way: SumName, need: Workload, length: int, decoding: float) -> SumPrice:
     """Vectors of so many numbers under masks that cancel, at one server."""
     speeds, clients = SumSpeeds(), need.cohort
     # Two neighbours: limits are checked, and the lists of neighbours are not made.
@@ -129,7 +128,7 @@ def _lengths(members: int, vector: int) -> tuple[int, int]:
     return up, down
 
 
-def _secure_sparse(need: Need) -> SumPrice:
+def _secure_sparse(need: Workload) -> SumPrice:
     FixedPoint(1.0, need.cohort)
     terms = SparseTerms(
         bytes(16), need.num_keys, _width(need), need.keys_per_client, 32, min_clients=1
@@ -150,12 +149,12 @@ def _secure_sparse(need: Need) -> SumPrice:
     )
 
 
-def _width(need: Need) -> int:
+def _width(need: Workload) -> int:
     """Numbers of a row."""
     return -(-need.slice_bytes // _ELEMENT)
 
 
-_PRICES: Mapping[SumName, Callable[[Need], SumPrice]] = MappingProxyType(
+_PRICES: Mapping[SumName, Callable[[Workload], SumPrice]] = MappingProxyType(
     {
         "plain": _plain,
         "secure-dense": _secure_dense,

@@ -14,7 +14,7 @@ from keyhole.experiments.report.privacy import (
     to_markdown,
 )
 from keyhole.planner.prices import traffic_of
-from keyhole.planner.workload import Need
+from keyhole.pricing import Workload
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_lines_hold_the_bytes_of_real_messages(figure, tables):
         lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
         for line, way in zip(lines, LABELS, strict=True):
             m, share = line.get_xdata()[40], line.get_ydata()[40]
-            need = Need(table.num_keys, int(m), table.slice_bytes, 1)
+            need = Workload(table.num_keys, int(m), table.slice_bytes, 1)
             assert share == traffic_of(way, need).total / need.table_bytes
 
 

@@ -31,7 +31,7 @@ from keyhole.experiments.report.style import (
 )
 from keyhole.planner.planner import break_even
 from keyhole.planner.prices import traffic_of
-from keyhole.planner.workload import Need
+from keyhole.pricing import Workload
 
 LABELS: Mapping[DeliveryName, str] = MappingProxyType(
     {
@@ -83,7 +83,7 @@ class SliceTable:
 
     def bytes_of(self, way: DeliveryName, keys_per_client: int) -> int:
         """Both directions, of one client."""
-        need = Need(self.num_keys, keys_per_client, self.slice_bytes, cohort=1)
+        need = Workload(self.num_keys, keys_per_client, self.slice_bytes, cohort=1)
         return traffic_of(way, need).total
 
     def share(self, way: DeliveryName, keys_per_client: int) -> float:

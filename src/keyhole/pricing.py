@@ -1,31 +1,102 @@
-"""Machine: how fast one core does what deliveries are made of.
+"""Describes what ways are priced with: the public numbers of a round, and the speed of one core.
 
-The numbers below are those of `calibration.calibrate` on a 2-core machine of ours (AMD EPYC,
-16 November 2026), which had other work too: medians over eight runs (`tagging`, `ask_seconds`
-and `share_seconds`: four), rounded. Where it cannot measure one, the line says where it comes from.
+`Speeds` holds the numbers of `calibration.calibrate` on a 2-core machine (AMD EPYC, 16 November
+2026), which had other work too: medians over eight runs (`tagging`, `ask_seconds` and
+`share_seconds`: four), rounded. Where it cannot measure one, the line says where it comes from. New
+memory costs page faults: replies are made almost three times as fast in a process that keeps what
+it freed, as the `keyhole` command does. Half of the runs kept it, so speeds lie in between.
 
-New memory costs page faults: replies are made almost three times as fast in a process that keeps
-what it freed, as the `keyhole` command does. Half of the runs kept it, so speeds lie in between.
+`ServiceSpeeds` was measured with `benchmarks/internet_scale.py` on the same machine, over loopback:
+CPU time of `keyhole serve`, rounded. Fetches of `benchmarks/slices.py` cost the same within a
+fifth. A network card and a proxy in front cost something too, which is not here.
 
-Service speeds: what a request costs the slice service beside the work of a delivery.
-
-Measured with `benchmarks/internet_scale.py` on a 2-core machine of ours (AMD EPYC, 16 November
-2026), over loopback, CPU time of `keyhole serve`; rounded. Fetches of `benchmarks/slices.py` cost
-the same within a fifth. A network card and a proxy in front cost something too, which is not here.
-
-Sum speeds: how fast one core does what secure sums are made of.
-
-From `benchmarks/results/secure_sum.json` (AMD EPYC, 16 November 2026) and, for short rows and for
-secrets, from the same code with other numbers; rounded. Tests hold them to that file.
+`SumSpeeds` is from `benchmarks/results/secure_sum.json` and, for short rows and for secrets, from
+the same code with other numbers; rounded. Tests hold them to that file.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from keyhole.errors import InputError
+
+_MAX = 1 << 40  # the limit of the terms of private retrieval
+
 
 @dataclass(frozen=True)
-class Machine:
+class Workload:
+    """What a round asks of a delivery. Nothing in it is private.
+
+    Args:
+        num_keys: K, the slices there are.
+        keys_per_client: m, different keys of one client; private ways pad everyone to it.
+        slice_bytes: of one slice.
+        cohort: N, clients of a round.
+        distinct: different keys that the whole cohort asks for; None takes the most there can be.
+        broadcast_bytes: what everyone receives beside slices, whatever the way.
+
+    Raises:
+        InputError: a number is out of range, or contradicts another.
+
+    >>> Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50).distinct_keys
+    10000
+    """
+
+    num_keys: int
+    keys_per_client: int
+    slice_bytes: int
+    cohort: int
+    distinct: int | None = None
+    broadcast_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        _check("num_keys", self.num_keys, 1, _MAX, "count the slices there are")
+        _check(
+            "keys_per_client",
+            self.keys_per_client,
+            1,
+            self.num_keys,
+            "take no more than num_keys",
+        )
+        _check("slice_bytes", self.slice_bytes, 1, _MAX, "count the bytes of one slice")
+        _check("cohort", self.cohort, 1, _MAX, "count the clients of a round")
+        _check("broadcast_bytes", self.broadcast_bytes, 0, _MAX, "use 0 for none")
+        if self.distinct is not None:
+            fix = "check it against num_keys, keys_per_client and cohort"
+            _check("distinct", self.distinct, self.keys_per_client, self._max_distinct, fix)
+
+    @property
+    def distinct_keys(self) -> int:
+        """Different keys of the cohort."""
+        return self._max_distinct if self.distinct is None else self.distinct
+
+    @property
+    def table_bytes(self) -> int:
+        """All slices."""
+        return self.num_keys * self.slice_bytes
+
+    @property
+    def asked_bytes(self) -> int:
+        """The slices of one client."""
+        return self.keys_per_client * self.slice_bytes
+
+    @property
+    def _max_distinct(self) -> int:
+        return min(self.num_keys, self.cohort * self.keys_per_client)
+
+
+def _check(name: str, value: int, minimum: int, limit: int, fix: str) -> None:
+    if not minimum <= value <= limit:
+        raise InputError(
+            f"{name} is out of range",
+            got=f"{value:,}",
+            allowed=f"{minimum:,}..{limit:,}",
+            fix=fix,
+        )
+
+
+@dataclass(frozen=True)
+class Speeds:
     """Speeds of one core: bytes a second where nothing else is said.
 
     Args:
@@ -115,7 +186,7 @@ class ServiceSpeeds:
     Args:
         request_seconds: for reading the head of a request and answering it, whatever it is about.
         sending: of bodies, from memory into sockets. Enciphering is in it nowhere: see `aes` of
-            `Machine`, which is faster.
+            `Speeds`, which is faster.
         receiving: of updates: read, compared with their check, searched for NaN, written.
         store_seconds: for putting an update on the disk, whatever its length.
         handshake_seconds: for a new connection with TLS 1.3.

@@ -1,9 +1,9 @@
-"""Need: numbers that contradict each other, and what the refusal says."""
+"""Workload: numbers that contradict each other, and what the refusal says."""
 
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.planner.workload import Need
+from keyhole.pricing import Workload
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from keyhole.planner.workload import Need
 )
 def test_numbers_that_contradict_each_other_are_refused(numbers):
     with pytest.raises(InputError, match="out of range"):
-        Need(*numbers)
+        Workload(*numbers)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_numbers_that_contradict_each_other_are_refused(numbers):
 )
 def test_a_refusal_names_other_numbers_than_the_one_it_is_about(numbers, fix):
     with pytest.raises(InputError) as refused:
-        Need(*numbers)
+        Workload(*numbers)
     name, _, rest = str(refused.value).partition(" ")
     assert rest.endswith(fix)
     assert name not in rest
