@@ -25,7 +25,6 @@ class Cell:
         distinct: keys that came out.
         up: bytes of one client, sized from the round before.
         up_cautious: if it were sized from N m and K.
-        up_union: of both phases of the two-phase union, which leaks.
         up_dense: of a vector of all keys.
         clear: of the update as it is.
         encode: of one client, median.
@@ -39,7 +38,6 @@ class Cell:
     distinct: int
     up: int
     up_cautious: int
-    up_union: int
     up_dense: int
     clear: int
     encode: float
@@ -53,11 +51,11 @@ class Cell:
         return []
 
     def __str__(self) -> str:
-        sizes = [self.up, self.up_cautious, self.up_union, self.up_dense, self.clear]
-        up, cautious, union, dense, clear = (f"{size / 1e6:.1f}" for size in sizes)
+        sizes = [self.up, self.up_cautious, self.up_dense, self.clear]
+        up, cautious, dense, clear = (f"{size / 1e6:.1f}" for size in sizes)
         return (
             f"sketch {self.cohort}: {self.distinct} distinct keys; {up} MB up ({cautious} sized"
-            f" from N m, {union} two-phase, {dense} dense, {clear} clear); client encodes in"
+            f" from N m, {dense} dense, {clear} clear); client encodes in"
             f" {1e3 * self.encode:.0f} ms, masks in {self.mask:.2f} s; server adds in"
             f" {self.add:.2f} s, unmasks in {self.unmask:.2f} s, decodes in {self.decode:.2f} s"
         )
@@ -94,7 +92,6 @@ def measure_sketches(cohort: Cohort) -> Cell:
         len(keys),
         spent.up,
         4 * cautious.length,
-        4 * (cohort.num_keys + len(keys) * cohort.width),
         4 * cohort.num_keys * cohort.width,
         cohort.clear_bytes,
         statistics.median(encoded),

@@ -6,21 +6,19 @@ from typing import Literal, TypeAlias, get_args
 
 from keyhole.aggregation.base import Aggregation, Rounding
 from keyhole.aggregation.masked.method import DenseForm, SecureSum, SketchForm
-from keyhole.aggregation.masked.union import UnionSum
 from keyhole.aggregation.plain import dense_at_client, plain
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.errors import InputError
 
 AggregationName: TypeAlias = Literal[
-    "plain", "dense", "secure-dense", "secure-sketch", "secure-sparse", "secure-union"
+    "plain", "dense", "secure-dense", "secure-sketch", "secure-sparse"
 ]
 """How updates are added up: in the clear, sparse or dense; by one server that sees sums alone,
-dense or as a sketch; by two servers that see nothing; and in two phases, which leaks keys of
-clients that drop between them."""
+dense or as a sketch; by two servers that see nothing."""
 
 AGGREGATIONS: tuple[AggregationName, ...] = get_args(AggregationName)
 
-SIGNED: tuple[AggregationName, ...] = ("secure-dense", "secure-sketch", "secure-union")
+SIGNED: tuple[AggregationName, ...] = ("secure-dense", "secure-sketch")
 """Those in which clients can sign which of them are left."""
 
 
@@ -44,7 +42,6 @@ def aggregation_named(
         "secure-dense": SecureSum(DenseForm(), rounding, signed),
         "secure-sketch": SecureSum(SketchForm(), rounding, signed),
         "secure-sparse": TwoServers(rounding),
-        "secure-union": UnionSum(rounding, signed),
     }
     if name not in ways:
         raise InputError(

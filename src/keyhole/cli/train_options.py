@@ -160,7 +160,7 @@ _SUM_OPTIONS = (
     click.option(
         "--signed",
         is_flag=True,
-        help="secure-dense, -sketch, -union: clients sign who is left, so that a server that shows "
+        help="secure-dense, -sketch: clients sign who is left, so that a server that shows "
         "them different lists is caught. One message more each way.",
     ),
     click.option(

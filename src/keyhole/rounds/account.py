@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 
 from keyhole.aggregation.base import Aggregation
 from keyhole.aggregation.masked.method import MIN_CLIENTS, SecureSum, SketchForm, odds_of_failing
-from keyhole.aggregation.masked.union import UnionSum
 from keyhole.aggregation.privacy.accountant import Accountant, Mechanism
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.two_servers.method import TwoServers
@@ -271,7 +270,7 @@ def _min_clients(aggregate: Aggregation) -> int:
     """Below which a sum is not opened, where nobody drops out of it."""
     if isinstance(aggregate, TwoServers):
         return aggregate.min_clients
-    return MIN_CLIENTS if isinstance(aggregate, SecureSum | UnionSum) else 0
+    return MIN_CLIENTS if isinstance(aggregate, SecureSum) else 0
 
 
 def _parts_a_round(privacy: Privacy, cohorts: Cohorts) -> float:
@@ -298,7 +297,7 @@ def _check_cohorts(privacy: Privacy, cohorts: Cohorts, aggregate: Aggregation) -
             fix="ask no more clients than are waited for",
         )
     loses = cohorts.lost_before > 0 or cohorts.lost_after > 0
-    if loses and cohorts.sampling == "poisson" and isinstance(aggregate, SecureSum | UnionSum):
+    if loses and cohorts.sampling == "poisson" and isinstance(aggregate, SecureSum):
         raise InputError(
             "a sum that tells by not being opened who dropped out",
             got="poisson cohorts that lose clients, added up by one server",

@@ -13,7 +13,6 @@ import numpy as np
 
 from keyhole.aggregation.base import Aggregation
 from keyhole.aggregation.masked.method import SecureSum
-from keyhole.aggregation.masked.union import UnionSum
 from keyhole.aggregation.plain import dense_at_client, plain
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
 from keyhole.aggregation.two_servers.method import TwoServers
@@ -138,7 +137,7 @@ class Plan:
     def _check_sums(self, layout: Layout) -> None:
         """Rings that are too small, and promises that cannot be kept, show before the first round
         is made."""
-        if isinstance(self.aggregate, SecureSum | TwoServers | UnionSum):
+        if isinstance(self.aggregate, SecureSum | TwoServers):
             self.aggregate.rounding.for_clients(self.cohorts.asked)
         account = self.account(layout)
         if self.privacy is not None and account is not None:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from keyhole.aggregation.base import Adding, Aggregation, Contribution, Summed, derived
 from keyhole.aggregation.masked.method import SecureSum
-from keyhole.aggregation.masked.union import UnionSum
 from keyhole.aggregation.privacy.clipping import norm_before_rounding
 from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
 from keyhole.aggregation.privacy.gaussian import add_noise, noise_room
@@ -110,7 +109,7 @@ class PrivateSum:
         """Raises InputError where no round of a run could be added up, before one is made."""
         _check_divisor(over)
         ready = self.ready_inner()
-        if isinstance(ready, SecureSum | TwoServers | UnionSum) and self.privacy.clip < inf:
+        if isinstance(ready, SecureSum | TwoServers) and self.privacy.clip < inf:
             step = ready.rounding.for_clients(self.cohorts.asked).rounding
             norm_before_rounding(self.privacy.clip, step, layout.client_size(**keys_per_client))
         if self.privacy.kind == "thresholded":
@@ -134,7 +133,7 @@ class PrivateSum:
             adding, contributions=contributions, over="nothing", with_counts=needs_counts
         )
         summed = self.ready_inner()(inner)
-        is_open = not isinstance(self.inner, SecureSum | TwoServers | UnionSum)
+        is_open = not isinstance(self.inner, SecureSum | TwoServers)
         if is_open and not adding.sent:  # that nobody came must not show either
             summed = replace(summed, rows=tuple(map(no_update, adding.layout.parts)), error=None)
         if summed.rows is None:  # what that tells is charged for: see `account.py`
@@ -153,7 +152,7 @@ class PrivateSum:
     def _limit(self, adding: Adding, one: Contribution) -> float:
         """C, less what rounding to a ring can add."""
         ready = self.ready_inner()
-        if not isinstance(ready, SecureSum | TwoServers | UnionSum) or self.privacy.clip == inf:
+        if not isinstance(ready, SecureSum | TwoServers) or self.privacy.clip == inf:
             return self.privacy.clip
         counts = {name: len(z) for name, z in one.keys.items()}
         entries = adding.layout.client_size(**counts)
@@ -164,7 +163,7 @@ class PrivateSum:
         """The aggregation with a ring that holds clipped updates; of two servers, also the noise
         that they add to their shares themselves. Others have it added to the sum."""
         inner, privacy = self.inner, self.privacy
-        if not isinstance(inner, SecureSum | TwoServers | UnionSum) or privacy.clip == inf:
+        if not isinstance(inner, SecureSum | TwoServers) or privacy.clip == inf:
             return inner
         rounding = replace(inner.rounding, clip=privacy.clip, minimum=max_asked(self.cohorts))
         if not isinstance(inner, TwoServers) or privacy.kind != "all-rows":
