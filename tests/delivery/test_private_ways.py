@@ -140,7 +140,7 @@ def test_an_enclave_that_ends_loses_its_round_and_the_next_one_starts_another(wa
 
 
 def test_ways_name_the_cryptography_that_they_rest_on():
-    rests_on = {"relay": "HPKE", "pir": "AES", "pir-chor": "AES-128", "enclave": "HPKE"}
+    rests_on = {"relay": "HPKE", "pir": "AES", "enclave": "HPKE"}
     for way, word in rests_on.items():
         assert word in PARTIES[way].assumption
 

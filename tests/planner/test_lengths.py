@@ -10,7 +10,7 @@ from keyhole.delivery.clear import broadcast, on_demand, pregenerated
 from keyhole.delivery.enclave import evidence as enclave_terms
 from keyhole.delivery.enclave import sealed
 from keyhole.delivery.enclave.evidence import NONCE_BYTES, Evidence
-from keyhole.delivery.pir import chor, one_server, two_server
+from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway
@@ -44,14 +44,10 @@ def pir_traffic(way, num_keys, m, slice_bytes):
         server = one_server.OneServer.of(database, m)
         servers, hint = [server], server.hint
         asker = one_server.OneServerAsker(server.terms, hint)
-    elif way == "pir":
+    else:
         terms = two_server.terms_of(database, m)
         servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
         asker = two_server.TwoServerAsker(terms)
-    else:
-        terms = chor.terms_of(database, m)
-        servers = [chor.ChorServer(database, terms, place) for place in (0, 1)]
-        asker = chor.ChorAsker(terms)
     question = asker.ask(keys_of(num_keys, max(1, m // 2)))
     sent = question.messages()
     replies = [server.answer_many([one])[0] for server, one in zip(servers, sent, strict=True)]
@@ -60,7 +56,7 @@ def pir_traffic(way, num_keys, m, slice_bytes):
 
 
 @pytest.mark.parametrize(("num_keys", "m", "slice_bytes"), SHAPES)
-@pytest.mark.parametrize("way", ["pir", "pir-chor", "pir-one-server"])
+@pytest.mark.parametrize("way", ["pir", "pir-one-server"])
 def test_retrieval_is_priced_as_long_as_its_messages_are(way, num_keys, m, slice_bytes):
     priced = traffic_of(way, Workload(num_keys, m, slice_bytes, cohort=1))
     assert (priced.down, priced.up) == pir_traffic(way, num_keys, m, slice_bytes)

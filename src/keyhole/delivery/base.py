@@ -106,7 +106,6 @@ DeliveryName: TypeAlias = Literal[
     "pregenerated",
     "relay",
     "pir",
-    "pir-chor",
     "pir-one-server",
     "enclave",
 ]
@@ -119,7 +118,7 @@ PRIVATE_DELIVERIES: tuple[DeliveryName, ...] = DELIVERIES[3:]
 """Those that keep something from somebody, and ask for slices all the same."""
 
 PIR_SCHEMES: Mapping[DeliveryName, Scheme] = MappingProxyType(
-    {"pir": "two-server", "pir-chor": "chor", "pir-one-server": "one-server"}
+    {"pir": "two-server", "pir-one-server": "one-server"}
 )
 """Way -> its scheme of private information retrieval; the other ways have none."""
 
@@ -175,11 +174,6 @@ PARTIES: Mapping[DeliveryName, Parties] = MappingProxyType(
             _TWO_SERVERS,
             "no collusion",
             "The two servers do not work together; AES under a fixed key hides seeds.",
-        ),
-        "pir-chor": Parties(
-            _TWO_SERVERS,
-            "no collusion",
-            "The two servers do not work together; AES-128 in counter mode is pseudo-random.",
         ),
         "pir-one-server": Parties(
             MappingProxyType({"server": WHO_TAKES_PART}),

@@ -37,7 +37,6 @@ _REQUESTS: Mapping[DeliveryName, int] = MappingProxyType(
         "pregenerated": 1,
         "relay": 1,
         "pir": 2,
-        "pir-chor": 2,
         "pir-one-server": 3,
         "enclave": 2,
     }
@@ -140,7 +139,7 @@ def delivery_needs(
     [('slice server', 1, 'line')]
     """
     needs = []
-    servers = len(price.seconds_by) if price.way in ("pir", "pir-chor") else 1
+    servers = len(price.seconds_by) if price.way == "pir" else 1
     for party, work in price.seconds_by.items():
         load = _Load(
             out=need.cohort * price.bytes_down // servers,

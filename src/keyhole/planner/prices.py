@@ -24,7 +24,7 @@ from keyhole.crypto.hpke import PUBLIC_BYTES
 from keyhole.delivery.base import DELIVERIES, PARTIES, Basis, DeliveryName, Learned
 from keyhole.delivery.enclave import sealed
 from keyhole.delivery.enclave.evidence import NONCE_BYTES, EnclaveTerms, Evidence
-from keyhole.delivery.pir import chor, one_server, two_server
+from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import TAG_BYTES, Scheme, Terms, rows_bytes
 from keyhole.delivery.pir.lwe import DIMENSION, WORD_BYTES, LweShape
 from keyhole.delivery.pir.two_server import Batch
@@ -97,11 +97,6 @@ def _two_server_traffic(need: Workload) -> Traffic:
     return Traffic(2 * two_server.reply_bytes(terms), 2 * two_server.query_bytes(terms))
 
 
-def _chor_traffic(need: Workload) -> Traffic:
-    terms = terms_for("chor", need)
-    return Traffic(2 * chor.reply_bytes(terms), 2 * chor.query_bytes(terms))
-
-
 def _one_server_traffic(need: Workload) -> Traffic:
     terms = terms_for("one-server", need)
     down = one_server.hint_bytes(terms) + one_server.reply_bytes(terms)
@@ -124,7 +119,6 @@ _TRAFFIC: Mapping[DeliveryName, Callable[[Workload], Traffic]] = MappingProxyTyp
         "pregenerated": _clear,
         "relay": _relay_traffic,
         "pir": _two_server_traffic,
-        "pir-chor": _chor_traffic,
         "pir-one-server": _one_server_traffic,
         "enclave": _enclave_traffic,
     }
@@ -211,14 +205,6 @@ def _two_server_work(need: Workload, machine: Speeds) -> Work:
     return Work(_both(seconds), _both(building), client, table + members, need.num_keys)
 
 
-def _chor_work(need: Workload, machine: Speeds) -> Work:
-    m, table = need.keys_per_client, rows_bytes(need.num_keys, need.slice_bytes)
-    seconds = machine.scan_seconds(table, need.cohort * m) + _replying(need, machine, m)
-    client = m * need.num_keys / 8 / machine.aes + _opening(need, machine, m)
-    building = _tagging(need, machine)
-    return Work(_both(seconds), _both(building), client, table, need.num_keys)
-
-
 def _one_server_work(need: Workload, machine: Speeds) -> Work:
     shape = LweShape.of(terms_for("one-server", need))
     m, table = need.keys_per_client, rows_bytes(need.num_keys, need.slice_bytes)
@@ -276,7 +262,6 @@ _WORK: Mapping[DeliveryName, Callable[[Workload, Speeds], Work]] = MappingProxyT
         "pregenerated": _pregenerated,
         "relay": _relay_work,
         "pir": _two_server_work,
-        "pir-chor": _chor_work,
         "pir-one-server": _one_server_work,
         "enclave": _enclave_work,
     }

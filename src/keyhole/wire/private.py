@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from keyhole.delivery.pir import chor, one_server, two_server
+from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database, Scheme, Terms, name_of_round, rows_bytes
 from keyhole.delivery.pir.messages import MAX_QUERIES, Answerer, Asker
 from keyhole.delivery.pir.two_server import Batch
@@ -171,10 +171,6 @@ def serve(role: Role, database: Database, max_keys: int, max_queries: int) -> Op
         terms = one_server.terms_of(database, max_keys, hint)
         one = one_server.OneServer(database, terms, hint, max_queries)
         return Opened(one, lengths_of(terms), hint)
-    if role.scheme == "chor":
-        terms = chor.terms_of(database, max_keys)
-        other = chor.ChorServer(database, terms, role.server, max_queries)
-        return Opened(other, lengths_of(terms))
     terms = two_server.terms_of(database, max_keys)
     two = two_server.TwoServer(database, terms, role.server, max_queries)
     return Opened(two, lengths_of(terms))
@@ -185,8 +181,7 @@ def lengths_of(terms: Terms) -> Lengths:
     if terms.scheme == "one-server":
         query, reply = one_server.query_bytes(terms), one_server.reply_bytes(terms)
         return Lengths(query, reply, one_server.hint_bytes(terms))
-    module = chor if terms.scheme == "chor" else two_server
-    return Lengths(module.query_bytes(terms), module.reply_bytes(terms))
+    return Lengths(two_server.query_bytes(terms), two_server.reply_bytes(terms))
 
 
 def open_asker(terms: Terms, hint: bytes | memoryview = b"") -> Asker:
@@ -197,8 +192,6 @@ def open_asker(terms: Terms, hint: bytes | memoryview = b"") -> Asker:
     """
     if terms.scheme == "one-server":
         return one_server.OneServerAsker(terms, bytes(hint))
-    if terms.scheme == "chor":
-        return chor.ChorAsker(terms)
     return two_server.TwoServerAsker(terms)
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir import chor, one_server, two_server
+from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database, Terms, name_of_round
 from keyhole.delivery.pir.messages import Answerer, Asker
 from keyhole.delivery.pir.two_server import Batch
@@ -65,13 +65,6 @@ class Table:
         return question.open(self.replies(question.messages()))
 
 
-def chor_zero_bits(terms):
-    """Behind the last key, in the last byte of every set; a nonce stands before them."""
-    length = 8 * -(-terms.num_keys // 8)
-    spare = range(terms.num_keys, length)
-    return [128 + slot * length + at for slot in range(terms.max_keys) for at in spare]
-
-
 def two_server_zero_bits(terms):
     """The control bits of seed corrections, which travel elsewhere; what fills the last byte of the
     control bits; and, if a tree is a single leaf, what lies in it behind the last point."""
@@ -90,24 +83,12 @@ def two_server_zero_bits(terms):
         start += leaf * count
 
 
-def chor_servers(database, max_keys):
-    terms = chor.terms_of(database, max_keys)
-    return tuple(chor.ChorServer(database, terms, number) for number in (0, 1))
-
-
 def two_servers(database, max_keys):
     terms = two_server.terms_of(database, max_keys)
     return tuple(two_server.TwoServer(database, terms, number) for number in (0, 1))
 
 
 SCHEMES = {
-    "chor": Scheme(
-        chor,
-        chor_servers,
-        lambda terms, _: chor.ChorAsker(terms),
-        chor_zero_bits,
-        101,
-    ),
     "one-server": Scheme(
         one_server,
         lambda database, max_keys: (one_server.OneServer.of(database, max_keys),),

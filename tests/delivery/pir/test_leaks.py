@@ -20,7 +20,7 @@ from tests.delivery.pir.schemes import BATCHED, PAIRS, SCHEMES, seeded, small_ta
 from tests.helpers import ROOT
 
 scheme = pytest.mark.parametrize("scheme", SCHEMES)
-PRIVATE = str(ROOT / "src" / "keyhole" / "private")
+PRIVATE = tuple(str(ROOT / "src" / "keyhole" / folder) for folder in ("crypto", "delivery"))
 
 QUERIES = 400  # of each kind
 SHAPE = (3, 2)  # bytes of a record, keys of a query
@@ -35,8 +35,8 @@ worlds = pytest.mark.parametrize("world", WORLDS)
 
 
 def work_of(server, message):
-    """Every line of `private/` that a server executes for a query, in order, and the shape of every
-    array that one function hands to the next."""
+    """Every line of `crypto/` and `delivery/` that a server executes for a query, in order, and the
+    shape of every array that one function hands to the next."""
     lines = []
 
     def watch(frame, event, _):

@@ -239,7 +239,7 @@ def test_terms_are_the_same_however_they_are_made(one_slice):
 
 def test_terms_of_another_scheme_are_refused(one_slice):
     _, server, _ = one_slice
-    terms = replace(server.terms, scheme="chor")
+    terms = replace(server.terms, scheme="two-server")
     with pytest.raises(InputError):
         OneServerAsker(terms, server.hint)
     with pytest.raises(InputError):

@@ -16,7 +16,7 @@ from keyhole.device.take_part import Participant, take_part
 from keyhole.errors import KeySpaceError, NotFoundError, ServiceError, StaleError
 from keyhole.service.access import Access, Keyring
 from keyhole.wire.assignment import Pace, admit
-from keyhole.wire.private import Role, lengths_of
+from keyhole.wire.private import lengths_of
 from tests.helpers import LAYOUTS, assert_trees_equal, zeros
 from tests.service.pir.pair import ONE, pair, second_device
 
@@ -72,23 +72,18 @@ def test_coded_slices_are_fetched_alike(both, fetch, kind):
     assert_trees_equal(found.model, plain.model)
 
 
-@pytest.mark.parametrize("scheme", ["chor", "one-server"])
-def test_other_schemes_fetch_alike(tmp_path, scheme):
-    roles = ONE if scheme == "one-server" else (Role("chor", 0), Role("chor", 1))
+def test_one_server_fetches_alike(tmp_path):
     layout = LAYOUTS["one parameter cut twice"]
-    with pair(tmp_path, roles) as both, both.device() as device:
+    with pair(tmp_path, ONE) as both, both.device() as device:
         state = published(both, layout)
-        fetch = OneServerFetch() if len(roles) == 1 else both.fetch(scheme="chor")
+        fetch = OneServerFetch()
         plain = device.fetch(state.published.id, keys_of(layout))
         for seed in (0, 1):
             plain = device.fetch(state.published.id, keys_of(layout, seed=seed))
             found = fetch(device, state.published.id, keys_of(layout, seed=seed))
             assert_trees_equal(found.model, plain.model)
-        if len(roles) == 1:  # a hint is fetched once a round
-            hints = [path for _, path, *_ in both.recorders[0].seen if path.endswith("/hint")]
-            assert len(hints) == len(set(hints)) == 3
-        else:
-            fetch.second.close()
+        hints = [path for _, path, *_ in both.recorders[0].seen if path.endswith("/hint")]
+        assert len(hints) == len(set(hints)) == 3  # once a round
 
 
 def test_a_table_of_which_every_client_may_take_all_is_downloaded_whole(both, fetch):

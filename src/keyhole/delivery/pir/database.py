@@ -8,10 +8,12 @@ Terms and tables that fit each other: checked when a client or a server is made.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b, sha256
-from typing import Literal, TypeAlias, get_args
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ from keyhole.arrays import KeyArray
 from keyhole.crypto.codec import read_facts
 from keyhole.errors import InputError, ShapeError
 
-Scheme: TypeAlias = Literal["chor", "one-server", "two-server"]
+Scheme: TypeAlias = Literal["one-server", "two-server"]
 """How slices are retrieved."""
 
 TAG_BYTES = 16
@@ -28,7 +30,7 @@ TAG_BYTES = 16
 
 _MAGIC = b"KHT1"
 _FORM = struct.Struct("<4sB3x16sQQQ32s")
-_SCHEMES = get_args(Scheme)
+_SCHEMES: Mapping[Scheme, int] = MappingProxyType({"one-server": 1, "two-server": 2})
 _MAX = 1 << 40  # of keys, and of bytes of a record: beyond what anybody can scan
 
 
@@ -84,7 +86,7 @@ class Terms:
         """Returns the terms as a client fetches them."""
         return _FORM.pack(
             _MAGIC,
-            _SCHEMES.index(self.scheme),
+            _SCHEMES[self.scheme],
             self.round,
             self.num_keys,
             self.record_bytes,
@@ -104,7 +106,8 @@ class Terms:
 
 def _unpack(data: bytes) -> Terms:
     _, scheme, *rest = _FORM.unpack(data)
-    return Terms(_SCHEMES[scheme], *rest)
+    names = [name for name, number in _SCHEMES.items() if number == scheme]
+    return Terms(names[0], *rest)
 
 
 def _bad(got: str) -> InputError:

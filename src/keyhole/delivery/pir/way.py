@@ -9,13 +9,12 @@ from types import ModuleType
 from keyhole.arrays import ClientId, KeyArray
 from keyhole.delivery.base import PARTIES, PIR_SCHEMES, Learned
 from keyhole.delivery.exchange import PrivateTable, Tally
-from keyhole.delivery.pir import chor, one_server, two_server
+from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database, Scheme, Terms, name_of_round
 from keyhole.delivery.pir.messages import Answerer, Asker, Retrieved
 
 _MODULES: Mapping[Scheme, ModuleType] = {
     "two-server": two_server,
-    "chor": chor,
     "one-server": one_server,
 }
 _MAX_HELD = 512 << 20  # bytes of messages of all clients that are answered together
@@ -63,10 +62,6 @@ class Pir:
             server = one_server.OneServer.of(database, table.max_keys)
             asker = one_server.OneServerAsker(server.terms, server.hint)
             return asker, [server], len(server.hint)
-        if self.scheme == "chor":
-            terms = chor.terms_of(database, table.max_keys)
-            servers = [chor.ChorServer(database, terms, place) for place in (0, 1)]
-            return chor.ChorAsker(terms), [*servers], 0
         terms = two_server.terms_of(database, table.max_keys)
         both = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
         return two_server.TwoServerAsker(terms), [*both], 0

@@ -39,7 +39,6 @@ LABELS: Mapping[DeliveryName, str] = MappingProxyType(
         "enclave": "enclave",
         "relay": "relay",
         "pir": "PIR, two servers",
-        "pir-chor": "PIR, two servers, Chor 1995",
         "pir-one-server": "PIR, one server",
     }
 )
@@ -182,7 +181,7 @@ _MARKS = 6  # on one line
 _LOWEST = 5e-7  # a key of a million
 _HIGHEST = 30.0  # times broadcast: beyond it there is nothing to choose
 _NOTED: Mapping[DeliveryName, str] = MappingProxyType(
-    {"pir": "two servers", "pir-chor": "Chor", "pir-one-server": "one server"}
+    {"pir": "two servers", "pir-one-server": "one server"}
 )
 _INK = "#333333"
 

@@ -1,10 +1,10 @@
-"""Private retrieval as it began: random sets of rows (Chor, Goldreich, Kushilevitz and Sudan, FOCS
-1995).
+"""Retrieves as it was first done, by random sets of rows (Chor, Goldreich, Kushilevitz and Sudan,
+FOCS 1995).
 
 For each key, server 0 gets a uniformly random set of rows, as one bit a row, and server 1 the same
 set with the key's row put in or taken out. Each XORs the rows of its set; the XOR of both replies
-is the row. It is the plain baseline and what the others are tested against: a query grows with the
-table.
+is the row. It is what the two-server scheme is tested against, under the same terms: a query grows
+with the table, so it is no delivery.
 
 Hidden: which keys a client asks for and how many, from each server, if both servers do not collude
 and AES-128 in counter mode is pseudo-random: a set alone is a stretch of the stream of a `Prg`. (In
@@ -43,7 +43,7 @@ _NONCE_BYTES = 16
 
 def terms_of(database: Database, max_keys: int) -> Terms:
     """Returns the terms of a table; `max_keys` beyond its rows are as many as it has."""
-    return plain_terms("chor", database, max_keys)
+    return plain_terms("two-server", database, max_keys)
 
 
 def query_bytes(terms: Terms) -> int:
@@ -67,7 +67,7 @@ class ChorAsker:
     """
 
     def __init__(self, terms: Terms) -> None:
-        check_scheme(terms, "chor")
+        check_scheme(terms, "two-server")
         self.terms = terms
 
     def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
@@ -103,7 +103,7 @@ class ChorServer:
     def __init__(
         self, database: Database, terms: Terms, server: int, max_queries: int = MAX_QUERIES
     ) -> None:
-        check_server("chor", database, terms, server)
+        check_server("two-server", database, terms, server)
         self.terms = terms
         self._rows = database.rows
         self._server = server
