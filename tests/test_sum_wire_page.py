@@ -26,12 +26,12 @@ from keyhole.service.sum_peers import PeerLine
 from keyhole.service.sum_routes import AggregatorApp, Keyrings, SumRoutes
 from keyhole.service.sum_settings import AggregatorSettings, upload_bytes_of
 from keyhole.service.sums import SumFiles
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sums import (
     Closing,
     Failure,
-    Opening,
     Summaries,
+    SumOpening,
     SumPhase,
     SumStatus,
     peer_name,
@@ -172,7 +172,7 @@ class Service:
     def __init__(self, directory, party):
         rings = [Keyring((bytes([n]) * 32,)) for n in (1, 2, 3)]
         self.rings = dict(zip(("device", "trainer", "peer"), rings, strict=True))
-        peer = PeerLine(Client("http://127.0.0.1:9"), rings[2], party)
+        peer = PeerLine(HttpClient("http://127.0.0.1:9"), rings[2], party)
         files, settings = SumFiles(directory), AggregatorSettings(party)
         self.app = AggregatorApp(files, settings, Keyrings(*rings), peer, clock=lambda: NOW)
 
@@ -283,7 +283,7 @@ def test_every_route_phase_and_name_of_an_aggregator_is_on_the_page():
     assert len(re.findall(r"^(?:GET|POST) +/v1/sums", AGGREGATORS, re.M)) == len(routes)
     for phase in get_args(SumPhase):
         assert f"`{phase}`" in AGGREGATORS
-    for message in (Opening, Closing, Failure, SumStatus, Summaries):
+    for message in (SumOpening, Closing, Failure, SumStatus, Summaries):
         for name in message.__struct_fields__:
             assert re.search(rf"[`\"]{name}[`\"]", AGGREGATORS), name
     assert all(f"`{peer_name(party)}`" in AGGREGATORS for party in (0, 1))

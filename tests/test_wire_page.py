@@ -18,7 +18,7 @@ from keyhole.delivery.pir.two_server import Batch
 from keyhole.server.checksums import sum_records
 from keyhole.service import gateway as gateway_routes
 from keyhole.service import relay
-from keyhole.service.access import Claims
+from keyhole.service.access import TokenClaims
 from keyhole.service.app import UpdateRoutes
 from keyhole.service.private_routes import PirRoutes
 from keyhole.service.slice_routes import SliceRoutes
@@ -78,7 +78,7 @@ def test_every_route_is_on_the_page():
 
 
 @pytest.mark.parametrize(
-    "message", [Manifest, TableInfo, FieldInfo, SegmentInfo, SpaceInfo, Claims]
+    "message", [Manifest, TableInfo, FieldInfo, SegmentInfo, SpaceInfo, TokenClaims]
 )
 def test_every_name_of_a_message_is_on_the_page(message):
     for name in message.__struct_fields__:

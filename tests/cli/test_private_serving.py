@@ -23,7 +23,7 @@ from keyhole.service.gateway import gateway_routes
 from keyhole.service.publishing import Publisher
 from keyhole.service.relay import GatewayLine, Mix, RelayApp
 from keyhole.service.transport import serving
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
 from tests.helpers import LAYOUTS, LONG, assert_trees_equal
 from tests.service.memory_rounds import MemoryRounds
@@ -118,7 +118,7 @@ def services_for(delivery, directory):
     if delivery == "relay":
         key = GatewayKey.fresh()
         with small_service(directory, extra=lambda r: [gateway_routes(r, [key])]) as made:
-            line = GatewayLine(Client(made.url, retry=Retry(attempts=1)), None, 1 << 20)
+            line = GatewayLine(HttpClient(made.url, retry=Retry(attempts=1)), None, 1 << 20)
             with closing(line), serving(RelayApp(line, mix=Mix(seconds=0.0))) as url:
                 yield made, ["--relay", url]
         return

@@ -14,7 +14,7 @@ from keyhole.errors import (
     ServiceError,
     TooLateError,
 )
-from keyhole.wire.http import Client, refusal_of
+from keyhole.wire.http import HttpClient, refusal_of
 from keyhole.wire.sockets import Clock, Retry
 from tests.service.clients import BODY, client_of, get, rest, send
 from tests.service.scripted import HEAD, answer, refusal, scripted
@@ -299,7 +299,7 @@ def test_a_refusal_before_the_body_was_read_is_understood():
 
     thread = threading.Thread(target=refuse)
     thread.start()
-    client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", retry=Retry(attempts=1))
+    client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}", retry=Retry(attempts=1))
     with pytest.raises(InputError, match="refused"):
         send(client, bytes(8_000_000))
     client.close()

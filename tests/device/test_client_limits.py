@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from keyhole.errors import ServiceError
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry, Timeouts
 from tests.helpers import LONG
 from tests.service.clients import BODY, client_of, get, rest, send
@@ -83,7 +83,7 @@ DRIPS = pytest.mark.parametrize(
 @DRIPS
 def test_a_head_that_never_ends_is_given_up_in_time(first, drop):
     with talking(drip(first, drop=drop)) as url:
-        client = Client(url, retry=Retry(1), timeouts=Timeouts(60, 0.3))
+        client = HttpClient(url, retry=Retry(1), timeouts=Timeouts(60, 0.3))
         with pytest.raises(ServiceError, match="no answer in time"):
             get(client)
 
@@ -92,7 +92,7 @@ def test_a_head_that_never_ends_is_given_up_in_time(first, drop):
 def test_a_stop_ends_the_wait_for_a_head(first, drop):
     stop = threading.Event()
     with talking(drip(first, drop=drop, on_drop=lambda n: n == 3 and stop.set())) as url:
-        client = Client(url, retry=Retry(9), timeouts=Timeouts(60, 60), stop=stop)
+        client = HttpClient(url, retry=Retry(9), timeouts=Timeouts(60, 60), stop=stop)
         with pytest.raises(ServiceError, match="stopped"):
             get(client)
 
@@ -105,7 +105,7 @@ def test_a_stop_ends_the_wait_for_a_silent_service():
         connection.recv(1)
 
     with talking(silent) as url:
-        client = Client(url, retry=Retry(9), timeouts=Timeouts(60, 60), stop=stop)
+        client = HttpClient(url, retry=Retry(9), timeouts=Timeouts(60, 60), stop=stop)
         with pytest.raises(ServiceError, match="stopped"):
             get(client)
 
@@ -123,7 +123,7 @@ def test_a_line_that_is_slow_all_the_way_to_the_service_may_take_its_time(by_han
         connection.sendall(answer(201))
 
     with talking(read_slowly) as url:
-        client = Client(url, retry=Retry(1), timeouts=Timeouts(60, 0.5))
+        client = HttpClient(url, retry=Retry(1), timeouts=Timeouts(60, 0.5))
         assert send(client, body) == 201
         assert by_hand.now > 0.5  # else nothing is shown
         client.close()

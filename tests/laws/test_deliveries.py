@@ -26,7 +26,7 @@ from keyhole.service.on_demand import OnDemandRounds
 from keyhole.service.private_routes import pir_routes
 from keyhole.service.relay import GatewayLine, Mix, RelayApp
 from keyhole.service.transport import serving
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.private import ROLES, PirSettings
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, read
 from tests.service.small_service import random_state, small_service
@@ -62,9 +62,9 @@ class World:
             url = stack.enter_context(serving(App(self.files.rounds, extra_routes=more)))
             return stack.enter_context(Device(url))
 
-        line = GatewayLine(Client(self.files.url), None, 1 << 26)
+        line = GatewayLine(HttpClient(self.files.url), None, 1 << 26)
         relay = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
-        near = Client(stack.enter_context(serving(relay)))
+        near = HttpClient(stack.enter_context(serving(relay)))
         self.relayed = RelayedFetch(stack.enter_context(closing(near)))
         self.pir, self.alone = PirFetch(other("1")), other("one")
         self.one_server = OneServerFetch()

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry
 from tests.service.scripted import answer
 
@@ -12,7 +12,7 @@ def client_of(script, **options):
     waits = []
     clock = Clock(sleep=waits.append)
     options = {"retry": Retry(attempts=4, seed=1), "clock": clock, **options}
-    client = Client(f"http://127.0.0.1:{script.port}", **options)
+    client = HttpClient(f"http://127.0.0.1:{script.port}", **options)
     client.waits = waits
     try:
         yield client

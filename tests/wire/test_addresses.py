@@ -3,7 +3,7 @@
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Certificate
 
 
@@ -28,20 +28,20 @@ from keyhole.wire.sockets import Certificate
 )
 def test_what_is_no_url_of_a_service_is_refused(url):
     with pytest.raises(InputError, match="not the URL"):
-        Client(url)
+        HttpClient(url)
 
 
 def test_plain_http_stays_on_this_machine_unless_told():
     for url in ("http://127.0.0.1:80", "http://localhost", "http://[::1]:8"):
-        Client(url)
+        HttpClient(url)
     with pytest.raises(InputError, match=r"in the clear.*pass --insecure"):
-        Client("http://192.0.2.1")
-    Client("http://192.0.2.1", insecure=True)
+        HttpClient("http://192.0.2.1")
+    HttpClient("http://192.0.2.1", insecure=True)
 
 
 def test_certificates_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "ca.pem").write_text("no certificate")
     with pytest.raises(InputError, match="certificate cannot be read"):
-        Client("https://h", ca=tmp_path / "ca.pem")
+        HttpClient("https://h", ca=tmp_path / "ca.pem")
     with pytest.raises(InputError, match="certificate cannot be read"):
-        Client("https://h", certificate=Certificate(tmp_path / "a", tmp_path / "b"))
+        HttpClient("https://h", certificate=Certificate(tmp_path / "a", tmp_path / "b"))

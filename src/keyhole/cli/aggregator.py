@@ -90,7 +90,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
     from keyhole.service.sum_routes import AggregatorApp, Keyrings
     from keyhole.service.sum_settings import AggregatorSettings
     from keyhole.service.sums import SumFiles
-    from keyhole.wire.http import Client
+    from keyhole.wire.http import HttpClient
     from keyhole.wire.sockets import Certificate, Retry
 
     if (options["peer_cert"] is None) != (options["peer_cert_key"] is None):
@@ -106,7 +106,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
         max_table=options["max_table_mb"] << 20,
         max_upload=body,
     )
-    client = Client(
+    client = HttpClient(
         options["peer"],
         ca=options["peer_ca"],
         certificate=shown,

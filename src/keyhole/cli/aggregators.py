@@ -117,11 +117,11 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
         stop: ends waiting.
     """
     from keyhole.service.sum_services import SumClient, SumServices
-    from keyhole.wire.http import Client
+    from keyhole.wire.http import HttpClient
 
     first, second = (
         SumClient(
-            Client(
+            HttpClient(
                 url,
                 ca=options["aggregator_ca"],
                 stop=stop,

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from keyhole.cli.screen import import_shown
-from keyhole.data.cache import Manifest, cache_root, find_imported, read_manifest
+from keyhole.data.cache import DatasetManifest, cache_root, find_imported, read_manifest
 from keyhole.data.open import SHARED, data_folder, find_current, find_dataset, list_datasets, verify
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -97,7 +97,7 @@ def _shared_files() -> list[dict[str, Any]]:
     ]
 
 
-def _summary(manifest: Manifest) -> dict[str, Any]:
+def _summary(manifest: DatasetManifest) -> dict[str, Any]:
     return {
         "name": manifest.name,
         "kind": manifest.kind,
@@ -108,7 +108,7 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _overview(imported: list[Manifest], waiting: list[dict[str, Any]]) -> Table:
+def _overview(imported: list[DatasetManifest], waiting: list[dict[str, Any]]) -> Table:
     table = Table(caption="clients and examples to train on; size on disk")
     for name in ("name", "kind", "clients", "examples", "size", "licence"):
         is_number = name in ("clients", "examples", "size")
@@ -123,7 +123,7 @@ def _overview(imported: list[Manifest], waiting: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _print_info(manifest: Manifest, directory: Path, is_checked: bool) -> None:
+def _print_info(manifest: DatasetManifest, directory: Path, is_checked: bool) -> None:
     table = Table("split", title=f"{manifest.name}: {manifest.kind}", title_justify="left")
     for name in ("clients", "examples"):
         table.add_column(name, justify="right")

@@ -13,7 +13,7 @@ from keyhole.cli.token import read_token
 if TYPE_CHECKING:
     from keyhole.service.metrics import Metrics
     from keyhole.service.relay import RelayApp
-    from keyhole.wire.http import Client
+    from keyhole.wire.http import HttpClient
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -71,16 +71,16 @@ def relay(**options: Any) -> None:
     run(make, listen_of(options), on_listen=tell)
 
 
-def _gateway(options: dict[str, Any]) -> tuple[Client, str | None]:
+def _gateway(options: dict[str, Any]) -> tuple[HttpClient, str | None]:
     """How the gateway is asked, and the token to show there; nothing is opened yet.
 
     Raises:
         InputError: the URL or a file cannot be used.
     """
-    from keyhole.wire.http import Client
+    from keyhole.wire.http import HttpClient
     from keyhole.wire.sockets import Retry
 
-    client = Client(
+    client = HttpClient(
         options["gateway"],
         ca=options["gateway_ca"],
         retry=Retry(attempts=1),
@@ -90,7 +90,9 @@ def _gateway(options: dict[str, Any]) -> tuple[Client, str | None]:
     return client, None if file is None else read_token(file)
 
 
-def _app(client: Client, token: str | None, options: dict[str, Any], metrics: Metrics) -> RelayApp:
+def _app(
+    client: HttpClient, token: str | None, options: dict[str, Any], metrics: Metrics
+) -> RelayApp:
     """Makes the relay, in its worker: its line has a thread, which no fork carries over."""
     from math import inf
 

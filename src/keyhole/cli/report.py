@@ -13,7 +13,7 @@ from keyhole.cli.screen import progress_bars
 
 if TYPE_CHECKING:
     from keyhole.experiments.report.page import Section
-    from keyhole.experiments.report.results import Sweep
+    from keyhole.experiments.report.results import SweepResults
 
 
 PRIVACY = "privacy"
@@ -81,7 +81,7 @@ def _report_privacy(to: Path) -> tuple[list[Path], list[dict[str, Any]]]:
     return write_privacy(tables, to), to_json(tables)
 
 
-def _write_sections(sweeps: list[Sweep], to: Path) -> tuple[list[Section], list[Path]]:
+def _write_sections(sweeps: list[SweepResults], to: Path) -> tuple[list[Section], list[Path]]:
     """Writes one sweep after the other, with a bar on standard error."""
     from keyhole.experiments.report.page import write_section
 

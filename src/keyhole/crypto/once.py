@@ -96,7 +96,7 @@ def _bad_keys(got: str, allowed: str) -> KeySpaceError:
     )
 
 
-class Rounds:
+class SumsJoined:
     """Remembers rounds by their names, so that none is run twice.
 
     A client that adds the same input to two sums of one round shows what the sums differ by, and

@@ -72,7 +72,7 @@ _PIECE = 1 << 20  # bytes read at a time for a checksum
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DatasetManifest:
     """What a directory of the cache holds.
 
     Args:
@@ -138,7 +138,7 @@ def workplace(root: Path, key: str) -> Iterator[Path]:
             _clear(directory)
 
 
-def publish(directory: Path, target: Path, manifest: Manifest) -> None:
+def publish(directory: Path, target: Path, manifest: DatasetManifest) -> None:
     """Writes the manifest and gives a finished directory its name, in place of a damaged one."""
     write_manifest(directory, directory, manifest)
     if target.exists():
@@ -146,7 +146,7 @@ def publish(directory: Path, target: Path, manifest: Manifest) -> None:
     directory.rename(target)
 
 
-def write_manifest(directory: Path, target: Path, manifest: Manifest) -> None:
+def write_manifest(directory: Path, target: Path, manifest: DatasetManifest) -> None:
     """Puts a manifest in the place of a dataset's own at once; it is written in `directory`."""
     written = directory / "manifest.json.new"
     written.write_text(json.dumps(asdict(manifest), indent=1))
@@ -164,7 +164,7 @@ def _clear(directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def manifests(root: Path) -> dict[Path, Manifest]:
+def manifests(root: Path) -> dict[Path, DatasetManifest]:
     """Returns the manifests of all datasets in a cache, by directory; others are passed over."""
     found = {}
     for path in sorted(root.glob("[!.]*/manifest.json")):
@@ -173,7 +173,7 @@ def manifests(root: Path) -> dict[Path, Manifest]:
     return found
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> DatasetManifest:
     """Returns the manifest of one dataset, after a look at the size of every file.
 
     Raises:
@@ -189,10 +189,10 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def _parse(text: str) -> Manifest:
+def _parse(text: str) -> DatasetManifest:
     """The manifest in a text; ValueError where it is something else."""
     try:
-        manifest = Manifest(**json.loads(text))
+        manifest = DatasetManifest(**json.loads(text))
     except TypeError as error:
         raise ValueError("fields of something else") from error
     if manifest.version != VERSION:
@@ -202,7 +202,7 @@ def _parse(text: str) -> Manifest:
     return manifest
 
 
-def _fields(manifest: Manifest) -> dict[str, bool]:
+def _fields(manifest: DatasetManifest) -> dict[str, bool]:
     """Whether each field holds what is read from it."""
     sources, splits, files = manifest.sources, manifest.splits, manifest.files
     return {
@@ -304,7 +304,7 @@ def find_imported(path: Path, root: Path) -> Path | None:
     return None
 
 
-def _is_current(path: Path, manifest: Manifest) -> bool:
+def _is_current(path: Path, manifest: DatasetManifest) -> bool:
     """Whether the files are as they were; a directory may also have got another file."""
     if not all(map(_is_unchanged, manifest.sources)):
         return False
@@ -348,7 +348,7 @@ def import_source(
             write_manifest(directory, target, manifest)
         else:
             splits, names = _write(directory, path, source, progress)
-            manifest = Manifest(
+            manifest = DatasetManifest(
                 name=source.name,
                 kind=source.kind,
                 origin=origin,

@@ -23,7 +23,7 @@ from numpy.lib import format as npy_format
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Ragged
-from keyhole.data.readers.source import Client, Examples, Kind, Post
+from keyhole.data.readers.source import Examples, Kind, Post, SourceClient
 
 
 class Texts(Sequence[str]):
@@ -201,7 +201,7 @@ COLUMNS: Mapping[Kind, Mapping[str, tuple[Any, tuple[int, ...] | None]]] = {
 
 
 def write_clients(
-    directory: Path, kind: Kind, clients: Iterable[Client]
+    directory: Path, kind: Kind, clients: Iterable[SourceClient]
 ) -> tuple[dict[str, dict[str, int]], dict[str, list[str]]]:
     """Writes the array files of all splits; memory holds one client and the lexicon.
 

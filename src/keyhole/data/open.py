@@ -121,7 +121,7 @@ def find_current(source: str | Path, root: Path) -> Path | None:
     return find_imported(path, root)
 
 
-def list_datasets(cache: Path | None = None) -> list[store.Manifest]:
+def list_datasets(cache: Path | None = None) -> list[store.DatasetManifest]:
     """Returns what is imported, by name."""
     return list(store.manifests(cache or store.cache_root()).values())
 
@@ -146,7 +146,7 @@ def find_dataset(source: str | Path, *, cache: Path | None = None) -> Path:
     return found
 
 
-def verify(source: str | Path, *, cache: Path | None = None) -> store.Manifest:
+def verify(source: str | Path, *, cache: Path | None = None) -> store.DatasetManifest:
     """Computes the checksums of an imported dataset again, and of the files it came from.
 
     Returns:

@@ -15,7 +15,7 @@ FACTS = {
 }
 
 
-class Source(IntEnum):
+class Stream(IntEnum):
     """What a stream is for; the world is what all clients of a dataset have in common."""
 
     WRITER = 1
@@ -25,7 +25,7 @@ class Source(IntEnum):
     RATINGS_USER = 5
 
 
-def stream(seed: int, source: Source, client: int = 0) -> np.random.Generator:
+def stream(seed: int, source: Stream, client: int = 0) -> np.random.Generator:
     """Returns the generator of one client, whatever other clients there are.
 
     >>> stream(7, Source.WRITER, 3).integers(100) == stream(7, Source.WRITER, 3).integers(100)

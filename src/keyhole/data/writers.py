@@ -17,7 +17,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData
-from keyhole.data.streams import FACTS, Source, check_size, stream
+from keyhole.data.streams import FACTS, Stream, check_size, stream
 
 CHARACTERS = digits + ascii_uppercase + ascii_lowercase
 SIDE = 28  # pixels of an image
@@ -89,7 +89,7 @@ def make_writers(seed: int, *, writers: int = 200, minimum: int = 20, limit: int
     check_size("writers", writers, 1)
     check_size("minimum", minimum, 2)
     check_size("limit", limit, minimum)
-    streams = [stream(seed, Source.WRITER, i) for i in range(writers)]
+    streams = [stream(seed, Stream.WRITER, i) for i in range(writers)]
     styles = [_draw_style(rng) for rng in streams]
     masters = {font: _make_masters(FONTS[font]) for font in sorted({s.font for s in styles})}
     written = [

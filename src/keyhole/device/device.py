@@ -19,10 +19,10 @@ from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.delivery.records import RecordArray
 from keyhole.device.cache import SliceCache
 from keyhole.device.fetch import (
+    FetchTraffic,
     KnownRound,
     Slices,
     Submodel,
-    Traffic,
     Want,
     WholeModel,
     fetch_slices,
@@ -31,7 +31,7 @@ from keyhole.device.segments import download_segment, download_table
 from keyhole.errors import DamageError, InputError, ServiceError, StorageError
 from keyhole.primitives.layout import ClientKeys
 from keyhole.wire.assignment import Wait
-from keyhole.wire.http import OCTETS, Client
+from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.manifest import MAX_BYTES, Manifest, decode_manifest, name_round, number_of
 from keyhole.wire.messages import encode_update
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts
@@ -132,7 +132,7 @@ class Device:
         self.clock = Clock(sleep=self.stop.wait) if clock is None else clock
         self._token, self._cache = token, cache
         self._max_keys, self.max_answer = max_keys, max_answer
-        self.client = Client(
+        self.client = HttpClient(
             url,
             ca=ca,
             certificate=certificate,
@@ -237,7 +237,7 @@ class Device:
             ServiceError: no usable answer.
         """
         known = self.known(round)
-        chosen, traffic = known.keys_by_space(keys), Traffic()
+        chosen, traffic = known.keys_by_space(keys), FetchTraffic()
         asked = [(i, part.keys_of(chosen).array) for i, part in enumerate(known.layout.parts)]
         found = self.fetch_records(round, asked, traffic)
         return Submodel(known.assemble([s.records for s in found], chosen), chosen, traffic)
@@ -251,7 +251,7 @@ class Device:
         known = self.known(round)
         place = known.table(table)
         z = known.keys_of_table(place, keys).array
-        (found,) = self.fetch_records(round, [(place, z)], Traffic())
+        (found,) = self.fetch_records(round, [(place, z)], FetchTraffic())
         return known.records[place].decode(found.records)
 
     def fetch_segment(self, round: Assignment | str, table: str, place: int) -> RecordArray:
@@ -268,12 +268,12 @@ class Device:
             place,
             token=self.token_for(round),
             max_bytes=self.max_answer,
-            traffic=Traffic(),
+            traffic=FetchTraffic(),
         )
 
     def fetch_all(self, round: Assignment | str) -> WholeModel:
         """Option 1, broadcast: all tables. The device selects at home, and nobody learns a key."""
-        known, token, traffic = self.known(round), self.token_for(round), Traffic()
+        known, token, traffic = self.known(round), self.token_for(round), FetchTraffic()
         limit = self.max_answer
         tables = tuple(
             download_table(self.client, known, place, token=token, max_bytes=limit, traffic=traffic)
@@ -305,7 +305,7 @@ class Device:
         return len(body)
 
     def fetch_records(
-        self, round: Assignment | str, asked: Sequence[tuple[int, KeyArray]], traffic: Traffic
+        self, round: Assignment | str, asked: Sequence[tuple[int, KeyArray]], traffic: FetchTraffic
     ) -> list[Slices]:
         """The records of keys of tables, by one query and with the help of the cache.
 

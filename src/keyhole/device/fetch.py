@@ -23,7 +23,7 @@ from keyhole.errors import DamageError, InputError, KeySpaceError, NotFoundError
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.server.checksums import sum_records
-from keyhole.wire.http import OCTETS, Client, Received
+from keyhole.wire.http import OCTETS, HttpClient, Received
 from keyhole.wire.manifest import Manifest, SegmentInfo
 from keyhole.wire.messages import (
     MAX_BLOCKS,
@@ -88,7 +88,7 @@ class Slices:
 
 
 @dataclass
-class Traffic:
+class FetchTraffic:
     """What fetching has cost so far: bytes of bodies, and records that need not be sent."""
 
     bytes_up: int = 0
@@ -98,14 +98,14 @@ class Traffic:
 
 
 def fetch_slices(
-    client: Client,
+    client: HttpClient,
     round_id: str,
     wants: Sequence[Want],
     *,
     token: str | None,
     max_keys: int,
     max_bytes: int,
-    traffic: Traffic,
+    traffic: FetchTraffic,
 ) -> list[Slices]:
     """Returns the records of each want, in order.
 
@@ -137,7 +137,7 @@ def fetch_slices(
 
 
 def _fetch(
-    client: Client, path: str, wants: Sequence[Want], token: str | None, traffic: Traffic
+    client: HttpClient, path: str, wants: Sequence[Want], token: str | None, traffic: FetchTraffic
 ) -> list[Slices]:
     """One query, until its answer is whole and right."""
     attempts = client.attempts(f"POST {path}")
@@ -331,7 +331,7 @@ class Submodel:
 
     model: Tree
     keys: Mapping[str, Keys]
-    traffic: Traffic
+    traffic: FetchTraffic
 
     def __repr__(self) -> str:
         return f"Submodel({_counts(self.keys)}, {self.traffic.bytes_down} bytes received)"
@@ -445,7 +445,7 @@ class WholeModel:
 
     round: KnownRound
     tables: tuple[RecordArray, ...]
-    traffic: Traffic
+    traffic: FetchTraffic
 
     def __repr__(self) -> str:
         size = sum(table.nbytes for table in self.tables)

@@ -12,7 +12,7 @@ from keyhole.arrays import KeyArray
 from keyhole.delivery.pir.database import Terms
 from keyhole.delivery.pir.messages import Asker, Retrieved
 from keyhole.device.device import Assignment, Device
-from keyhole.device.fetch import Traffic
+from keyhole.device.fetch import FetchTraffic
 from keyhole.errors import (
     KeyholeError,
     MalformedError,
@@ -110,7 +110,7 @@ class Lines:
 
     each: Sequence[Line]
     pool: Executor
-    traffic: Traffic
+    traffic: FetchTraffic
 
     def terms(self, path: str) -> Terms:
         """The terms of a table, which all servers must state alike.

@@ -24,7 +24,7 @@ from keyhole.delivery.pir.database import Scheme, Terms
 from keyhole.delivery.pir.messages import Asker, Retrieved
 from keyhole.delivery.records import RecordArray, keep_found
 from keyhole.device.device import Assignment, Device, DeviceKeys
-from keyhole.device.fetch import KnownRound, Submodel, Traffic
+from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel
 from keyhole.device.links import Line, Lines, Target
 from keyhole.device.segments import download_table
 from keyhole.errors import DamageError, InputError, ProtocolError, ServiceError, StaleError
@@ -138,7 +138,7 @@ def _fetch(
     ask: Callable[[Lines, str, Terms], Asker],
 ) -> Submodel:
     """A sub-model from one question for each table that is cut."""
-    chosen, traffic = known.keys_by_space(keys), Traffic()
+    chosen, traffic = known.keys_by_space(keys), FetchTraffic()
     wanted = [part.keys_of(chosen).array for part in known.layout.parts]
     with ThreadPoolExecutor(len(each)) as pool:
         lines = Lines(each, pool, traffic)

@@ -39,7 +39,7 @@ from keyhole.delivery.relay.client import CHECK_FIELD, BlindClient, BlindQuestio
 from keyhole.delivery.relay.gateway import ERROR_BYTES
 from keyhole.delivery.relay.ohttp import KeyConfig, decode_configs
 from keyhole.device.device import Assignment, Device, DeviceKeys
-from keyhole.device.fetch import KnownRound, Submodel, Traffic
+from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel
 from keyhole.device.segments import download_table
 from keyhole.errors import (
     DamageError,
@@ -53,7 +53,7 @@ from keyhole.errors import (
     TooLateError,
 )
 from keyhole.server.checksums import sum_records
-from keyhole.wire.http import Client, Received, refusal_of
+from keyhole.wire.http import HttpClient, Received, refusal_of
 from keyhole.wire.messages import check_of
 from keyhole.wire.private import KEYS_PATH, MAX_CONFIG, RELAY_KEYS_PATH, RELAY_PATH
 from keyhole.wire.sockets import refuse_longer
@@ -62,7 +62,7 @@ from keyhole.wire.sockets import refuse_longer
 @dataclass(frozen=True)
 class _Source:
     name: str
-    client: Client
+    client: HttpClient
     path: str
 
     def fetch(self) -> bytes:
@@ -72,7 +72,7 @@ class _Source:
             raise _no_key(f"a refusal of the {self.name}, {type(error).__name__}") from error
 
 
-def agreed_config(relay: Client, gateway: Client, pinned: bytes | None) -> KeyConfig:
+def agreed_config(relay: HttpClient, gateway: HttpClient, pinned: bytes | None) -> KeyConfig:
     """Returns the key configuration to use.
 
     Args:
@@ -123,7 +123,7 @@ class RelayedFetch:
         max_bytes: of the slices that they bring, padding included, which are held at once.
     """
 
-    relay: Client
+    relay: HttpClient
     pinned: bytes | None = None
     max_keys: Mapping[str, int] = field(default_factory=dict)
     max_requests: int = 65_536
@@ -141,7 +141,7 @@ class RelayedFetch:
                 asks for more than `max_requests` or `max_bytes`. Nothing has been asked for
                 directly.
         """
-        known, traffic = device.known(round), Traffic()
+        known, traffic = device.known(round), FetchTraffic()
         chosen = known.keys_by_space(keys)
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
         shapes = [shape for shape in map(partial(self._shape, known), range(len(wanted))) if shape]
@@ -183,7 +183,7 @@ class RelayedFetch:
         known: KnownRound,
         shapes: Sequence[TableShape],
         keys: Sequence[KeyArray],
-        traffic: Traffic,
+        traffic: FetchTraffic,
     ) -> list[RecordArray]:
         """The records of each table, asked for until all are there and right.
 
@@ -219,7 +219,7 @@ class RelayedFetch:
         blind: BlindClient,
         shapes: Sequence[TableShape],
         question: BlindQuestion,
-        traffic: Traffic,
+        traffic: FetchTraffic,
     ) -> tuple[list[bytes], str, float | None]:
         """Replies of the gateway, or why there are none and how long to wait."""
         lengths = [max(blind.reply_bytes(at), _SEALED_ERROR) for at in range(len(shapes))]
@@ -268,7 +268,7 @@ def _plainly(
     round: Assignment | str,
     places: Set[int],
     wanted: Sequence[KeyArray],
-    traffic: Traffic,
+    traffic: FetchTraffic,
 ) -> dict[int, RecordArray]:
     """Tables that tell nothing: those of everyone, whole ones, and those of no bytes."""
     known = device.known(round)

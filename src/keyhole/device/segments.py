@@ -8,23 +8,23 @@ from hashlib import sha256
 import numpy as np
 
 from keyhole.delivery.records import RecordArray
-from keyhole.device.fetch import KnownRound, Traffic
+from keyhole.device.fetch import FetchTraffic, KnownRound
 from keyhole.errors import DamageError, NotFoundError
 from keyhole.server.checksums import sum_records
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import refuse_longer
 
 _SUM_BYTES = 8
 
 
 def download_table(
-    client: Client,
+    client: HttpClient,
     known: KnownRound,
     table: int,
     *,
     token: str | None,
     max_bytes: int,
-    traffic: Traffic,
+    traffic: FetchTraffic,
 ) -> RecordArray:
     """Returns all records of a table, (K, record_bytes).
 
@@ -46,14 +46,14 @@ def download_table(
 
 
 def download_segment(
-    client: Client,
+    client: HttpClient,
     known: KnownRound,
     table: int,
     place: int,
     *,
     token: str | None,
     max_bytes: int,
-    traffic: Traffic,
+    traffic: FetchTraffic,
 ) -> RecordArray:
     """Returns the records of one segment, (count, record_bytes).
 

@@ -198,7 +198,7 @@ _COMPARED = 16  # keys whose slices a compiled function is compared at: the firs
 
 
 @dataclass(frozen=True)
-class BatchSelect:
+class BatchedSelect:
     """A select function of many keys: `(x, keys) -> {path: (m, *shape)}`.
 
     Args:
@@ -216,7 +216,7 @@ class BatchSelect:
 
 def batch_select(
     select_fn: SelectFn, server_value: Tree, space: KeySpace, batch: int = 256
-) -> BatchSelect:
+) -> BatchedSelect:
     """Makes a select function take many keys at once, to publish its slices or serve them.
 
     It is vectorised over keys and compiled once, for batches of one size; the last batch is filled
@@ -255,7 +255,7 @@ def batch_select(
     is_same = _traces_in_batches(psi, server_value, slices) and _agree(
         compiled(server_value, keys), plain(server_value, keys)
     )
-    return BatchSelect(slices, compiled if is_same else plain)
+    return BatchedSelect(slices, compiled if is_same else plain)
 
 
 def _batch_by_vmap(psi: SelectFn, slices: _Slices, batch: int) -> _Run:

@@ -41,7 +41,7 @@ _MIN_KEY = 32  # bytes, as long as the digest
 _MAX_CACHED = 16384  # verified tokens; 5 MB
 
 
-class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TokenClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a token says.
 
     Attributes:
@@ -94,7 +94,7 @@ class Keyring:
     """
 
     keys: tuple[bytes, ...]
-    _known: dict[bytes, Claims] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[bytes, TokenClaims] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.keys or any(len(key) < _MIN_KEY for key in self.keys):
@@ -156,7 +156,7 @@ class Keyring:
         Raises:
             InputError: no such name of a device can be.
         """
-        claims = Claims(
+        claims = TokenClaims(
             version=_VERSION,
             kind=kind,
             device=check_device_name(device),
@@ -168,7 +168,7 @@ class Keyring:
         signed = _PREFIX + _encode(msgspec.json.encode(claims))
         return (signed + b"." + _sign(self.keys[0], signed)).decode("ascii")
 
-    def verify(self, token: bytes, now: float) -> Claims:
+    def verify(self, token: bytes, now: float) -> TokenClaims:
         """Returns what a token says, if one of the keys has signed it and its time has come.
 
         Args:
@@ -188,7 +188,7 @@ class Keyring:
             raise _refused("the token is expired, or not yet good")
         return claims
 
-    def _read(self, token: bytes) -> Claims:
+    def _read(self, token: bytes) -> TokenClaims:
         """The claims of a token whose signature is right."""
         signed, _, signature = token.rpartition(b".")
         is_token = len(token) <= _MAX_TOKEN and signed.startswith(_PREFIX)
@@ -199,7 +199,7 @@ class Keyring:
         if not any(matches):
             raise _refused("the token was not signed here")
         try:
-            claims = msgspec.json.decode(_decode(signed[len(_PREFIX) :]), type=Claims)
+            claims = msgspec.json.decode(_decode(signed[len(_PREFIX) :]), type=TokenClaims)
         except (ValueError, msgspec.DecodeError) as error:
             raise _refused("the token is of another version") from error
         if claims.version != _VERSION or not DEVICE_NAME.fullmatch(claims.device):
@@ -233,7 +233,7 @@ class Access:
                 fix="make a key with `keyhole token new-key`",
             )
 
-    def identify(self, headers: Mapping[bytes, bytes], now: float) -> Claims:
+    def identify(self, headers: Mapping[bytes, bytes], now: float) -> TokenClaims:
         """Returns the claims of whoever sent a request.
 
         Args:
@@ -250,7 +250,7 @@ class Access:
             raise _refused("a token is needed")
         return self.keyring.verify(token, now)
 
-    def member(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> Claims:
+    def member(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> TokenClaims:
         """The claims of a device that takes part in a round.
 
         Raises:
@@ -262,7 +262,7 @@ class Access:
             raise not_admitted("a token of another kind or round", "a token of this round")
         return claims
 
-    def device(self, headers: Mapping[bytes, bytes], now: float) -> Claims:
+    def device(self, headers: Mapping[bytes, bytes], now: float) -> TokenClaims:
         """The claims of a device that checks in; errors as for `member`."""
         claims = self.identify(headers, now)
         if claims.kind != "device":

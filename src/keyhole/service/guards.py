@@ -7,8 +7,8 @@ from collections.abc import Callable
 from math import inf
 
 from keyhole.errors import MediaTypeError, TooManyError
-from keyhole.service.access import Access, Claims
-from keyhole.service.limits import Buckets, Gate, Limits
+from keyhole.service.access import Access, TokenClaims
+from keyhole.service.limits import Gate, Limits, TokenBuckets
 from keyhole.service.metrics import Metrics
 from keyhole.service.responses import BINARY
 from keyhole.service.routes import Request
@@ -36,10 +36,10 @@ class Guards:
         self.memory = Gate(limits.max_held, limits.waiting, on_wait)
         # Their own: whoever sends slowly holds up those who send, but not those who read.
         self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
-        self._by_device = Buckets(limits.rate, limits.burst, limits.max_devices)
-        self._by_address = Buckets(limits.rate_per_address, limits.burst, limits.max_devices)
+        self._by_device = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
+        self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
 
-    def admit(self, request: Request, round_id: str) -> Claims | None:
+    def admit(self, request: Request, round_id: str) -> TokenClaims | None:
         """Whoever may read a round, if not too often; None where reading is free for all."""
         access, claims = self.access, None
         if access.reads_need_token:
@@ -47,7 +47,7 @@ class Guards:
         self.count(request, claims)
         return claims
 
-    def count(self, request: Request, claims: Claims | None) -> None:
+    def count(self, request: Request, claims: TokenClaims | None) -> None:
         """Counts a request of a device or an address.
 
         Raises:

@@ -104,7 +104,7 @@ def take(bucket: Bucket, rate: float, size: float, now: float) -> tuple[Bucket, 
     return Bucket(left, now), (1.0 - left) / rate
 
 
-class Buckets:
+class TokenBuckets:
     """One bucket for each of a bounded number of names; the one not seen for longest is forgotten.
 
     Args:

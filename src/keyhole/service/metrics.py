@@ -67,7 +67,7 @@ _GAUGES = {
 _CELLS = 4096  # of a worker: 32 kB; a route takes 36
 
 
-class Board:
+class MetricsBoard:
     """The numbers of all workers.
 
     Args:
@@ -122,8 +122,8 @@ class Metrics:
         worker: whose row this is.
     """
 
-    def __init__(self, board: Board | None = None, worker: int = 0) -> None:
-        self._board = board or Board()
+    def __init__(self, board: MetricsBoard | None = None, worker: int = 0) -> None:
+        self._board = board or MetricsBoard()
         self._row = self._board.row(worker)
         self._counts = {name: place for place, name in enumerate(_COUNTS)}
         self._gauges = {name: len(_COUNTS) + place for place, name in enumerate(_GAUGES)}

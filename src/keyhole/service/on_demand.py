@@ -31,9 +31,9 @@ from keyhole.service.slabs import (
     COMING,
     NOWHERE,
     READY,
-    Batch,
     BatchQueue,
-    Slab,
+    MissBatch,
+    SliceSlab,
     whole_bytes,
 )
 from keyhole.wire.manifest import TableInfo, describe_round, encode_manifest, name_round, table_info
@@ -118,7 +118,7 @@ class SlabTable:
             )
         self.counts = Counts() if counts is None else counts
         self._source, self._info, self._batch_keys = source, info, batch_keys
-        self._slab = Slab(info.num_keys, info.record_bytes, max_bytes)
+        self._slab = SliceSlab(info.num_keys, info.record_bytes, max_bytes)
         self._queue = BatchQueue(executor, batch_keys, self._compute, self._settle)
 
     @property
@@ -158,7 +158,7 @@ class SlabTable:
 
     def _ask(
         self, keys: KeyArray, slots: KeyArray, states: NDArray[np.uint8]
-    ) -> tuple[list[Batch], Batch | None]:
+    ) -> tuple[list[MissBatch], MissBatch | None]:
         """Sees to it that all keys are coming.
 
         Returns:
@@ -182,7 +182,7 @@ class SlabTable:
         self.counts.add_hits(len(keys) - missing)
         return batches, loose
 
-    def _compute(self, batch: Batch) -> None:
+    def _compute(self, batch: MissBatch) -> None:
         """On the executor: coming slots have no reader, so nothing needs a lock."""
         keys, slots = batch.kept()
         for part, records, sums in self._read(keys):
@@ -208,7 +208,7 @@ class SlabTable:
                 )
             yield part, records, sum_records(records)
 
-    def _settle(self, batch: Batch, error: KeyholeError | None) -> None:
+    def _settle(self, batch: MissBatch, error: KeyholeError | None) -> None:
         """On the event loop: what has been computed may be read, what failed is absent again."""
         _, slots = batch.kept()
         self._slab.states[slots] = READY if error is None else ABSENT

@@ -17,7 +17,7 @@ from typing import get_args
 from keyhole.delivery.pir.database import Scheme
 from keyhole.delivery.pir.messages import FRAME_BYTES, REFUSAL, unseal
 from keyhole.errors import NotFoundError, ProtocolError, TooLargeError
-from keyhole.service.access import Claims, not_admitted
+from keyhole.service.access import TokenClaims, not_admitted
 from keyhole.service.guards import Guards
 from keyhole.service.limits import Gate
 from keyhole.service.private import Databases, ServedTable
@@ -140,7 +140,7 @@ class PirRoutes:
         finally:
             guards.uploads.leave(weight)
 
-    def _admit(self, request: Request) -> Claims | None:
+    def _admit(self, request: Request) -> TokenClaims | None:
         claims = self.guards.admit(request, parse_round(request.params[0]))
         asked, scheme = request.params[2], self.settings.role.scheme
         if asked != scheme:
@@ -175,7 +175,7 @@ class PirRoutes:
         )
 
 
-def _check_allowance(claims: Claims | None, table: ServedTable) -> None:
+def _check_allowance(claims: TokenClaims | None, table: ServedTable) -> None:
     """Every query counts as one for as many keys as it could ask for."""
     limit = table.opened.server.terms.max_keys
     if claims is not None and claims.max_keys is not None and limit > claims.max_keys:

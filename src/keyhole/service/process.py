@@ -44,7 +44,7 @@ _LOG = logging.getLogger("keyhole.service")
 
 
 @dataclass(frozen=True)
-class Line:
+class WorkerPipe:
     """What connects a worker with its supervisor.
 
     Args:
@@ -56,7 +56,7 @@ class Line:
     parent: int
 
 
-Work: TypeAlias = Callable[[int, Line], None]
+Work: TypeAlias = Callable[[int, WorkerPipe], None]
 """`(place, line)`: one worker, from its start until SIGTERM."""
 
 
@@ -157,7 +157,7 @@ def _begin(work: Work, place: int, parent: tuple[int, int], tell: Connection) ->
         signal.signal(each, signal.SIG_DFL)  # the parent's would let it live
     os.close(parent[1])
     try:
-        work(place, Line(lambda: tell.send(None), parent[0]))
+        work(place, WorkerPipe(lambda: tell.send(None), parent[0]))
     except KeyholeError as error:
         tell.send(error)
 

@@ -51,7 +51,7 @@ from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
 from keyhole.service.responses import NO_STORE, json_response
 from keyhole.service.routes import Receive, Request, Response, Route, Routes
-from keyhole.wire.http import Client, Received
+from keyhole.wire.http import HttpClient, Received
 from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH, RELAY_KEYS_PATH, RELAY_PATH
 
 Forward: TypeAlias = Callable[[list[bytes]], Awaitable[list[bytes]]]
@@ -186,7 +186,7 @@ class GatewayLine:
         max_answer: bytes of the answers to one batch.
     """
 
-    def __init__(self, client: Client, token: str | None, max_answer: int) -> None:
+    def __init__(self, client: HttpClient, token: str | None, max_answer: int) -> None:
         self._client, self._token, self._limit = client, token, max_answer
         # One thread, one connection: what the gateway sees is one stream of batches.
         self._pool = ThreadPoolExecutor(1, "keyhole relay")

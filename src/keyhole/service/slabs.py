@@ -35,7 +35,7 @@ def whole_bytes(num_keys: int, record_bytes: int) -> int:
     return num_keys * (record_bytes + _SLOT_BYTES)
 
 
-class Slab:
+class SliceSlab:
     """Slots for records, each with its sum, its state and a ticket that its user may write on.
 
     Memory is reserved at once and becomes real as slots are written, `max_bytes` at most.
@@ -99,7 +99,7 @@ class Slab:
 _GATHERING = 0.001  # seconds that the first miss of an idle table waits for company
 
 
-class Batch:
+class MissBatch:
     """Misses that are computed together.
 
     Kept keys have a slot and are distinct over all requests; loose ones have none, may repeat, and
@@ -172,25 +172,25 @@ class BatchQueue:
         self,
         executor: Executor,
         batch_keys: int,
-        compute: Callable[[Batch], None],
-        settle: Callable[[Batch, KeyholeError | None], None],
+        compute: Callable[[MissBatch], None],
+        settle: Callable[[MissBatch, KeyholeError | None], None],
     ) -> None:
         self._executor, self._batch_keys = executor, batch_keys
         self._compute, self._settle = compute, settle
-        self._waiting: deque[Batch] = deque()
-        self._under_way: dict[int, Batch] = {}  # by number: the waiting ones and one that runs
+        self._waiting: deque[MissBatch] = deque()
+        self._under_way: dict[int, MissBatch] = {}  # by number: the waiting ones and one that runs
         self._next_number = 0
         self._is_idle = True
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> MissBatch:
         """A batch that has not ended."""
         return self._under_way[number]
 
-    def open(self) -> Batch:
+    def open(self) -> MissBatch:
         """The batch that takes misses now; it will be computed without further doing."""
         if not self._waiting or self._waiting[-1].size >= self._batch_keys:
             loop = asyncio.get_running_loop()
-            batch = Batch(self._next_number, loop.create_future())
+            batch = MissBatch(self._next_number, loop.create_future())
             self._next_number += 1
             self._waiting.append(batch)
             self._under_way[batch.number] = batch
@@ -213,7 +213,7 @@ class BatchQueue:
             work.add_done_callback(lambda work: self._end(batch, _failure(work), loop))
 
     def _end(
-        self, batch: Batch, failure: BaseException | None, loop: asyncio.AbstractEventLoop
+        self, batch: MissBatch, failure: BaseException | None, loop: asyncio.AbstractEventLoop
     ) -> None:
         error = None if failure is None else _without_keys(failure)
         del self._under_way[batch.number]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.errors import NotFoundError, TooLargeError
-from keyhole.service.access import Access, Claims, not_admitted
+from keyhole.service.access import Access, TokenClaims, not_admitted
 from keyhole.service.guards import Guards
 from keyhole.service.limits import Limits
 from keyhole.service.responses import BINARY, JSON, NO_STORE, file_response, json_response, pieces
@@ -210,7 +210,7 @@ def _table(held: OpenRound, text: str) -> SliceTable:
     return held.tables[parse_place(text, len(held.tables), "table")]
 
 
-def _count_keys(asks: Sequence[messages.Ask], claims: Claims | None) -> int:
+def _count_keys(asks: Sequence[messages.Ask], claims: TokenClaims | None) -> int:
     """How many keys are asked for; raises NotAdmittedError if the token allows fewer."""
     total = sum([len(ask.keys) for ask in asks])  # a list: faster than a generator
     if claims is not None and claims.max_keys is not None and total > claims.max_keys:

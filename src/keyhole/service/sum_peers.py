@@ -38,7 +38,7 @@ from keyhole.errors import (
 )
 from keyhole.service.access import Keyring
 from keyhole.service.sums import HeldSum, Sums
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sums import Failure, peer_name
 
 _TOKEN_SECONDS = 120.0
@@ -59,7 +59,11 @@ class PeerLine:
     """
 
     def __init__(
-        self, client: Client, keyring: Keyring, party: int, clock: Callable[[], float] = time.time
+        self,
+        client: HttpClient,
+        keyring: Keyring,
+        party: int,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._keyring, self._clock = client, keyring, clock
         self._name = peer_name(party)

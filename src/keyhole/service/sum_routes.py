@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 
 from keyhole.errors import InputError, MalformedError
-from keyhole.service.access import Access, Claims, Keyring, not_admitted
+from keyhole.service.access import Access, Keyring, TokenClaims, not_admitted
 from keyhole.service.edge import Edge, Scope, Send
 from keyhole.service.guards import Guards
 from keyhole.service.limits import Limits
@@ -205,7 +205,7 @@ class SumRoutes:
         self._guards.count(request, claims)
         return claims.device
 
-    def _device(self, request: Request, round_id: str) -> Claims:
+    def _device(self, request: Request, round_id: str) -> TokenClaims:
         """The claims of a device: of a token for this round, or of one for all."""
         claims = self._devices.identify(request.headers, self._guards.clock())
         if claims.kind == "round" and claims.round != round_id:

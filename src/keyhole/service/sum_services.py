@@ -43,8 +43,8 @@ from keyhole.rounds.round import Visit
 from keyhole.rounds.spec import Plan
 from keyhole.sampling import Fate
 from keyhole.service.inbox import Gathered, device_name
-from keyhole.wire.http import Client
-from keyhole.wire.sums import Closing, Opening, Summaries, SumStatus, read_message, sum_settings
+from keyhole.wire.http import HttpClient
+from keyhole.wire.sums import Closing, Summaries, SumOpening, SumStatus, read_message, sum_settings
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class SumClient:
         party: which of both it is.
     """
 
-    def __init__(self, client: Client, token: str, party: int) -> None:
+    def __init__(self, client: HttpClient, token: str, party: int) -> None:
         self._client, self._token, self.party = client, token, party
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class SumClient:
             RequestError: the aggregator refuses, by kind.
             ServiceError: no usable answer.
         """
-        opening = Opening(self.party, terms.encode(), list(cohort))
+        opening = SumOpening(self.party, terms.encode(), list(cohort))
         self._post(f"/v1/sums/{round_id}", msgspec.json.encode(opening))
 
     def status(self, round_id: str) -> SumStatus:

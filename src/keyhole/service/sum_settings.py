@@ -8,7 +8,7 @@ from keyhole.aggregation.two_servers.messages import whole_own_bytes, whole_publ
 from keyhole.aggregation.two_servers.params import WholeTerms
 from keyhole.errors import BusyError, ConflictError, InputError, TooLargeError
 from keyhole.service.access import check_device_name
-from keyhole.wire.sums import Opening
+from keyhole.wire.sums import SumOpening
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AggregatorSettings:
                 fix="choose other numbers",
             )
 
-    def check(self, opening: Opening, terms: WholeTerms, live: int) -> None:
+    def check(self, opening: SumOpening, terms: WholeTerms, live: int) -> None:
         """Refuses a sum that this aggregator will not take part in.
 
         Args:
@@ -83,7 +83,7 @@ class AggregatorSettings:
                 fix="close and forget older ones",
             )
 
-    def _check_cohort(self, opening: Opening, terms: WholeTerms) -> None:
+    def _check_cohort(self, opening: SumOpening, terms: WholeTerms) -> None:
         names = opening.cohort
         for name in names:
             check_device_name(name)

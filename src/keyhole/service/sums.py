@@ -46,7 +46,7 @@ from keyhole.service.access import not_admitted
 from keyhole.service.spool import UpdateSpool
 from keyhole.service.sum_settings import AggregatorSettings, upload_bytes_of
 from keyhole.wire.manifest import number_of
-from keyhole.wire.sums import Failure, Opening, SumPhase, SumStatus, read_message
+from keyhole.wire.sums import Failure, SumOpening, SumPhase, SumStatus, read_message
 
 _OVER = "over"  # stands behind the round in the file of a name whose sum was forgotten
 
@@ -173,7 +173,7 @@ class _Kept(msgspec.Struct, frozen=True):
     """The file `opening`: who opened the sum, and with what."""
 
     owner: str
-    opening: Opening
+    opening: SumOpening
 
 
 @dataclass(frozen=True)
@@ -214,14 +214,14 @@ class Sums:
         Args:
             owner: the trainer, by its token.
             round_id: of the round.
-            body: an `Opening` as JSON.
+            body: an `SumOpening` as JSON.
 
         Raises:
             ConflictError, InputError, TooLargeError, BusyError: see `AggregatorSettings.check`.
             MalformedError: not an opening, or not terms.
             TooLateError: the sum is over.
         """
-        opening = read_message(body, Opening)
+        opening = read_message(body, SumOpening)
         terms = WholeTerms.decode(opening.terms)
         kept = msgspec.json.encode(_Kept(owner, opening))
         with self._lock:

@@ -28,9 +28,9 @@ from keyhole.server.allocator import keep_freed_memory
 from keyhole.server.checksums import compiled, sum_records
 from keyhole.service.edge import Application
 from keyhole.service.mapped import MappedTable
-from keyhole.service.metrics import Board, Metrics
-from keyhole.service.process import BACKLOG, Line, accept, allow_many_files, supervise
-from keyhole.service.slabs import Slab
+from keyhole.service.metrics import Metrics, MetricsBoard
+from keyhole.service.process import BACKLOG, WorkerPipe, accept, allow_many_files, supervise
+from keyhole.service.slabs import SliceSlab
 from keyhole.wire.manifest import SegmentInfo, TableInfo
 
 
@@ -43,7 +43,7 @@ def warm_up() -> None:
     parts = (records[:2], records[2:]), (sums[:2], sums[2:])
     for whole in (None, (records, sums)):
         MappedTable(info, *parts, whole).gather(keys)
-    Slab(2**62, 4, max_bytes=10**5).claim(keys)  # too many keys for slots of their own
+    SliceSlab(2**62, 4, max_bytes=10**5).claim(keys)  # too many keys for slots of their own
     compiled()
     sum_records(np.zeros((4, 4), np.uint8))
 
@@ -166,7 +166,7 @@ def run(
         KeyholeError: `make_app` fails.
     """
     tls, listener = listen.tls(), bind(listen)
-    board = Board(workers, is_shared=True)
+    board = MetricsBoard(workers, is_shared=True)
     with listener:
         warm_up()  # workers inherit what was compiled
         supervise(
@@ -210,9 +210,9 @@ def _work(
     make_app: Callable[[Metrics], Application],
     listener: socket.socket,
     tls: ssl.SSLContext | None,
-    board: Board,
+    board: MetricsBoard,
     worker: int,
-    line: Line,
+    line: WorkerPipe,
 ) -> None:
     """One worker, from its start until a signal, or the end of its supervisor."""
     keep_freed_memory()

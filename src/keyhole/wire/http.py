@@ -147,7 +147,7 @@ class Received:
     after: float | None = None
 
 
-class Client:
+class HttpClient:
     """Requests to one service. Threads may share it; each request has a connection of its own.
 
     Args:

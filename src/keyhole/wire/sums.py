@@ -15,7 +15,7 @@ SumPhase: TypeAlias = Literal["open", "stopped", "closing", "ready", "failed"]
 fetched; nothing will ever be given out."""
 
 
-class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SumOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The trainer opens a sum.
 
     Attributes:

@@ -9,7 +9,7 @@ from keyhole.aggregation.masked.messages import Asked, seal_asked
 from keyhole.aggregation.masked.method import run_secagg
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.hpke import PrivateKey
-from keyhole.crypto.once import Rounds
+from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.ring import add_mask, add_masks
 from keyhole.crypto.shamir import combine
 from keyhole.errors import (
@@ -211,13 +211,13 @@ def test_sealed_shares_are_not_kept_when_the_survivors_are_settled():
 
 
 def test_nobody_takes_part_in_a_round_twice():
-    settings, rounds = settings_of(3), Rounds()
+    settings, rounds = settings_of(3), SumsJoined()
     SecAggClient(settings, 0, rounds=rounds)
     with pytest.raises(ReplayError):
         SecAggClient(settings, 0, rounds=rounds)
     with pytest.raises(ReplayError):
-        SecAggServer(settings, rounds=Rounds(rounds.names))
-    SecAggServer(settings, rounds=Rounds())
+        SecAggServer(settings, rounds=SumsJoined(rounds.names))
+    SecAggServer(settings, rounds=SumsJoined())
 
 
 @pytest.mark.parametrize("place", [-1, 3])

@@ -11,7 +11,7 @@ import pytest
 from keyhole.aggregation.two_servers import sparse_server
 from keyhole.aggregation.two_servers.sparse import pack_sparse_own
 from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
-from keyhole.crypto.once import Rounds
+from keyhole.crypto.once import SumsJoined
 from keyhole.delivery.pir.database import name_of_round
 from keyhole.errors import (
     MalformedError,
@@ -135,9 +135,9 @@ def test_every_pattern_of_clients_that_reach_one_server_or_none_gives_the_sum_or
 @parties
 def test_a_round_is_added_up_once(party):
     """Two sums of one round, with a client more or less, show what that client sent."""
-    terms, rounds = terms_of(), Rounds()
+    terms, rounds = terms_of(), SumsJoined()
     SparseServer(terms, party, rounds)
-    for known in (rounds, Rounds(rounds.names)):
+    for known in (rounds, SumsJoined(rounds.names)):
         with pytest.raises(ReplayError):
             SparseServer(replace(terms, min_clients=2), party, known)
     SparseServer(replace(terms, round=name_of_round("round-8")), party, rounds)

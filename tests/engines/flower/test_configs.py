@@ -14,7 +14,7 @@ from keyhole.cli.flower import flower
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.config import RoundsConfig, arm_config, read_arm
 from keyhole.engines.flower.local import QUIET, Children, environment
-from keyhole.engines.flower.messages import TRAIN, Call, assign, write
+from keyhole.engines.flower.messages import TRAIN, RoundCall, assign, write
 from keyhole.engines.flower.node_config import NodeConfig
 from keyhole.engines.flower.project import write_project
 from keyhole.errors import InputError, NotAdmittedError, ServiceError
@@ -25,7 +25,7 @@ from tests.helpers import LONG
 MIN = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
 APP = ["app", "x", "--task", "so_tag", "--service", "http://127.0.0.1:1", "--run", "r"]
 APP += ["--rounds-directory", "d"]
-CALL = Call("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (7,))
+CALL = RoundCall("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (7,))
 
 
 def test_what_a_run_config_leaves_out_is_as_documented():

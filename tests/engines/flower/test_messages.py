@@ -5,10 +5,12 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.engines.flower.messages import Call, Here, Report, read, write
+from keyhole.engines.flower.messages import Here, Report, RoundCall, read, write
 from keyhole.errors import MalformedError
 
-CALL = Call("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (4, 9), ("secret-a", "secret-b"))
+CALL = RoundCall(
+    "3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (4, 9), ("secret-a", "secret-b")
+)
 
 
 @given(
@@ -17,8 +19,8 @@ CALL = Call("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (4, 9), ("secre
     words=st.text(max_size=50),
 )
 def test_what_is_written_is_read(clients, seconds, words):
-    call = Call("r", 1, seconds, words, tuple(clients), tuple(words for _ in clients))
-    assert read(write(call), Call) == call
+    call = RoundCall("r", 1, seconds, words, tuple(clients), tuple(words for _ in clients))
+    assert read(write(call), RoundCall) == call
     count = len(clients)
     told = [(words,) * count] * 2 + [(1,) * count] * 2
     report = Report(tuple(clients), *told, (seconds,) * count)
@@ -43,7 +45,7 @@ def test_what_is_written_is_read(clients, seconds, words):
 def test_what_is_not_a_call_is_refused(change):
     record = dict(write(CALL).config_records["keyhole"])
     with pytest.raises(MalformedError):
-        read(RecordDict({"keyhole": ConfigRecord({**record, **change})}), Call)
+        read(RecordDict({"keyhole": ConfigRecord({**record, **change})}), RoundCall)
 
 
 def test_a_message_of_others_or_with_a_field_missing_is_refused():
@@ -51,7 +53,7 @@ def test_a_message_of_others_or_with_a_field_missing_is_refused():
     del record["tokens"]
     for content in (RecordDict(), RecordDict({"keyhole": ConfigRecord(record)})):
         with pytest.raises(MalformedError):
-            read(content, Call)
+            read(content, RoundCall)
 
 
 def test_lists_of_a_report_are_of_one_length():

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.engines.ray.schedule import (
-    Board,
-    Task,
+    TaskBoard,
+    WorkTask,
     steps_of_choices,
     steps_of_sums,
     steps_of_updates,
@@ -72,7 +72,7 @@ def test_a_board_ends_however_workers_and_results_are_lost(count, nodes, seed):
     """A driver that loses things at random, and checks that no task runs before what it needs, nor
     ends before what it goes on from."""
     random = Random(seed)
-    board = Board([step.task for step in steps_of_sums(count, nodes)])
+    board = TaskBoard([step.task for step in steps_of_sums(count, nodes)])
     done, given = set(), []
     for _ in range(100_000):
         if board.is_over:
@@ -104,8 +104,8 @@ def test_a_board_ends_however_workers_and_results_are_lost(count, nodes, seed):
 
 
 def test_a_piece_begins_once_the_one_before_has_begun():
-    pieces = [Task(clients=1, home="a", is_piece=True, after=after) for after in (None, 0, 1)]
-    board = Board(pieces)
+    pieces = [WorkTask(clients=1, home="a", is_piece=True, after=after) for after in (None, 0, 1)]
+    board = TaskBoard(pieces)
     assert [board.take("b"), board.take("b")] == [0, 1]
     board.put_back(1)
     board.put_back(0)
@@ -114,15 +114,15 @@ def test_a_piece_begins_once_the_one_before_has_begun():
 
 def test_a_piece_is_not_given_to_who_has_something_else_to_do_first():
     """Else whoever goes on from it would wait for that, too."""
-    board = Board([Task(clients=9, home="a"), Task(clients=1, home="a", is_piece=True)])
+    board = TaskBoard([WorkTask(clients=9, home="a"), WorkTask(clients=1, home="a", is_piece=True)])
     assert board.take("a") == 0
     assert board.take("a", is_idle=False) is None
     assert board.take("b") == 1
 
 
 def test_what_was_handed_on_is_made_again_from_the_first_piece():
-    pieces = [Task(clients=n, home="a", after=n - 2 if n > 1 else None) for n in (1, 2, 3)]
-    board = Board([*pieces, Task((2,), home="a")])
+    pieces = [WorkTask(clients=n, home="a", after=n - 2 if n > 1 else None) for n in (1, 2, 3)]
+    board = TaskBoard([*pieces, WorkTask((2,), home="a")])
     for index in range(3):
         assert board.take("a") == index
         board.finish(index)
@@ -133,7 +133,13 @@ def test_what_was_handed_on_is_made_again_from_the_first_piece():
 
 @pytest.mark.parametrize(("node", "first"), [("a", 0), ("b", 1), ("c", 1)])
 def test_a_worker_takes_its_own_nodes_tasks_and_helps_others_when_it_has_none(node, first):
-    board = Board([Task(clients=1, home="a"), Task(clients=1, home="b"), Task(clients=1, home="b")])
+    board = TaskBoard(
+        [
+            WorkTask(clients=1, home="a"),
+            WorkTask(clients=1, home="b"),
+            WorkTask(clients=1, home="b"),
+        ]
+    )
     taken = board.take(node)
     assert taken == first if node != "c" else taken in (1, 2)
 

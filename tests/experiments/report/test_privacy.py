@@ -7,7 +7,7 @@ import pytest
 from keyhole.cli import main as cli
 from keyhole.experiments.report.privacy import (
     LABELS,
-    SliceTable,
+    PriceTable,
     draw_privacy,
     slice_tables,
     to_json,
@@ -79,7 +79,7 @@ def test_json_says_the_same(tables):
 
 
 def test_small_tables_can_be_drawn():
-    figure = draw_privacy([SliceTable(50, 8)])
+    figure = draw_privacy([PriceTable(50, 8)])
     assert len(figure.axes) == 2
 
 

@@ -18,7 +18,7 @@ from keyhole.delivery.sources import FunctionSource
 from keyhole.errors import InputError, KeyholeError, NotFoundError, ShapeError
 from keyhole.server.checksums import sum_records
 from keyhole.service.on_demand import SlabTable
-from keyhole.service.slabs import Slab, whole_bytes
+from keyhole.service.slabs import SliceSlab, whole_bytes
 from keyhole.wire.manifest import table_info
 from tests.helpers import LONG
 
@@ -300,7 +300,7 @@ def test_uncached_keys_of_requests_that_meet_are_evaluated_once(
 @pytest.mark.parametrize("num_keys", [1000, 10**5, 2**62])
 def test_memory_stays_below_its_bound(num_keys: int) -> None:
     max_bytes, rng = 200_000, np.random.default_rng(0)
-    slab = Slab(num_keys, 100, max_bytes)
+    slab = SliceSlab(num_keys, 100, max_bytes)
     for _ in range(50):
         slab.claim(rng.integers(0, num_keys, 100))
     index = slab._index.nbytes if slab._index is not None else 0
@@ -309,7 +309,7 @@ def test_memory_stays_below_its_bound(num_keys: int) -> None:
 
 
 def test_a_key_keeps_its_slot_when_the_slab_is_full() -> None:
-    slab = Slab(2**62, 100, 10_000)
+    slab = SliceSlab(2**62, 100, 10_000)
     first = slab.claim(np.arange(slab.capacity + 5))
     assert (first >= 0).sum() == slab.capacity
     assert np.array_equal(slab.claim(np.arange(slab.capacity + 5)), first)

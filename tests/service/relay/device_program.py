@@ -12,7 +12,7 @@ from keyhole import tree
 from keyhole.device.device import Device
 from keyhole.device.relayed import RelayedFetch
 from keyhole.device.take_part import Participant, take_part
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
 
 connect = socket.create_connection
@@ -34,7 +34,7 @@ def participant(keys, fetch):
 def main(service, relay, token, *words):
     socket.create_connection = from_another_address
     retry = Retry(attempts=2, first_wait=0.05)
-    fetch = Device.fetch if relay == "-" else RelayedFetch(Client(relay, retry=retry))
+    fetch = Device.fetch if relay == "-" else RelayedFetch(HttpClient(relay, retry=retry))
     with Device(service, token=token, retry=retry) as device:
         taken = take_part(device, participant([int(word) for word in words], fetch))
     print(f"round {taken.number}, {taken.keys} keys")

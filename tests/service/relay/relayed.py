@@ -8,7 +8,7 @@ from keyhole.service.app import App
 from keyhole.service.gateway import gateway_routes
 from keyhole.service.relay import GatewayLine, Mix, RelayApp
 from keyhole.service.transport import serving
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry
 from tests.service.recorder import Recorder
 from tests.service.small_service import Service
@@ -19,7 +19,7 @@ MAX_ANSWER = 1 << 26
 
 def line_to(stack, url, token=None, **options):
     """A line of a relay, closed with the stack."""
-    line = GatewayLine(Client(url, retry=Retry(attempts=1), **options), token, MAX_ANSWER)
+    line = GatewayLine(HttpClient(url, retry=Retry(attempts=1), **options), token, MAX_ANSWER)
     return stack.enter_context(closing(line))
 
 
@@ -37,7 +37,7 @@ class Relayed:
     def client(self, url=None):
         """A device's client of the relay, or of another; it does not wait between attempts."""
         clock = Clock(sleep=lambda _: None)
-        made = Client(url or self.url, retry=Retry(attempts=3, seed=0), clock=clock)
+        made = HttpClient(url or self.url, retry=Retry(attempts=3, seed=0), clock=clock)
         return self.stack.enter_context(closing(made))
 
     def device(self, url=None, **options):

@@ -28,7 +28,7 @@ from keyhole.server.state import ServerState
 from keyhole.service.access import Keyring, new_key
 from keyhole.service.publishing import Publisher
 from keyhole.service.spool import UpdateSpool
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from tests.helpers import LONG
 from tests.service.relay.device_program import from_another_address, participant
 from tests.service.relay.gateway_program import gateway_service
@@ -145,7 +145,7 @@ def three(tmp_path_factory):
 def test_a_device_behind_a_relay_trains_the_same_and_leaves_no_trace(tmp_path, monkeypatch):
     made = Round(tmp_path)
     with gateway_service(*made.paths) as made.service_url, made.relay("--mix-ms", 5) as relay:
-        with monkeypatch.context() as patched, closing(Client(made.relay_url)) as client:
+        with monkeypatch.context() as patched, closing(HttpClient(made.relay_url)) as client:
             patched.setattr(socket, "create_connection", from_another_address)
             assert made.take_part("hidden", RelayedFetch(client)).keys == 3
         secrets, public = _needles(made), made.key.config.public

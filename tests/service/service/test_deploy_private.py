@@ -16,7 +16,7 @@ from keyhole.service.app import App
 from keyhole.service.gateway import gateway_routes, load_gateway_keys
 from keyhole.service.relay import GatewayLine, Mix, RelayApp
 from keyhole.service.transport import serving
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry
 from tests.helpers import LONG, assert_trees_equal
 from tests.service.fronts import (
@@ -122,12 +122,12 @@ def test_sealed_requests_pass_the_fronts_of_relay_and_gateway(tmp_path):
         gateway = stack.enter_context(nginx_before(port, tmp_path / "gateway"))
         ca = {"ca": tmp_path / "gateway" / "tls.crt"}
         front = f"https://localhost:{gateway.port}"
-        line = GatewayLine(Client(front, retry=Retry(attempts=1), **ca), None, 1 << 26)
+        line = GatewayLine(HttpClient(front, retry=Retry(attempts=1), **ca), None, 1 << 26)
         app = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
         url = stack.enter_context(serving(app))
         door = stack.enter_context(nginx_before_relay(url, tmp_path / "relay"))
         ca = {"ca": tmp_path / "relay" / "tls.crt"}
-        client = stack.enter_context(closing(Client(f"https://localhost:{door.port}", **ca)))
+        client = stack.enter_context(closing(HttpClient(f"https://localhost:{door.port}", **ca)))
         found = RelayedFetch(client)(made.device(made.service.url), name, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
         assert door.ask("GET", "/metrics").status == 404
@@ -150,12 +150,12 @@ def gateway_with(keys, service):
     routes = gateway_routes(service.rounds, load_gateway_keys(keys))
     with ExitStack() as stack:
         url = stack.enter_context(serving(App(service.rounds, extra_routes=[routes])))
-        line = GatewayLine(Client(url, retry=Retry(attempts=1)), None, 1 << 26)
+        line = GatewayLine(HttpClient(url, retry=Retry(attempts=1)), None, 1 << 26)
         app = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
         relay = stack.enter_context(serving(app))
         yield (
             stack.enter_context(Device(url, **QUICK)),
-            stack.enter_context(closing(Client(relay, **QUICK))),
+            stack.enter_context(closing(HttpClient(relay, **QUICK))),
         )
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import BusyError, InputError
-from keyhole.service.limits import Bucket, Buckets, Gate, Limits, take
+from keyhole.service.limits import Bucket, Gate, Limits, TokenBuckets, take
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
@@ -39,7 +39,7 @@ def test_a_clock_that_goes_backwards_neither_gives_nor_takes():
 
 
 def test_names_have_buckets_of_their_own_and_the_oldest_is_forgotten():
-    buckets = Buckets(rate=1.0, burst=1.0, limit=2)
+    buckets = TokenBuckets(rate=1.0, burst=1.0, limit=2)
     assert buckets.wait("a", 0.0) == 0.0
     assert buckets.wait("a", 0.0) == 1.0
     assert buckets.wait("b", 0.0) == 0.0
@@ -49,7 +49,7 @@ def test_names_have_buckets_of_their_own_and_the_oldest_is_forgotten():
 
 
 def test_an_infinite_rate_remembers_nobody():
-    buckets = Buckets(inf, 1.0, 2)
+    buckets = TokenBuckets(inf, 1.0, 2)
     assert buckets.wait("a", 0.0) == 0.0
     assert len(buckets) == 0
 

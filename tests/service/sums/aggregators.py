@@ -19,7 +19,7 @@ from keyhole.service.sum_services import SumClient
 from keyhole.service.sum_settings import AggregatorSettings
 from keyhole.service.sums import SumFiles
 from keyhole.service.transport import Listen, serving
-from keyhole.wire.http import OCTETS, Client
+from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.sockets import Retry
 from tests.service.sockets import held_port
 
@@ -81,7 +81,7 @@ class Pair:
         return [f"{self.scheme}://127.0.0.1:{port}" for port in self.ports]
 
     def start(self, party):
-        peer = Client(self.urls[1 - party], retry=Retry(attempts=1))
+        peer = HttpClient(self.urls[1 - party], retry=Retry(attempts=1))
         stack = ExitStack()
         app = AggregatorApp(
             SumFiles(self.directory / str(party)),
@@ -117,7 +117,7 @@ class Pair:
         ring = self.keys[party].trainers
         token = ring.issue("device", name, now=time.time(), seconds=600)
         retry = Retry(**{"attempts": 3, "first_wait": 0.01, "longest_wait": 0.05, **retry})
-        return SumClient(Client(self.urls[party], retry=retry), token, party)
+        return SumClient(HttpClient(self.urls[party], retry=retry), token, party)
 
     def device_token(self, party, name, kind="device", **more):
         ring = self.keys[party].devices
@@ -129,7 +129,7 @@ class Pair:
         return Device(self.urls[party], token=self.device_token(party, name), **quick)
 
     def send(self, party, round_id, name, body, token=None):
-        client = Client(self.urls[party], retry=Retry(attempts=1))
+        client = HttpClient(self.urls[party], retry=Retry(attempts=1))
         token = token or self.device_token(party, name)
         path = f"/v1/sums/{round_id}/shares"
         try:

@@ -17,7 +17,7 @@ from keyhole.service.access import Keyring, new_key
 from keyhole.service.reading import RoundsDirectory
 from keyhole.service.sum_routes import Keyrings
 from keyhole.service.sum_services import SumClient
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
 from tests.helpers import LONG, ROOT
 from tests.service.sockets import held_port, make_certificates
@@ -166,7 +166,7 @@ def test_aggregators_speak_tls_to_each_other_devices_and_trainers(tmp_path):
             for party in (0, 1):
                 ring = pair.keys[party].trainers
                 token = ring.issue("device", "trainer", now=time.time(), seconds=60)
-                client = Client(pair.urls[party], ca=folder / "ca.pem", retry=Retry(attempts=3))
+                client = HttpClient(pair.urls[party], ca=folder / "ca.pem", retry=Retry(attempts=3))
                 lines.append(SumClient(client, token, party))
                 stack.callback(client.close)
                 lines[party].open(ROUND, terms, COHORT)

@@ -15,7 +15,7 @@ from keyhole.errors import InputError, NotFiniteError, ServiceError, ViolationEr
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.service.sum_services import SumClient, SumServices
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
 from tests.service.small_service import small_service
 from tests.service.sums.aggregators import aggregators
@@ -148,7 +148,7 @@ def test_a_device_refuses_terms_that_its_operator_does_not_allow(policy):
 
 
 def fake_lines():
-    return [SumClient(Client("http://127.0.0.1:9"), "x", party) for party in (0, 1)]
+    return [SumClient(HttpClient("http://127.0.0.1:9"), "x", party) for party in (0, 1)]
 
 
 def test_a_round_without_a_secure_sum_is_not_sent_to_aggregators(both):

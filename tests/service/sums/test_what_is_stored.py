@@ -16,7 +16,7 @@ from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms
 from keyhole.crypto.prg import Prg
 from keyhole.service.sum_settings import AggregatorSettings
 from keyhole.service.sums import SumFiles, Sums
-from keyhole.wire.sums import Opening
+from keyhole.wire.sums import SumOpening
 from tests.delivery.pir.distinguisher import bits_of, compare
 from tests.service.sums.aggregators import round_name
 
@@ -42,7 +42,7 @@ def rows_of(keys, number, dense):
 def stored(directory, world, party):
     """What an aggregator has on its disk of devices of either kind."""
     sums = Sums(SumFiles(directory), AggregatorSettings(party))
-    sums.open("trainer", ROUND, msgspec.json.encode(Opening(party, TERMS.encode(), NAMES)))
+    sums.open("trainer", ROUND, msgspec.json.encode(SumOpening(party, TERMS.encode(), NAMES)))
     for at, name in enumerate(NAMES):
         kind = at % 2
         prg = Prg(sha256(f"{world} {at}".encode()).digest()[:16])

@@ -63,7 +63,7 @@ from keyhole.aggregation.masked.messages import (
 )
 from keyhole.aggregation.masked.params import SecAggSettings
 from keyhole.crypto.hpke import PrivateKey
-from keyhole.crypto.once import Rounds
+from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.crypto.ring import RingArray, add_masks, pair_seed
 from keyhole.crypto.shamir import SHARE_BYTES, split
@@ -200,7 +200,7 @@ class SecAggClient:
         place: int,
         prg: Prg | None = None,
         identity: Identity | None = None,
-        rounds: Rounds | None = None,
+        rounds: SumsJoined | None = None,
     ) -> None:
         _check_party(settings, place, identity)
         if rounds is not None:

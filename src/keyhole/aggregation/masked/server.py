@@ -44,7 +44,7 @@ from keyhole.aggregation.masked.messages import (
 )
 from keyhole.aggregation.masked.params import SecAggSettings
 from keyhole.crypto.hpke import PrivateKey
-from keyhole.crypto.once import Rounds
+from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.prg import SEED_BYTES
 from keyhole.crypto.ring import RingArray, add_masks, pair_seed
 from keyhole.crypto.shamir import Combiner
@@ -170,7 +170,7 @@ class SecAggServer:
         self,
         settings: SecAggSettings,
         public_keys: tuple[bytes, ...] | None = None,
-        rounds: Rounds | None = None,
+        rounds: SumsJoined | None = None,
     ) -> None:
         if settings.signed and len(public_keys or ()) != settings.cohort:
             raise InputError(

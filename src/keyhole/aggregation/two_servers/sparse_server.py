@@ -32,7 +32,7 @@ from keyhole.aggregation.two_servers.sparse import (
     read_sparse_own,
     read_sparse_public,
 )
-from keyhole.crypto.once import Rounds
+from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.ring import RingArray
 from keyhole.errors import (
     InputError,
@@ -64,7 +64,7 @@ class SparseServer:
         ReplayError: this server has run the round before.
     """
 
-    def __init__(self, terms: SparseTerms, party: int, rounds: Rounds | None = None) -> None:
+    def __init__(self, terms: SparseTerms, party: int, rounds: SumsJoined | None = None) -> None:
         if party not in (0, 1):
             raise InputError(
                 "there are two servers", got=party, allowed="0 or 1", fix="say which this one is"

@@ -16,7 +16,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.readers.images import class_names, to_examples
-from keyhole.data.readers.source import Client, Progress, Source, bad_file, reading
+from keyhole.data.readers.source import Progress, Source, SourceClient, bad_file, reading
 
 
 def names_in(path: Path) -> set[str]:
@@ -81,14 +81,14 @@ def find_femnist(path: Path) -> Source | None:
     )
 
 
-def _read_writers(path: Path, progress: Progress) -> Iterator[Client]:
+def _read_writers(path: Path, progress: Progress) -> Iterator[SourceClient]:
     arrays = load_arrays(path, _WRITER_KINDS, _RANKS)
     _check_writers(path, arrays)
     writers = arrays["writer"]
     ends = np.searchsorted(arrays["client"], np.arange(len(writers)), side="right")
     start = 0
     for number, end in enumerate(ends.tolist()):
-        yield Client(str(writers[number]), _writer_splits(path, arrays, slice(start, end)))
+        yield SourceClient(str(writers[number]), _writer_splits(path, arrays, slice(start, end)))
         start = end
         progress(number + 1, len(writers))
 
@@ -147,13 +147,13 @@ def _names(path: Path) -> Mapping[str, Sequence[str]]:
     return {"items": load_arrays(path, {"item_title": "U"})["item_title"].tolist()}
 
 
-def _read_ratings(path: Path, progress: Progress) -> Iterator[Client]:
+def _read_ratings(path: Path, progress: Progress) -> Iterator[SourceClient]:
     arrays = load_arrays(path, _RATING_KINDS)
     _check_ratings(path, arrays)
     order = np.lexsort((arrays["timestamp"], arrays["user"]))  # stable: ties stay in file order
     users, starts = np.unique(arrays["user"][order], return_index=True)
     for number, at in enumerate(np.split(order, starts[1:])):
-        yield Client(str(users[number]), _rating_splits(arrays, at))
+        yield SourceClient(str(users[number]), _rating_splits(arrays, at))
         progress(number + 1, len(users))
 
 

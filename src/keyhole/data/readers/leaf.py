@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.data.readers.images import class_names, to_examples
-from keyhole.data.readers.source import Client, Progress, Source, bad_file, reading
+from keyhole.data.readers.source import Progress, Source, SourceClient, bad_file, reading
 
 _SPLITS = ("train", "test")
 _FACTS = {
@@ -58,7 +58,7 @@ def _name(path: Path) -> str:
     return (resolved.parent if resolved.name == "data" else resolved).stem
 
 
-def _read(files: Mapping[str, Sequence[Path]], progress: Progress) -> Iterator[Client]:
+def _read(files: Mapping[str, Sequence[Path]], progress: Progress) -> Iterator[SourceClient]:
     total = sum(file.stat().st_size for split in _SPLITS for file in files[split])
     done = 0
     for split in _SPLITS:
@@ -68,7 +68,7 @@ def _read(files: Mapping[str, Sequence[Path]], progress: Progress) -> Iterator[C
                 if user in seen:
                     raise bad_file(file, got=f"writer {user} twice", allowed="each writer once")
                 seen.add(user)
-                yield Client(user, {split: examples})
+                yield SourceClient(user, {split: examples})
             done += file.stat().st_size
             progress(done, total)
 

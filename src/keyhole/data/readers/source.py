@@ -42,7 +42,7 @@ Examples: TypeAlias = Mapping[str, Array] | Sequence[Post]
 
 
 @dataclass(frozen=True)
-class Client:
+class SourceClient:
     """All that a source holds of one client.
 
     Args:
@@ -77,7 +77,7 @@ class Source:
     kind: Kind
     files: tuple[Path, ...]
     facts: Mapping[str, str]
-    read: Callable[[Progress], Iterator[Client]]
+    read: Callable[[Progress], Iterator[SourceClient]]
     names: Callable[[], Mapping[str, Sequence[str]]] = _no_names
     unit: Literal["bytes", "clients"] = "clients"
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from keyhole.data.readers.source import Client, Post, Progress, Source, bad_file, reading
+from keyhole.data.readers.source import Post, Progress, Source, SourceClient, bad_file, reading
 
 # Letters and digits, held together by one of ' . + # - inside; c++ and c# keep their ends.
 _WORD = re.compile(r"[^\W_]+(?:['.+#-][^\W_]+)*(?:\+\+|#)?")
@@ -70,7 +70,7 @@ def find_stackexchange(path: Path) -> Source | None:
     return Source(name, "posts", (path,), _FACTS, partial(_read, path), unit="bytes")
 
 
-def _read(path: Path, progress: Progress) -> Iterator[Client]:
+def _read(path: Path, progress: Progress) -> Iterator[SourceClient]:
     total, last = path.stat().st_size, -1
     with path.open("rb") as file:
         for user, records in groupby(_records(path, file), key=lambda record: record["user"]):
@@ -78,7 +78,7 @@ def _read(path: Path, progress: Progress) -> Iterator[Client]:
                 found = f"user {user} after user {last}"
                 raise bad_file(path, got=found, allowed="lines sorted by user")
             last = user
-            yield Client(str(user), {_split_of(user): [_post(record) for record in records]})
+            yield SourceClient(str(user), {_split_of(user): [_post(record) for record in records]})
             progress(file.tell(), total)
 
 

@@ -40,7 +40,15 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.data.readers.images import TFF_FACTS as WRITERS_FACTS
 from keyhole.data.readers.images import class_names, to_examples
-from keyhole.data.readers.source import Client, Examples, Post, Progress, Source, bad_file, reading
+from keyhole.data.readers.source import (
+    Examples,
+    Post,
+    Progress,
+    Source,
+    SourceClient,
+    bad_file,
+    reading,
+)
 from keyhole.errors import InputError
 
 FACTS = {
@@ -246,7 +254,9 @@ def _columns(path: Path) -> set[str]:
     return columns
 
 
-def _read_hdf5(files: Mapping[str, Path], convert: Any, progress: Progress) -> Iterator[Client]:
+def _read_hdf5(
+    files: Mapping[str, Path], convert: Any, progress: Progress
+) -> Iterator[SourceClient]:
     """Yields clients by name, each with all its splits: words are ranked by users."""
     with ExitStack() as stack:
         groups = {}
@@ -261,7 +271,7 @@ def _read_hdf5(files: Mapping[str, Path], convert: Any, progress: Progress) -> I
                 if client_id in ids[split]:
                     with reading(path, _WHOLE_HDF5):
                         splits[split] = convert(path, _group(path, groups[split], client_id))
-            yield Client(client_id, splits)
+            yield SourceClient(client_id, splits)
             progress(done, len(everyone))
 
 
@@ -350,7 +360,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
 
 
-def _read_sqlite(path: Path, convert: Any, progress: Progress) -> Iterator[Client]:
+def _read_sqlite(path: Path, convert: Any, progress: Progress) -> Iterator[SourceClient]:
     """Yields clients by name, each with all its splits: words are ranked by users."""
     with reading(path, _WHOLE_SQLITE), closing(_connect(path)) as connection:
         expected = Counter(
@@ -360,7 +370,7 @@ def _read_sqlite(path: Path, convert: Any, progress: Progress) -> Iterator[Clien
         rows = (row for row in connection.execute(_EXAMPLES) if row[1] in _SPLITS)
         done = 0
         for client_id, found in groupby(rows, key=itemgetter(0)):
-            yield Client(str(client_id), _splits(path, convert, list(found), expected))
+            yield SourceClient(str(client_id), _splits(path, convert, list(found), expected))
             done += 1
             progress(done, total)
     if done != total:

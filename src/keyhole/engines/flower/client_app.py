@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 
 from keyhole.device.device import Assignment, Device
 from keyhole.device.take_part import Participant, Taken, take_part_in
-from keyhole.engines.flower.messages import FAILED, Call, Here, Report, read, write
+from keyhole.engines.flower.messages import FAILED, Here, Report, RoundCall, read, write
 from keyhole.engines.flower.node_config import NodeConfig, participant_for
 from keyhole.errors import (
     DamageError,
@@ -69,7 +69,7 @@ def join(app: ClientApp, participant_of: ParticipantOf) -> None:
     @app.train("keyhole")
     def train(message: Message, context: Context) -> Message:
         return _answered(
-            message, lambda: _take_part(read(message.content, Call), context, participant_of)
+            message, lambda: _take_part(read(message.content, RoundCall), context, participant_of)
         )
 
 
@@ -83,7 +83,7 @@ def _answered(message: Message, work: Callable[[], Report | Here]) -> Message:
     return Message(content, reply_to=message)
 
 
-def _take_part(call: Call, context: Context, participant_of: ParticipantOf) -> Report:
+def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf) -> Report:
     """Takes part for one client after the other, until the round is over."""
     node = NodeConfig.of(context.node_config)
     node.check(call)
@@ -120,7 +120,7 @@ class _Lot:
 
 
 def _one(
-    call: Call,
+    call: RoundCall,
     token: str | None,
     node: NodeConfig,
     stop: threading.Event,
@@ -145,7 +145,7 @@ def _one(
     return _Lot(outcome, reason, taken, time.monotonic() - began)
 
 
-def _report(call: Call, lots: list[_Lot]) -> Report:
+def _report(call: RoundCall, lots: list[_Lot]) -> Report:
     takens = [lot.taken for lot in lots]
     return Report(
         clients=call.clients,

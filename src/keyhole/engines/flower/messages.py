@@ -44,7 +44,7 @@ _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
-class Call:
+class RoundCall:
     """What a node is told of a round.
 
     Args:
@@ -107,7 +107,7 @@ class Here:
     client: int = -1
 
 
-def write(content: Call | Report | Here) -> RecordDict:
+def write(content: RoundCall | Report | Here) -> RecordDict:
     """The content of a Flower message."""
     told = {f.name: getattr(content, f.name) for f in fields(content)}
     plain = {name: list(v) if isinstance(v, tuple) else v for name, v in told.items()}
@@ -119,7 +119,7 @@ def read(content: RecordDict, kind: type[_Kind]) -> _Kind:
 
     Args:
         content: of the message.
-        kind: `Call`, `Report` or `Here`.
+        kind: `RoundCall`, `Report` or `Here`.
 
     Raises:
         MalformedError: it says something else, or too much.

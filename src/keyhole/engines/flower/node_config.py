@@ -32,7 +32,7 @@ from typing import TypeAlias
 from keyhole.device.cache import SliceCache
 from keyhole.device.device import Device
 from keyhole.device.take_part import Fetch, Participant, Send
-from keyhole.engines.flower.messages import Call
+from keyhole.engines.flower.messages import RoundCall
 from keyhole.errors import InputError, NotAdmittedError
 
 _MAX_SECRET = 4096  # bytes of a file that holds one
@@ -119,7 +119,7 @@ class NodeConfig:
         """The client that this node is; -1 for whoever is asked."""
         return -1 if self.client is None else self.client
 
-    def check(self, call: Call) -> None:
+    def check(self, call: RoundCall) -> None:
         """Refuses a call that this node is not there for, or that asks for another way.
 
         Raises:
@@ -163,7 +163,7 @@ DELIVERIES = ("clear", "pir")
 
 
 def participant_for(
-    call: Call, participant: Participant, connect: Connect, node: NodeConfig
+    call: RoundCall, participant: Participant, connect: Connect, node: NodeConfig
 ) -> Participant:
     """The participant, fetching and sending as the call says.
 
@@ -190,13 +190,13 @@ def participant_for(
     return participant
 
 
-def _pir(call: Call, connect: Connect, node: NodeConfig) -> Fetch:
+def _pir(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
     from keyhole.device.private import PirFetch
 
     return PirFetch(connect(call.second, _token(node.second_token)))
 
 
-def _shares(call: Call, connect: Connect, node: NodeConfig) -> Send:
+def _shares(call: RoundCall, connect: Connect, node: NodeConfig) -> Send:
     from keyhole.device.sums import SumSend
 
     named = node.aggregator_tokens

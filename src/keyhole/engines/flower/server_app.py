@@ -29,7 +29,7 @@ from keyhole.service.inbox import Inbox, SpoolInbox
 from keyhole.service.publishing import Publisher
 from keyhole.service.served import Served
 from keyhole.service.spool import UpdateSpool
-from keyhole.wire.http import Client
+from keyhole.wire.http import HttpClient
 
 
 def inbox_of(config: RoundsConfig) -> Inbox:
@@ -44,7 +44,7 @@ def inbox_of(config: RoundsConfig) -> Inbox:
 
     ca = None if config.aggregator_ca is None else str(config.aggregator_ca)
     first, second = (
-        SumClient(Client(url, ca=ca), read_secret(path), party)
+        SumClient(HttpClient(url, ca=ca), read_secret(path), party)
         for party, (url, path) in enumerate(
             zip(config.aggregators, config.aggregator_tokens, strict=True)
         )

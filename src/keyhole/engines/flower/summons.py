@@ -19,9 +19,9 @@ from flwr.serverapp import Grid
 
 from keyhole.engines.flower.messages import (
     TRAIN,
-    Call,
     Nodes,
     Report,
+    RoundCall,
     failure_of,
     read,
     sentences,
@@ -162,7 +162,7 @@ class FlowerSummons:
         told, self._incidents = self._incidents, Counter()
         return sentences(told)
 
-    def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> Call:
+    def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> RoundCall:
         ring, where, now = self.keyring, self.addresses, self.wall()
         tokens = (
             ()
@@ -172,7 +172,7 @@ class FlowerSummons:
                 for c in clients
             )
         )
-        return Call(
+        return RoundCall(
             round=round_id,
             number=t,
             seconds=seconds,

@@ -30,7 +30,7 @@ from keyhole.server.row_sums import BLOCK
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkTask:
     """What a worker does in one go.
 
     Args:
@@ -56,7 +56,7 @@ class Task:
         return self.needs if self.after is None else (*self.needs, self.after)
 
 
-class Board:
+class TaskBoard:
     """The tasks of one call, and how far they are.
 
     Args:
@@ -75,7 +75,7 @@ class Board:
     True
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[WorkTask]) -> None:
         self.tasks = tasks
         self._queues: dict[str, deque[int]] = {}
         self._begun = [False] * len(tasks)
@@ -186,7 +186,7 @@ class Step:
 
     kind: Kind
     jobs: range = field(default_factory=lambda: range(0))
-    task: Task = field(default_factory=Task)
+    task: WorkTask = field(default_factory=WorkTask)
 
 
 def steps_of_choices(count: int, nodes: Sequence[str]) -> list[Step]:
@@ -214,7 +214,7 @@ def _spread(kind: Kind, pieces: Sequence[range], nodes: Sequence[str]) -> list[S
     """A step for each piece, neighbours on the same node."""
     homes = spread_home(len(pieces), nodes)
     return [
-        Step(kind, piece, Task(clients=len(piece), home=home))
+        Step(kind, piece, WorkTask(clients=len(piece), home=home))
         for piece, home in zip(pieces, homes, strict=True)
     ]
 
@@ -245,7 +245,7 @@ def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
         homes = spread_home(len(cuts), nodes) if is_split else [home] * len(cuts)
         ends = [_add_pieces(steps, *pair) for pair in zip(cuts, homes, strict=True)]
         if len(ends) > (1 if len(set(nodes)) > 1 else _MAX_SUMS):
-            steps.append(Step("merge", task=Task(tuple(ends), home=home)))
+            steps.append(Step("merge", task=WorkTask(tuple(ends), home=home)))
     return steps
 
 
@@ -264,7 +264,7 @@ def _add_pieces(steps: list[Step], pieces: Sequence[range], home: str) -> int:
     """Appends steps, one after the other; returns the place of the one that has their sum."""
     for piece in pieces:
         after = len(steps) - 1 if piece is not pieces[0] else None
-        task = Task(clients=len(piece), home=home, is_piece=len(pieces) > 1, after=after)
+        task = WorkTask(clients=len(piece), home=home, is_piece=len(pieces) > 1, after=after)
         steps.append(Step("train_and_add", piece, task))
     return len(steps) - 1
 
@@ -308,7 +308,7 @@ class Call:
         self,
         ray: Any,
         crew: Crew,
-        tasks: Sequence[Task],
+        tasks: Sequence[WorkTask],
         submit: Submit,
         fetch: Callable[[int, Any], None],
         did: str = "trained",
@@ -319,7 +319,7 @@ class Call:
         self._submit = submit
         self._fetch = fetch
         self._did = did
-        self._board = Board(tasks)
+        self._board = TaskBoard(tasks)
         self._attempts = [0] * len(tasks)
         self._results: dict[int, Any] = {}
         self._pending: dict[Any, _Given] = {}

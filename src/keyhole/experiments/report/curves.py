@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from keyhole.experiments.report.results import Line, Sweep
+from keyhole.experiments.report.results import Series, SweepResults
 from keyhole.experiments.report.spread import Curve, write_number
 from keyhole.experiments.report.style import (
     SeriesStyle,
@@ -72,7 +72,7 @@ def draw_curves(
     return figure
 
 
-def draw_sweep_curves(sweep: Sweep) -> Figure:
+def draw_sweep_curves(sweep: SweepResults) -> Figure:
     """Draws the curves of a sweep; a line that has none yet is in the legend only."""
     panels = {
         panel: {line.label: line.curve for line in lines} for panel, lines in sweep.panels.items()
@@ -114,7 +114,7 @@ def _finish_axes(
             figure.delaxes(ax)
 
 
-def draw_final(sweep: Sweep) -> Figure:
+def draw_final(sweep: SweepResults) -> Figure:
     """Draws one series for each panel of the sweep: left its sizes, right its test metric.
 
     Returns:
@@ -138,7 +138,7 @@ def draw_final(sweep: Sweep) -> Figure:
     return figure
 
 
-def _places(sweep: Sweep) -> dict[Line, float]:
+def _places(sweep: SweepResults) -> dict[Series, float]:
     """Line -> where it stands: at its x, or at the rank of its label if some line has no x."""
     if _has_x(sweep):
         return {line: line.x for line in sweep.lines if line.x is not None}
@@ -146,13 +146,13 @@ def _places(sweep: Sweep) -> dict[Line, float]:
     return {line: float(labels.index(line.label)) for line in sweep.lines}
 
 
-def _has_x(sweep: Sweep) -> bool:
+def _has_x(sweep: SweepResults) -> bool:
     """Whether every line has an x."""
     return all(line.x is not None for line in sweep.lines)
 
 
 def _draw_sizes(
-    axes: Axes, lines: Sequence[Line], places: dict[Line, float], style: SeriesStyle
+    axes: Axes, lines: Sequence[Series], places: dict[Series, float], style: SeriesStyle
 ) -> Artist:
     """Draws the relative sizes of one panel."""
     points = sorted((places[li], li.relative_size) for li in lines if li.relative_size)
@@ -160,7 +160,7 @@ def _draw_sizes(
     return axes.plot(xs, ys, **style.line())[0]
 
 
-def _finish_sizes(axes: Axes, lines: Sequence[Line]) -> None:
+def _finish_sizes(axes: Axes, lines: Sequence[Series]) -> None:
     """Labels the axis of sizes; log where they span decades, else from zero."""
     axes.set_ylabel("client size / server size")
     if spans_decades([line.relative_size for line in lines if line.relative_size]):
@@ -170,7 +170,7 @@ def _finish_sizes(axes: Axes, lines: Sequence[Line]) -> None:
         axes.set_ylim(0, 1.05)
 
 
-def _finish_x(axes: Axes, sweep: Sweep, places: dict[Line, float]) -> None:
+def _finish_x(axes: Axes, sweep: SweepResults, places: dict[Series, float]) -> None:
     """Labels the x axis with values, or with labels where lines have no x."""
     axes.set_xlabel(sweep.x_label)
     if _has_x(sweep):
@@ -182,7 +182,7 @@ def _finish_x(axes: Axes, sweep: Sweep, places: dict[Line, float]) -> None:
     axes.set_xlim(-0.4, len(labels) - 0.6)
 
 
-def _explain(figure: Figure, sweep: Sweep, handles: Sequence[Artist]) -> None:
+def _explain(figure: Figure, sweep: SweepResults, handles: Sequence[Artist]) -> None:
     """Adds the legend, with stars at panels whose trials are not all there."""
     names = [
         panel if all(map(sweep.is_complete, lines)) else f"{panel} *"

@@ -22,15 +22,15 @@ from matplotlib.patches import Rectangle
 from keyhole.errors import InputError
 from keyhole.experiments.report.curves import INCOMPLETE, draw_final, draw_sweep_curves
 from keyhole.experiments.report.frontier import draw_frontier
-from keyhole.experiments.report.results import Line, Sweep
+from keyhole.experiments.report.results import Series, SweepResults
 from keyhole.experiments.report.spread import NOTHING, Spread, is_share, metric_name, write_number
 from keyhole.experiments.report.style import WIDTH, drawing, new_figure
 
-Cells: TypeAlias = Mapping[tuple[float, float], Line]
+Cells: TypeAlias = Mapping[tuple[float, float], Series]
 """(server_lr, client_lr) -> the line that was run with them."""
 
 
-def tuning_value(line: Line) -> Spread | None:
+def tuning_value(line: Series) -> Spread | None:
     """Returns what rates are chosen by: the end of the curve, or test if there is no curve.
 
     Runs that tune are evaluated on validation data while they train. The test data must not choose
@@ -39,7 +39,7 @@ def tuning_value(line: Line) -> Spread | None:
     return line.last or line.test
 
 
-def draw_grid(sweep: Sweep) -> Figure:
+def draw_grid(sweep: SweepResults) -> Figure:
     """Draws one map for each panel of the sweep, with a frame around the best cell.
 
     Raises:
@@ -60,7 +60,7 @@ def draw_grid(sweep: Sweep) -> Figure:
     return figure
 
 
-def _explanation(sweep: Sweep) -> str:
+def _explanation(sweep: SweepResults) -> str:
     """What the numbers in the cells are."""
     split = sweep.split if any(line.last for line in sweep.lines) else "test"
     unit = " (%)" if is_share(sweep.metric) else ""
@@ -69,9 +69,9 @@ def _explanation(sweep: Sweep) -> str:
     return f"{text}\n{INCOMPLETE}" if incomplete else text
 
 
-def _cells(sweep: Sweep, lines: Sequence[Line]) -> Cells:
+def _cells(sweep: SweepResults, lines: Sequence[Series]) -> Cells:
     """The lines of a panel by their rates; lines without a trial have none and are left empty."""
-    cells: dict[tuple[float, float], Line] = {}
+    cells: dict[tuple[float, float], Series] = {}
     for line in lines:
         if not line.trials:
             continue
@@ -86,7 +86,7 @@ def _cells(sweep: Sweep, lines: Sequence[Line]) -> Cells:
     return cells
 
 
-def _refuse(sweep: Sweep, line: Line, got: str) -> InputError:
+def _refuse(sweep: SweepResults, line: Series, got: str) -> InputError:
     return InputError(
         f"arm {line.arm} has no cell of its own in the grid of {sweep.name}",
         got=got,
@@ -95,7 +95,7 @@ def _refuse(sweep: Sweep, line: Line, got: str) -> InputError:
     )
 
 
-def _draw_map(axes: Axes, cells: Cells, sweep: Sweep) -> None:
+def _draw_map(axes: Axes, cells: Cells, sweep: SweepResults) -> None:
     """Draws one map: server rates upward, client rates to the right."""
     servers, clients = sorted({s for s, _ in cells}), sorted({c for _, c in cells})
     values = np.full((len(servers), len(clients)), np.nan)
@@ -115,7 +115,9 @@ def _draw_map(axes: Axes, cells: Cells, sweep: Sweep) -> None:
     _frame_best(axes, values)
 
 
-def _write_cell(axes: Axes, x: int, y: int, line: Line, sweep: Sweep, values: np.ndarray) -> None:
+def _write_cell(
+    axes: Axes, x: int, y: int, line: Series, sweep: SweepResults, values: np.ndarray
+) -> None:
     """Prints the mean in a cell, dark on light and light on dark."""
     star = "" if sweep.is_complete(line) else " *"
     value = values[y, x]
@@ -145,7 +147,7 @@ def _frame_best(axes: Axes, values: np.ndarray) -> None:
     axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor="#d62728", linewidth=2.5))
 
 
-KINDS: Mapping[str, Callable[[Sweep], Figure]] = MappingProxyType(
+KINDS: Mapping[str, Callable[[SweepResults], Figure]] = MappingProxyType(
     {
         "curves": draw_sweep_curves,
         "final": draw_final,
@@ -156,6 +158,6 @@ KINDS: Mapping[str, Callable[[Sweep], Figure]] = MappingProxyType(
 """Kind -> how it is drawn; the names are `results.FIGURES`."""
 
 
-def draw_sweep(sweep: Sweep) -> dict[str, Figure]:
+def draw_sweep(sweep: SweepResults) -> dict[str, Figure]:
     """Returns kind -> figure, for the kinds that the sweep asks for."""
     return {kind: KINDS[kind](sweep) for kind in sweep.figures}

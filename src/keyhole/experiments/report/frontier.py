@@ -16,7 +16,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from keyhole.experiments.report.curves import INCOMPLETE
-from keyhole.experiments.report.results import Line, Sweep
+from keyhole.experiments.report.results import Series, SweepResults
 from keyhole.experiments.report.style import (
     add_legend,
     draw_points,
@@ -139,7 +139,7 @@ def _is_near(one: Point, other: Point) -> bool:
     return abs(one[0] - other[0]) < _NEAR and abs(one[1] - other[1]) < _NEAR
 
 
-def draw_frontier(sweep: Sweep) -> Figure:
+def draw_frontier(sweep: SweepResults) -> Figure:
     """Draws one series for each panel of the sweep; points carry the labels of its lines.
 
     Returns:
@@ -178,20 +178,20 @@ def _short_labels(labels: list[list[str]]) -> tuple[str, list[list[str]]]:
     return names.pop(), [[label.partition(" = ")[2] for label in series] for series in labels]
 
 
-def _shown(lines: Sequence[Line]) -> list[Line]:
+def _shown(lines: Sequence[Series]) -> list[Series]:
     """The lines that have a point, by size."""
     finite = [li for li in lines if li.test is not None and math.isfinite(li.test.mean)]
     return sorted(finite, key=_point)
 
 
-def _point(line: Line) -> Point:
+def _point(line: Series) -> Point:
     """Relative size and mean of the test metric of a line that has both."""
     assert line.test is not None
     assert line.relative_size is not None
     return line.relative_size, line.test.mean
 
 
-def _finish_axes(axes: Axes, sweep: Sweep) -> None:
+def _finish_axes(axes: Axes, sweep: SweepResults) -> None:
     """Labels both axes and leaves room for the labels of the outermost points."""
     label_metric(axes, sweep.metric, "test")
     axes.set_xlabel("client size / server size")

@@ -14,10 +14,16 @@ from typing import Any
 
 from keyhole.experiments.report import privacy
 from keyhole.experiments.report.figures import draw_sweep
-from keyhole.experiments.report.privacy import SliceTable, draw_privacy
-from keyhole.experiments.report.results import Sweep, Trial
+from keyhole.experiments.report.privacy import PriceTable, draw_privacy
+from keyhole.experiments.report.results import SweepResults, Trial
 from keyhole.experiments.report.style import save_figure
-from keyhole.experiments.report.tables import Table, find_finding, make_table, to_html, to_markdown
+from keyhole.experiments.report.tables import (
+    ReportTable,
+    find_finding,
+    make_table,
+    to_html,
+    to_markdown,
+)
 from keyhole.files import make_directory, storage_errors
 
 CAPTIONS: Mapping[str, str] = {
@@ -91,8 +97,8 @@ class Section:
         figures: kind -> SVG.
     """
 
-    sweep: Sweep
-    table: Table
+    sweep: SweepResults
+    table: ReportTable
     figures: Mapping[str, bytes]
 
 
@@ -133,7 +139,7 @@ def _contents(sections: Sequence[Section]) -> str:
     return f"<nav><ul>\n{items}\n</ul></nav>"
 
 
-def _mark(table: Table) -> str:
+def _mark(table: ReportTable) -> str:
     lacking = len(table.notes)
     lines = "line" if lacking == 1 else "lines"
     return f' <span class="mark">({lacking} {lines} incomplete)</span>' if lacking else ""
@@ -149,7 +155,7 @@ def _section(section: Section) -> str:
 """
 
 
-def _paper(sweep: Sweep) -> str:
+def _paper(sweep: SweepResults) -> str:
     """What the paper found, if it made this experiment."""
     finding = find_finding(sweep.name)
     if finding is None:
@@ -158,7 +164,7 @@ def _paper(sweep: Sweep) -> str:
     return f'<p class="paper">{escape(finding.text)} <cite>The paper, {source}.</cite></p>\n'
 
 
-def _figure(sweep: Sweep, kind: str, svg: bytes) -> str:
+def _figure(sweep: SweepResults, kind: str, svg: bytes) -> str:
     """A picture inside the page; as an image, so that ids of two pictures cannot clash."""
     data = base64.b64encode(svg).decode()
     caption = escape(CAPTIONS[kind])
@@ -168,7 +174,7 @@ def _figure(sweep: Sweep, kind: str, svg: bytes) -> str:
     )
 
 
-def _settings(sweep: Sweep) -> str:
+def _settings(sweep: SweepResults) -> str:
     """How the runs were set up, each setting with all the values it took."""
     trials = [trial for line in sweep.lines for trial in line.trials]
     facts = {
@@ -215,7 +221,7 @@ def _values(values: Iterable[Any]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def write_section(sweep: Sweep, to: Path) -> tuple[Section, list[Path]]:
+def write_section(sweep: SweepResults, to: Path) -> tuple[Section, list[Path]]:
     """Writes the figures and the Markdown table of a sweep.
 
     Args:
@@ -251,7 +257,7 @@ def write_page(name: str, sections: list[Section], to: Path) -> Path:
     return path
 
 
-def write_privacy(tables: Sequence[SliceTable], to: Path) -> list[Path]:
+def write_privacy(tables: Sequence[PriceTable], to: Path) -> list[Path]:
     """Writes the figure and the tables on private select; returns their paths.
 
     Raises:
@@ -264,7 +270,7 @@ def write_privacy(tables: Sequence[SliceTable], to: Path) -> list[Path]:
     return [*drawn, text]
 
 
-def _markdown(sweep: Sweep, table: Table) -> str:
+def _markdown(sweep: SweepResults, table: ReportTable) -> str:
     """The table, with what the paper found above it."""
     finding = find_finding(sweep.name)
     said = f"The paper ({finding.source}): {finding.text}\n\n" if finding else ""

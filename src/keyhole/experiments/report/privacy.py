@@ -50,7 +50,7 @@ _EXAMPLES = (100, 1_000, 10_000)
 
 
 @dataclass(frozen=True)
-class SliceTable:
+class PriceTable:
     """One table of slices.
 
     Args:
@@ -99,16 +99,16 @@ class SliceTable:
         return (whole - sent) / (whole - clear) if whole > clear else 0.0
 
 
-def slice_tables(slice_bytes: int = 2_000) -> tuple[SliceTable, ...]:
+def slice_tables(slice_bytes: int = 2_000) -> tuple[PriceTable, ...]:
     """The tables that are compared: of ten thousand to a million slices.
 
     Args:
         slice_bytes: of one slice: 500 numbers, as in the paper's task of tags.
     """
-    return tuple(SliceTable(num_keys, slice_bytes) for num_keys in _NUM_KEYS)
+    return tuple(PriceTable(num_keys, slice_bytes) for num_keys in _NUM_KEYS)
 
 
-def to_markdown(tables: Sequence[SliceTable]) -> str:
+def to_markdown(tables: Sequence[PriceTable]) -> str:
     """Returns two tables: where each way stops saving, and what it sends before."""
     slice_bytes = f"{tables[0].slice_bytes:,}"
     ends = [("way", *(f"K = {table.num_keys:,}" for table in tables))]
@@ -129,7 +129,7 @@ def to_markdown(tables: Sequence[SliceTable]) -> str:
     )
 
 
-def to_json(tables: Sequence[SliceTable]) -> list[dict[str, Any]]:
+def to_json(tables: Sequence[PriceTable]) -> list[dict[str, Any]]:
     """Returns the same as plain values."""
     return [
         {
@@ -148,7 +148,7 @@ def _all_ways() -> list[DeliveryName]:
     return ["broadcast", *LABELS]
 
 
-def _write_end(table: SliceTable, way: DeliveryName) -> str:
+def _write_end(table: PriceTable, way: DeliveryName) -> str:
     end = table.break_even[way]
     return f"{end:,} ({write_percent(end / table.num_keys)})"
 
@@ -162,7 +162,7 @@ def write_percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
-def _megabytes(table: SliceTable, way: DeliveryName, keys_per_client: int) -> str:
+def _megabytes(table: PriceTable, way: DeliveryName, keys_per_client: int) -> str:
     size = table.bytes_of(way, keys_per_client) / 1e6
     text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}"
     if way == "broadcast":
@@ -186,7 +186,7 @@ _NOTED: Mapping[DeliveryName, str] = MappingProxyType(
 _INK = "#333333"
 
 
-def draw_privacy(tables: Sequence[SliceTable]) -> Figure:
+def draw_privacy(tables: Sequence[PriceTable]) -> Figure:
     """Draws, for each table, bytes relative to broadcast over m, and what is left of the saving.
 
     Rings and numbers show the break-even points: from there on, broadcast sends less.
@@ -209,7 +209,7 @@ def draw_privacy(tables: Sequence[SliceTable]) -> Figure:
     return figure
 
 
-def _draw_bytes(axes: Axes, table: SliceTable, styles: Mapping[str, SeriesStyle]) -> list[Artist]:
+def _draw_bytes(axes: Axes, table: PriceTable, styles: Mapping[str, SeriesStyle]) -> list[Artist]:
     """The upper panel; returns what a legend shows."""
     axes.set_title(f"K = {table.num_keys:,}")
     axes.axhline(1, color=_INK, linewidth=1)
@@ -238,7 +238,7 @@ def _draw_bytes(axes: Axes, table: SliceTable, styles: Mapping[str, SeriesStyle]
     return handles
 
 
-def _draw_kept(axes: Axes, table: SliceTable, styles: Mapping[str, SeriesStyle]) -> None:
+def _draw_kept(axes: Axes, table: PriceTable, styles: Mapping[str, SeriesStyle]) -> None:
     """The lower panel."""
     # Beyond that, naming keys costs more than select saves.
     limit = table.break_even["pregenerated"]
@@ -266,7 +266,7 @@ def _draw_line(
 
 
 def _mark_ends(
-    axes: Axes, table: SliceTable, styles: Mapping[str, SeriesStyle], height: float
+    axes: Axes, table: PriceTable, styles: Mapping[str, SeriesStyle], height: float
 ) -> None:
     """A ring at each break-even point."""
     for way in _NOTED:

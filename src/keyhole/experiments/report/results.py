@@ -155,7 +155,7 @@ FIGURES = ("curves", "final", "frontier", "grid")
 
 
 @dataclass(frozen=True)
-class Result:
+class TrialResult:
     """The end of a finished trial.
 
     Args:
@@ -191,7 +191,7 @@ class Trial:
     relative_size: float
     split: str
     curves: Mapping[str, Mapping[int, float]]
-    result: Result | None
+    result: TrialResult | None
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -206,7 +206,7 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class Series:
     """One arm of a sweep.
 
     Args:
@@ -272,7 +272,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepResults:
     """A figure or table of the paper, as we ran it.
 
     Args:
@@ -294,11 +294,11 @@ class Sweep:
     metric: str
     figures: tuple[str, ...]
     x_label: str
-    lines: tuple[Line, ...] = field(repr=False)
+    lines: tuple[Series, ...] = field(repr=False)
     trials: int
 
     @cached_property
-    def panels(self) -> Mapping[str, tuple[Line, ...]]:
+    def panels(self) -> Mapping[str, tuple[Series, ...]]:
         """Panel -> its lines, in the order in which they first appear."""
         names = dict.fromkeys(line.panel for line in self.lines)
         panels = {name: tuple(line for line in self.lines if line.panel == name) for name in names}
@@ -310,7 +310,7 @@ class Sweep:
         splits = {trial.split for line in self.lines for trial in line.trials}
         return splits.pop() if len(splits) == 1 else ""
 
-    def is_complete(self, line: Line) -> bool:
+    def is_complete(self, line: Series) -> bool:
         """Whether every trial of a line is there and finished."""
         return len(line.finished) >= max(1, self.trials) and not line.unfinished
 
@@ -325,7 +325,7 @@ def curve_of(records: list[RoundRecord], metric: str) -> dict[int, float]:
     return {r.round + 1: r.metrics[metric] for r in records if metric in r.metrics}
 
 
-def read_sweeps(out: Path) -> list[Sweep]:
+def read_sweeps(out: Path) -> list[SweepResults]:
     """Returns the sweeps of a directory, by name, each with what there is of its trials.
 
     Args:
@@ -346,7 +346,7 @@ def read_sweeps(out: Path) -> list[Sweep]:
     return [_read_sweep(path, trials) for path in paths]
 
 
-def _read_sweep(path: Path, known: dict[str, tuple[Trial, ...]]) -> Sweep:
+def _read_sweep(path: Path, known: dict[str, tuple[Trial, ...]]) -> SweepResults:
     """Reads a sweep; trials of an arm that several sweeps share are read once, into `known`."""
     fields = read_json(path, "a sweep")
     metric = fields.text("metric")
@@ -356,7 +356,7 @@ def _read_sweep(path: Path, known: dict[str, tuple[Trial, ...]]) -> Sweep:
     fields.require("lines", 0 < len(lines) == len(places), "1 or more, no two alike in a panel")
     fields.require("sweep", fields.text("sweep") == path.stem, f"{path.stem!r}, as the file")
     fields.require("figures", set(fields.texts("figures")) <= set(FIGURES), ", ".join(FIGURES))
-    return Sweep(
+    return SweepResults(
         name=path.stem,
         title=fields.text("title"),
         scale=fields.text("scale"),
@@ -369,7 +369,9 @@ def _read_sweep(path: Path, known: dict[str, tuple[Trial, ...]]) -> Sweep:
     )
 
 
-def _read_line(fields: Fields, out: Path, metric: str, known: dict[str, tuple[Trial, ...]]) -> Line:
+def _read_line(
+    fields: Fields, out: Path, metric: str, known: dict[str, tuple[Trial, ...]]
+) -> Series:
     arm = fields.text("arm")
     # A name, not a path: a sweep must not lead the reader out of its directory.
     fields.require("arm", Path(arm).name == arm and arm != "..", "the name of a directory")
@@ -378,7 +380,7 @@ def _read_line(fields: Fields, out: Path, metric: str, known: dict[str, tuple[Tr
     for trial in known[arm]:
         if trial.result is not None and metric not in trial.result.metrics:
             fields.require("metric", False, f"one that trial {trial.number} of {arm} measured")
-    return Line(
+    return Series(
         panel=fields.text("panel", ""),
         label=fields.text("label"),
         x=fields.number("x", None),
@@ -438,11 +440,11 @@ def _read_records(path: Path) -> list[RoundRecord]:
     return records
 
 
-def _read_result(path: Path) -> Result | None:
+def _read_result(path: Path) -> TrialResult | None:
     if not path.exists():
         return None
     fields = read_json(path, "the result of a run")
-    return Result(
+    return TrialResult(
         rounds=fields.count("rounds"),
         seconds=fields.require_number("seconds"),
         metrics=fields.numbers("metrics"),

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from keyhole.experiments.report.results import Line, Sweep
+from keyhole.experiments.report.results import Series, SweepResults
 from keyhole.experiments.report.spread import (
     NOTHING,
     Spread,
@@ -228,7 +228,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """The table of a sweep.
 
     Args:
@@ -289,14 +289,14 @@ class Table:
         return (*cells, *paper)
 
 
-def make_table(sweep: Sweep) -> Table:
+def make_table(sweep: SweepResults) -> ReportTable:
     """Returns the table of a sweep, with a note for every line whose trials are not all there."""
     rows = tuple(_make_row(sweep, line) for line in sweep.lines)
     notes = tuple(note for line in sweep.lines if (note := _note(sweep, line)))
-    return Table(sweep.name, sweep.title, sweep.metric, rows, notes)
+    return ReportTable(sweep.name, sweep.title, sweep.metric, rows, notes)
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: ReportTable) -> str:
     """Returns a Markdown table; numbers are aligned to the right."""
     marks = ["---"] * table.names + ["---:"] * (len(table.header) - table.names)
     lines = [map(_escape, table.header), marks, *(map(_escape, cells) for cells in table.cells)]
@@ -305,7 +305,7 @@ def to_markdown(table: Table) -> str:
     return f"{text}\n{notes}" if notes else text
 
 
-def to_html(table: Table) -> str:
+def to_html(table: ReportTable) -> str:
     """Returns an HTML table, and a list of what is lacking."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in table.header)
     rows = "\n".join(
@@ -320,14 +320,14 @@ def to_html(table: Table) -> str:
     return f'{text}<ul class="lacking">\n{notes}</ul>\n' if notes else text
 
 
-def to_json(table: Table) -> dict[str, Any]:
+def to_json(table: ReportTable) -> dict[str, Any]:
     """Returns the table as plain values; shares as shares, what is not finite as None."""
     plain = _finite(asdict(table))
     assert isinstance(plain, dict)
     return plain
 
 
-def _make_row(sweep: Sweep, line: Line) -> Row:
+def _make_row(sweep: SweepResults, line: Series) -> Row:
     return Row(
         panel=line.panel,
         label=line.label,
@@ -343,7 +343,7 @@ def _make_row(sweep: Sweep, line: Line) -> Row:
     )
 
 
-def _note(sweep: Sweep, line: Line) -> str:
+def _note(sweep: SweepResults, line: Series) -> str:
     """What is lacking of a line, as a sentence; empty if nothing is."""
     if sweep.is_complete(line) and not line.differing:
         return ""
@@ -364,7 +364,7 @@ def _note(sweep: Sweep, line: Line) -> str:
     return f"{name}: {'; '.join(facts)}. {_meaning(line)}"
 
 
-def _meaning(line: Line) -> str:
+def _meaning(line: Series) -> str:
     """Which trials the numbers of a line are over."""
     if line.finished:
         trials = "1 trial" if len(line.finished) == 1 else f"{len(line.finished)} trials"
