@@ -39,12 +39,29 @@ def test_what_a_page_links_to_exists(page):
         assert not anchor or anchor in anchors_of(found), f"{target}#{anchor}"
 
 
-def test_every_file_of_the_paper_map_exists():
-    page = (ROOT / "docs" / "paper-map.md").read_text()
-    named = re.findall(r"`((?:src|tests|examples|benchmarks|docs)/[\w/.-]+)`", page)
-    assert len(named) > 20
-    for path in named:
-        assert (ROOT / path).exists(), path
+# Where paths in pages begin, and the folders that tell a path from a fraction or a URL.
+BEGINNINGS = [ROOT, ROOT / "src" / "keyhole", ROOT / "docs"]
+FOLDERS = {path.name for start in BEGINNINGS for path in start.iterdir() if path.is_dir()}
+PATH = re.compile(r"`([\w-]+)/([\w/.-]+)`")
+
+
+def paths_of(text):
+    """Files and folders of ours that a text names."""
+    return {f"{top}/{rest}" for top, rest in PATH.findall(text) if top in FOLDERS}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_names_exists(page):
+    if page.name == "CHANGELOG.md":
+        return  # tells of what was
+    for path in paths_of(page.read_text()):
+        assert any((start / path).exists() for start in BEGINNINGS), path
+
+
+def test_paths_are_found_in_text():
+    named = paths_of("`src/keyhole/rounds`, `rounds/round.py`, `1/2` and `records.jsonl`")
+    assert named == {"src/keyhole/rounds", "rounds/round.py"}
+    assert len(paths_of((ROOT / "docs" / "paper-map.md").read_text())) > 20
 
 
 def test_every_test_of_the_paper_map_exists():

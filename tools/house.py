@@ -17,7 +17,8 @@ import json
 import re
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +27,7 @@ from house_runs import PACKAGE, SOURCE, run_code
 
 # --- What a change of names touches; commands and entry points are at the top of house_runs.py.
 
-WAY_FOLDERS = ("delivery", "aggregation", "private", "training/aggregation")
+WAY_FOLDERS = ("delivery", "aggregation")
 WAY_LITERALS = ("DeliveryName", "AggregationName")  # their members are names of ways,
 WAY_RECORDS = ("About", "AggregationAbout")  # and so is `name=` of these
 SHOWN_WAYS = ("pir-one-server", "secure-sparse")
@@ -59,12 +60,15 @@ class Module:
         self.lines = len(self.text.splitlines())
         self.tree = ast.parse(self.text)
         self.nodes = list(ast.walk(self.tree))
-        self.tokens = list(tokenize.generate_tokens(io.StringIO(self.text).readline))
-        self.code = self._code_lines()
+
+    @cached_property
+    def tokens(self) -> list[tokenize.TokenInfo]:
+        """All of it, with comments."""
+        return list(tokenize.generate_tokens(io.StringIO(self.text).readline))
 
     def strings(self) -> set[str]:
         """Its string literals, without docstrings and names in `__all__`."""
-        left_out = [n for n in self.nodes if _is_text(n) or _is_all(n)]
+        left_out = [n for n in self.nodes if _is_text(n) or is_all(n)]
         ignored = {id(n) for found in left_out for n in ast.walk(found)}
         found = [n for n in self.nodes if isinstance(n, ast.Constant) and id(n) not in ignored]
         return {n.value for n in found if isinstance(n.value, str)}
@@ -72,7 +76,7 @@ class Module:
     def import_lines(self) -> set[int]:
         """Code lines of imports and `__all__`."""
         found = [n for n in self.nodes if isinstance(n, ast.Import | ast.ImportFrom)]
-        found += [n for n in self.tree.body if _is_all(n)]
+        found += [n for n in self.tree.body if is_all(n)]
         return {line for n in found for line in _lines(n)} & self.code
 
     def imports(self, known: Mapping[str, Module]) -> set[str]:
@@ -86,7 +90,9 @@ class Module:
                 found |= {name if name in known else str(node.module) for name in inner}
         return found & known.keys() - {self.name}
 
-    def _code_lines(self) -> set[int]:
+    @cached_property
+    def code(self) -> set[int]:
+        """Numbers of its lines of code: neither comments nor docstrings."""
         blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT}
         blank |= {tokenize.DEDENT, tokenize.ENDMARKER}
         code = {
@@ -102,7 +108,8 @@ def _lines(node: ast.AST) -> range:
     return range(node.lineno, node.end_lineno + 1)
 
 
-def _is_all(node: ast.AST) -> bool:
+def is_all(node: ast.AST) -> bool:
+    """Whether it is an assignment to `__all__`."""
     return isinstance(node, ast.Assign) and "__all__" in map(_name_of, node.targets)
 
 
@@ -152,16 +159,23 @@ def folder_graph(graph: Mapping[str, set[str]], known: Mapping[str, Module]) -> 
     return folders
 
 
-def way_names(modules: Sequence[Module]) -> set[str]:
-    """Names of all deliveries and aggregations, as the source declares them."""
-    declared: list[ast.AST] = []
-    for node in (n for module in modules for n in module.nodes):
+def way_names(modules: Sequence[Module]) -> dict[str, set[str]]:
+    """Name of each delivery and aggregation -> the files that declare it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module in modules:
+        for node in (n for declared in _declared(module) for n in ast.walk(declared)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found[node.value].add(module.path)
+    return found
+
+
+def _declared(module: Module) -> Iterator[ast.AST]:
+    """Expressions of a module that hold names of ways."""
+    for node in module.nodes:
         if isinstance(node, ast.AnnAssign) and _name_of(node.target) in WAY_LITERALS:
-            declared += [] if node.value is None else [node.value]
+            yield from [] if node.value is None else [node.value]
         elif isinstance(node, ast.Call) and _name_of(node.func) in WAY_RECORDS:
-            declared += [word.value for word in node.keywords if word.arg == "name"]
-    values = (n for found in declared for n in ast.walk(found) if isinstance(n, ast.Constant))
-    return {n.value for n in values if isinstance(n.value, str)}
+            yield from (word.value for word in node.keywords if word.arg == "name")
 
 
 def classes(modules: Sequence[Module]) -> dict[str, list[Module]]:
@@ -174,17 +188,16 @@ def classes(modules: Sequence[Module]) -> dict[str, list[Module]]:
     return found
 
 
-def isinstance_on_ways(modules: Sequence[Module]) -> list[str]:
-    """Places outside a way's own folder that ask whether something is one of its classes."""
+def isinstance_on_ways(modules: Sequence[Module]) -> list[tuple[str, int, str]]:
+    """Places outside a way's own folder that ask whether something is one of its classes: file,
+    line, class."""
     places = []
     for module in modules:
         ways = _imported_ways(module)
         for node in module.nodes:
             if isinstance(node, ast.Call) and _name_of(node.func) == "isinstance":
                 named = {_name_of(n) for n in ast.walk(node.args[1])}
-                if named & ways:
-                    place = f"{module.path}:{node.lineno}"
-                    places.append(f"{place} {', '.join(sorted(named & ways))}")
+                places += [(module.path, node.lineno, name) for name in sorted(named & ways)]
     return places
 
 
@@ -251,6 +264,7 @@ def rows(found: Mapping[str, Any]) -> list[str]:
     def sizes(name: str) -> str:
         return " / ".join(str(len(v)) for v in found[name].values()) if name in found else "-"
 
+    asking = {(path, line) for path, line, _ in found["isinstance_on_ways"]}
     return [
         f"{found['modules']} / {found['modules_beside_init']}",
         f"{found['median_lines']:g} / {found['above_500']} / {found['small_beside_init']}",
@@ -259,7 +273,7 @@ def rows(found: Mapping[str, Any]) -> list[str]:
         sizes("files_passed"),
         sizes("modules_loaded"),
         ", ".join(str(len(found["way_names"].get(name, ()))) for name in SHOWN_WAYS),
-        f"{len(found['isinstance_on_ways'])}; {len(found['duplicate_classes'])}",
+        f"{len(asking)}; {len(found['duplicate_classes'])}",
         f"{len(found['folder_cycles'])}; {len(found['module_cycles'])}; {found['most_least']}",
     ]
 
@@ -274,8 +288,8 @@ def print_table(found: Mapping[str, Any]) -> None:
     print("Duplicate class names:", ", ".join(found["duplicate_classes"]) or "none")
     for nodes in found["folder_cycles"]:
         print("Folder cycle:", ", ".join(nodes))
-    for place in found["isinstance_on_ways"]:
-        print("isinstance on a way:", place)
+    for path, line, name in found["isinstance_on_ways"]:
+        print(f"isinstance on a way: {path}:{line} {name}")
 
 
 def main() -> None:

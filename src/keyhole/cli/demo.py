@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from keyhole.experiments.experiment import Result
     from keyhole.rounds.record import RoundRecord
 
-__all__ = ["demo"]
-
 METRIC = "recall_at_5"
 COLUMNS = ("client's keys", "recall@5", "numbers held", "share", "KB down", "KB up")
 NEXT = "train so_tag --m 100 --rounds 50"

@@ -1,7 +1,4 @@
-"""Inboxes: where the updates of a round arrive, and who adds them up.
-
-What a run tells its devices in the manifest of a round.
-"""
+"""Joins a run and its devices: a summons tells them of a round, an inbox takes their updates."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from keyhole.delivery.clear import pregenerated_cost
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError, KeyholeError
 from keyhole.primitives.layout import Layout
+from keyhole.rounds.machine import Event
 from keyhole.rounds.round import Visit, add_up, visit_of
 from keyhole.rounds.spec import Plan
 from keyhole.sampling import Fate
@@ -53,6 +51,70 @@ class Gathered:
     cost: Cost
     summed: Summed
     incidents: tuple[str, ...] = ()
+
+
+class Summons(Protocol):
+    """Tells devices of a round, and hears what becomes of them."""
+
+    def call(
+        self,
+        round_id: str,
+        t: int,
+        asked: Sequence[int],
+        seconds: float,
+        *,
+        may_miss: bool = False,
+    ) -> None:
+        """Tells clients of a round that has been published; of an asynchronous one more than once,
+        each time others.
+
+        Args:
+            round_id: of the round, as the service has it.
+            t: its number.
+            asked: clients by their number in the population.
+            seconds: after which it closes, or these are given up; infinity if it waits.
+            may_miss: whether others begin in place of those who cannot be told.
+        """
+        ...
+
+    def news(self, now: float) -> Sequence[tuple[str, Event]]:
+        """What has become known of clients since this was last asked, each with the round that they
+        were called to; updates show in the inbox."""
+        ...
+
+    def over(self) -> None:
+        """The round has closed: whatever is under way for it is in vain, unless it trails."""
+        ...
+
+    def incidents(self) -> list[str]:
+        """What went wrong since this was last asked: sentences with counts, and without keys."""
+        ...
+
+
+class CheckIns:
+    """Devices ask by themselves, and the service tells them; see `keyhole.wire.assignment`."""
+
+    def call(
+        self,
+        round_id: str,
+        t: int,
+        asked: Sequence[int],
+        seconds: float,
+        *,
+        may_miss: bool = False,
+    ) -> None:
+        """The published round says who takes part."""
+
+    def news(self, now: float) -> Sequence[tuple[str, Event]]:
+        """A device that stays away says nothing."""
+        return ()
+
+    def over(self) -> None:
+        """The service refuses what comes later."""
+
+    def incidents(self) -> list[str]:
+        """A device that fails does so unheard."""
+        return []
 
 
 class Inbox(Protocol):

@@ -1,6 +1,4 @@
-"""Summons: how devices learn of a round, besides asking the service for one.
-
-Rounds over the service: published for devices, closed by the round machine, added up as ever.
+"""Runs rounds over the service: published for devices, closed by the round machine, added up.
 
 Everything that counts is in files: the published round, and each update before it is acknowledged.
 A server or a trainer that is killed goes on with the same round. Where all devices answer, the
@@ -11,90 +9,32 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol
 
 from keyhole.delivery.base import PARTIES, DeliveryName
 from keyhole.delivery.records import PLAIN, Coding
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.machine import Answered, Buffering, Elapsed, Event, RoundMachine
+from keyhole.rounds.machine import Answered, Buffering, Elapsed, RoundMachine
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, Visited, check_budget, record_round, terms_of
 from keyhole.rounds.spec import Plan
 from keyhole.sampling import sample_cohort
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
-from keyhole.service.inbox import Inbox, SpoolInbox, device_name, round_settings
+from keyhole.service.inbox import (
+    CheckIns,
+    Inbox,
+    SpoolInbox,
+    Summons,
+    device_name,
+    round_settings,
+)
 from keyhole.service.publishing import Publisher
 from keyhole.service.streamed import Streamed
-
-
-class Summons(Protocol):
-    """Tells devices of a round, and hears what becomes of them."""
-
-    def call(
-        self,
-        round_id: str,
-        t: int,
-        asked: Sequence[int],
-        seconds: float,
-        *,
-        may_miss: bool = False,
-    ) -> None:
-        """Tells clients of a round that has been published; of an asynchronous one more than once,
-        each time others.
-
-        Args:
-            round_id: of the round, as the service has it.
-            t: its number.
-            asked: clients by their number in the population.
-            seconds: after which it closes, or these are given up; infinity if it waits.
-            may_miss: whether others begin in place of those who cannot be told.
-        """
-        ...
-
-    def news(self, now: float) -> Sequence[tuple[str, Event]]:
-        """What has become known of clients since this was last asked, each with the round that they
-        were called to; updates show in the inbox."""
-        ...
-
-    def over(self) -> None:
-        """The round has closed: whatever is under way for it is in vain, unless it trails."""
-        ...
-
-    def incidents(self) -> list[str]:
-        """What went wrong since this was last asked: sentences with counts, and without keys."""
-        ...
-
-
-class CheckIns:
-    """Devices ask by themselves, and the service tells them; see `keyhole.wire.assignment`."""
-
-    def call(
-        self,
-        round_id: str,
-        t: int,
-        asked: Sequence[int],
-        seconds: float,
-        *,
-        may_miss: bool = False,
-    ) -> None:
-        """The published round says who takes part."""
-
-    def news(self, now: float) -> Sequence[tuple[str, Event]]:
-        """A device that stays away says nothing."""
-        return ()
-
-    def over(self) -> None:
-        """The service refuses what comes later."""
-
-    def incidents(self) -> list[str]:
-        """A device that fails does so unheard."""
-        return []
 
 
 @dataclass

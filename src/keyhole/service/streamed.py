@@ -9,14 +9,15 @@ until the step that counts them is stored, so a trainer that is killed goes on.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from keyhole.delivery.base import PARTIES
+from keyhole.delivery.base import PARTIES, DeliveryName
 from keyhole.delivery.clear import pregenerated_cost
-from keyhole.delivery.records import Demand
+from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.asynchronous import Tally
@@ -26,14 +27,38 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import ClientStream, Fate
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
-from keyhole.service.inbox import SpoolInbox, device_name, nothing_of, round_settings
+from keyhole.service.inbox import (
+    SpoolInbox,
+    Summons,
+    device_name,
+    nothing_of,
+    round_settings,
+)
+from keyhole.service.publishing import Publisher
 from keyhole.wire.manifest import number_of
 
-if TYPE_CHECKING:
-    from keyhole.service.served import Served
-
-
 _MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step
+
+
+class Front(Protocol):
+    """Where rounds are published and how devices are told; `Served` explains each."""
+
+    publisher: Publisher
+    summons: Summons
+    seconds: float
+    coding: Coding
+    fetched: DeliveryName
+    poll: float
+    stop: threading.Event
+    goes_on: bool
+
+    def on_arrival(self, here: int, goal: int, /) -> None:
+        """Is told of updates that have arrived."""
+        ...
+
+    def clock(self) -> float:
+        """Returns monotonic seconds."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +125,7 @@ class Streamed:
         buffering: how rounds go; how long a device takes is up to the device.
     """
 
-    served: Served
+    served: Front
     inbox: SpoolInbox
     buffering: Buffering
     _drawn: int = 0
