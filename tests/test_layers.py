@@ -73,33 +73,7 @@ RESERVED = {
 CIRCULAR = {"aggregation", "delivery"}
 
 # Public classes of one name that mean two things.
-TWICE = {
-    "Answered",
-    "Asked",
-    "Batch",
-    "BatchSelect",
-    "Board",
-    "Buckets",
-    "Call",
-    "Claims",
-    "Client",
-    "Keys",
-    "Line",
-    "Manifest",
-    "Opened",
-    "Opening",
-    "Result",
-    "Rounds",
-    "Slab",
-    "SliceTable",
-    "Source",
-    "Sweep",
-    "Table",
-    "Tally",
-    "Task",
-    "Terms",
-    "Traffic",
-}
+TWICE = {"Answered", "Asked", "Keys", "Line", "Opened", "Tally", "Terms"}
 
 # Words that are a way's name and occur, as a string of their own, in further files.
 NAMED_ELSEWHERE = {
@@ -141,11 +115,6 @@ NAMED_ELSEWHERE = {
         "engines/flower/local.py",
         "engines/flower/node_config.py",
         "engines/flower/server_app.py",
-        "experiments/report/privacy.py",
-        "planner/capacity.py",
-        "planner/prices.py",
-    },
-    "pir-chor": {
         "experiments/report/privacy.py",
         "planner/capacity.py",
         "planner/prices.py",
