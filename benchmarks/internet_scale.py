@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import Goal, finish, machine_facts, parser, progress
+from keyhole.aggregation.named import aggregation_named
 from keyhole.planner import capacity
 from keyhole.planner.prices import price_of
-from keyhole.planner.sums import sum_price_of
 from keyhole.pricing import ServiceSpeeds, Workload
 from keyhole.wire.assignment import Pace
 from round_cells.service_costs import (
@@ -219,7 +219,7 @@ def planned_coordinator_seconds(costs: ServiceCosts, came: int, answered: int) -
     fleet, speeds = capacity.Fleet(1.0), speeds_of(costs)
     checkins = capacity.checkin_need(need_of(came), fleet, speeds).cores
     need = need_of(answered)
-    updates = capacity.sum_needs(sum_price_of("plain", need), need, fleet, speeds)[0]
+    updates = capacity.sum_needs(aggregation_named("plain").price(need), need, fleet, speeds)[0]
     return checkins + updates.cores
 
 

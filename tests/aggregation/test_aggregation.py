@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole import tree
-from keyhole.aggregation.base import Adding, Contribution, Rounding
+from keyhole.aggregation.base import Contribution, Rounding, SumRequest
 from keyhole.aggregation.named import AGGREGATIONS, aggregation_named
 from keyhole.errors import InputError
 from keyhole.rounds.clients import Clients
@@ -19,6 +19,7 @@ from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import LAYOUTS, SEEDS
+from tests.seams.toys import Sum
 
 SECURE = [name for name in AGGREGATIONS if name.startswith("secure")]
 FATES = ("sent", "sent", "sent", "sent", "lost_after", "late", "lost_before", "refused")
@@ -36,11 +37,11 @@ def contribution(layout, rng, client, fate):
     return Contribution(client, fate, keys, update)
 
 
-def adding_of(name, seed, over="cohort", fates=FATES):
+def request_of(name, seed, over="cohort", fates=FATES):
     layout, rng = LAYOUTS[name], np.random.default_rng(seed)
     made = [contribution(layout, rng, 10 + i, fate) for i, fate in enumerate(fates)]
     limit = {space.name: min(4, space.num_keys) for space in layout.spaces}
-    return Adding(layout, made, over, limit, (seed, 0, 3))
+    return SumRequest(layout, made, over, limit, (seed, 0, 3))
 
 
 def dense(layout, updates):
@@ -60,19 +61,19 @@ def test_every_aggregation_gives_the_plain_sum_up_to_its_rounding(way, over, nam
     """Four of eight clients send, the others are lost at every stage; the threshold is six of eight
     only for one server, which needs more of them."""
     fates = ("sent",) * 6 + ("late", "lost_after") if way in SECURE else FATES
-    adding = adding_of(name, seed, over, fates)
-    found, expected = aggregation_named(way)(adding), aggregation_named("plain")(adding)
+    request = request_of(name, seed, over, fates)
+    found, expected = aggregation_named(way).add(request), aggregation_named("plain").add(request)
     assert found.error is None
-    tolerance = len(fates) * Rounding().fixed_point(adding).rounding if way in SECURE else 0
-    pairs = zip(dense(adding.layout, found.rows), dense(adding.layout, expected.rows), strict=True)
-    for one, other in pairs:
+    tolerance = len(fates) * Rounding().fixed_point(request).rounding if way in SECURE else 0
+    sums = (dense(request.layout, each.rows) for each in (found, expected))
+    for one, other in zip(*sums, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=tolerance)
 
 
 @pytest.mark.parametrize("way", SECURE)
 def test_the_same_seed_gives_the_same_bytes_although_masks_are_fresh(way):
     one, other = (
-        aggregation_named(way)(adding_of("two key spaces", 5, fates=("sent",) * 4))
+        aggregation_named(way).add(request_of("two key spaces", 5, fates=("sent",) * 4))
         for _ in range(2)
     )
     for a, b in zip(one.rows, other.rows, strict=True):
@@ -81,13 +82,13 @@ def test_the_same_seed_gives_the_same_bytes_although_masks_are_fresh(way):
 
 @pytest.mark.parametrize("way", ["secure-dense", "secure-sketch"])
 def test_a_sum_with_too_few_clients_is_not_opened(way):
-    summed = aggregation_named(way)(adding_of("rows", 0))
+    summed = aggregation_named(way).add(request_of("rows", 0))
     assert summed.rows is None
     assert "too few" in summed.error
 
 
 def test_two_servers_release_no_sum_of_one_client():
-    summed = aggregation_named("secure-sparse")(adding_of("rows", 0, fates=("sent", "late")))
+    summed = aggregation_named("secure-sparse").add(request_of("rows", 0, fates=("sent", "late")))
     assert summed.rows is None
     assert "too few" in summed.error
 
@@ -96,19 +97,19 @@ def test_two_servers_release_no_sum_of_one_client():
 def test_what_is_sent_does_not_depend_on_keys_or_updates(way):
     sizes = set()
     for seed in range(4):
-        adding = adding_of("two key spaces", seed, fates=("sent",) * 4)
-        sizes |= set(aggregation_named(way)(adding).bytes_up.values())
+        request = request_of("two key spaces", seed, fates=("sent",) * 4)
+        sizes |= set(aggregation_named(way).add(request).bytes_up.values())
     assert len(sizes) == 1
 
 
 def test_numbers_beyond_the_clip_are_clipped_and_not_wrapped():
-    adding = adding_of("rows", 1, over="nothing", fates=("sent",) * 3)
+    request = request_of("rows", 1, over="nothing", fates=("sent",) * 3)
     big = [
         Contribution(c.client, c.fate, c.keys, tree.map_leaves(lambda x: x * 1e6, c.update))
-        for c in adding.contributions
+        for c in request.contributions
     ]
-    adding = Adding(adding.layout, big, "nothing", adding.keys_per_client, adding.place)
-    summed = aggregation_named("secure-dense", Rounding(clip=2.0))(adding)
+    request = SumRequest(request.layout, big, "nothing", request.keys_per_client, request.place)
+    summed = aggregation_named("secure-dense", Rounding(clip=2.0)).add(request)
     limit = max(np.abs(update.rows).max() for update in summed.rows)
     # A client may have drawn a key up to four times: its row is clipped as one number.
     assert 2.0 <= limit <= 3 * 2.0 + 1e-6
@@ -120,8 +121,8 @@ def test_an_unknown_aggregation_is_refused():
 
 
 def test_keys_without_a_place_in_a_sum_are_in_the_record():
-    def loses_two(adding):
-        return replace(aggregation_named("plain")(adding), unplaced_keys=2)
+    def loses_two(request):
+        return replace(aggregation_named("plain").add(request), unplaced_keys=2)
 
     space = kh.KeySpace("row", 9)
     model = {"w": np.zeros((9, 2), np.float32)}
@@ -132,7 +133,7 @@ def test_keys_without_a_place_in_a_sum_are_in_the_record():
         choose=lambda data, limit, rng: space.keys([1, 2]),
         train=lambda submodel, data, rng: submodel,
     )
-    plan = Plan(Cohorts(3, 3), keys_per_client={"row": 2}, aggregate=loses_two)
+    plan = Plan(Cohorts(3, 3), keys_per_client={"row": 2}, aggregate=Sum(loses_two))
     run = start_run(ServerState.dense(layout, model, SGD(1.0)), population, plan)
     (record,) = run.rounds(1)
     assert record.unplaced_keys == 2

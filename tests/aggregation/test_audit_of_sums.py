@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.aggregation.base import Adding, Contribution, Rounding
+from keyhole.aggregation.base import Contribution, Rounding, SumRequest
 from keyhole.aggregation.named import aggregation_named
 from keyhole.aggregation.privacy.audit import epsilon_from_scores
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
@@ -45,8 +45,8 @@ def scores_of(private, world, seed, runs, by):
     found = np.empty(runs)
     directions = [direction_of(part) for part in LAYOUT.parts]
     for run in range(runs):
-        adding = Adding(LAYOUT, world, "cohort", {"row": 4}, (seed + run, 0, 0))
-        released = private(adding).rows
+        request = SumRequest(LAYOUT, world, "cohort", {"row": 4}, (seed + run, 0, 0))
+        released = private.add(request).rows
         assert released is not None
         if by == "keys":
             found[run] = max(np.isin(update.keys, [6, 7]).sum() for update in released)

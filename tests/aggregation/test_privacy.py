@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.aggregation.base import Adding, Contribution, Rounding
+from keyhole.aggregation.base import Contribution, Rounding, SumRequest
 from keyhole.aggregation.named import AGGREGATIONS, aggregation_named
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum, max_asked
 from keyhole.errors import BudgetError, InputError
@@ -26,7 +26,7 @@ LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
 COHORTS = Cohorts(population=1000, size=6)
 
 
-def adding(scale=1.0, clients=6):
+def request(scale=1.0, clients=6):
     made = []
     for client in range(clients):
         rng = np.random.default_rng(client)
@@ -36,7 +36,7 @@ def adding(scale=1.0, clients=6):
             "b": scale * rng.normal(size=7).astype(np.float32),
         }
         made.append(Contribution(client, "sent", {"row": keys}, update))
-    return Adding(LAYOUT, made, "cohort", {"row": 8}, (3, 0, 0))
+    return SumRequest(LAYOUT, made, "cohort", {"row": 8}, (3, 0, 0))
 
 
 def dense(updates):
@@ -49,8 +49,8 @@ def dense(updates):
 @pytest.mark.parametrize("way", AGGREGATIONS)
 def test_no_noise_and_an_infinite_clip_give_the_mean(way):
     inner = aggregation_named(way)
-    found = PrivateSum(inner, Privacy(clip=inf, noise=0.0), COHORTS)(adding())
-    for one, other in zip(dense(found.rows), dense(inner(adding()).rows), strict=True):
+    found = PrivateSum(inner, Privacy(clip=inf, noise=0.0), COHORTS).add(request())
+    for one, other in zip(dense(found.rows), dense(inner.add(request()).rows), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
@@ -59,8 +59,8 @@ def test_noise_of_the_stated_size_is_on_every_row(way):
     """Both of two servers add noise, so that it is the square root of two times as much."""
     privacy = Privacy(clip=2.0, noise=3.0)
     inner = aggregation_named(way)
-    noisy = PrivateSum(inner, privacy, COHORTS)(adding())
-    clean = PrivateSum(inner, replace(privacy, noise=0.0), COHORTS)(adding())
+    noisy = PrivateSum(inner, privacy, COHORTS).add(request())
+    clean = PrivateSum(inner, replace(privacy, noise=0.0), COHORTS).add(request())
     both = np.sqrt(2) if way == "secure-sparse" else 1.0
     for one, other in zip(dense(noisy.rows), dense(clean.rows), strict=True):
         noise = (one - other) * COHORTS.size
@@ -73,12 +73,12 @@ def test_noise_of_the_stated_size_is_on_every_row(way):
 def test_one_client_moves_the_sum_by_no_more_than_the_clip(way):
     """All of an update together: what is broadcast and what is selected."""
     privacy = Privacy(clip=0.5, noise=0.0)
-    full = adding(scale=50.0)
+    full = request(scale=50.0)
     without = replace(
         full, contributions=[*full.contributions[:-1], replace(full.contributions[-1], fate="late")]
     )
     sums = [
-        dense(PrivateSum(aggregation_named(way), privacy, COHORTS)(each).rows)
+        dense(PrivateSum(aggregation_named(way), privacy, COHORTS).add(each).rows)
         for each in (full, without)
     ]
     moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*sums, strict=True))) * COHORTS.size
@@ -94,11 +94,11 @@ def test_one_client_more_does_not_change_how_others_are_rounded(way):
     private = PrivateSum(
         aggregation_named(way, rounding), Privacy(clip=0.5, noise=0.0), Cohorts(1000, 6, "poisson")
     )
-    everyone = adding(scale=50.0, clients=8).contributions
+    everyone = request(scale=50.0, clients=8).contributions
 
     def sums(*places):
         drawn = [everyone[place] for place in places]
-        return dense(private(replace(adding(), contributions=drawn)).rows)
+        return dense(private.add(replace(request(), contributions=drawn)).rows)
 
     many = zip(sums(*range(8)), sums(*range(7)), strict=True)
     few = zip(sums(0, 1, 7), sums(0, 1), strict=True)
@@ -113,9 +113,9 @@ def test_no_update_is_longer_than_the_clip_after_it_was_rounded(way):
     one that adds nothing."""
     cohorts = Cohorts(1000, 100)
     private = PrivateSum(aggregation_named(way, Rounding(bits=16)), Privacy(0.5, 0.0), cohorts)
-    nothing = replace(adding(scale=0.0).contributions[0], client=99)
-    for one in adding(scale=50.0).contributions:
-        alone = dense(private(replace(adding(), contributions=[one, nothing])).rows)
+    nothing = replace(request(scale=0.0).contributions[0], client=99)
+    for one in request(scale=50.0).contributions:
+        alone = dense(private.add(replace(request(), contributions=[one, nothing])).rows)
         length = 100 * np.sqrt(sum(np.sum(part**2) for part in alone))
         assert 0.45 < length <= 0.5 * (1 + 1e-6)
 
@@ -125,7 +125,7 @@ def test_rows_that_are_kept_have_the_noise_of_their_share_of_the_budget():
     privacy = Privacy(clip=2.0, noise=3.0, kind="thresholded", threshold=-inf)
     private = PrivateSum(aggregation_named("plain"), privacy, COHORTS)
     quiet = replace(private, privacy=replace(privacy, noise=0.0))
-    pairs = zip(dense(private(adding()).rows), dense(quiet(adding()).rows), strict=True)
+    pairs = zip(dense(private.add(request()).rows), dense(quiet.add(request()).rows), strict=True)
     noise = max((a - b for a, b in pairs), key=np.size) * COHORTS.size
     assert abs(noise.std() / (6.0 * np.sqrt(17 / 16)) - 1) < 0.08
 
@@ -142,8 +142,8 @@ def test_the_most_that_are_asked_is_beyond_all_but_one_in_2_to_the_64():
 
 def test_sums_are_divided_by_the_planned_cohort_whoever_arrived():
     privacy = Privacy(clip=inf, noise=0.0)
-    few = PrivateSum(aggregation_named("plain"), privacy, COHORTS)(adding(clients=2))
-    both = aggregation_named("plain")(replace(adding(clients=2), over="nothing"))
+    few = PrivateSum(aggregation_named("plain"), privacy, COHORTS).add(request(clients=2))
+    both = aggregation_named("plain").add(replace(request(clients=2), over="nothing"))
     for one, other in zip(dense(few.rows), dense(both.rows), strict=True):
         np.testing.assert_allclose(one, other / COHORTS.size, rtol=1e-6)
 
@@ -151,7 +151,7 @@ def test_sums_are_divided_by_the_planned_cohort_whoever_arrived():
 def test_thresholded_rows_are_few_and_noisy():
     cohorts = Cohorts(population=1000, size=200)
     privacy = Privacy(clip=1.0, noise=1.0, kind="thresholded", threshold=60.0)
-    made = PrivateSum(aggregation_named("plain"), privacy, cohorts)(adding())
+    made = PrivateSum(aggregation_named("plain"), privacy, cohorts).add(request())
     rows = dict(zip([p.space.name for p in LAYOUT.parts], made.rows, strict=True))
     # Counts are at most 6, and their noise has a deviation of 11.7: 60 is five of them.
     assert len(rows["row"].keys) < 5
@@ -194,7 +194,7 @@ def test_a_run_stops_before_the_round_that_would_spend_too_much():
 def test_updates_that_were_added_up_before_are_refused():
     private = PrivateSum(aggregation_named("plain"), Privacy(1.0, 1.0), COHORTS)
     with pytest.raises(InputError, match="before they were clipped"):
-        private(replace(adding(), blocks=()))
+        private.add(replace(request(), blocks=()))
 
 
 @pytest.mark.parametrize("kind", ["all-rows", "correlated"])
@@ -213,18 +213,18 @@ def test_the_same_seed_gives_the_same_noise(kind):
 
 def test_a_mean_over_choosers_cannot_be_private():
     with pytest.raises(InputError, match="divisor tells who took part"):
-        PrivateSum(aggregation_named("plain"), Privacy(1.0, 1.0), COHORTS)(
-            replace(adding(), over="choosers")
+        PrivateSum(aggregation_named("plain"), Privacy(1.0, 1.0), COHORTS).add(
+            replace(request(), over="choosers")
         )
 
 
 @pytest.mark.parametrize("way", ["plain", "dense"])
 def test_a_round_that_nobody_joined_releases_noise_as_any_other(way):
     empty = replace(
-        adding(), contributions=[replace(c, fate="late") for c in adding().contributions]
+        request(), contributions=[replace(c, fate="late") for c in request().contributions]
     )
     privacy = Privacy(clip=1.0, noise=1.0)
-    made = PrivateSum(aggregation_named(way), privacy, Cohorts(1000, 6, "poisson"))(empty)
+    made = PrivateSum(aggregation_named(way), privacy, Cohorts(1000, 6, "poisson")).add(empty)
     assert all(np.all(rows != 0) for rows in dense(made.rows))
 
 
@@ -232,10 +232,10 @@ def test_a_round_that_nobody_joined_releases_noise_as_any_other(way):
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_secure_sum_of_nobody_or_of_one_is_withheld_whoever_asks(way, count):
     """Poisson cohorts can be so small. One client must not be told from none by it."""
-    few = replace(adding(), contributions=adding().contributions[:count])
+    few = replace(request(), contributions=request().contributions[:count])
     inner = aggregation_named(way)
     for aggregate in (inner, PrivateSum(inner, Privacy(1.0, 1.0), Cohorts(1000, 6, "poisson"))):
-        made = aggregate(few)
+        made = aggregate.add(few)
         assert made.rows is None
         assert "too few" in made.error
 

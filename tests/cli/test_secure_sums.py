@@ -43,7 +43,7 @@ def run(tmp_path, *args, rounds=1):
         (["--ring-bits", "16"], "--ring-bits goes with a secure --aggregation"),
         (["--ring-bits", "24", "--aggregation", "secure-dense"], "'24' is not one of '16', '32'"),
         (["--value-clip", "2", "--aggregation", "dense"], "--value-clip goes with a secure"),
-        (["--signed"], "--signed goes with --aggregation secure-dense, secure-sketch, secure-un"),
+        (["--signed"], "--signed goes with --aggregation secure-dense, secure-sketch"),
         (["--signed", "--aggregation", "secure-sparse"], "--signed goes with"),
         (["--value-clip", "2", "--aggregation", "secure-dense", *NOISE], "does nothing beside"),
         (["--dp-noise", "1"], "takes --dp-noise and --dp-clip"),

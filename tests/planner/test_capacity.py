@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from keyhole.aggregation.named import aggregation_named
 from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import InputError
 from keyhole.planner.capacity import Fleet, checkin_need, delivery_needs, sum_needs
 from keyhole.planner.prices import price_all, price_of
-from keyhole.planner.sums import sum_price_of
 from keyhole.pricing import ServiceSpeeds, Speeds, Workload
 from tests.helpers import ROOT
 
@@ -80,19 +80,19 @@ def test_a_table_beyond_the_memory_of_a_server_is_not_helped_by_more_of_them():
 
 
 def test_one_coordinator_and_one_trainer_must_do():
-    storing, adding = sum_needs(sum_price_of("plain", NEED), NEED, Fleet(600))
+    storing, adding = sum_needs(aggregation_named("plain").price(NEED), NEED, Fleet(600))
     assert (storing.party, adding.party) == ("coordinator", "trainer")
     assert storing.fits
     assert adding.fits
-    assert not sum_needs(sum_price_of("plain", NEED), NEED, Fleet(600, cores=1))[0].fits
+    assert not sum_needs(aggregation_named("plain").price(NEED), NEED, Fleet(600, cores=1))[0].fits
     crowd = Workload(10**6, 1_000, 256, 10**6)
-    late = sum_needs(sum_price_of("plain", crowd), crowd, Fleet(60))[1]
+    late = sum_needs(aggregation_named("plain").price(crowd), crowd, Fleet(60))[1]
     assert (late.fits, late.first) == (False, "CPU")  # one process, however many cores there are
     assert checkin_need(NEED, Fleet(600)).servers == 1
 
 
 def test_both_aggregators_work_and_the_first_passes_on_what_is_public():
-    first, second = sum_needs(sum_price_of("secure-sparse", NEED), NEED, Fleet(600))
+    first, second = sum_needs(aggregation_named("secure-sparse").price(NEED), NEED, Fleet(600))
     assert first.cores > second.cores > 0.99 * first.cores
     assert first.memory == second.memory
 

@@ -7,10 +7,10 @@ import pytest
 
 from keyhole.aggregation.masked.method import run_secagg
 from keyhole.aggregation.masked.params import SecAggSettings
-from keyhole.aggregation.named import AGGREGATIONS
+from keyhole.aggregation.named import aggregation_named
 from keyhole.aggregation.two_servers.client import share_rows
 from keyhole.aggregation.two_servers.sparse import SparseTerms
-from keyhole.planner.sums import SUMS, price_sums, sum_price_of
+from keyhole.planner.capacity import price_sums
 from keyhole.pricing import Workload
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
@@ -33,10 +33,6 @@ def need_of(cohort):
     )
 
 
-def test_sums_are_named_as_runs_name_them():
-    assert set(SUMS) < set(AGGREGATIONS)
-
-
 def test_a_plain_update_has_as_many_bytes_as_planned():
     space = KeySpace("row", 500)
     model = {"w": np.zeros((500, 3), np.float32)}
@@ -44,12 +40,12 @@ def test_a_plain_update_has_as_many_bytes_as_planned():
     body = encode_update(
         Layout.of(model, Cut(space, {"w": 0})), rows, {"row": space.keys(range(20))}
     )
-    assert sum_price_of("plain", Workload(500, 20, 12, 1)).bytes_up == len(body)
+    assert aggregation_named("plain").price(Workload(500, 20, 12, 1)).bytes_up == len(body)
 
 
 @pytest.mark.parametrize("clients", [5, 9])
 def test_clients_of_a_masked_sum_send_and_receive_as_many_bytes_as_planned(clients):
-    price = sum_price_of("secure-dense", Workload(30, 3, 8, clients))
+    price = aggregation_named("secure-dense").price(Workload(30, 3, 8, clients))
     settings = SecAggSettings(bytes(16), clients, 60)
     vectors = {place: np.zeros(60, "<u4") for place in range(clients)}
     opened = run_secagg(settings, vectors, {})
@@ -61,13 +57,13 @@ def test_a_client_of_two_servers_sends_as_many_bytes_as_planned():
     terms = SparseTerms(bytes(16), 2_000, 5, 40, 32, min_clients=1)
     shares = share_rows(terms, np.arange(40), np.ones((40, 5), np.uint32))
     sent = len(shares.public) + sum(map(len, shares.to))
-    assert sum_price_of("secure-sparse", Workload(2_000, 40, 20, 10)).bytes_up == sent
+    assert aggregation_named("secure-sparse").price(Workload(2_000, 40, 20, 10)).bytes_up == sent
 
 
 @pytest.mark.parametrize("cell", SPARSE, ids=lambda cell: f"K={cell['cohort']['num_keys']}")
 def test_two_servers_and_their_clients_add_up_as_long_as_measured(cell):
     need = need_of(cell["cohort"])
-    price = sum_price_of("secure-sparse", need)
+    price = aggregation_named("secure-sparse").price(need)
     assert price.bytes_up == cell["up"]
     assert within_twice(price.client_seconds, cell["client"])
     assert within_twice(price.seconds_by["second server"] / need.cohort, cell["server"])
@@ -75,7 +71,7 @@ def test_two_servers_and_their_clients_add_up_as_long_as_measured(cell):
 
 @pytest.mark.parametrize("cell", SKETCHES, ids=lambda cell: f"K={cell['cohort']['num_keys']}")
 def test_a_sketch_is_as_long_and_takes_as_long_as_measured(cell):
-    price = sum_price_of("secure-sketch", need_of(cell["cohort"]))
+    price = aggregation_named("secure-sketch").price(need_of(cell["cohort"]))
     # The benchmark knows how many keys there are; the planner takes the most there can be.
     assert within_twice(price.bytes_up, cell["up_cautious"])
     longer = price.bytes_up / cell["up"]
@@ -85,7 +81,8 @@ def test_a_sketch_is_as_long_and_takes_as_long_as_measured(cell):
 
 @pytest.mark.parametrize("cell", DENSE, ids=lambda cell: f"{cell['entries']} entries")
 def test_a_dense_sum_takes_as_long_as_measured(cell):
-    price = sum_price_of("secure-dense", Workload(cell["entries"], 1, 4, cell["clients"]))
+    load = Workload(cell["entries"], 1, 4, cell["clients"])
+    price = aggregation_named("secure-dense").price(load)
     assert within_twice(price.client_seconds, cell["ours"]["client"])
     assert within_twice(price.seconds_by["server"], cell["ours"]["server"])
 
@@ -93,6 +90,7 @@ def test_a_dense_sum_takes_as_long_as_measured(cell):
 def test_masked_sums_of_a_million_clients_are_beyond_their_limits():
     assert [p.way for p in price_sums(Workload(10**6, 100, 256, 10**6))] == [
         "plain",
+        "dense",
         "secure-sparse",
     ]
     assert "secure-dense" in {price.way for price in price_sums(Workload(10**6, 100, 256, 10**4))}

@@ -11,9 +11,9 @@ from keyhole.experiments.experiment import Experiment
 from keyhole.server.optimizers import SGD
 from tests.experiments.small import writers
 from tests.rounds import toy
-from tests.seams.toys import ScaledSum, resumed, scaled_sum, started
+from tests.seams.toys import ScaledSum, Sum, resumed, scaled_sum, started
 
-DOUBLE, TRIPLE = (lambda request, f=factor: scaled_sum(f)(request) for factor in (2, 3))
+DOUBLE, TRIPLE = (Sum(lambda request, f=factor: scaled_sum(f).add(request)) for factor in (2, 3))
 
 PAIRS = {"closures": (scaled_sum(1), scaled_sum(2)), "lambdas": (DOUBLE, TRIPLE)}
 

@@ -1,10 +1,11 @@
 """Own parts for the toy run of tests/rounds/toy.py: sums, choices and train functions."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.aggregation.plain import plain
+from keyhole.aggregation.plain import PLAIN
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.server.row_sums import RowUpdate
 from tests.rounds import toy
@@ -12,13 +13,20 @@ from tests.rounds import toy
 ROUNDS = 2
 
 
+@dataclass(frozen=True)
+class Sum:
+    """An aggregation made of a function; it declares nothing."""
+
+    add: Callable
+
+
 def scaled_sum(factor):
     """A closure: every one of them has the same name."""
 
     def own_sum(request):
-        return _scaled(plain(request), factor)
+        return _scaled(PLAIN.add(request), factor)
 
-    return own_sum
+    return Sum(own_sum)
 
 
 class ScaledSum:
@@ -27,8 +35,8 @@ class ScaledSum:
     def __init__(self, factor):
         self.factor = factor
 
-    def __call__(self, request):
-        return _scaled(plain(request), self.factor)
+    def add(self, request):
+        return _scaled(PLAIN.add(request), self.factor)
 
 
 def _scaled(summed, factor):
@@ -40,9 +48,9 @@ def passed_on(aggregate):
     """A wrapper that changes nothing and declares nothing."""
 
     def pass_on(request):
-        return aggregate(request)
+        return aggregate.add(request)
 
-    return pass_on
+    return Sum(pass_on)
 
 
 def started(directory, clients=None, state=None, **plan):

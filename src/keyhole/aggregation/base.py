@@ -1,30 +1,32 @@
-"""What a round asks of an aggregation, and what it gets.
+"""Defines an aggregation: what it declares, what a round asks of it, and what it gives back.
 
-Updates part by part: what a client adds under which keys, and rows from sums.
-
-Updates as numbers of a ring: how large they may be, and how they are rounded.
+`SumRequest` and `SumResult` are the question and the answer of one round. `PartSum` turns sums into
+rows of a model, and `Rounding` turns updates into numbers of a ring and says how large they may be.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keyhole import tree
+from keyhole.about import About, Leak
 from keyhole.arrays import KeyArray, Tree
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint, RingBits
-from keyhole.errors import ThresholdError
+from keyhole.errors import InputError, ThresholdError
+from keyhole.pricing import Workload
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
-from keyhole.sampling import Fate
+from keyhole.sampling import Cohorts, Fate
 from keyhole.server.row_sums import BlockSum, Over, RowUpdate
 from keyhole.server.rows import sum_rows
 
@@ -51,7 +53,7 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Adding:
+class SumRequest:
     """One sum to be made.
 
     Args:
@@ -85,7 +87,7 @@ class Adding:
 
 
 @dataclass(frozen=True)
-class Summed:
+class SumResult:
     """What came of it.
 
     Args:
@@ -108,14 +110,7 @@ class Summed:
     error: str | None = None
 
 
-def with_counts(seen_by: Mapping[str, str], adding: Adding) -> dict[str, str]:
-    """What parties learn from a sum, and from the counts beside it where it has any."""
-    if not adding.needs_counts:
-        return dict(seen_by)
-    return {party: f"{seen}, and how many chose each key" for party, seen in seen_by.items()}
-
-
-def withheld(clients: int, minimum: int, seen_by: Mapping[str, str]) -> Summed:
+def withheld(clients: int, minimum: int, seen_by: Mapping[str, str]) -> SumResult:
     """What comes of a sum with too few clients: nothing."""
     few = ThresholdError(
         "too few clients for a sum to be released",
@@ -123,15 +118,171 @@ def withheld(clients: int, minimum: int, seen_by: Mapping[str, str]) -> Summed:
         allowed=f"{minimum} or more",
         fix="ask more clients",
     )
-    return Summed(None, {}, seen_by=seen_by, error=str(few))
+    return SumResult(None, {}, seen_by=seen_by, error=str(few))
+
+
+RingRows = tuple[KeyArray, NDArray[np.unsignedinteger]]
+"""Different keys of one part and a row of the ring for each."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How updates become numbers of a ring.
+
+    Args:
+        clip: numbers beyond it are clipped; a sum is off by at most the cohort over the scale.
+        bits: of the ring; 16 halves what is sent, and is coarse.
+        room: for how many clients more, so that noise cannot make a sum overflow.
+        minimum: for how many clients at least. Where the size of a cohort must not show, one number
+            for all rounds: the step to which everybody rounds follows from it.
+    """
+
+    clip: float = 16.0
+    bits: RingBits = 32
+    room: int = 0
+    minimum: int = 1
+
+    def fixed_point(self, request: SumRequest) -> FixedPoint:
+        """For all clients that were asked: more cannot be added."""
+        return self.for_clients(len(request.contributions))
+
+    def for_clients(self, clients: int) -> FixedPoint:
+        """For so many clients.
+
+        Raises:
+            InputError: the ring is too small for them.
+        """
+        return FixedPoint(self.clip, max(self.minimum, clients) + self.room, self.bits)
+
+    def rows(self, request: SumRequest, one: Contribution) -> list[RingRows]:
+        """What a client adds to each part, rounded up or down by its own coin.
+
+        In a simulation that coin derives from the seed of the run: the same seed, the same bytes.
+        """
+        fixed = self.fixed_point(request)
+        prg = derived(b"rounding", request.place, one.client)
+        return [(keys, fixed.encode(rows, prg)) for keys, rows in rows_of(request.layout, one)]
+
+
+Failure: TypeAlias = Callable[[Layout, Mapping[str, int], Cohorts], float]
+"""(layout, keys per client by key space, cohorts) -> probability that a round's sum is not opened
+although enough clients stayed."""
+
+
+def never(layout: Layout, keys_per_client: Mapping[str, int], cohorts: Cohorts) -> float:
+    """Says that a sum is always opened."""
+    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationAbout(About):
+    """What an aggregation declares. Every default is the cautious one.
+
+    Args:
+        ring: how updates are rounded; None for sums of floats.
+        noise: where the noise of differential privacy is added: to the sum once it is open, or by
+            the parties, each to its own share. None is refused where privacy is promised.
+        min_clients: below which a sum is not opened.
+        hides_dropouts: whether the sum is opened no matter how many of the cohort dropped out, as
+            long as `min_clients` stayed. If not, Poisson cohorts may lose nobody.
+        failure: how often a sum is not opened although enough clients stayed.
+        is_in_clear: whether this is the plain sum, in the clear: updates may then be added up in
+            blocks before they arrive.
+        can_sign: whether clients can sign which of them are left.
+    """
+
+    ring: Rounding | None = None
+    noise: Literal["on_sum", "by_parties"] | None = None
+    min_clients: int = 0
+    hides_dropouts: bool = False
+    failure: Failure = never
+    is_in_clear: bool = False
+    can_sign: bool = False
+
+    def seen_by(self, *, with_counts: bool = False) -> dict[str, str]:
+        """Party -> what it learns of updates, and of the counts beside the sum if it has any."""
+        more = ", and how many chose each key" if with_counts else ""
+        return {party: f"{leak}{more}" for party, leak in self.leaks.items()}
+
+
+@dataclass(frozen=True)
+class SumPrice:
+    """What adding up costs in a round.
+
+    Args:
+        way: name of the aggregation.
+        bytes_up: that a client sends, to all servers together.
+        bytes_down: that it receives.
+        requests: of a client, at each server.
+        seconds_by: party -> CPU seconds of one core for the whole cohort.
+        client_seconds: CPU seconds of one client.
+        server_memory: bytes that one server holds.
+    """
+
+    way: str
+    bytes_up: int
+    bytes_down: int
+    requests: int
+    seconds_by: Mapping[str, float] = field(hash=False)
+    client_seconds: float
+    server_memory: int
 
 
 class Aggregation(Protocol):
-    """A way to add updates up. Equal to the plain sum, up to the rounding that it states."""
+    """Adds updates up: the plain sum, up to the rounding that it declares."""
 
-    def __call__(self, adding: Adding) -> Summed:
+    @property
+    def about(self) -> AggregationAbout:
+        """What account, planner, screens and services may know of it."""
+        ...
+
+    def with_ring(self, ring: Rounding, noise: float = 0.0) -> Aggregation:
+        """Returns the same aggregation with another ring.
+
+        Args:
+            ring: in place of the one that it declares.
+            noise: standard deviation of the noise of each party, in the units of updates; 0 unless
+                it declares noise "by_parties".
+        """
+        ...
+
+    def price(self, load: Workload) -> SumPrice:
+        """Returns what a round costs; one in ten clients drops out on the way.
+
+        Raises:
+            InputError: the load is beyond what its messages or rings can hold.
+        """
+        ...
+
+    def add(self, request: SumRequest) -> SumResult:
         """Adds up the updates of a round."""
         ...
+
+
+_UNDECLARED = AggregationAbout(
+    name="undeclared",
+    title="undeclared sum",
+    leaks=MappingProxyType({"server": Leak(updates="it declares nothing: suppose everything")}),
+    rests_on="Nothing is declared.",
+    is_served=False,
+)
+
+
+def about_of(aggregation: Any) -> AggregationAbout:
+    """Returns what an aggregation declares; of one that declares nothing, the worst."""
+    about = getattr(aggregation, "about", None)
+    return about if isinstance(about, AggregationAbout) else _UNDECLARED
+
+
+def check_declares_noise(aggregation: Any) -> None:
+    """Raises InputError for a sum of which no privacy account can be made."""
+    if about_of(aggregation).noise is None:
+        raise InputError(
+            "a sum that does not declare what a privacy account needs",
+            got=about_of(aggregation).name,
+            allowed="an aggregation whose `about` says how noise is added",
+            fix="declare it: AggregationAbout(noise=..., min_clients=..., failure=...)",
+        )
 
 
 RowsOfClient = tuple[KeyArray, NDArray[np.float32]]
@@ -193,49 +344,6 @@ class PartSum:
         return self.counts
 
 
-RingRows = tuple[KeyArray, NDArray[np.unsignedinteger]]
-"""Different keys of one part and a row of the ring for each."""
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """How updates become numbers of a ring.
-
-    Args:
-        clip: numbers beyond it are clipped; a sum is off by at most the cohort over the scale.
-        bits: of the ring; 16 halves what is sent, and is coarse.
-        room: for how many clients more, so that noise cannot make a sum overflow.
-        minimum: for how many clients at least. Where the size of a cohort must not show, one number
-            for all rounds: the step to which everybody rounds follows from it.
-    """
-
-    clip: float = 16.0
-    bits: RingBits = 32
-    room: int = 0
-    minimum: int = 1
-
-    def fixed_point(self, adding: Adding) -> FixedPoint:
-        """For all clients that were asked: more cannot be added."""
-        return self.for_clients(len(adding.contributions))
-
-    def for_clients(self, clients: int) -> FixedPoint:
-        """For so many clients.
-
-        Raises:
-            InputError: the ring is too small for them.
-        """
-        return FixedPoint(self.clip, max(self.minimum, clients) + self.room, self.bits)
-
-    def rows(self, adding: Adding, one: Contribution) -> list[RingRows]:
-        """What a client adds to each part, rounded up or down by its own coin.
-
-        In a simulation that coin derives from the seed of the run: the same seed, the same bytes.
-        """
-        fixed = self.fixed_point(adding)
-        prg = derived(b"rounding", adding.place, one.client)
-        return [(keys, fixed.encode(rows, prg)) for keys, rows in rows_of(adding.layout, one)]
-
-
 def derived(purpose: bytes, place: tuple[int, int, int], *more: int) -> Prg:
     """Randomness of a simulation, from its seed, trial and round: whoever knows the seed of a run
     knows it too."""
@@ -243,6 +351,6 @@ def derived(purpose: bytes, place: tuple[int, int, int], *more: int) -> Prg:
     return Prg(sha256(b"keyhole-" + purpose + b"\0" + numbers).digest()[:16])
 
 
-def name_of_sum(adding: Adding) -> bytes:
+def name_of_sum(request: SumRequest) -> bytes:
     """16 bytes that name a sum among all of a run."""
-    return sha256(b"keyhole-sum" + struct.pack("<3q", *adding.place)).digest()[:16]
+    return sha256(b"keyhole-sum" + struct.pack("<3q", *request.place)).digest()[:16]

@@ -1,31 +1,47 @@
-"""Ways to add updates up, by their names."""
+"""Finds aggregations by the names that they declare."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
-
 from keyhole.aggregation.base import Aggregation, Rounding
 from keyhole.aggregation.masked.method import DenseForm, SecureSum, SketchForm
-from keyhole.aggregation.plain import dense_at_client, plain
+from keyhole.aggregation.plain import PLAIN, DenseSum
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.errors import InputError
 
-AggregationName: TypeAlias = Literal[
-    "plain", "dense", "secure-dense", "secure-sketch", "secure-sparse"
-]
-"""How updates are added up: in the clear, sparse or dense; by one server that sees sums alone,
-dense or as a sketch; by two servers that see nothing."""
 
-AGGREGATIONS: tuple[AggregationName, ...] = get_args(AggregationName)
+def all_aggregations(
+    rounding: Rounding | None = None, signed: bool = False
+) -> tuple[Aggregation, ...]:
+    """Returns every aggregation that comes with keyhole, sums in the clear first.
 
-SIGNED: tuple[AggregationName, ...] = ("secure-dense", "secure-sketch")
+    Args:
+        rounding: of secure sums.
+        signed: of those in which clients can sign.
+    """
+    ring = rounding or Rounding()
+    masked = (SecureSum(form, ring, signed) for form in (DenseForm(), SketchForm()))
+    return PLAIN, DenseSum(), *masked, TwoServers(ring)
+
+
+_ABOUTS = tuple(each.about for each in all_aggregations())
+
+AGGREGATIONS: tuple[str, ...] = tuple(about.name for about in _ABOUTS)
+"""Names of all of them."""
+
+SECURE: tuple[str, ...] = tuple(about.name for about in _ABOUTS if about.ring is not None)
+"""Those that add in a ring, and hide updates from the server."""
+
+SIGNED: tuple[str, ...] = tuple(about.name for about in _ABOUTS if about.can_sign)
 """Those in which clients can sign which of them are left."""
+
+(SHARED,) = (about.name for about in _ABOUTS if about.is_served and about.servers == 2)
+"""The one that two aggregators make of shares that devices send."""
 
 
 def aggregation_named(
     name: str, rounding: Rounding | None = None, *, signed: bool = False
 ) -> Aggregation:
-    """Returns a way to add updates up.
+    """Returns an aggregation.
 
     Args:
         name: of `AGGREGATIONS`.
@@ -33,17 +49,9 @@ def aggregation_named(
         signed: of secure sums with one server: clients sign which of them are left.
 
     Raises:
-        InputError: there is no such way, or nothing in it to sign.
+        InputError: there is no such aggregation, or nothing in it to sign.
     """
-    rounding = rounding or Rounding()
-    ways: dict[str, Aggregation] = {
-        "plain": plain,
-        "dense": dense_at_client,
-        "secure-dense": SecureSum(DenseForm(), rounding, signed),
-        "secure-sketch": SecureSum(SketchForm(), rounding, signed),
-        "secure-sparse": TwoServers(rounding),
-    }
-    if name not in ways:
+    if name not in AGGREGATIONS:
         raise InputError(
             "no such way to add updates up",
             got=name,
@@ -57,4 +65,4 @@ def aggregation_named(
             allowed=", ".join(SIGNED),
             fix="leave it out: only masked sums with one server have lists to sign",
         )
-    return ways[name]
+    return {each.about.name: each for each in all_aggregations(rounding, signed)}[name]

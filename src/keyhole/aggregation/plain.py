@@ -1,67 +1,146 @@
-"""Sums in the clear: sparse, or dense where each client puts its update in place (section 4.2)."""
+"""Adds updates up in the clear: sparse, or dense where clients put updates in place (section 4.2).
+
+Hidden: nothing. The server sees every update, and which client sent it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.aggregation.base import Adding, Contribution, Summed
+from keyhole.about import Leak
+from keyhole.aggregation.base import (
+    AggregationAbout,
+    Contribution,
+    Rounding,
+    SumPrice,
+    SumRequest,
+    SumResult,
+)
+from keyhole.pricing import ServiceSpeeds, Workload
 from keyhole.primitives.keyspace import key_bytes
-from keyhole.server.row_sums import (
-    PLAIN_SUM_SEEN_BY,
-    RowUpdate,
-    choosers,
-    merge_blocks,
-    sum_updates,
+from keyhole.server.row_sums import RowUpdate, choosers, merge_blocks, sum_updates
+
+_ARRIVES = ("sent", "late", "refused")
+_HEAD_BYTES, _KEY_BYTES = 16, 8  # of an update beside its rows, and of a key
+
+
+def _about(name: str, title: str, learned: str, is_served: bool) -> AggregationAbout:
+    leaks: Mapping[str, Leak] = MappingProxyType({"server": Leak(updates=learned)})
+    return AggregationAbout(
+        name=name,
+        title=title,
+        leaks=leaks,
+        rests_on="Nothing: the server sees every update.",
+        is_served=is_served,
+        noise="on_sum",
+        hides_dropouts=True,
+        is_in_clear=True,
+    )
+
+
+_SPARSE = _about("plain", "plain sum", "each update, its keys and whose they are", True)
+_DENSE = _about(
+    "dense", "dense sum", "each update and whose it is; its keys are where it is not zero", False
 )
 
-_DENSE_SEEN_BY = {"server": "each update and whose it is; its keys are where it is not zero"}
-_ARRIVES = ("sent", "late", "refused")
 
-
-def plain(adding: Adding) -> Summed:
+@dataclass(frozen=True)
+class PlainSum:
     """Clients send their keys and updates; the server adds them up under the keys."""
-    layout = adding.layout
 
-    def size(one: Contribution) -> int:
-        counts = {name: len(z) for name, z in one.keys.items()}
-        return key_bytes(one.keys.values()) + layout.client_bytes(**counts)
+    @property
+    def about(self) -> AggregationAbout:
+        """Everything is in the clear."""
+        return _SPARSE
 
-    up = {one.client: size(one) for one in _arrived(adding)}
-    return Summed(plain_rows(adding), up, _counts(adding), seen_by=PLAIN_SUM_SEEN_BY)
+    def with_ring(self, ring: Rounding, noise: float = 0.0) -> PlainSum:
+        """Returns itself: floats are added up as they are."""
+        return self
+
+    def price(self, load: Workload) -> SumPrice:
+        """Returns what a round costs."""
+        up = _HEAD_BYTES + load.keys_per_client * (_KEY_BYTES + load.slice_bytes)
+        added = load.cohort * up / ServiceSpeeds().adding
+        # The trainer holds every client's keys, and two sums with the one that is made of them: a
+        # sum has no more rows than its clients chose, and no more than there are.
+        chosen, distinct = load.cohort * load.keys_per_client, load.distinct_keys
+        rows = min(2 * distinct, chosen) + distinct
+        held = chosen * _KEY_BYTES + rows * (load.slice_bytes + _KEY_BYTES)
+        return SumPrice(self.about.name, up, 0, 1, {"trainer": added}, 0.0, held)
+
+    def add(self, request: SumRequest) -> SumResult:
+        """Adds up the updates of a round."""
+        layout = request.layout
+
+        def size(one: Contribution) -> int:
+            counts = {name: len(z) for name, z in one.keys.items()}
+            return key_bytes(one.keys.values()) + layout.client_bytes(**counts)
+
+        up = {one.client: size(one) for one in _arrived(request)}
+        seen = self.about.seen_by()
+        return SumResult(_rows(request), up, _counts(request), seen_by=seen)
 
 
-def dense_at_client(adding: Adding) -> Summed:
+@dataclass(frozen=True)
+class DenseSum:
     """Clients put their updates in place and send dense models, which the server adds up.
 
-    The same numbers as `plain`, in which nothing but the bytes differ: what is added to zeros stays
+    It gives the same numbers as `PlainSum` and differs in bytes alone: what is added to zeros stays
     what it is.
     """
-    whole = sum(4 * part.space.num_keys * part.slice_size for part in adding.layout.parts)
-    up = {one.client: whole for one in _arrived(adding)}
-    return Summed(plain_rows(adding), up, _counts(adding), seen_by=_DENSE_SEEN_BY)
+
+    @property
+    def about(self) -> AggregationAbout:
+        """Everything is in the clear."""
+        return _DENSE
+
+    def with_ring(self, ring: Rounding, noise: float = 0.0) -> DenseSum:
+        """Returns itself: floats are added up as they are."""
+        return self
+
+    def price(self, load: Workload) -> SumPrice:
+        """Returns what a round costs; the server holds the sum and the model."""
+        up = load.table_bytes
+        added = load.cohort * up / ServiceSpeeds().adding
+        return SumPrice(self.about.name, up, 0, 1, {"trainer": added}, 0.0, 2 * load.table_bytes)
+
+    def add(self, request: SumRequest) -> SumResult:
+        """Adds up the updates of a round."""
+        whole = sum(4 * part.space.num_keys * part.slice_size for part in request.layout.parts)
+        up = {one.client: whole for one in _arrived(request)}
+        seen = self.about.seen_by()
+        return SumResult(_rows(request), up, _counts(request), seen_by=seen)
 
 
-def _arrived(adding: Adding) -> list[Contribution]:
+PLAIN = PlainSum()
+"""The sum in the clear, of sparse updates."""
+
+
+def _arrived(request: SumRequest) -> list[Contribution]:
     """Those who sent something, whether it counts or not: their keys are known."""
-    spaces = len(adding.layout.spaces)
-    return [c for c in adding.contributions if c.fate in _ARRIVES and len(c.keys) == spaces]
+    spaces = len(request.layout.spaces)
+    return [c for c in request.contributions if c.fate in _ARRIVES and len(c.keys) == spaces]
 
 
-def _counts(adding: Adding) -> tuple[NDArray[np.int64], ...] | None:
-    """How many clients chose each key, in the order of `plain_rows`."""
-    if not adding.with_counts or not adding.sent:
+def _counts(request: SumRequest) -> tuple[NDArray[np.int64], ...] | None:
+    """How many clients chose each key, in the order of `_rows`."""
+    if not request.with_counts or not request.sent:
         return None
-    keys = [one.keys for one in adding.sent]
-    return tuple(choosers(part, keys) for part in adding.layout.parts)
+    keys = [one.keys for one in request.sent]
+    return tuple(choosers(part, keys) for part in request.layout.parts)
 
 
-def plain_rows(adding: Adding) -> tuple[RowUpdate, ...] | None:
+def _rows(request: SumRequest) -> tuple[RowUpdate, ...] | None:
     """The sum, as it is defined; None if nobody is left."""
-    sent = adding.sent
+    sent = request.sent
     if not sent:
         return None
     keys = [one.keys for one in sent]
-    if adding.blocks is not None:
-        return merge_blocks(adding.layout, adding.blocks, keys, adding.over)
-    return sum_updates(adding.layout, [one.update for one in sent], keys, adding.over)
+    if request.blocks is not None:
+        return merge_blocks(request.layout, request.blocks, keys, request.over)
+    return sum_updates(request.layout, [one.update for one in sent], keys, request.over)

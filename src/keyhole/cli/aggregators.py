@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from keyhole.aggregation.named import SHARED
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SALT = "aggregators.salt"
-_SECURE_SPARSE = "secure-sparse"
 
 
 def _pair(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -103,9 +103,9 @@ def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)
     if not options["devices"] or not options["aggregator_tokens"]:
         raise click.UsageError("--aggregators goes with --devices and --aggregator-tokens")
-    if options["aggregation"] not in (None, _SECURE_SPARSE):
-        raise click.UsageError(f"two aggregators make the sum that is called {_SECURE_SPARSE}")
-    return {**options, "aggregation": _SECURE_SPARSE}
+    if options["aggregation"] not in (None, SHARED):
+        raise click.UsageError(f"two aggregators make the sum that is called {SHARED}")
+    return {**options, "aggregation": SHARED}
 
 
 def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Event) -> SumServices:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keyhole.aggregation.named import SHARED
 from keyhole.cli.options import load_data, synthetic_sizes
 from keyhole.cli.train import read_arm, train
 from keyhole.cli.train_options import check_sum_flags
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 # Options of `keyhole train` that say how two aggregators add up.
 _SUMS = ("value_clip", "ring_bits", "dp_noise", "dp_clip", "dp_delta", "dp_budget")
 _NAMED = ("aggregators", "aggregator_tokens")
-_SECURE_SPARSE = "secure-sparse"
 _SERVICES = (
     click.option(
         "--delivery",
@@ -76,7 +76,7 @@ def check_secure(options: Mapping[str, Any], is_secure: bool, flag: str) -> dict
             if options.get(name):
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with {flag}")
         return dict(options)
-    told = {**options, "aggregation": _SECURE_SPARSE, "signed": False}
+    told = {**options, "aggregation": SHARED, "signed": False}
     check_sum_flags(told)
     return told
 

@@ -135,14 +135,15 @@ def fleet_of(options: Mapping[str, Any]) -> Fleet | None:
 
 def show_fleet(need: Workload, fleet: Fleet, prices: Sequence[Price]) -> None:
     """Prints what deliveries and sums take."""
-    from keyhole.planner.sums import SUMS, price_sums
+    from keyhole.aggregation.named import AGGREGATIONS
+    from keyhole.planner.capacity import price_sums
 
     console = Console()
     console.width = max(console.width, _WIDTH)  # else numbers would be cut
     console.print(_table(_fleet_title(need, fleet), _deliveries(need, fleet, prices)))
     sums = price_sums(need)
     console.print(_table("Checking in, and adding up", _sums(need, fleet)))
-    if beyond := [way for way in SUMS if way not in {price.way for price in sums}]:
+    if beyond := [way for way in AGGREGATIONS if way not in {price.way for price in sums}]:
         click.echo(f"beyond the limits of its messages: {', '.join(beyond)}")
 
 
@@ -174,8 +175,7 @@ def _deliveries(
 
 
 def _sums(need: Workload, fleet: Fleet) -> Iterator[tuple[str, int, PartyNeed]]:
-    from keyhole.planner.capacity import checkin_need, sum_needs
-    from keyhole.planner.sums import price_sums
+    from keyhole.planner.capacity import checkin_need, price_sums, sum_needs
 
     yield "check-in", 0, checkin_need(need, fleet)
     for price in price_sums(need):

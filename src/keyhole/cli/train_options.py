@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.aggregation.named import AGGREGATIONS, SIGNED
+from keyhole.aggregation.named import AGGREGATIONS, SECURE, SIGNED
+from keyhole.aggregation.plain import PLAIN
 from keyhole.cli.options import SYNTHETIC
 from keyhole.cli.screen import import_shown
 
@@ -160,7 +161,7 @@ _SUM_OPTIONS = (
     click.option(
         "--signed",
         is_flag=True,
-        help="secure-dense, -sketch: clients sign who is left, so that a server that shows "
+        help=f"{', '.join(SIGNED)}: clients sign who is left, so that a server that shows "
         "them different lists is caught. One message more each way.",
     ),
     click.option(
@@ -214,9 +215,9 @@ def secure_sum_options(command: _Command) -> _Command:
 
 def check_sum_flags(options: Mapping[str, Any]) -> None:
     """Refuses options that would do nothing."""
-    way = options["aggregation"] or "plain"
+    way = options["aggregation"] or PLAIN.about.name
     for name in ("value_clip", "ring_bits"):
-        if options[name] is not None and not way.startswith("secure-"):
+        if options[name] is not None and way not in SECURE:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with a secure --aggregation")
     if options["signed"] and way not in SIGNED:
         raise click.UsageError(f"--signed goes with --aggregation {', '.join(SIGNED)}")

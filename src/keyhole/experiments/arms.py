@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from keyhole.aggregation.named import AggregationName
+from keyhole.aggregation.plain import PLAIN
 from keyhole.crypto.ring import RingBits
 from keyhole.delivery.base import DeliveryName
 from keyhole.errors import InputError
@@ -74,7 +74,7 @@ class Arm:
     over: Over = "cohort"
     negatives: float = 0.0
     delivery: DeliveryName | None = None
-    aggregation: AggregationName = "plain"
+    aggregation: str = PLAIN.about.name
     value_clip: float = 16.0
     ring_bits: RingBits = 32
     is_signed: bool = False

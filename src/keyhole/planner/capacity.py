@@ -20,10 +20,11 @@ from math import ceil, inf
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from keyhole.aggregation.base import SumPrice
+from keyhole.aggregation.named import all_aggregations
 from keyhole.delivery.base import DeliveryName
 from keyhole.errors import InputError
 from keyhole.planner.prices import Price
-from keyhole.planner.sums import SumPrice
 from keyhole.pricing import ServiceSpeeds, Workload
 
 Resource: TypeAlias = Literal["line", "CPU", "memory"]
@@ -175,6 +176,22 @@ def checkin_need(need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = No
     return _of_party(_COORDINATOR, load, fleet, speeds)
 
 
+def price_sums(load: Workload) -> tuple[SumPrice, ...]:
+    """Returns the price of every aggregation whose messages and rings can hold the load.
+
+    >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
+    >>> [price.bytes_up for price in price_sums(load)][:2]  # in the clear: sparse, dense
+    [2008016, 20000000]
+    """
+    found = []
+    for each in all_aggregations():
+        try:
+            found.append(each.price(load))
+        except InputError:  # a load is checked when it is made: this is a limit of the aggregation
+            continue
+    return tuple(found)
+
+
 def sum_needs(
     price: SumPrice, need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = None
 ) -> tuple[PartyNeed, ...]:
@@ -191,7 +208,7 @@ def sum_needs(
     """
     speeds, sent = speeds or ServiceSpeeds(), need.cohort * price.bytes_up
     connections = need.cohort * fleet.new_connections
-    if price.way == "plain":
+    if _TRAINER in price.seconds_by:
         storing = sent / speeds.receiving + need.cohort * speeds.store_seconds
         added = sum(price.seconds_by.values())
         loads = {

@@ -1,22 +1,19 @@
-"""Who took part when: correlated noise protects clients that do not come back too soon.
+"""Accounts for a run's privacy: what its rounds have told about one client.
 
-Sums that are withheld because too few clients came: how often one client decides that.
+`Account` holds what really ran against what was planned: as many clients as were to be asked, and
+with correlated noise none of them back too soon (`Participation`). What a sum tells by not being
+opened is in it, as the aggregation declares it.
 
-Everybody sees that no model came of a round, and no noise covers that. Where each client is drawn
-for itself, one client more can be the one with which a sum is opened. Given that exactly one was
-missing, which has probability b, the two populations differ where that client is drawn, which has
-probability q, and nowhere else: apart from an event of probability q b, the round is the one that
-was accounted for. Told of that event, nobody learns less; so rounds cost what they cost without it,
-and T q b more in delta.
+A sum may be withheld because too few clients came (`odds_of_deciding`). Everybody sees that no
+model came of such a round, and no noise covers that. Where each client is drawn for itself, one
+client more can be the one with which a sum is opened. Given that exactly one was missing, which has
+probability b, the two populations differ where that client is drawn, which has probability q, and
+nowhere else: apart from an event of probability q b, the round is the one that was accounted for.
+Told of that event, nobody learns less; so rounds cost what they cost without it, and T q b more in
+delta.
 
 Of cohorts of a fixed size nothing is to be charged: how many come does not depend on whose data one
 of them has, if clients do not drop out because of their data.
-
-The account of a run: what its rounds have told about one client, and whether they were the ones
-that are accounted for.
-
-It holds what really ran against what was planned: as many clients as were to be asked, and with
-correlated noise none of them back too soon. What a secure sum tells by not being opened is in it.
 """
 
 from __future__ import annotations
@@ -29,13 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.aggregation.base import Aggregation
-from keyhole.aggregation.masked.method import MIN_CLIENTS, SecureSum, SketchForm, odds_of_failing
+from keyhole.aggregation.base import Aggregation, about_of, check_declares_noise
 from keyhole.aggregation.privacy.accountant import Accountant, Mechanism
 from keyhole.aggregation.privacy.mechanism import Privacy
-from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.errors import InputError
-from keyhole.primitives.layout import Layout, max_keys_of
+from keyhole.primitives.layout import Layout
 from keyhole.rounds.record import RoundRecord
 from keyhole.sampling import Cohorts
 
@@ -147,19 +142,17 @@ class Account:
         Raises:
             InputError: noise, cohorts and sums for which there is no account.
         """
+        check_declares_noise(aggregate)
         _check_cohorts(privacy, cohorts, aggregate)
-        failure = 0.0
+        about, failure = about_of(aggregate), 0.0
         if cohorts.sampling == "poisson":
-            minimum = max(cohorts.min_updates, _min_clients(aggregate))
+            minimum = max(cohorts.min_updates, about.min_clients)
             stays = (1 - cohorts.lost_before) * (1 - cohorts.lost_after)
             share = stays * cohorts.asked / cohorts.population
             failure += odds_of_deciding(cohorts.population, share, minimum)
-        if isinstance(aggregate, SecureSum) and isinstance(aggregate.form, SketchForm):
-            limit = max_keys_of(layout, keys_per_client)
-            # With the client a sketch may not decode, and without it: either can give it away.
-            failure += (
-                2 * _parts_a_round(privacy, cohorts) * odds_of_failing(layout, limit, cohorts)
-            )
+        # With the client a sum may fail, and without it: either can give it away.
+        odds = about.failure(layout, keys_per_client, cohorts)
+        failure += 2 * _parts_a_round(privacy, cohorts) * odds
         return Account(privacy, cohorts, failure)
 
     def check(self, t: int) -> None:
@@ -266,13 +259,6 @@ class Attendance:
         self._next = record.round + 1
 
 
-def _min_clients(aggregate: Aggregation) -> int:
-    """Below which a sum is not opened, where nobody drops out of it."""
-    if isinstance(aggregate, TwoServers):
-        return aggregate.min_clients
-    return MIN_CLIENTS if isinstance(aggregate, SecureSum) else 0
-
-
 def _parts_a_round(privacy: Privacy, cohorts: Cohorts) -> float:
     """In how many of a round a client takes part, on average, at the most."""
     if privacy.kind != "correlated":
@@ -297,7 +283,7 @@ def _check_cohorts(privacy: Privacy, cohorts: Cohorts, aggregate: Aggregation) -
             fix="ask no more clients than are waited for",
         )
     loses = cohorts.lost_before > 0 or cohorts.lost_after > 0
-    if loses and cohorts.sampling == "poisson" and isinstance(aggregate, SecureSum):
+    if loses and cohorts.sampling == "poisson" and not about_of(aggregate).hides_dropouts:
         raise InputError(
             "a sum that tells by not being opened who dropped out",
             got="poisson cohorts that lose clients, added up by one server",

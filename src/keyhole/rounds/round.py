@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from keyhole.aggregation.base import Adding, Contribution, Summed, withheld
+from keyhole.aggregation.base import Contribution, SumRequest, SumResult, withheld
+from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.arrays import ClientId, KeyArray, Tree
 from keyhole.delivery.base import Cost
@@ -30,7 +31,6 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import Cohorts, Fate, Place, sample_cohort, sample_dropouts
 from keyhole.server.row_sums import (
     BLOCK,
-    PLAIN_SUM_SEEN_BY,
     BlockSum,
     RowUpdate,
     pair_up,
@@ -338,23 +338,23 @@ def add_up(
     layout: Layout,
     plan: Plan,
     blocks: tuple[BlockSum, ...] | None = None,
-) -> Summed:
+) -> SumResult:
     """Hands what clients brought to the plan's aggregation; too few make no sum."""
     sent = sum(visit.fate == "sent" for visit in visits)
     if sent < plan.cohorts.min_updates:
         return withheld(sent, plan.cohorts.min_updates, {})
     contributions = [Contribution(v.client, v.fate, v.keys, v.update) for v in visits]
     place = plan.seed, plan.trial, t
-    aggregate = plan.aggregate
-    if plan.privacy is not None:
-        aggregate = PrivateSum(aggregate, plan.privacy, plan.cohorts)
-    return aggregate(
-        Adding(layout, contributions, plan.over, plan.keys_per_client, place, blocks=blocks)
+    request = SumRequest(
+        layout, contributions, plan.over, plan.keys_per_client, place, blocks=blocks
     )
+    if plan.privacy is not None:
+        return PrivateSum(plan.aggregate, plan.privacy, plan.cohorts).add(request)
+    return plan.aggregate.add(request)
 
 
 def record_round(
-    t: int, state: ServerState, plan: Plan, visited: Visited, summed: Summed
+    t: int, state: ServerState, plan: Plan, visited: Visited, summed: SumResult
 ) -> RoundRecord:
     """The record of a synchronous round whose sum is about to be applied, if there is one."""
     visits = [
@@ -410,7 +410,7 @@ def _count_distinct(visits: Sequence[Visit]) -> int:
 def record_visits(
     visits: Sequence[Visit],
     costs: Sequence[Cost],
-    summed: Summed | None = None,
+    summed: SumResult | None = None,
 ) -> dict[str, Any]:
     """What visits, deliveries and a sum (None for a plain one) put into the record of a round."""
 
@@ -432,5 +432,5 @@ def record_visits(
         "unplaced_keys": sum(visit.unplaced_keys for visit in visits)
         + (0 if summed is None else summed.unplaced_keys),
         "seen_by": {p: str(learned) for p, learned in costs[-1].seen_by.items()} if costs else {},
-        "seen_in_sum": dict(PLAIN_SUM_SEEN_BY if summed is None else summed.seen_by),
+        "seen_in_sum": dict(PLAIN.about.seen_by() if summed is None else summed.seen_by),
     }

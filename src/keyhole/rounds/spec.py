@@ -11,11 +11,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from keyhole.aggregation.base import Aggregation
-from keyhole.aggregation.masked.method import SecureSum
-from keyhole.aggregation.plain import dense_at_client, plain
+from keyhole.aggregation.base import Aggregation, about_of
+from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
-from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import on_demand
 from keyhole.errors import InputError
@@ -65,7 +63,7 @@ class Plan:
     trial: int = 0
     over: Over = "cohort"
     deliver: Delivery = on_demand
-    aggregate: Aggregation = plain
+    aggregate: Aggregation = PLAIN
     privacy: Privacy | None = None
     buffering: Buffering | None = None
     shared_keys: bool = False
@@ -85,7 +83,7 @@ class Plan:
     @property
     def is_in_clear(self) -> bool:
         """Whether updates are added up as they are, so that sums of some of them can be, too."""
-        return self.privacy is None and self.aggregate in (plain, dense_at_client)
+        return self.privacy is None and about_of(self.aggregate).is_in_clear
 
     @property
     def choosing(self) -> Choosing:
@@ -112,7 +110,8 @@ class Plan:
     def _check_stream(self, buffering: Buffering) -> None:
         """Raises InputError where rounds cannot be asynchronous."""
         cohorts, limit = self.cohorts, max(buffering.concurrency, buffering.goal)
-        if self.privacy is not None or self.aggregate != plain:
+        about = about_of(self.aggregate)
+        if not (self.is_in_clear and about.is_served):
             raise InputError(
                 "asynchronous rounds are added up in the clear, without noise",
                 got="a secure sum or privacy",
@@ -137,8 +136,9 @@ class Plan:
     def _check_sums(self, layout: Layout) -> None:
         """Rings that are too small, and promises that cannot be kept, show before the first round
         is made."""
-        if isinstance(self.aggregate, SecureSum | TwoServers):
-            self.aggregate.rounding.for_clients(self.cohorts.asked)
+        ring = about_of(self.aggregate).ring
+        if ring is not None:
+            ring.for_clients(self.cohorts.asked)
         account = self.account(layout)
         if self.privacy is not None and account is not None:
             account.check(0)

@@ -185,9 +185,6 @@ def _is_finite(bits):  # type: ignore[no-untyped-def]
 BLOCK = 64
 """Clients of a block. Part of what a run's bytes depend on: never a matter of how it is run."""
 
-PLAIN_SUM_SEEN_BY: Mapping[str, str] = {"server": "each update, its keys and whose they are"}
-"""What is learned by whoever adds updates up in the clear."""
-
 Over: TypeAlias = Literal["nothing", "cohort", "choosers"]
 """What a sum is divided by: nothing, N (Eq. 5), or the number of clients that chose the key."""
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from keyhole.aggregation.base import Summed
-from keyhole.aggregation.plain import plain
+from keyhole.aggregation.base import SumResult, about_of
 from keyhole.delivery.base import Cost
 from keyhole.delivery.clear import pregenerated_cost
 from keyhole.delivery.records import Coding, Demand
@@ -49,7 +48,7 @@ class Gathered:
 
     visits: list[Visit]
     cost: Cost
-    summed: Summed
+    summed: SumResult
     incidents: tuple[str, ...] = ()
 
 
@@ -176,10 +175,11 @@ class SpoolInbox:
         self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
     ) -> Mapping[str, object]:
         """Devices need to know nothing more."""
-        if plan.aggregate != plain:
+        about = about_of(plan.aggregate)
+        if not (about.is_in_clear and about.is_served):
             raise InputError(
                 "updates of devices arrive in the clear",
-                got="a plan with another sum",
+                got=f"a plan with another sum, {about.name}",
                 allowed="the plain sum",
                 fix="let devices send to two aggregators, or leave the plan's aggregate as it is",
             )

@@ -1,10 +1,8 @@
-"""A trainer's line to one aggregator.
+"""Has two aggregators add up the updates of devices: the trainer's part of a round.
 
-Updates that two aggregators add up: what the trainer does in a round of secure sums.
-
-Seen by the trainer: who takes part and the sum, with the noise of both aggregators where the plan
-promises privacy. Hidden from it: every single update and its keys, as long as the two aggregators
-do not work together, nor one of them with enough devices of the cohort.
+Hidden from the trainer: every single update and its keys, as long as the two aggregators do not
+work together, nor one of them with enough devices of the cohort. Not hidden: who takes part, and
+the sum, with the noise of both aggregators where the plan promises privacy.
 """
 
 from __future__ import annotations
@@ -16,11 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
-from keyhole.aggregation.base import Summed, withheld
+from keyhole.about import Leak
+from keyhole.aggregation.base import SumResult, about_of, withheld
+from keyhole.aggregation.named import SHARED
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.aggregation.two_servers.messages import (
     Share,
@@ -28,12 +28,7 @@ from keyhole.aggregation.two_servers.messages import (
     share_bytes,
     whole_upload_bytes,
 )
-from keyhole.aggregation.two_servers.method import (
-    TWO_SERVERS_SEEN_BY,
-    TwoServers,
-    open_sum,
-    terms_of,
-)
+from keyhole.aggregation.two_servers.method import SharedSum, open_sum
 from keyhole.aggregation.two_servers.params import WholeTerms
 from keyhole.delivery.clear import pregenerated_cost
 from keyhole.delivery.records import Coding
@@ -193,9 +188,9 @@ class _Look:
 class SumServices:
     """An inbox of two aggregators.
 
-    The plan's aggregation is `TwoServers`: its rounding and its least number of clients are those
-    of the sums. What stands on the disks of the aggregators outlives this process: a run that goes
-    on opens the same sums, and gets the same shares.
+    The plan's aggregation is a `SharedSum`: its rounding and its `min_clients` are those of the
+    sums. What stands on the disks of the aggregators outlives this process: a run that goes on
+    opens the same sums, and gets the same shares.
 
     Args:
         first: the aggregator that is party 0.
@@ -255,18 +250,16 @@ class SumServices:
                 aggregators cannot add.
         """
         ready, norm = _ready(layout, plan)
-        if plan.privacy is not None and self._minimum > ready.min_clients:
-            raise _other_min(self._minimum, ready.min_clients)
-        terms = terms_of(
+        if plan.privacy is not None and self._minimum > ready.about.min_clients:
+            raise _other_min(self._minimum, ready.about.min_clients)
+        terms = ready.terms(
             layout,
             plan.keys_per_client,
-            ready.rounding,
             name=self._name(t, plan),
             asked=len(asked),
-            min_clients=max(ready.min_clients, self._minimum),
             with_counts=plan.over == "choosers",
+            min_clients=self._minimum,
             norm=norm,
-            noise=ready.noise,
         )
         self._round, self._look = _Round(layout, plan, tuple(asked), terms), _Look()
         self._was_away = False
@@ -316,7 +309,7 @@ class SumServices:
         incidents = ("an aggregator was away for a while",) * self._was_away
         return Gathered(visits, cost, replace(summed, bytes_up=up), incidents)
 
-    def _sum(self, round_id: str, taken: Sequence[str]) -> tuple[Summed, frozenset[str]]:
+    def _sum(self, round_id: str, taken: Sequence[str]) -> tuple[SumResult, frozenset[str]]:
         """The sum, and whose updates are in it."""
         now = self._now()
         for each in self._both:
@@ -324,12 +317,12 @@ class SumServices:
         done = self._finished(round_id)
         failure = next((one.failure for one in done if one.failure is not None), None)
         if failure is not None:
-            return Summed(None, {}, seen_by=self._seen_by(), error=str(failure)), frozenset()
+            return SumResult(None, {}, seen_by=self._seen_by(), error=str(failure)), frozenset()
         first, second = (each.share(round_id, now.terms) for each in self._both)
         plan = now.plan
         divisor = None if plan.privacy is None else plan.cohorts.size
         opened = open_sum(now.terms, (first, second), plan.over, divisor)
-        return Summed(opened.rows, {}, seen_by=self._seen_by()), frozenset(done[0].devices)
+        return SumResult(opened.rows, {}, seen_by=self._seen_by()), frozenset(done[0].devices)
 
     def _finished(self, round_id: str) -> list[SumStatus]:
         """What both say once they are done, or one has given up."""
@@ -379,30 +372,30 @@ class SumServices:
         return self._round
 
     def _seen_by(self) -> dict[str, str]:
-        seen = {**TWO_SERVERS_SEEN_BY, "trainer": "who takes part, and the sum of all updates"}
-        if not self._now().terms.with_counts:
-            return seen
-        return {party: f"{what}, and how many chose each key" for party, what in seen.items()}
+        now = self._now()
+        about = about_of(now.plan.aggregate)
+        trainer = Leak(updates="who takes part, and the sum of all updates")
+        about = replace(about, leaks={**about.leaks, "trainer": trainer})
+        return about.seen_by(with_counts=now.terms.with_counts)
 
 
-def _ready(layout: Layout, plan: Plan) -> tuple[TwoServers, float]:
+def _ready(layout: Layout, plan: Plan) -> tuple[SharedSum, float]:
     """How the plan's updates are added up, and how much one may measure."""
-    inner, privacy = plan.aggregate, plan.privacy
-    if not isinstance(inner, TwoServers) or (privacy and privacy.kind != "all-rows"):
+    inner, privacy, about = plan.aggregate, plan.privacy, about_of(plan.aggregate)
+    is_shared = about.servers == 2 and about.is_served and about.noise == "by_parties"
+    if not is_shared or (privacy and privacy.kind != "all-rows"):
         kind = "" if privacy is None else f", {privacy.kind} noise"
         raise InputError(
             "two aggregators cannot add up by this plan",
-            got=f"{type(inner).__name__}{kind}",
-            allowed="secure-sparse sums, without privacy or with noise on all rows",
-            fix="choose --aggregation secure-sparse and --dp-kind all-rows",
+            got=f"{about.name}{kind}",
+            allowed=f"{SHARED} sums, without privacy or with noise on all rows",
+            fix=f"choose --aggregation {SHARED} and --dp-kind all-rows",
         )
     if privacy is None:
-        return inner, inf
+        return cast(SharedSum, inner), inf
     private = PrivateSum(inner, privacy, plan.cohorts)
     private.check(layout, plan.keys_per_client, plan.over)
-    ready = private.ready_inner()
-    assert isinstance(ready, TwoServers)
-    return ready, privacy.clip
+    return cast(SharedSum, private.ready_inner()), privacy.clip
 
 
 def _other_min(minimum: int, planned: int) -> InputError:
@@ -415,7 +408,7 @@ def _other_min(minimum: int, planned: int) -> InputError:
     )
 
 
-def _visit(client: int, fate: Fate, added: frozenset[str], summed: Summed) -> Visit:
+def _visit(client: int, fate: Fate, added: frozenset[str], summed: SumResult) -> Visit:
     """What became of a client; which slices it fetched is its own affair."""
     if fate == "sent" and summed.rows is not None and device_name(client) not in added:
         fate = "lost_after"  # its share reached one aggregator only

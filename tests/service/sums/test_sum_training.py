@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.base import Rounding
-from keyhole.aggregation.plain import plain
+from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.device.sums import SumPolicy, terms_in
@@ -161,7 +161,7 @@ def test_a_round_without_a_secure_sum_is_not_sent_to_aggregators(both):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"aggregate": plain},
+        {"aggregate": PLAIN},
         {"privacy": Privacy(1.0, 1.0, kind="thresholded"), "cohorts": Cohorts(POPULATION, 5)},
         {
             "privacy": Privacy(1.0, 1.0, kind="correlated", rounds=4),

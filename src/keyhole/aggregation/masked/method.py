@@ -1,44 +1,51 @@
-"""A secure sum with all its parties in one process: for simulations, tests and benchmarks.
+"""Adds masked vectors up at one server: the whole model, or a sketch of the rows that were touched.
 
-The parties are those of `secagg_client.py` and `secagg_server.py`, and what passes between them are
-the bytes that would pass over a network. Since one process holds every secret, this hides nothing:
-it shows what the protocol gives and what it costs.
+Both forms add vectors by `run_secagg`. They differ in what a vector holds, how long it is, and what
+the sum tells. All parties run in one process here, for simulations, tests and benchmarks: they are
+those of `client.py` and `server.py`, and between them pass the bytes that would pass over a
+network.
 
-Secure sums with one server: the whole model, a sketch of what was touched, or the union of keys.
-
-All of them add vectors by `secagg`. They differ in what a vector holds, how long it is, and what
-the sum tells.
+Hidden from the server: every update, but for what the sum tells. Not hidden: who takes part. One
+process that holds every secret hides nothing: a simulation shows what the protocol gives and costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
+from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from keyhole.about import Leak
 from keyhole.aggregation.base import (
-    Adding,
+    AggregationAbout,
+    Failure,
     PartSum,
     RingRows,
     Rounding,
-    Summed,
+    SumPrice,
+    SumRequest,
+    SumResult,
     derived,
     name_of_sum,
-    with_counts,
+    never,
     withheld,
 )
 from keyhole.aggregation.masked import sketch
 from keyhole.aggregation.masked.client import SecAggClient, check_vector
 from keyhole.aggregation.masked.keys import Identity
-from keyhole.aggregation.masked.messages import REFUSAL, too_few
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.messages import FRAME_BYTES, REFUSAL, SEALED_BYTES, too_few
+from keyhole.aggregation.masked.params import SecAggSettings, degree_of
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.prg import SEED_BYTES, Prg
-from keyhole.crypto.ring import RingArray
+from keyhole.crypto.ring import FixedPoint, RingArray
+from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import InputError, SketchError, StaleError, ThresholdError
+from keyhole.pricing import SumSpeeds, Workload
 from keyhole.primitives.layout import Layout, Part, max_keys_of
 from keyhole.sampling import Cohorts, Fate
 
@@ -215,6 +222,10 @@ def _check(
 MIN_CLIENTS = 2
 """Of a masked sum: that of one client is its update."""
 
+_DROPPED = 0.1  # of the clients, after they have shared their secrets: 6 to 10 of 100 is usual
+_KEYS_BYTES = 96  # two public keys and a commitment
+_ELEMENT = 4  # bytes of a number of the ring
+
 Ring = NDArray[np.unsignedinteger]
 
 _LOST: Mapping[Fate, Stage] = {
@@ -227,11 +238,20 @@ _LOST: Mapping[Fate, Stage] = {
 class VectorForm(Protocol):
     """What the vectors of a secure sum hold."""
 
-    def seen_by(self, adding: Adding) -> Mapping[str, str]:
+    @property
+    def about(self) -> AggregationAbout:
+        """Of the sum of such vectors."""
+        ...
+
+    def seen_by(self, request: SumRequest) -> Mapping[str, str]:
         """Party -> what the sum tells it."""
         ...
 
-    def lay_out(self, adding: Adding, bits: int) -> VectorLayout:
+    def work(self, load: Workload) -> tuple[int, float]:
+        """Numbers of a vector, and CPU seconds of the server to read the sum."""
+        ...
+
+    def lay_out(self, request: SumRequest, bits: int) -> VectorLayout:
         """The layout of the vectors of one sum, from public numbers."""
         ...
 
@@ -259,10 +279,10 @@ class VectorLayout(Protocol):
 
 @dataclass(frozen=True)
 class SecureSum:
-    """Masked vectors that a server can only open all together (Bonawitz et al. 2017).
+    """Adds masked vectors that a server can only open all together (Bonawitz et al. 2017).
 
     Hidden: every update but for what the sum tells, from a server that follows the protocol and
-    fewer than t of its clients, t = floor(2 N / 3) + 1. See `private.secure_sum.secagg_client`.
+    fewer than t of its clients, t = floor(2 N / 3) + 1. See `masked.client`.
 
     Args:
         form: what vectors hold.
@@ -274,21 +294,35 @@ class SecureSum:
     rounding: Rounding = field(default_factory=Rounding)
     signed: bool = False
 
-    def __call__(self, adding: Adding) -> Summed:
+    @property
+    def about(self) -> AggregationAbout:
+        """That of the form, with this ring."""
+        return replace(self.form.about, ring=self.rounding)
+
+    def with_ring(self, ring: Rounding, noise: float = 0.0) -> SecureSum:
+        """Returns the same sum with another ring; noise is added to the sum."""
+        return replace(self, rounding=ring)
+
+    def price(self, load: Workload) -> SumPrice:
+        """Returns what a round costs."""
+        length, reading = self.form.work(load)
+        return _price(self.about.name, load, length, reading)
+
+    def add(self, request: SumRequest) -> SumResult:
         """Adds up the updates of a round."""
-        clients = [one.client for one in adding.contributions]
-        seen = self.form.seen_by(adding)
+        clients = [one.client for one in request.contributions]
+        seen = self.form.seen_by(request)
         if len(clients) < MIN_CLIENTS:
             return withheld(len(clients), MIN_CLIENTS, seen)
-        fixed = self.rounding.fixed_point(adding)
-        layout = self.form.lay_out(adding, fixed.bits)
+        fixed = self.rounding.fixed_point(request)
+        layout = self.form.lay_out(request, fixed.bits)
         settings = SecAggSettings(
-            name_of_sum(adding), len(clients), layout.length, fixed.bits, signed=self.signed
+            name_of_sum(request), len(clients), layout.length, fixed.bits, signed=self.signed
         )
-        lost, late = stages_of(adding)
+        lost, late = stages_of(request)
         vectors = {
-            place: layout.write(self.rounding.rows(adding, one))
-            for place, one in enumerate(adding.contributions)
+            place: layout.write(self.rounding.rows(request, one))
+            for place, one in enumerate(request.contributions)
             if one.update is not None
         }
         # Who drops out on the way has begun: its masks must be taken out of the sum.
@@ -298,22 +332,67 @@ class SecureSum:
             opened = run_secagg(settings, vectors, lost, late=late)
             found = layout.read(opened.total, len(opened.survivors))
         except (ThresholdError, SketchError) as error:
-            return Summed(None, {}, seen_by=seen, error=str(error))
+            return SumResult(None, {}, seen_by=seen, error=str(error))
         sums = [PartSum(keys, fixed.decode(rows), counts) for keys, rows, counts in found]
         count = len(opened.survivors)
-        return Summed(
-            tuple(part.divided(adding.over, count) for part in sums),
-            counts=tuple(part.known_counts for part in sums) if adding.with_counts else None,
+        return SumResult(
+            tuple(part.divided(request.over, count) for part in sums),
+            counts=tuple(part.known_counts for part in sums) if request.with_counts else None,
             bytes_up={clients[place]: up for place, up in opened.bytes_up.items()},
             bytes_down={clients[place]: down for place, down in opened.bytes_down.items()},
             seen_by=seen,
         )
 
 
-def stages_of(adding: Adding) -> tuple[dict[int, Stage], list[int]]:
+def _about(name: str, title: str, learned: str, failure: Failure = never) -> AggregationAbout:
+    return AggregationAbout(
+        name=name,
+        title=title,
+        leaks=MappingProxyType({"server": Leak(updates=learned)}),
+        rests_on="The server follows the protocol, and fewer than t clients work with it.",
+        is_private=True,
+        is_served=False,
+        noise="on_sum",
+        min_clients=MIN_CLIENTS,
+        failure=failure,
+        can_sign=True,
+    )
+
+
+def _price(name: str, load: Workload, length: int, reading: float) -> SumPrice:
+    """Of vectors of so many numbers under masks that cancel; reading is that of the sum."""
+    speeds, clients = SumSpeeds(), load.cohort
+    # Two neighbours: limits are checked, and the lists of neighbours are not made.
+    SecAggSettings(bytes(16), clients, length, threshold=2, degree=2 if clients > 2 else None)
+    FixedPoint(1.0, clients)
+    degree, vector = degree_of(clients), length * _ELEMENT
+    up, down = _message_bytes(degree + 1, vector)
+    lost = ceil(_DROPPED * clients)
+    kept = clients - lost
+    seconds = kept * vector / speeds.summing + clients * speeds.rebuild_seconds + reading
+    seconds += (kept + lost * degree) * vector / speeds.masking
+    client = degree * (speeds.agree_seconds + vector / speeds.masking)
+    return SumPrice(name, up, down, 4, {"server": seconds}, client, 2 * vector)
+
+
+def _message_bytes(members: int, vector: int) -> tuple[int, int]:
+    """Bytes that a client sends and receives in all steps, in a group of this many members."""
+    bits = -(-members // 8)
+    slots = {width: bits + members * width for width in (_KEYS_BYTES, SEALED_BYTES, SHARE_BYTES)}
+    up = _KEYS_BYTES + slots[SEALED_BYTES] + vector + slots[SHARE_BYTES] + 4 * FRAME_BYTES
+    down = slots[_KEYS_BYTES] + slots[SEALED_BYTES] + 2 * bits + 3 * FRAME_BYTES
+    return up, down
+
+
+def _width(load: Workload) -> int:
+    """Numbers of a row."""
+    return -(-load.slice_bytes // _ELEMENT)
+
+
+def stages_of(request: SumRequest) -> tuple[dict[int, Stage], list[int]]:
     """Who is lost at which stage of a secure sum, and who is late, by their places."""
     lost, late = {}, []
-    for place, one in enumerate(adding.contributions):
+    for place, one in enumerate(request.contributions):
         if one.fate in _LOST:
             lost[place] = _LOST[one.fate]
         elif one.update is None:  # late, and what it would have sent was never computed
@@ -327,13 +406,22 @@ def stages_of(adding: Adding) -> tuple[dict[int, Stage], list[int]]:
 class DenseForm:
     """The whole model, with zeros where a client touched nothing."""
 
-    def seen_by(self, adding: Adding) -> Mapping[str, str]:
-        """The sum alone, and counts where there are any."""
-        return with_counts({"server": "the sum of all updates"}, adding)
+    @property
+    def about(self) -> AggregationAbout:
+        """The server sees the sum alone."""
+        return _about("secure-dense", "masked dense sum", "the sum of all updates")
 
-    def lay_out(self, adding: Adding, bits: int) -> _Dense:
+    def seen_by(self, request: SumRequest) -> Mapping[str, str]:
+        """The sum alone, and counts where there are any."""
+        return self.about.seen_by(with_counts=request.needs_counts)
+
+    def work(self, load: Workload) -> tuple[int, float]:
+        """Every row; it is read as it is."""
+        return load.num_keys * _width(load), 0.0
+
+    def lay_out(self, request: SumRequest, bits: int) -> _Dense:
         """Every row of every part; a count beside each where sums are divided by choosers."""
-        return _Dense(adding.layout.parts, adding.needs_counts, bits)
+        return _Dense(request.layout.parts, request.needs_counts, bits)
 
 
 @dataclass(frozen=True)
@@ -377,15 +465,29 @@ class _Dense:
 class SketchForm:
     """An invertible sketch of each part that is cut: as long as what the cohort touches."""
 
-    def seen_by(self, adding: Adding) -> Mapping[str, str]:
-        """The sum under each key that was touched, and by how many."""
-        return {"server": "for each key the sum of its updates and how many clients chose it"}
+    @property
+    def about(self) -> AggregationAbout:
+        """The server sees sums and counts of the keys that were touched."""
+        learned = "for each key the sum of its updates and how many clients chose it"
+        return _about("secure-sketch", "masked sketch", learned, odds_of_failing)
 
-    def lay_out(self, adding: Adding, bits: int) -> _Sketched:
+    def seen_by(self, request: SumRequest) -> Mapping[str, str]:
+        """The sum under each key that was touched, and by how many."""
+        return self.about.seen_by()
+
+    def work(self, load: Workload) -> tuple[int, float]:
+        """Cells for all keys of the cohort, which are decoded one by one."""
+        distinct = load.distinct_keys
+        shape = sketch.SketchShape(
+            load.num_keys, _width(load), distinct, bytes(16), max_clients=load.cohort
+        )
+        return shape.length, distinct * load.slice_bytes / SumSpeeds().decoding
+
+    def lay_out(self, request: SumRequest, bits: int) -> _Sketched:
         """Sketches with room for all keys that the cohort can have, under a seed of this sum."""
-        seeds = derived(b"sketch", adding.place)
-        clients = len(adding.contributions)
-        limit = max_keys_of(adding.layout, adding.keys_per_client)
+        seeds = derived(b"sketch", request.place)
+        clients = len(request.contributions)
+        limit = max_keys_of(request.layout, request.keys_per_client)
         shapes = [
             sketch.SketchShape(
                 part.space.num_keys,
@@ -395,7 +497,7 @@ class SketchForm:
                 bits,  # type: ignore[arg-type]
                 max_clients=clients,
             )
-            for part, m in zip(adding.layout.parts, limit, strict=True)
+            for part, m in zip(request.layout.parts, limit, strict=True)
         ]
         return _Sketched(shapes)
 
@@ -426,8 +528,8 @@ class _Sketched:
         return found
 
 
-def odds_of_failing(layout: Layout, max_keys: Sequence[int], cohorts: Cohorts) -> float:
-    """How often the sketches of a round do not decode, at the most.
+def odds_of_failing(layout: Layout, keys_per_client: Mapping[str, int], cohorts: Cohorts) -> float:
+    """Returns how often the sketches of a round do not decode, at the most.
 
     Two keys that share all their cells are U^2 / 2 / (C / 4)^4 of all sketches of U keys in C
     cells; twice that holds from 500 keys on. With fewer, 4 in 10,000 were measured at the worst
@@ -435,7 +537,8 @@ def odds_of_failing(layout: Layout, max_keys: Sequence[int], cohorts: Cohorts) -
     """
     total = 0.0
     clients = cohorts.asked // (2 if cohorts.sampling == "poisson" else 1)  # hardly ever fewer
-    for part, m in zip(layout.parts, max_keys, strict=True):
+    limit = max_keys_of(layout, keys_per_client)
+    for part, m in zip(layout.parts, limit, strict=True):
         distinct = max(1, min(clients * m, part.space.num_keys))
         cells = 1.4 * distinct + 96
         total += 5e-4 if distinct < 500 else distinct**2 / (cells / 4) ** 4

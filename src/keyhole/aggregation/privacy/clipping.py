@@ -8,14 +8,17 @@ by the number of clients that asked for it, where one client more moves the rows
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import frexp, isfinite, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from keyhole.aggregation.base import Contribution, rows_of
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.errors import InputError, NotFiniteError, ShapeError
+from keyhole.primitives.layout import Layout
 from keyhole.tree import flatten, map_leaves
 
 
@@ -163,3 +166,24 @@ def _numbers(leaf: Any) -> NDArray[np.float64]:
 
 def _scaled(leaf: Any, factor: float) -> Array:
     return (_numbers(leaf) * factor).astype(np.asarray(leaf).dtype)
+
+
+def clip_update(layout: Layout, one: Contribution, limit: float) -> Contribution:
+    """Returns the contribution, shortened to an L2 norm of `limit`, all parts together.
+
+    Args:
+        layout: the model and its cuts.
+        one: with an update.
+        limit: its Euclidean norm, of rows that are added up under equal keys.
+    """
+
+    def length(update: Tree) -> float:
+        rows = rows_of(layout, replace(one, update=update))
+        return norm({str(i): own for i, (_, own) in enumerate(rows)})
+
+    update, found, factor = one.update, length(one.update), 1.0
+    while found > limit:  # rounding may lengthen it again: a little shorter then
+        factor *= limit / found * (1 - 2.0**-20)
+        update = map_leaves(lambda leaf, by=factor: leaf * np.float32(by), one.update)
+        found = length(update)
+    return replace(one, update=update)

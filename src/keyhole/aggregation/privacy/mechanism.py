@@ -1,10 +1,11 @@
-"""Differential privacy of a run: what it promises about one client.
+"""Makes sums differentially private: clipped updates, added up by any aggregation, with noise.
 
 The unit is one client with all its data. The guarantee is about the models that a run releases, for
-whoever sees all of them; what servers see on the way is what secure sums are for. `private_sum.py`
-keeps the promise, `account.py` says what has been spent of it.
+everyone who sees all of them. `Privacy` states the promise, `PrivateSum` keeps it, and
+`rounds/account.py` says what has been spent of it.
 
-Private sums: clipped updates, added up by any aggregation, with noise on the sum.
+Hidden: whether one client took part, up to (epsilon, delta). Not hidden: what servers see before
+the noise is added, which secure sums are for.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.aggregation.base import Adding, Aggregation, Contribution, Summed, derived
-from keyhole.aggregation.masked.method import SecureSum
-from keyhole.aggregation.privacy.clipping import norm_before_rounding
+from keyhole.aggregation.base import (
+    Aggregation,
+    Contribution,
+    Rounding,
+    SumRequest,
+    SumResult,
+    about_of,
+    check_declares_noise,
+    derived,
+)
+from keyhole.aggregation.privacy.clipping import clip_update, norm_before_rounding
 from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
 from keyhole.aggregation.privacy.gaussian import add_noise, noise_room
 from keyhole.aggregation.privacy.thresholded import AdaFest, threshold_rows
-from keyhole.aggregation.two_servers.method import TwoServers, clip_update
 from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
 from keyhole.primitives.deselect import divide
@@ -108,95 +116,111 @@ class PrivateSum:
     def check(self, layout: Layout, keys_per_client: Mapping[str, int], over: Over) -> None:
         """Raises InputError where no round of a run could be added up, before one is made."""
         _check_divisor(over)
-        ready = self.ready_inner()
-        if isinstance(ready, SecureSum | TwoServers) and self.privacy.clip < inf:
-            step = ready.rounding.for_clients(self.cohorts.asked).rounding
+        check_declares_noise(self.inner)
+        ring = about_of(self.ready_inner()).ring
+        if ring is not None and self.privacy.clip < inf:
+            step = ring.for_clients(self.cohorts.asked).rounding
             norm_before_rounding(self.privacy.clip, step, layout.client_size(**keys_per_client))
         if self.privacy.kind == "thresholded":
             self._fest(layout, keys_per_client)
         if self.privacy.kind == "correlated":
             self.privacy.strategy(self.cohorts)
 
-    def __call__(self, adding: Adding) -> Summed:
+    def add(self, request: SumRequest) -> SumResult:
         """Adds up the updates of a round."""
-        _check_divisor(adding.over)
-        if adding.blocks is not None:
+        _check_divisor(request.over)
+        if request.blocks is not None:
             raise InputError(
                 "updates that were added up before they were clipped",
-                got=f"{len(adding.blocks)} sums",
+                got=f"{len(request.blocks)} sums",
                 allowed="the update of each client",
                 fix="add up in blocks only where nothing is promised",
             )
         needs_counts = self.privacy.kind == "thresholded" and self.privacy.noise > 0
-        contributions = [self._clipped(adding, one) for one in adding.contributions]
+        contributions = [self._clipped(request, one) for one in request.contributions]
         inner = replace(
-            adding, contributions=contributions, over="nothing", with_counts=needs_counts
+            request, contributions=contributions, over="nothing", with_counts=needs_counts
         )
-        summed = self.ready_inner()(inner)
-        is_open = not isinstance(self.inner, SecureSum | TwoServers)
-        if is_open and not adding.sent:  # that nobody came must not show either
-            summed = replace(summed, rows=tuple(map(no_update, adding.layout.parts)), error=None)
+        summed = self.ready_inner().add(inner)
+        always_opens = about_of(self.inner).min_clients == 0
+        if always_opens and not request.sent:  # that nobody came must not show either
+            summed = replace(summed, rows=tuple(map(no_update, request.layout.parts)), error=None)
         if summed.rows is None:  # what that tells is charged for: see `account.py`
             return summed
-        noisy = self._with_noise(adding, summed)
+        noisy = self._with_noise(request, summed)
         size = self.cohorts.size
         return replace(
             summed, rows=tuple(RowUpdate(u.keys, divide(u.rows, size)) for u in noisy), counts=None
         )
 
-    def _clipped(self, adding: Adding, one: Contribution) -> Contribution:
+    def _clipped(self, request: SumRequest, one: Contribution) -> Contribution:
         if one.update is None:
             return one
-        return clip_update(adding.layout, one, self._limit(adding, one))
+        return clip_update(request.layout, one, self._limit(request, one))
 
-    def _limit(self, adding: Adding, one: Contribution) -> float:
+    def _limit(self, request: SumRequest, one: Contribution) -> float:
         """C, less what rounding to a ring can add."""
-        ready = self.ready_inner()
-        if not isinstance(ready, SecureSum | TwoServers) or self.privacy.clip == inf:
+        ring = about_of(self.ready_inner()).ring
+        if ring is None or self.privacy.clip == inf:
             return self.privacy.clip
         counts = {name: len(z) for name, z in one.keys.items()}
-        entries = adding.layout.client_size(**counts)
-        step = ready.rounding.fixed_point(adding).rounding
+        entries = request.layout.client_size(**counts)
+        step = ring.fixed_point(request).rounding
         return norm_before_rounding(self.privacy.clip, step, entries)
 
     def ready_inner(self) -> Aggregation:
-        """The aggregation with a ring that holds clipped updates; of two servers, also the noise
-        that they add to their shares themselves. Others have it added to the sum."""
-        inner, privacy = self.inner, self.privacy
-        if not isinstance(inner, SecureSum | TwoServers) or privacy.clip == inf:
-            return inner
-        rounding = replace(inner.rounding, clip=privacy.clip, minimum=max_asked(self.cohorts))
-        if not isinstance(inner, TwoServers) or privacy.kind != "all-rows":
-            return replace(inner, rounding=rounding)
-        rounding = replace(rounding, room=noise_room(privacy.noise, parties=2))
-        return replace(inner, rounding=rounding, noise=privacy.noise * privacy.clip)
+        """Returns the aggregation with a ring that holds clipped updates, and with the noise of its
+        parties where they add it to their shares themselves."""
+        about, privacy = about_of(self.inner), self.privacy
+        if about.ring is None or privacy.clip == inf:
+            return self.inner
+        ring = replace(about.ring, clip=privacy.clip, minimum=max_asked(self.cohorts))
+        if not self._is_noise_of_parties:
+            return self._with_ring(ring)
+        ring = replace(ring, room=noise_room(privacy.noise, parties=about.servers))
+        return self._with_ring(ring, privacy.noise * privacy.clip)
 
-    def _with_noise(self, adding: Adding, summed: Summed) -> Sequence[RowUpdate]:
+    def _with_ring(self, ring: Rounding, noise: float = 0.0) -> Aggregation:
+        if not hasattr(self.inner, "with_ring"):
+            raise InputError(
+                "a sum whose ring cannot be made for clipped updates",
+                got=about_of(self.inner).name,
+                allowed="an aggregation with the method `with_ring`",
+                fix="add it: a wrapper returns itself around the inner `with_ring`",
+            )
+        return self.inner.with_ring(ring, noise)
+
+    @property
+    def _is_noise_of_parties(self) -> bool:
+        """Other noise than that on all rows needs counts or earlier rounds, which no party has."""
+        by_parties = about_of(self.inner).noise == "by_parties"
+        return by_parties and self.privacy.kind == "all-rows"
+
+    def _with_noise(self, request: SumRequest, summed: SumResult) -> Sequence[RowUpdate]:
         assert summed.rows is not None
-        has_noise = isinstance(self.inner, TwoServers) and self.privacy.kind == "all-rows"
-        if not self.privacy.noise or has_noise:
+        if not self.privacy.noise or self._is_noise_of_parties:
             return summed.rows
         counts = summed.counts or tuple(np.empty(0, np.int64) for _ in summed.rows)
         return [
-            self._noisy_part(adding, place, part, update, counts[place])
+            self._noisy_part(request, place, part, update, counts[place])
             for place, (part, update) in enumerate(
-                zip(adding.layout.parts, summed.rows, strict=True)
+                zip(request.layout.parts, summed.rows, strict=True)
             )
         ]
 
     def _noisy_part(
         self,
-        adding: Adding,
+        request: SumRequest,
         place: int,
         part: Part,
         update: RowUpdate,
         counts: NDArray[np.int64],
     ) -> RowUpdate:
         """The sum of one part with noise on all its rows, or on those that are kept."""
-        privacy, prg = self.privacy, derived(b"noise", adding.place, place)
+        privacy, prg = self.privacy, derived(b"noise", request.place, place)
         sd = privacy.noise * privacy.clip
         if privacy.kind == "thresholded" and part.product.factors:
-            fest, size = self._fest(adding.layout, adding.keys_per_client), part.space.num_keys
+            fest, size = self._fest(request.layout, request.keys_per_client), part.space.num_keys
             kept = threshold_rows(fest, size, update.keys, counts, update.rows, privacy.clip, prg)
             return RowUpdate(kept.keys, kept.rows)
         if privacy.kind == "thresholded":
@@ -205,10 +229,10 @@ class PrivateSum:
         dense = np.zeros((len(keys), part.slice_size), np.float32)
         dense[update.keys] = update.rows
         if privacy.kind == "correlated":
-            secret = derived(b"correlated", (*adding.place[:2], 0), place).bytes(16)
+            secret = derived(b"correlated", (*request.place[:2], 0), place).bytes(16)
             strategy = privacy.strategy(self.cohorts)
             return RowUpdate(
-                keys, add_correlated_noise(dense, strategy, adding.place[2], sd, secret)
+                keys, add_correlated_noise(dense, strategy, request.place[2], sd, secret)
             )
         return RowUpdate(keys, add_noise(dense, sd, prg, out=dense))
 

@@ -1,9 +1,10 @@
-"""Whole updates and the sums of two servers: which terms a round has, and what its sum means.
+"""Adds updates up at two servers: each holds a share of the sum, and neither an update.
 
-The simulator and the service use the same: terms from the layout, rows of a client in the ring, and
-the update of the model from both shares.
+The simulator and the service use the same pieces: terms from the layout, rows of a client in the
+ring, and the update of the model from both shares.
 
-The secure sparse sum with two servers: each holds a share of the sum, and neither an update.
+Hidden from each server: keys and updates, if the two do not collude. Not hidden: who takes part,
+and the sum once both shares are combined.
 """
 
 from __future__ import annotations
@@ -11,40 +12,65 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole import tree
+from keyhole.about import Leak
 from keyhole.aggregation.base import (
-    Adding,
+    Aggregation,
+    AggregationAbout,
     Contribution,
     PartSum,
     RingRows,
     Rounding,
-    Summed,
+    SumPrice,
+    SumRequest,
+    SumResult,
     derived,
     name_of_sum,
     rows_of,
-    with_counts,
     withheld,
 )
-from keyhole.aggregation.privacy.clipping import norm, norm_before_rounding
+from keyhole.aggregation.privacy.clipping import clip_update, norm_before_rounding
 from keyhole.aggregation.two_servers.client import WholeShares, share_update
 from keyhole.aggregation.two_servers.messages import Share, whole_upload_bytes
 from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms, part_terms
 from keyhole.aggregation.two_servers.server import WholeServer, combine_shares
-from keyhole.arrays import Tree
+from keyhole.aggregation.two_servers.sparse import SparseTerms, upload_bytes
 from keyhole.crypto.prg import Prg
+from keyhole.crypto.ring import FixedPoint
 from keyhole.errors import StaleError
+from keyhole.pricing import SumSpeeds, Workload
 from keyhole.primitives.layout import Layout, max_keys_of
 from keyhole.server.row_sums import Over, RowUpdate
 
-TWO_SERVERS_SEEN_BY = {
-    "first server": "who takes part; with the second's share, the sum of all updates",
-    "second server": "who takes part; with the first's share, the sum of all updates",
-}
-"""What each server learns of updates and their keys."""
+MIN_CLIENTS = 2
+"""Below which two servers release nothing, unless they are told otherwise."""
+
+_ELEMENT = 4  # bytes of a number of the ring
+
+_ABOUT = AggregationAbout(
+    name="secure-sparse",
+    title="two-server sum",
+    leaks=MappingProxyType(
+        {
+            "first server": Leak(
+                updates="who takes part; with the second's share, the sum of all updates"
+            ),
+            "second server": Leak(
+                updates="who takes part; with the first's share, the sum of all updates"
+            ),
+        }
+    ),
+    rests_on="The two servers do not work together.",
+    servers=2,
+    is_private=True,
+    noise="by_parties",
+    hides_dropouts=True,
+)
 
 
 @dataclass(frozen=True)
@@ -125,27 +151,6 @@ def check_terms(terms: WholeTerms, layout: Layout) -> None:
         )
 
 
-def clip_update(layout: Layout, one: Contribution, limit: float) -> Contribution:
-    """The contribution, shortened so that it measures at most so much, all parts together.
-
-    Args:
-        layout: the model and its cuts.
-        one: with an update.
-        limit: its Euclidean norm, of rows that are added up under equal keys.
-    """
-
-    def length(update: Tree) -> float:
-        rows = rows_of(layout, replace(one, update=update))
-        return norm({str(i): own for i, (_, own) in enumerate(rows)})
-
-    update, found, factor = one.update, length(one.update), 1.0
-    while found > limit:  # rounding may lengthen it again: a little shorter then
-        factor *= limit / found * (1 - 2.0**-20)
-        update = tree.map_leaves(lambda leaf, by=factor: leaf * np.float32(by), one.update)
-        found = length(update)
-    return replace(one, update=update)
-
-
 def ring_rows(terms: WholeTerms, layout: Layout, one: Contribution, prg: Prg) -> list[RingRows]:
     """What a client adds to each part: shortened where the terms say so, and rounded by its coin.
 
@@ -191,13 +196,31 @@ def open_sum(
     return Opened(rows, counts_of)
 
 
+class SharedSum(Aggregation, Protocol):
+    """An aggregation that two aggregators run as services."""
+
+    def terms(
+        self,
+        layout: Layout,
+        keys_per_client: Mapping[str, int],
+        *,
+        name: bytes,
+        asked: int,
+        with_counts: bool,
+        min_clients: int = 0,
+        norm: float = inf,
+    ) -> WholeTerms:
+        """Returns the terms of one sum; see `terms_of`."""
+        ...
+
+
 @dataclass(frozen=True)
 class TwoServers:
-    """Point functions with the rows as payload (see `private.secure_sum.whole_client`).
+    """Adds up point functions with the rows as payload (see `two_servers.client`).
 
-    Hidden from each server: keys and updates, if both do not collude. Clients that drop out need
+    Hidden from each server: keys and updates, if the two do not collude. Clients that drop out need
     nothing: they are in both lists or in none. The servers are those of the service
-    (`serving.sums`), driven in one process.
+    (`service.sums`), driven in one process.
 
     Args:
         rounding: of updates.
@@ -207,44 +230,94 @@ class TwoServers:
     """
 
     rounding: Rounding = field(default_factory=Rounding)
-    min_clients: int = 2
+    min_clients: int = MIN_CLIENTS
     noise: float = 0.0
 
-    def __call__(self, adding: Adding) -> Summed:
+    @property
+    def about(self) -> AggregationAbout:
+        """Two servers, neither of which sees an update."""
+        return replace(_ABOUT, ring=self.rounding, min_clients=self.min_clients)
+
+    def with_ring(self, ring: Rounding, noise: float = 0.0) -> TwoServers:
+        """Returns the same sum with another ring, and with this noise of each server."""
+        return replace(self, rounding=ring, noise=noise)
+
+    def price(self, load: Workload) -> SumPrice:
+        """Returns what a round costs."""
+        FixedPoint(1.0, load.cohort)
+        width = -(-load.slice_bytes // _ELEMENT)
+        terms = SparseTerms(
+            bytes(16), load.num_keys, width, load.keys_per_client, 32, min_clients=1
+        )
+        speeds, row = SumSpeeds(), terms.row * _ELEMENT
+        positions = terms.num_buckets * terms.bucket_size
+        seconds = load.cohort * positions * (speeds.position_seconds + row / speeds.rows)
+        each = speeds.key_seconds + row / speeds.sharing
+        return SumPrice(
+            self.about.name,
+            upload_bytes(terms),
+            0,
+            1,
+            dict.fromkeys(self.about.leaks, seconds),
+            speeds.share_seconds + load.keys_per_client * each,
+            load.num_keys * row + terms.placement.members_bytes,
+        )
+
+    def terms(
+        self,
+        layout: Layout,
+        keys_per_client: Mapping[str, int],
+        *,
+        name: bytes,
+        asked: int,
+        with_counts: bool,
+        min_clients: int = 0,
+        norm: float = inf,
+    ) -> WholeTerms:
+        """Returns the terms of one sum; `min_clients` counts if it is above the sum's own."""
+        return terms_of(
+            layout,
+            keys_per_client,
+            self.rounding,
+            name=name,
+            asked=asked,
+            min_clients=max(self.min_clients, min_clients),
+            with_counts=with_counts,
+            norm=norm,
+            noise=self.noise,
+        )
+
+    def add(self, request: SumRequest) -> SumResult:
         """Adds up the updates of a round."""
-        seen = with_counts(TWO_SERVERS_SEEN_BY, adding)
-        if len(adding.sent) < self.min_clients:  # the servers would refuse, after all the work
-            return withheld(len(adding.sent), self.min_clients, seen)
-        terms = self._terms(adding)
+        seen = self.about.seen_by(with_counts=request.needs_counts)
+        if len(request.sent) < self.min_clients:  # the servers would refuse, after all the work
+            return withheld(len(request.sent), self.min_clients, seen)
+        terms = self.terms(
+            request.layout,
+            request.keys_per_client,
+            name=name_of_sum(request),
+            asked=len(request.contributions),
+            with_counts=request.needs_counts,
+        )
         sent = {
-            str(one.client): share_update(terms, self.rounding.rows(adding, one))
-            for one in adding.sent
+            str(one.client): share_update(terms, self.rounding.rows(request, one))
+            for one in request.sent
         }
-        opened = open_sum(terms, _shares(terms, adding, sent), adding.over)
-        return Summed(
+        opened = open_sum(terms, _shares(terms, request, sent), request.over)
+        return SumResult(
             opened.rows,
-            {one.client: whole_upload_bytes(terms) for one in adding.sent},
-            opened.counts if adding.with_counts else None,
+            {one.client: whole_upload_bytes(terms) for one in request.sent},
+            opened.counts if request.with_counts else None,
             unplaced_keys=sum(one.unplaced for one in sent.values()),
             seen_by=seen,
         )
 
-    def _terms(self, adding: Adding) -> WholeTerms:
-        return terms_of(
-            adding.layout,
-            adding.keys_per_client,
-            self.rounding,
-            name=name_of_sum(adding),
-            asked=len(adding.contributions),
-            min_clients=self.min_clients,
-            with_counts=adding.needs_counts,
-            noise=self.noise,
-        )
 
-
-def _shares(terms: WholeTerms, adding: Adding, sent: dict[str, WholeShares]) -> tuple[Share, Share]:
+def _shares(
+    terms: WholeTerms, request: SumRequest, sent: dict[str, WholeShares]
+) -> tuple[Share, Share]:
     """What both servers give out."""
-    cohort = [str(one.client) for one in adding.contributions]
+    cohort = [str(one.client) for one in request.contributions]
     one, other = servers = WholeServer(terms, 0, cohort), WholeServer(terms, 1, cohort)
     for server in servers:
         for name, shares in sent.items():
@@ -256,10 +329,10 @@ def _shares(terms: WholeTerms, adding: Adding, sent: dict[str, WholeShares]) -> 
     for server in servers:
         for name, shares in sent.items():
             server.add(name, shares.public, shares.to[server.party])
-    return _share(one, adding), _share(other, adding)
+    return _share(one, request), _share(other, request)
 
 
-def _share(server: WholeServer, adding: Adding) -> Share:
+def _share(server: WholeServer, request: SumRequest) -> Share:
     """With noise that derives from the seed of the simulation."""
-    parts = range(len(adding.layout.parts))
-    return server.share([derived(b"noise", adding.place, part, server.party) for part in parts])
+    parts = range(len(request.layout.parts))
+    return server.share([derived(b"noise", request.place, part, server.party) for part in parts])

@@ -29,7 +29,7 @@ keys.neuron = "independent"
 keys-per-client.neuron = 50
 shared-keys, over, negatives, sampling  as `Arm` has them
 concurrency = 20                        asynchronous rounds; most-staleness as `Arm` has it
-aggregation = "secure-sparse"           with two aggregators; value-clip and ring-bits of their sums
+aggregation                             with two aggregators; value-clip and ring-bits of their sums
 privacy.noise = 1.0                     privacy.*: noise that they add, as `Privacy` has it
 """
 
