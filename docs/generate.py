@@ -4,6 +4,7 @@ python docs/generate.py            write them
 python docs/generate.py --check    exit 1 if one is not current
 """
 
+import ast
 import importlib
 import inspect
 import sys
@@ -17,22 +18,21 @@ from keyhole.cli.main import keyhole
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
 PACKAGES = {
-    "keyhole": "The primitives. NumPy only.",
-    "keyhole.server": "The same at memory speed, and the state of a server, on numba.",
-    "keyhole.models": "What is trained, in JAX.",
-    "keyhole.delivery": "How slices travel, in process, and what each way costs.",
+    "keyhole": "The primitives, on NumPy alone, and what a run is made of, loaded on demand.",
     "keyhole.keys": "How clients choose keys.",
     "keyhole.data": "Client data: known files, imported once.",
-    "keyhole.rounds": "Algorithms 1 and 2, and runs of them.",
-    "keyhole.experiments": "The experiments, and what runs them.",
-    "keyhole.service": "Slices and updates over a network.",
     "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
 }
+SOURCE = DOCS.parent / "src" / "keyhole"
 
 
 def first_sentence(value):
-    text = " ".join(inspect.getdoc(value).split("\n\n")[0].split())
-    return text.replace("|", "\\|")
+    return one_line(inspect.getdoc(value))
+
+
+def one_line(text):
+    """The first paragraph of a docstring."""
+    return " ".join(text.split("\n\n")[0].split()).replace("|", "\\|")
 
 
 def signature(name, value):
@@ -51,7 +51,18 @@ def api_page():
             meaning = "A mapping by name." if isinstance(value, dict) else first_sentence(value)
             lines.append(f"| {signature(name, value)} | {meaning} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines + modules_table())
+
+
+def modules_table():
+    """All modules and what each gives, read without importing them."""
+    lines = ["## Modules", "", "Names that no package exports are imported from their module.", ""]
+    lines += ["| module | what it gives |", "|---|---|"]
+    for path in sorted(SOURCE.rglob("[a-z]*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        lines.append(f"| `{name}` | {one_line(text)} |")
+    return [*lines, ""]
 
 
 def commands_of(name, command):

@@ -1,9 +1,11 @@
 """The public API: sorted, complete, documented, and light to import."""
 
+import ast
 import importlib
 import inspect
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -11,18 +13,12 @@ import keyhole
 from tests.helpers import ROOT
 
 HEAVY = ("jax", "numba", "flwr", "ray", "torch", "click", "rich")
-PACKAGES = [
-    "keyhole",
-    "keyhole.data",
-    "keyhole.delivery",
-    "keyhole.errors",
-    "keyhole.keys",
-    "keyhole.models",
-    "keyhole.server",
-    "keyhole.service",
-    "keyhole.experiments",
-    "keyhole.rounds",
-]
+PACKAGES = ["keyhole", "keyhole.data", "keyhole.errors", "keyhole.keys"]
+ON_DEMAND = {
+    name: f"keyhole.{module}"
+    for module, names in keyhole._ON_DEMAND.items()
+    for name in names.split()
+}
 
 
 def exported(package):
@@ -38,24 +34,39 @@ def test_exports_are_sorted(package):
 
 
 def test_exports_are_complete():
-    """Whatever keyhole imports into its namespace is exported, and nothing else is."""
+    """What keyhole imports into its namespace or finds on demand is exported, and nothing else."""
     public = {
         name
         for name, value in vars(keyhole).items()
         if not name.startswith("_") and not inspect.ismodule(value)
     }
-    assert public == set(keyhole.__all__)
+    assert public | ON_DEMAND.keys() == set(keyhole.__all__)
 
 
-def test_a_module_of_primitives_exports_what_it_defines():
-    for path in (ROOT / "src/keyhole/primitives").glob("[a-z]*.py"):
-        module = importlib.import_module(f"keyhole.primitives.{path.stem}")
-        defined = {
-            name
-            for name, value in vars(module).items()
-            if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
-        } - {"T"}
-        assert defined <= set(module.__all__), path.stem
+def test_type_checkers_see_what_is_found_on_demand():
+    """The imports that only they read are those of the table."""
+    (block,) = (n for n in ast.parse(inspect.getsource(keyhole)).body if isinstance(n, ast.If))
+    assert {alias.name: n.module for n in block.body for alias in n.names} == ON_DEMAND
+
+
+def test_names_on_demand_are_those_of_their_modules():
+    for name, module in ON_DEMAND.items():
+        assert getattr(keyhole, name) is getattr(importlib.import_module(module), name)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'keyhole' has no attribute 'selekt'"):
+        _ = keyhole.selekt
+
+
+def test_the_version_is_that_of_the_package():
+    assert keyhole.__version__ == metadata.version("keyhole")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_dir_shows_what_is_exported(package):
+    module = importlib.import_module(package)
+    assert set(module.__all__) <= set(dir(module))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -73,13 +84,14 @@ def run(code):
     return done.stdout.strip()
 
 
-def test_importing_keyhole_loads_nothing_heavy():
-    loaded = run("import sys, keyhole; print(*sys.modules)").split()
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_that_export_are_light(package):
+    loaded = run(f"import sys, {package}; print(*sys.modules)").split()
     assert not set(HEAVY) & set(loaded)
 
 
 def test_importing_the_simulator_does_not_load_jax():
-    loaded = run("import sys, keyhole.rounds, keyhole.server; print(*sys.modules)").split()
+    loaded = run("import sys, keyhole as kh; kh.start_run, kh.SGD; print(*sys.modules)").split()
     assert "jax" not in loaded
 
 

@@ -1,9 +1,12 @@
 """keyhole: federated select. Clients receive, train and return only the slices they name.
 
-The names here are the primitives of the paper and need NumPy alone. What builds on them:
-`keyhole.server` (the same at memory speed), `keyhole.models` (JAX), `keyhole.rounds` (Algorithms
-1 and 2).
+The primitives of the paper are here and need NumPy alone. So are the names that a run is made of;
+they need numba or JAX and are loaded when they are first asked for. The rest is imported from its
+module: `docs/architecture.md` draws the tree.
 """
+
+import importlib
+import typing
 
 from keyhole.errors import KeyholeError
 from keyhole.primitives.coding import HalfPrecision, Quantized, decode
@@ -41,19 +44,50 @@ from keyhole.primitives.select import (
     with_shared_key,
 )
 
+if typing.TYPE_CHECKING:
+    from keyhole.aggregation.base import Aggregation
+    from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.task import Task
+    from keyhole.keys.choice import Choice
+    from keyhole.models.model import Model
+    from keyhole.rounds.clients import Clients, ClientUpdate
+    from keyhole.rounds.loop import Evaluation, Run, resume_run, start_run
+    from keyhole.rounds.machine import Buffering
+    from keyhole.rounds.spec import Plan
+    from keyhole.sampling import Cohorts
+    from keyhole.server.optimizers import SGD, Adagrad, Adam, Optimizer
+    from keyhole.server.state import ServerState
+
 __all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Aggregation",
     "Buckets",
+    "Buffering",
+    "Choice",
+    "ClientUpdate",
     "ClientValue",
+    "Clients",
+    "Cohorts",
     "Cut",
+    "Evaluation",
+    "Experiment",
     "HalfPrecision",
     "KeySpace",
     "KeyholeError",
     "Keys",
     "Layout",
+    "Model",
+    "Optimizer",
+    "Plan",
     "Product",
     "Quantized",
+    "Run",
     "Sequences",
+    "ServerState",
     "ServerValue",
+    "Task",
     "aggregate",
     "aggregate_mean",
     "aggregate_median",
@@ -74,8 +108,38 @@ __all__ = [
     "generalized_select",
     "many_as_one",
     "map_clients",
+    "resume_run",
     "select",
     "select_buckets",
     "shared_as_key",
+    "start_run",
     "with_shared_key",
 ]
+
+_ON_DEMAND = {  # module -> names that it is loaded for
+    "aggregation.base": "Aggregation",
+    "experiments.experiment": "Experiment",
+    "experiments.task": "Task",
+    "keys.choice": "Choice",
+    "models.model": "Model",
+    "rounds.clients": "ClientUpdate Clients",
+    "rounds.loop": "Evaluation Run resume_run start_run",
+    "rounds.machine": "Buffering",
+    "rounds.spec": "Plan",
+    "sampling": "Cohorts",
+    "server.optimizers": "SGD Adagrad Adam Optimizer",
+    "server.state": "ServerState",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("keyhole")
+    for module, names in _ON_DEMAND.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"keyhole.{module}"), name)
+    raise AttributeError(f"module 'keyhole' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

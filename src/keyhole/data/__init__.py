@@ -1,1 +1,19 @@
-"""Client datasets: readers of known files, data made on the spot, splits."""
+"""Opens the examples of clients: known files, imported once, or data made from a seed."""
+
+from keyhole.data.cache import cache_root
+from keyhole.data.federated import Dataset, FederatedData, Ragged, draw_pool, hold_out
+from keyhole.data.open import list_datasets, open_dataset, verify
+from keyhole.data.synthetic import make_synthetic
+
+__all__ = [
+    "Dataset",
+    "FederatedData",
+    "Ragged",
+    "cache_root",
+    "draw_pool",
+    "hold_out",
+    "list_datasets",
+    "make_synthetic",
+    "open_dataset",
+    "verify",
+]

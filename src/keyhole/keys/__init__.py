@@ -1,1 +1,29 @@
-"""How a client chooses its keys."""
+"""Chooses the keys of a client: by its data, at random, or both (section 4.1)."""
+
+from keyhole.keys.budget import DeviceClass, assign_device, keys_within, share_of_keys
+from keyhole.keys.choice import Choice, KeyCounts, choose_with
+from keyhole.keys.combined import CHOICES, always, choice_named, sampled_correction, with_negatives
+from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
+from keyhole.keys.structured import random_own, random_top, top
+
+__all__ = [
+    "CHOICES",
+    "Choice",
+    "DeviceClass",
+    "KeyCounts",
+    "always",
+    "assign_device",
+    "choice_named",
+    "choose_with",
+    "count_buckets",
+    "every",
+    "independent",
+    "keys_within",
+    "random_own",
+    "random_top",
+    "sampled_correction",
+    "share_of_keys",
+    "top",
+    "whole_buckets",
+    "with_negatives",
+]
