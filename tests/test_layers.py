@@ -88,11 +88,6 @@ NAMED_ELSEWHERE = {
         "planner/prices.py",
         "service/slice_routes.py",
     },
-    "dense": {
-        "engines/ray/shards.py",
-        "models/dense.py",
-        "server/snapshots.py",
-    },
     "enclave": {
         "cli/train.py",
         "delivery/named.py",
@@ -125,17 +120,6 @@ NAMED_ELSEWHERE = {
         "planner/capacity.py",
         "planner/prices.py",
     },
-    "plain": {
-        "cli/runs.py",
-        "cli/train.py",
-        "cli/train_options.py",
-        "delivery/records.py",
-        "experiments/arms.py",
-        "planner/capacity.py",
-        "planner/sums.py",
-        "service/segments.py",
-        "service/transport.py",
-    },
     "pregenerated": {
         "delivery/clear.py",
         "delivery/named.py",
@@ -155,31 +139,10 @@ NAMED_ELSEWHERE = {
         "planner/prices.py",
         "service/relay.py",
     },
-    "secure-dense": {
-        "planner/sums.py",
-    },
-    "secure-sketch": {
-        "planner/sums.py",
-    },
-    "secure-sparse": {
-        "cli/aggregators.py",
-        "cli/flower.py",
-        "planner/sums.py",
-    },
 }
 
 # Questions for a way's class: file and class.
-ASKED_FOR = {
-    ("aggregation/privacy/mechanism.py", "SecureSum"),
-    ("aggregation/privacy/mechanism.py", "TwoServers"),
-    ("rounds/account.py", "SecureSum"),
-    ("rounds/account.py", "SketchForm"),
-    ("rounds/account.py", "TwoServers"),
-    ("rounds/spec.py", "SecureSum"),
-    ("rounds/spec.py", "TwoServers"),
-    ("service/segments.py", "StateSource"),
-    ("service/sum_services.py", "TwoServers"),
-}
+ASKED_FOR = {("service/segments.py", "StateSource")}
 
 MODULES = [house.Module(path) for path in sorted(house.SOURCE.rglob("*.py"))]
 KNOWN = {module.name: module for module in MODULES}
