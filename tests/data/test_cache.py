@@ -316,7 +316,7 @@ def test_a_bare_name_of_no_import_is_looked_up_in_the_data_folder_only(source, c
 def test_opening_data_loads_nothing_heavy(source, cache):
     open_dataset(source, cache=cache)
     code = (
-        "import sys; from pathlib import Path; from keyhole.data import open_dataset;"
+        "import sys; from pathlib import Path; from keyhole.data.open import open_dataset;"
         f"open_dataset({str(source)!r}, cache=Path({str(cache)!r})); print(*sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}

@@ -88,7 +88,7 @@ def test_a_process_killed_while_storing_leaves_no_upload(tmp_path):
     code = """if True:
         import os, sys
         from pathlib import Path
-        from keyhole.service import update_spool
+        from keyhole.service import spool as update_spool
         update_spool.os.fsync = lambda _: os.kill(os.getpid(), 9)
         update_spool.UpdateSpool(Path(sys.argv[1])).store(sys.argv[2], "a", b"one")
     """
