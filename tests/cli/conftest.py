@@ -52,7 +52,7 @@ def keyhole(environment):
     def run(*args, cwd=None):
         out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("keyhole.training.cores.use_one_thread", lambda: None)
+            patch.setattr("keyhole.rounds.cores.use_one_thread", lambda: None)
             for name in ("KEYHOLE_CACHE", "COLUMNS"):
                 patch.setenv(name, environment[name])
             if cwd is not None:

@@ -38,9 +38,11 @@ def test_help_does_not_start_jax():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("command", sorted(cli.keyhole.commands))
+@pytest.mark.parametrize("command", cli.keyhole.list_commands(None))
 def test_every_option_is_explained(command):
-    options = [p for p in cli.keyhole.commands[command].params if isinstance(p, click.Option)]
+    options = [
+        p for p in cli.keyhole.get_command(None, command).params if isinstance(p, click.Option)
+    ]
     self_evident = {"rounds", "trials", "client_lr", "server_lr"}
     for option in options:
         assert option.help or option.name in self_evident, option.name
@@ -139,7 +141,9 @@ def test_the_demo_ends_with_what_was_saved_and_a_command_that_exists(shown):
     assert "no select: " in second
     name, verb, *args = last.removeprefix("try next: ").split()
     assert name == "keyhole"
-    with cli.keyhole.commands[verb].make_context(verb, args) as context:  # reads every option
+    with cli.keyhole.get_command(None, verb).make_context(
+        verb, args
+    ) as context:  # reads every option
         assert context.params["rounds"] == 50
 
 

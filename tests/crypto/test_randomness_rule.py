@@ -1,5 +1,5 @@
-"""Secrets have one source: no file of `private/` draws from a generator that can be foreseen, and
-none but `prg.py` asks the operating system.
+"""Secrets have one source: no file of `crypto/`, `delivery/` or `aggregation/` draws from a generator
+that can be foreseen, and none but `prg.py` asks the operating system.
 
 Read from the syntax tree, whatever the spelling; what is hidden in a string that is executed, or
 behind a name that is computed, is not found.
@@ -11,8 +11,10 @@ import pytest
 
 from tests.helpers import ROOT
 
-PRIVATE = ROOT / "src" / "keyhole" / "private"
-FILES = sorted(PRIVATE.rglob("*.py"))
+SOURCE = ROOT / "src" / "keyhole"
+FOLDERS = ("crypto", "delivery", "aggregation")
+FILES = sorted(path for folder in FOLDERS for path in (SOURCE / folder).rglob("*.py"))
+PRG = SOURCE / "crypto" / "prg.py"
 
 # Generators that can be foreseen.
 FORESEEN = {"random", "numpy.random", "jax.random"}
@@ -71,14 +73,14 @@ def _text(node):
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PRIVATE).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_secrets_come_from_the_one_generator(path):
-    assert broken_rules(path.read_text(), path == PRIVATE / "prg.py") == []
+    assert broken_rules(path.read_text(), path == PRG) == []
 
 
 def test_the_rule_reads_files_that_are_there():
-    assert PRIVATE / "prg.py" in FILES
-    assert PRIVATE / "pir" / "messages.py" in FILES
+    assert PRG in FILES
+    assert SOURCE / "delivery" / "pir" / "messages.py" in FILES
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_a_manifest_with_a_wrong_field_is_no_manifest(source, cache, change):
 SLOW_IMPORT = """
 import sys, time
 from pathlib import Path
-from keyhole.data import open_dataset
+from keyhole.data.open import open_dataset
 def wait(done, total):
     print("started", flush=True)
     time.sleep(60)

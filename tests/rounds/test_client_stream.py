@@ -5,11 +5,13 @@ import pytest
 from keyhole.errors import InputError
 from keyhole.rounds.machine import Buffering
 from keyhole.sampling import ClientStream, Cohorts, sample_cohort
+from tests.rounds import toy
 
 
 def stream(drawn=0, buffering=None, **cohorts):
     made = Cohorts(**{"population": 20, "size": 5, **cohorts})
-    return ClientStream(made, 3, 0, drawn)
+    plan = toy.make_plan(cohorts=made, buffering=buffering)
+    return ClientStream(plan.cohorts, plan.seed, plan.trial, drawn)
 
 
 def cohort(t):

@@ -1,53 +1,70 @@
-"""The `keyhole` command: its verbs, and how it ends."""
+"""Runs the `keyhole` command: finds a verb, loads its file, and says how it ended."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import NoReturn
 
 import click
 
-from keyhole.cli.aggregator import aggregator
-from keyhole.cli.data import data
-from keyhole.cli.demo import demo
-from keyhole.cli.device import device
-from keyhole.cli.flower import flower
-from keyhole.cli.mirror import mirror
-from keyhole.cli.plan import plan
-from keyhole.cli.publish import publish
-from keyhole.cli.relay import relay
-from keyhole.cli.report import report
-from keyhole.cli.serve import serve
-from keyhole.cli.sweep import sweep
-from keyhole.cli.token import token
-from keyhole.cli.train import train
 from keyhole.errors import KeyholeError
 from keyhole.server.allocator import keep_freed_memory
 
 INTERRUPTED = 130
 
+VERBS: Mapping[str, Mapping[str, str]] = {
+    "Train and compare": {
+        "demo": "Train a small model with and without select, and compare.",
+        "train": "Train a task.",
+        "sweep": "Run every training run behind a figure of the paper.",
+        "report": "Draw figures and tables from finished runs.",
+        "plan": "Price every delivery and aggregation for a workload.",
+        "data": "List, inspect and import client data.",
+    },
+    "Serve": {
+        "serve": "Serve slices to devices and take in their updates.",
+        "publish": "Publish the state of a run as a round for devices.",
+        "mirror": "Copy published rounds to an object store and back.",
+        "relay": "Hide from a slice service who asks for slices.",
+        "aggregator": "Add up shares of updates as one of two aggregators.",
+        "token": "Make signing keys, and tokens for devices.",
+    },
+    "Take part": {
+        "device": "Take part in the rounds of a slice service.",
+        "flower": "Train on devices that Flower calls.",
+    },
+}
+"""Role -> verb -> what it does, in the order of `keyhole --help`."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Verbs(click.Group):
+    """A group whose verbs stand in files of their own, each loaded when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns all verbs, by role."""
+        return [name for verbs in VERBS.values() for name in verbs]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns a verb, or None where there is none of that name."""
+        if cmd_name not in self.list_commands(ctx):
+            return super().get_command(ctx, cmd_name)
+        command = getattr(import_module(f"keyhole.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a section for each role, without loading a verb."""
+        for role, verbs in VERBS.items():
+            with formatter.section(role):
+                formatter.write_dl(list(verbs.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="keyhole", message="%(prog)s %(version)s")
 def keyhole() -> None:
     """Federated select: devices train on the slices of a model they ask for."""
-
-
-keyhole.add_command(data)
-keyhole.add_command(demo)
-keyhole.add_command(train)
-keyhole.add_command(sweep)
-keyhole.add_command(report)
-keyhole.add_command(plan)
-keyhole.add_command(publish)
-keyhole.add_command(serve)
-keyhole.add_command(device)
-keyhole.add_command(token)
-keyhole.add_command(mirror)
-keyhole.add_command(relay)
-keyhole.add_command(aggregator)
-keyhole.add_command(flower)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -30,7 +30,6 @@ from typing import TypeAlias, cast
 import msgspec
 
 from keyhole import errors
-from keyhole.delivery.pir.messages import REFUSAL
 from keyhole.errors import DamageError, InputError, KeyholeError, ProtocolError, ServiceError
 from keyhole.wire.sockets import (
     Attempts,
@@ -78,8 +77,12 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     >>> refusal_of(410, body)
     TooLateError('the round is closed: got round 3, allowed is an open round; check in again')
     """
-    if status == ProtocolError.http_status and body == REFUSAL:
-        return _refused_message()
+    if status == ProtocolError.http_status:
+        # A device that fetches in the clear never loads the cryptography behind this import.
+        from keyhole.delivery.pir.messages import REFUSAL
+
+        if body == REFUSAL:
+            return _refused_message()
     try:
         facts = msgspec.json.decode(body, type=_Shape).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

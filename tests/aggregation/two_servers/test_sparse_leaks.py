@@ -18,7 +18,7 @@ from tests.aggregation.two_servers.sparse_sums import client_of, servers_of, sha
 from tests.delivery.pir.distinguisher import bits_of, compare
 from tests.helpers import ROOT
 
-PRIVATE = str(ROOT / "src" / "keyhole" / "private")
+PRIVATE = tuple(str(ROOT / "src" / "keyhole" / folder) for folder in ("crypto", "aggregation"))
 HEAD_BYTES = 56
 CLIENTS = 250  # of each kind
 TERMS = terms_of(num_keys=7, width=2, max_keys=2, bits=16, with_counts=True)
