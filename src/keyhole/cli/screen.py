@@ -1,17 +1,6 @@
-"""Progress bars of long commands, on standard error: how far, how fast, how long still.
-
-Trials on the screen: bars that move with the rounds, Ctrl-C that loses none.
-
-The trust table of a run: who learned what while slices were delivered and updates added up, and
-what its models tell.
-
-Notices: what a command that waits tells whoever looks at it, without saying it for ever.
-"""
-
+"""Shows how far long commands are, on standard error, also where there is no terminal."""
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -22,24 +11,15 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from keyhole.data.cache import cache_root, find_source
 from keyhole.data.open import find_current, import_dataset, locate
-from keyhole.delivery.base import PARTIES
-from keyhole.experiments.experiment import Experiment, Hold, Result, hold_here
-from keyhole.experiments.named import task_named
-from keyhole.rounds.cores import Cores
-from keyhole.rounds.loop import Rounds, stop_on_signals
-from keyhole.rounds.record import RoundRecord, read_records
-from keyhole.rounds.round import Executor
-from keyhole.rounds.threads import count_cores
 
 
 def progress_bars() -> Progress:
@@ -117,94 +97,6 @@ class _Rate(ProgressColumn):
 
 def _number(value: float, unit: str) -> str:
     return decimal(int(value)) if unit == "bytes" else str(int(value))
-
-
-def run_trials(
-    work: Iterable[tuple[str, Experiment, int, Path]],
-    total: int,
-    keep_state: bool,
-    kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
-    execute: Executor | None = None,
-    hold: Hold = hold_here,
-) -> Iterator[tuple[Path, Result]]:
-    """Runs trials one after the other and yields their results.
-
-    The first Ctrl-C finishes the round under way, which is stored, and ends the command; the same
-    command goes on from there.
-
-    Args:
-        work: description, experiment, trial and directory of each.
-        total: how many there are.
-        keep_state: whether models stay on disk.
-        kind_of: what makes the rounds, given the event that stops them; None makes them in process.
-        execute: where clients train; None takes all cores of this process.
-        hold: what holds the server's state.
-    """
-    with progress_bars() as bars, stop_on_signals() as stop:
-        whole = bars.add_task("trials", total=total, note="")
-        for description, experiment, trial, directory in work:
-            settings = experiment.arm.settings
-            metric = task_named(experiment.arm.task).metric
-            bar = bars.add_task(description, total=settings.rounds, note="")
-
-            def show(record: RoundRecord, bar: TaskID = bar, metric: str = metric) -> None:
-                note = f"{metric} {record.metrics[metric]:.4f}" if record.metrics else None
-                bars.advance(bar)
-                if note is not None:
-                    bars.update(bar, note=note)
-
-            result = experiment.run(
-                trial,
-                directory,
-                execute=execute or Cores(count_cores()),
-                stop=stop,
-                on_round=show,
-                keep_state=keep_state,
-                kind=kind_of(stop),
-                hold=hold,
-            )
-            if result is None:
-                click.echo(f"{directory} keeps what was done; the same command goes on", err=True)
-                raise click.Abort
-            bars.update(bar, visible=False)
-            bars.advance(whole)
-            yield directory, result
-
-
-def last_record(directory: Path) -> RoundRecord | None:
-    """The newest record of a trial; None where it made no round."""
-    records = read_records(directory / "records.jsonl")
-    return records[-1] if records else None
-
-
-def trust_table(record: RoundRecord) -> Table:
-    """One line for each party."""
-    table = Table(title="who learned what", title_justify="left")
-    for column in ("party", "of the keys, when slices were delivered", "when updates were added"):
-        table.add_column(column)
-    for party in _in_order({**record.seen_by, **record.seen_in_sum}):
-        table.add_row(
-            party, record.seen_by.get(party, "nothing"), record.seen_in_sum.get(party, "nothing")
-        )
-    return table
-
-
-def privacy_line(record: RoundRecord) -> str:
-    """What a run has spent, for whom; nothing where it promised nothing."""
-    spent = record.privacy
-    if not spent:
-        return ""
-    epsilon = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
-    return (
-        f"privacy spent: epsilon {epsilon} at delta {spent['delta']:g} after {spent['rounds']} "
-        f"rounds, for one {spent['unit']} ({spent['neighbours']}, {spent['sampling']} cohorts)"
-    )
-
-
-def _in_order(parties: Iterable[str]) -> list[str]:
-    """Those that a client meets first come first, as `PARTIES` has them; records sort by letter."""
-    known = list(dict.fromkeys(party for way in PARTIES.values() for party in way.seen_by))
-    return sorted(parties, key=lambda party: known.index(party) if party in known else len(known))
 
 
 class Notices:

@@ -63,7 +63,7 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     What is finished is not run again, so a sweep that was stopped goes on where it was. Draw the
     figure with `keyhole report`.
     """
-    from keyhole.cli.screen import run_trials
+    from keyhole.cli.trials import run_trials
     from keyhole.experiments.experiment import read_result
     from keyhole.experiments.named import task_named
     from keyhole.experiments.sweeps import sweep_named

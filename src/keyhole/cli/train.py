@@ -153,7 +153,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
     A run directory holds run.json (what was asked, versions, seed), records.jsonl (one line a
     round), state/ (the model) and result.json (metrics on the test split, sizes, bytes).
     """
-    from keyhole.cli.screen import last_record, privacy_line, run_trials, trust_table
+    from keyhole.cli.trials import last_record, privacy_line, run_trials, trust_table
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.named import task_named
 
@@ -194,7 +194,7 @@ def train(task: str, out: Path, trials: int, data: str, as_json: bool, **options
 
 def _described(directory: Path, result: Result) -> dict[str, Any]:
     """A trial as JSON."""
-    from keyhole.cli.screen import last_record
+    from keyhole.cli.trials import last_record
 
     last = last_record(directory)
     told = ("seen_by", "seen_in_sum", "privacy")
