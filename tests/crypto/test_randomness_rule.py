@@ -1,4 +1,4 @@
-"""Secrets have one source: no file of `crypto/`, `delivery/` or `aggregation/` draws from a generator
+"""Secrets have one source: no file of `crypto/`, `delivery/`, `aggregation/` draws from a generator
 that can be foreseen, and none but `prg.py` asks the operating system.
 
 Read from the syntax tree, whatever the spelling; what is hidden in a string that is executed, or
