@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import Goal, finish, machine_facts, parser, progress
-from keyhole.aggregation.named import aggregation_named
+from keyhole.aggregation import aggregation_named
 from keyhole.planner import capacity
 from keyhole.planner.prices import price_of
 from keyhole.pricing import ServiceSpeeds, Workload

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole import tree
+from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import Contribution, Rounding, SumRequest
-from keyhole.aggregation.named import AGGREGATIONS, aggregation_named
 from keyhole.errors import InputError
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
@@ -20,6 +20,8 @@ from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import LAYOUTS, SEEDS
 from tests.seams.toys import Sum
+
+AGGREGATIONS = aggregation_names()
 
 SECURE = [name for name in AGGREGATIONS if name.startswith("secure")]
 FATES = ("sent", "sent", "sent", "sent", "lost_after", "late", "lost_before", "refused")

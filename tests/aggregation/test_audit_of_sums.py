@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.base import Contribution, Rounding, SumRequest
-from keyhole.aggregation.named import aggregation_named
 from keyhole.aggregation.privacy.audit import epsilon_from_scores
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
 from keyhole.rounds.account import Account

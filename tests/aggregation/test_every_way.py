@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import Rounding
-from keyhole.aggregation.named import AGGREGATIONS, SIGNED, aggregation_named
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.delivery.base import DELIVERIES
 from keyhole.delivery.named import delivery_named
@@ -19,6 +19,9 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
+
+AGGREGATIONS = aggregation_names()
+SIGNED = aggregation_names(lambda about: about.can_sign)
 
 pytest.importorskip("dp_accounting")
 

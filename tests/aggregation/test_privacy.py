@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import Contribution, Rounding, SumRequest
-from keyhole.aggregation.named import AGGREGATIONS, aggregation_named
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum, max_asked
 from keyhole.errors import BudgetError, InputError
 from keyhole.rounds.clients import Clients
@@ -17,6 +17,8 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
+
+AGGREGATIONS = aggregation_names()
 
 pytest.importorskip("dp_accounting")
 

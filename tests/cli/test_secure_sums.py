@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from keyhole.aggregation.named import AGGREGATIONS
+from keyhole.aggregation import aggregation_names
 from keyhole.cli.train import train
 from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import InputError
@@ -17,6 +17,8 @@ from keyhole.experiments.arms import arm_of
 from keyhole.rounds.record import read_records
 from keyhole.server.store import recover
 from tests.helpers import ROOT
+
+AGGREGATIONS = aggregation_names()
 
 pytest.importorskip("dp_accounting")
 

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from keyhole.aggregation.named import aggregation_named
+from keyhole.aggregation import aggregation_named
 from keyhole.rounds.cores import Cores
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from keyhole.aggregation.named import aggregation_named
+from keyhole.aggregation import aggregation_named
 from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import InputError
 from keyhole.planner.capacity import Fleet, checkin_need, delivery_needs, sum_needs

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.masked.method import run_secagg
 from keyhole.aggregation.masked.params import SecAggSettings
-from keyhole.aggregation.named import aggregation_named
 from keyhole.aggregation.two_servers.client import share_rows
 from keyhole.aggregation.two_servers.sparse import SparseTerms
 from keyhole.planner.capacity import price_sums

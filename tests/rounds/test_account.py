@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.base import Rounding
-from keyhole.aggregation.named import aggregation_named
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import BudgetError, InputError
 from keyhole.rounds.account import Account, Attendance

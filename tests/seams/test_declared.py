@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import Aggregation, AggregationAbout, SumResult
-from keyhole.aggregation.named import AGGREGATIONS, aggregation_named
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import BudgetError, InputError
@@ -14,6 +14,8 @@ from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts
 from tests.rounds import toy
 from tests.seams.toys import Sum, passed_on
+
+AGGREGATIONS = aggregation_names()
 
 pytest.importorskip("dp_accounting")
 

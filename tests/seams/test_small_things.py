@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
-from keyhole.aggregation.named import AGGREGATIONS
+from keyhole.aggregation import aggregation_names
 from keyhole.planner.capacity import price_sums
 from keyhole.pricing import Workload
 from keyhole.rounds.record import append_records, read_records
+
+AGGREGATIONS = aggregation_names()
 
 # A command that is interrupted, and once more while the process ends. A shell in the background
 # has its children ignore SIGINT, so they set it back.

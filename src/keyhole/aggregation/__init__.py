@@ -1,1 +1,78 @@
-"""Adds up the updates of a round: in the clear, or so that nobody sees one of them."""
+"""Adds the updates of a round up (section 4.2): in the clear, or hidden from the servers that add.
+
+This module is the catalogue, which finds aggregations by the names that they declare. It imports
+them when it is asked: a device that adds nothing up loads none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from keyhole.errors import InputError
+
+if TYPE_CHECKING:
+    from keyhole.aggregation.base import Aggregation, AggregationAbout, Rounding
+
+__all__ = ["aggregation_named", "aggregation_names", "all_aggregations"]
+
+
+def all_aggregations(
+    rounding: Rounding | None = None, signed: bool = False
+) -> tuple[Aggregation, ...]:
+    """Returns every aggregation that comes with keyhole, sums in the clear first.
+
+    Args:
+        rounding: of secure sums; the default one if left out.
+        signed: of those in which clients can sign which of them are left.
+    """
+    from keyhole.aggregation.base import Rounding
+    from keyhole.aggregation.masked.method import DenseForm, SecureSum, SketchForm
+    from keyhole.aggregation.plain import PLAIN, DenseSum
+    from keyhole.aggregation.two_servers.method import TwoServers
+
+    ring = rounding or Rounding()
+    masked = (SecureSum(form, ring, signed) for form in (DenseForm(), SketchForm()))
+    return PLAIN, DenseSum(), *masked, TwoServers(ring)
+
+
+def aggregation_names(
+    where: Callable[[AggregationAbout], bool] = lambda about: True,
+) -> tuple[str, ...]:
+    """Returns the names of all aggregations, or of those whose declaration fits.
+
+    >>> aggregation_names(lambda about: about.is_in_clear)
+    ('plain', 'dense')
+    """
+    return tuple(each.about.name for each in all_aggregations() if where(each.about))
+
+
+def aggregation_named(
+    name: str, rounding: Rounding | None = None, *, signed: bool = False
+) -> Aggregation:
+    """Returns an aggregation.
+
+    Args:
+        name: one of `aggregation_names()`.
+        rounding: of secure sums; the default one if left out.
+        signed: clients sign which of them are left; for masked sums with one server.
+
+    Raises:
+        InputError: there is no such aggregation, or nothing in it to sign.
+    """
+    found = {each.about.name: each for each in all_aggregations(rounding, signed)}
+    if name not in found:
+        raise InputError(
+            "no such way to add updates up",
+            got=name,
+            allowed=", ".join(found),
+            fix="choose one of them",
+        )
+    if signed and not found[name].about.can_sign:
+        raise InputError(
+            "a sum in which clients sign nothing",
+            got=f"signed with {name}",
+            allowed=", ".join(aggregation_names(lambda about: about.can_sign)),
+            fix="leave it out: only masked sums with one server have lists to sign",
+        )
+    return found[name]

@@ -199,6 +199,11 @@ class AggregationAbout(About):
     is_in_clear: bool = False
     can_sign: bool = False
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether two aggregators make it, as services, of shares that devices send."""
+        return self.is_served and self.servers == 2 and self.noise == "by_parties"
+
     def seen_by(self, *, with_counts: bool = False) -> dict[str, str]:
         """Party -> what it learns of updates, and of the counts beside the sum if it has any."""
         more = ", and how many chose each key" if with_counts else ""

@@ -5,7 +5,6 @@ Hidden: nothing. The server sees every update, and which client sent it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -29,23 +28,27 @@ _ARRIVES = ("sent", "late", "refused")
 _HEAD_BYTES, _KEY_BYTES = 16, 8  # of an update beside its rows, and of a key
 
 
-def _about(name: str, title: str, learned: str, is_served: bool) -> AggregationAbout:
-    leaks: Mapping[str, Leak] = MappingProxyType({"server": Leak(updates=learned)})
-    return AggregationAbout(
-        name=name,
-        title=title,
-        leaks=leaks,
-        rests_on="Nothing: the server sees every update.",
-        is_served=is_served,
-        noise="on_sum",
-        hides_dropouts=True,
-        is_in_clear=True,
-    )
+_RESTS_ON = "Nothing: the server sees every update."
 
-
-_SPARSE = _about("plain", "plain sum", "each update, its keys and whose they are", True)
-_DENSE = _about(
-    "dense", "dense sum", "each update and whose it is; its keys are where it is not zero", False
+_SPARSE = AggregationAbout(
+    name="plain",
+    title="plain sum",
+    leaks=MappingProxyType({"server": Leak(updates="each update, its keys and whose they are")}),
+    rests_on=_RESTS_ON,
+    noise="on_sum",
+    hides_dropouts=True,
+    is_in_clear=True,
+)
+_WHERE = "each update and whose it is; its keys are where it is not zero"
+_DENSE = AggregationAbout(
+    name="dense",
+    title="dense sum",
+    leaks=MappingProxyType({"server": Leak(updates=_WHERE)}),
+    rests_on=_RESTS_ON,
+    is_served=False,
+    noise="on_sum",
+    hides_dropouts=True,
+    is_in_clear=True,
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.aggregation.named import SHARED
+from keyhole.aggregation import aggregation_names
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SALT = "aggregators.salt"
+(SHARED,) = aggregation_names(lambda about: about.is_shared)
+"""The sum that two aggregators make of shares."""
 
 
 def _pair(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.aggregation.named import SHARED
+from keyhole.cli.aggregators import SHARED
 from keyhole.cli.options import load_data, synthetic_sizes
 from keyhole.cli.train import read_arm, train
 from keyhole.cli.train_options import check_sum_flags

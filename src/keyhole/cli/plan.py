@@ -135,7 +135,7 @@ def fleet_of(options: Mapping[str, Any]) -> Fleet | None:
 
 def show_fleet(need: Workload, fleet: Fleet, prices: Sequence[Price]) -> None:
     """Prints what deliveries and sums take."""
-    from keyhole.aggregation.named import AGGREGATIONS
+    from keyhole.aggregation import aggregation_names
     from keyhole.planner.capacity import price_sums
 
     console = Console()
@@ -143,7 +143,7 @@ def show_fleet(need: Workload, fleet: Fleet, prices: Sequence[Price]) -> None:
     console.print(_table(_fleet_title(need, fleet), _deliveries(need, fleet, prices)))
     sums = price_sums(need)
     console.print(_table("Checking in, and adding up", _sums(need, fleet)))
-    if beyond := [way for way in AGGREGATIONS if way not in {price.way for price in sums}]:
+    if beyond := [way for way in aggregation_names() if way not in {price.way for price in sums}]:
         click.echo(f"beyond the limits of its messages: {', '.join(beyond)}")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from keyhole.aggregation.plain import PLAIN
 from keyhole.cli.aggregators import check_aggregator_flags, sum_services, trainer_sum_options
 from keyhole.cli.options import (
     data_option,
@@ -266,7 +267,7 @@ def read_arm(kind: TaskKind, options: Mapping[str, Any]) -> Arm:
         over=options["mean_over"],
         negatives=options["negatives"],
         delivery=options.get("delivery"),
-        aggregation=options.get("aggregation") or "plain",
+        aggregation=options.get("aggregation") or PLAIN.about.name,
         value_clip=options.get("value_clip") or 16.0,
         ring_bits=int(options.get("ring_bits") or 32),
         is_signed=bool(options.get("signed")),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.aggregation.named import AGGREGATIONS, SECURE, SIGNED
+from keyhole.aggregation import aggregation_names
 from keyhole.aggregation.plain import PLAIN
 from keyhole.cli.options import SYNTHETIC
 from keyhole.cli.screen import import_shown
@@ -140,10 +140,11 @@ def opened_engine(
                 yield engine, shards.hold
 
 
+_SIGNED = aggregation_names(lambda about: about.can_sign)
 _SUM_OPTIONS = (
     click.option(
         "--aggregation",
-        type=click.Choice(AGGREGATIONS),
+        type=click.Choice(aggregation_names()),
         help="How updates are added up: in the clear; dense at the client; by one server that sees "
         "sums alone, dense or as a sketch; by two servers that see nothing. Without it, plain.",
     ),
@@ -161,7 +162,7 @@ _SUM_OPTIONS = (
     click.option(
         "--signed",
         is_flag=True,
-        help=f"{', '.join(SIGNED)}: clients sign who is left, so that a server that shows "
+        help=f"{', '.join(_SIGNED)}: clients sign who is left, so that a server that shows "
         "them different lists is caught. One message more each way.",
     ),
     click.option(
@@ -216,11 +217,12 @@ def secure_sum_options(command: _Command) -> _Command:
 def check_sum_flags(options: Mapping[str, Any]) -> None:
     """Refuses options that would do nothing."""
     way = options["aggregation"] or PLAIN.about.name
+    secure = aggregation_names(lambda about: about.ring is not None)
     for name in ("value_clip", "ring_bits"):
-        if options[name] is not None and way not in SECURE:
+        if options[name] is not None and way not in secure:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with a secure --aggregation")
-    if options["signed"] and way not in SIGNED:
-        raise click.UsageError(f"--signed goes with --aggregation {', '.join(SIGNED)}")
+    if options["signed"] and way not in _SIGNED:
+        raise click.UsageError(f"--signed goes with --aggregation {', '.join(_SIGNED)}")
     if options["value_clip"] is not None and (options["dp_clip"] or inf) < inf:
         raise click.UsageError("--value-clip does nothing beside --dp-clip, which bounds all of it")
 

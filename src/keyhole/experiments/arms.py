@@ -96,7 +96,7 @@ class Arm:
         if self.negatives:
             words.append(f"negatives{self.negatives:g}")
         words += [self.delivery] if self.delivery else []
-        words += [self.aggregation] if self.aggregation != "plain" else []
+        words += [self.aggregation] if self.aggregation != PLAIN.about.name else []
         words += ["ring16"] * (self.ring_bits == 16) + ["signed"] * self.is_signed
         words += [self.sampling] if self.sampling != "fixed" else []
         if self.privacy:

@@ -25,8 +25,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.base import Aggregation, Rounding
-from keyhole.aggregation.named import aggregation_named
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.data.federated import Dataset
 from keyhole.delivery.base import PRIVATE_DELIVERIES, Delivery

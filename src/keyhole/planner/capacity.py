@@ -20,8 +20,8 @@ from math import ceil, inf
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from keyhole.aggregation import all_aggregations
 from keyhole.aggregation.base import SumPrice
-from keyhole.aggregation.named import all_aggregations
 from keyhole.delivery.base import DeliveryName
 from keyhole.errors import InputError
 from keyhole.planner.prices import Price

@@ -19,8 +19,8 @@ from typing import TypeVar, cast
 import msgspec
 
 from keyhole.about import Leak
+from keyhole.aggregation import aggregation_names
 from keyhole.aggregation.base import SumResult, about_of, withheld
-from keyhole.aggregation.named import SHARED
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.aggregation.two_servers.messages import (
     Share,
@@ -382,14 +382,14 @@ class SumServices:
 def _ready(layout: Layout, plan: Plan) -> tuple[SharedSum, float]:
     """How the plan's updates are added up, and how much one may measure."""
     inner, privacy, about = plan.aggregate, plan.privacy, about_of(plan.aggregate)
-    is_shared = about.servers == 2 and about.is_served and about.noise == "by_parties"
-    if not is_shared or (privacy and privacy.kind != "all-rows"):
+    if not about.is_shared or (privacy and privacy.kind != "all-rows"):
+        names = ", ".join(aggregation_names(lambda each: each.is_shared))
         kind = "" if privacy is None else f", {privacy.kind} noise"
         raise InputError(
             "two aggregators cannot add up by this plan",
             got=f"{about.name}{kind}",
-            allowed=f"{SHARED} sums, without privacy or with noise on all rows",
-            fix=f"choose --aggregation {SHARED} and --dp-kind all-rows",
+            allowed=f"{names} sums, without privacy or with noise on all rows",
+            fix=f"choose --aggregation {names} and --dp-kind all-rows",
         )
     if privacy is None:
         return cast(SharedSum, inner), inf

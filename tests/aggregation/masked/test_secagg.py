@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from keyhole.aggregation.masked.messages import Asked, open_slots, seal_asked, seal_slots
+from keyhole.aggregation.masked.messages import UnmaskRequest, open_slots, seal_asked, seal_slots
 from keyhole.aggregation.masked.method import run_secagg
 from keyhole.aggregation.masked.params import SecAggSettings
 from keyhole.errors import InputError, MalformedError, ReplayError, ShapeError, ThresholdError
@@ -154,7 +154,7 @@ def test_below_the_threshold_of_survivors_no_client_gives_a_share():
     parties.do("input", range(2))
     with pytest.raises(ThresholdError):
         parties.list_for("unmasking", 0)
-    asked = Asked(frozenset({0, 1}), frozenset({2, 3}))
+    asked = UnmaskRequest(frozenset({0, 1}), frozenset({2, 3}))
     with pytest.raises(ThresholdError):
         parties.clients[0].unmask(seal_asked(parties.settings, 0, asked))
     assert parties.clients[0].has_left

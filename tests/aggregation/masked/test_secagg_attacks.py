@@ -5,7 +5,7 @@ import pytest
 
 from keyhole.aggregation.masked import client as secagg_client
 from keyhole.aggregation.masked.client import SecAggClient, Secrets
-from keyhole.aggregation.masked.messages import Asked, seal_asked
+from keyhole.aggregation.masked.messages import UnmaskRequest, seal_asked
 from keyhole.aggregation.masked.method import run_secagg
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.hpke import PrivateKey
@@ -127,7 +127,7 @@ def test_survivors_give_one_kind_of_share_of_each_client():
 def test_a_request_for_both_kinds_of_one_client_wipes_the_state():
     parties = Parties(settings_of(4)).until("unmasking")
     everyone = frozenset(range(4))
-    both = seal_asked(parties.settings, 0, Asked(everyone, frozenset({2})))
+    both = seal_asked(parties.settings, 0, UnmaskRequest(everyone, frozenset({2})))
     with pytest.raises(ViolationError):
         parties.clients[0].unmask(both)
     assert forgot_everything(parties.clients[0])
@@ -135,8 +135,8 @@ def test_a_request_for_both_kinds_of_one_client_wipes_the_state():
         parties.clients[0].unmask(parties.list_for("unmasking", 0))
 
 
-STAYS = Asked(frozenset(range(4)), frozenset())
-LEAVES = Asked(frozenset({0, 1, 3}), frozenset({2}))
+STAYS = UnmaskRequest(frozenset(range(4)), frozenset())
+LEAVES = UnmaskRequest(frozenset({0, 1, 3}), frozenset({2}))
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -163,7 +163,7 @@ def test_the_other_kind_in_a_second_request_is_a_violation(signed, first, turned
 )
 def test_a_request_that_does_not_fit_what_was_shared_is_a_violation(survivors, lost):
     parties = Parties(settings_of(4)).until("unmasking")
-    asked = Asked(frozenset(survivors), frozenset(lost))
+    asked = UnmaskRequest(frozenset(survivors), frozenset(lost))
     with pytest.raises(ViolationError):
         parties.clients[0].unmask(seal_asked(parties.settings, 0, asked))
     assert forgot_everything(parties.clients[0])

@@ -7,7 +7,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole.aggregation.masked.client import Secrets
-from keyhole.aggregation.masked.keys import Keys, commitment_of
+from keyhole.aggregation.masked.keys import PublicKeys, commitment_of
 from keyhole.aggregation.masked.messages import open_slots, seal, seal_slots
 from keyhole.crypto.ring import pair_seed
 from keyhole.errors import MalformedError, MismatchError, ReplayError, ViolationError
@@ -100,7 +100,7 @@ def test_a_key_that_occurs_twice_makes_a_client_leave():
 
 
 def test_a_list_without_ones_own_keys_is_a_violation():
-    for change in ({"_0": Keys(b"\1" * 32, b"\2" * 32, bytes(32), b"")}, {}):
+    for change in ({"_0": PublicKeys(b"\1" * 32, b"\2" * 32, bytes(32), b"")}, {}):
         parties = Parties(settings_of(4, threshold=2))
         parties.do("keys", [0, 1, 2])
         parties.invited = [0, 1, 2] if change else [1, 2]

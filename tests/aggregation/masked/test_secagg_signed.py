@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.aggregation.masked.client import SecAggClient, Secrets
 from keyhole.aggregation.masked.keys import Identity
-from keyhole.aggregation.masked.messages import Asked, seal, seal_asked, seal_slots
+from keyhole.aggregation.masked.messages import UnmaskRequest, seal, seal_asked, seal_slots
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.ring import add_masks
@@ -58,8 +58,8 @@ def test_without_signatures_and_with_a_low_threshold_two_lists_open_a_vector():
     lost."""
     settings = settings_of(4, threshold=2)
     parties = Parties(settings).until("unmasking")
-    stays = Asked(frozenset(range(4)), frozenset())
-    gone = Asked(frozenset({1, 2, 3}), frozenset({0}))
+    stays = UnmaskRequest(frozenset(range(4)), frozenset())
+    gone = UnmaskRequest(frozenset({1, 2, 3}), frozenset({0}))
     for place, asked in ((0, stays), (1, stays), (2, gone), (3, gone)):
         listed = seal_asked(settings, place, asked)
         parties.said["unmasking", place] = parties.clients[place].unmask(listed)
@@ -107,8 +107,8 @@ def test_signatures_show_a_server_that_shows_different_survivors():
     enough survivors, and no list has enough signatures."""
     settings = settings_of(5, signed=True)
     parties = Parties(settings).until("confirmation")
-    stays = Asked(frozenset(range(5)), frozenset())
-    gone = Asked(frozenset({1, 2, 3, 4}), frozenset({0}))
+    stays = UnmaskRequest(frozenset(range(5)), frozenset())
+    gone = UnmaskRequest(frozenset({1, 2, 3, 4}), frozenset({0}))
     shown = {0: stays, 1: stays, 2: gone, 3: gone, 4: gone}
     signed = {
         place: body_of(parties.clients[place].confirm(seal_asked(settings, place, asked)))
@@ -139,7 +139,7 @@ def test_a_signature_over_another_list_is_refused_by_the_server_too():
     settings = settings_of(5, signed=True)
     parties = Parties(settings).until("confirmation")
     parties.list_for("confirmation", 1)
-    other = seal_asked(settings, 1, Asked(frozenset({1, 2, 3, 4}), frozenset({0})))
+    other = seal_asked(settings, 1, UnmaskRequest(frozenset({1, 2, 3, 4}), frozenset({0})))
     with pytest.raises(MismatchError, match="client 1 "):
         parties.receive("confirmation", 1, parties.clients[1].confirm(other))
 

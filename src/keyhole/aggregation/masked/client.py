@@ -41,7 +41,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole.aggregation.masked.keys import (
     Identity,
-    Keys,
+    PublicKeys,
     bad_keys,
     check_keys,
     commitment_of,
@@ -50,7 +50,7 @@ from keyhole.aggregation.masked.keys import (
     survivors_text,
 )
 from keyhole.aggregation.masked.messages import (
-    Asked,
+    UnmaskRequest,
     closed,
     open_asked,
     open_slots,
@@ -100,10 +100,10 @@ class Secrets:
         cipher, mask = PrivateKey.fresh(prg), PrivateKey.fresh(prg)
         return Secrets(settings, place, prg, cipher, mask, prg.bytes(SEED_BYTES))
 
-    def keys(self) -> Keys:
+    def keys(self) -> PublicKeys:
         """What is advertised of them, without a signature."""
         commitment = commitment_of(self.settings, self.place, self.seed)
-        return Keys(self.cipher.public, self.mask.public, commitment, b"")
+        return PublicKeys(self.cipher.public, self.mask.public, commitment, b"")
 
     def split(self, places: list[int]) -> dict[int, bytes]:
         """Returns for every place a share of the key of masks, followed by one of the seed."""
@@ -112,7 +112,7 @@ class Secrets:
         of_seed = split(self.seed, needed, xs, self.prg)
         return {place: of_mask[at] + of_seed[at] for at, place in enumerate(places)}
 
-    def seal(self, receiver: int, keys: Keys, pair: bytes) -> bytes:
+    def seal(self, receiver: int, keys: PublicKeys, pair: bytes) -> bytes:
         """Returns two shares as only their receiver can open them, once a receiver and round.
 
         Raises:
@@ -121,7 +121,7 @@ class Secrets:
         bound = _bound(self.settings, self.place, receiver)
         return self._cipher(receiver, keys).encrypt(_nonce(self.place), pair, bound)
 
-    def open(self, sender: int, keys: Keys, sealed: bytes) -> bytes:
+    def open(self, sender: int, keys: PublicKeys, sealed: bytes) -> bytes:
         """Returns two shares that a sender has sealed for this client.
 
         Raises:
@@ -133,7 +133,7 @@ class Secrets:
         except InvalidTag as error:
             raise closed(sender) from error
 
-    def masks(self, peers: Mapping[int, Keys]) -> list[tuple[bytes, int]]:
+    def masks(self, peers: Mapping[int, PublicKeys]) -> list[tuple[bytes, int]]:
         """Returns seeds and signs of the client's own mask and of those it shares with peers: the
         lower place adds, the higher subtracts.
 
@@ -146,7 +146,7 @@ class Secrets:
             masks.append((seed, 1 if self.place < place else -1))
         return masks
 
-    def _cipher(self, place: int, keys: Keys) -> AESGCM:
+    def _cipher(self, place: int, keys: PublicKeys) -> AESGCM:
         """Kept from sealing to opening: agreeing on it is most of the work."""
         if place not in self._ciphers:
             key = self._agree(self.cipher, place, keys.cipher, b"shares")
@@ -210,9 +210,9 @@ class SecAggClient:
         self._identity = identity
         self._secrets: Secrets | None = Secrets.draw(settings, place, prg or Prg.fresh())
         self._step: Step = "advertise"
-        self._peers: dict[int, Keys] = {}
+        self._peers: dict[int, PublicKeys] = {}
         self._kept: dict[int, bytes] = {}  # whose shares: of the mask key, then of the seed
-        self._asked: Asked | None = None
+        self._asked: UnmaskRequest | None = None
 
     def __repr__(self) -> str:
         return f"SecAggClient(place={self.place}, step={self._step})"
@@ -250,7 +250,7 @@ class SecAggClient:
         secrets = self._turn("share")
         slots = open_slots(key_list, "key list", self.settings, self.place)
         with self._moving_to("mask"):
-            peers = {place: Keys.decode(slot) for place, slot in slots.items()}
+            peers = {place: PublicKeys.decode(slot) for place, slot in slots.items()}
             self._check_peers(peers)
             self._peers = peers
             sealed = self._split(secrets)
@@ -342,7 +342,7 @@ class SecAggClient:
         self._peers, self._kept = {}, {}
         self._step = "left"
 
-    def _check_peers(self, peers: Mapping[int, Keys]) -> None:
+    def _check_peers(self, peers: Mapping[int, PublicKeys]) -> None:
         own = self._peers[self.place]
         if peers.get(self.place) != own:
             raise violation("a list of keys without this client's own", "the keys it advertised")
@@ -372,7 +372,7 @@ class SecAggClient:
         opened = {place: secrets.open(place, self._peers[place], sealed[place]) for place in others}
         self._kept |= opened
 
-    def _accept(self, data: bytes, step: Step) -> Asked:
+    def _accept(self, data: bytes, step: Step) -> UnmaskRequest:
         """Takes a list of survivors, once: a second one that turns a client round opens it."""
         asked = open_asked(data, self.settings, self.place)
         before = self._asked
@@ -388,7 +388,7 @@ class SecAggClient:
         self._asked = asked
         return asked
 
-    def _check_asked(self, asked: Asked) -> None:
+    def _check_asked(self, asked: UnmaskRequest) -> None:
         if asked.survivors & asked.lost:
             raise violation("both kinds of share of one client")
         if self.place in asked.lost:
@@ -397,7 +397,7 @@ class SecAggClient:
             raise violation("shares of other clients than before", "of those who have shared")
         self._require(len(asked.survivors))
 
-    def _accept_confirmed(self, data: bytes) -> Asked:
+    def _accept_confirmed(self, data: bytes) -> UnmaskRequest:
         """Takes the signatures of others over the list that this client has seen."""
         asked = self._asked
         if self._step != "unmask" or asked is None or self._identity is None:

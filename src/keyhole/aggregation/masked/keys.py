@@ -64,7 +64,7 @@ class Identity:
         return Ed25519PrivateKey.from_private_bytes(self.secret).sign(text)
 
 
-class Keys(NamedTuple):
+class PublicKeys(NamedTuple):
     """What a client advertises.
 
     Args:
@@ -84,13 +84,13 @@ class Keys(NamedTuple):
         return b"".join(self)
 
     @staticmethod
-    def decode(data: bytes | memoryview) -> Keys:
+    def decode(data: bytes | memoryview) -> PublicKeys:
         """Returns the keys that 96 or 160 bytes hold."""
         data = bytes(data)
-        return Keys(data[:32], data[32:64], data[64:96], data[96:])
+        return PublicKeys(data[:32], data[32:64], data[64:96], data[96:])
 
 
-def check_keys(place: int, keys: Keys, seen: set[bytes]) -> None:
+def check_keys(place: int, keys: PublicKeys, seen: set[bytes]) -> None:
     """Refuses public keys that are not written in the one way there is, or that occur twice.
 
     Points of low order are found where a secret is agreed with them.
@@ -121,7 +121,7 @@ def bad_keys(place: int, got: str) -> MalformedError:
     )
 
 
-def check_order(place: int, keys: Keys, probe: PrivateKey) -> None:
+def check_order(place: int, keys: PublicKeys, probe: PrivateKey) -> None:
     """Refuses points of low order.
 
     Args:
@@ -148,7 +148,7 @@ def commitment_of(settings: SecAggSettings, place: int, seed: bytes) -> bytes:
     return sha256(text).digest()
 
 
-def keys_text(settings: SecAggSettings, place: int, keys: Keys) -> bytes:
+def keys_text(settings: SecAggSettings, place: int, keys: PublicKeys) -> bytes:
     """What a client signs about its keys: they hold for this sum and this place alone."""
     where = settings.digest + place.to_bytes(4, "little")
     return b"keyhole secagg keys" + where + keys.cipher + keys.mask + keys.commitment

@@ -162,7 +162,7 @@ REFUSAL = _MAGIC + bytes([255]) + bytes(FRAME_BYTES - 5)
 """The answer to every message that cannot be used: it does not tell why."""
 
 
-class Asked(NamedTuple):
+class UnmaskRequest(NamedTuple):
     """What the server asks a client for, among the members of its group.
 
     Args:
@@ -289,14 +289,14 @@ def open_slots(
     return slots
 
 
-def seal_asked(settings: SecAggSettings, place: int, asked: Asked) -> bytes:
+def seal_asked(settings: SecAggSettings, place: int, asked: UnmaskRequest) -> bytes:
     """Returns the list of survivors, and of those who were lost, for a client."""
     group = settings.group(place)
     body = pack_set(group, asked.survivors) + pack_set(group, asked.lost)
     return seal("survivor list", settings, place, body)
 
 
-def open_asked(data: bytes | memoryview, settings: SecAggSettings, place: int) -> Asked:
+def open_asked(data: bytes | memoryview, settings: SecAggSettings, place: int) -> UnmaskRequest:
     """Returns what a list of survivors asks for.
 
     Raises:
@@ -305,7 +305,7 @@ def open_asked(data: bytes | memoryview, settings: SecAggSettings, place: int) -
     """
     body, group = unseal(data, "survivor list", settings, place), settings.group(place)
     half = len(body) // 2
-    return Asked(_read_set(body[:half], group), _read_set(body[half:], group))
+    return UnmaskRequest(_read_set(body[:half], group), _read_set(body[half:], group))
 
 
 def pack_set(group: tuple[int, ...], members: Iterable[int]) -> bytes:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from keyhole.about import Leak
 from keyhole.aggregation.base import (
     AggregationAbout,
-    Failure,
     PartSum,
     RingRows,
     Rounding,
@@ -32,7 +31,6 @@ from keyhole.aggregation.base import (
     SumResult,
     derived,
     name_of_sum,
-    never,
     withheld,
 )
 from keyhole.aggregation.masked import sketch
@@ -344,21 +342,6 @@ class SecureSum:
         )
 
 
-def _about(name: str, title: str, learned: str, failure: Failure = never) -> AggregationAbout:
-    return AggregationAbout(
-        name=name,
-        title=title,
-        leaks=MappingProxyType({"server": Leak(updates=learned)}),
-        rests_on="The server follows the protocol, and fewer than t clients work with it.",
-        is_private=True,
-        is_served=False,
-        noise="on_sum",
-        min_clients=MIN_CLIENTS,
-        failure=failure,
-        can_sign=True,
-    )
-
-
 def _price(name: str, load: Workload, length: int, reading: float) -> SumPrice:
     """Of vectors of so many numbers under masks that cancel; reading is that of the sum."""
     speeds, clients = SumSpeeds(), load.cohort
@@ -409,7 +392,7 @@ class DenseForm:
     @property
     def about(self) -> AggregationAbout:
         """The server sees the sum alone."""
-        return _about("secure-dense", "masked dense sum", "the sum of all updates")
+        return _DENSE
 
     def seen_by(self, request: SumRequest) -> Mapping[str, str]:
         """The sum alone, and counts where there are any."""
@@ -468,8 +451,7 @@ class SketchForm:
     @property
     def about(self) -> AggregationAbout:
         """The server sees sums and counts of the keys that were touched."""
-        learned = "for each key the sum of its updates and how many clients chose it"
-        return _about("secure-sketch", "masked sketch", learned, odds_of_failing)
+        return _SKETCH
 
     def seen_by(self, request: SumRequest) -> Mapping[str, str]:
         """The sum under each key that was touched, and by how many."""
@@ -543,3 +525,30 @@ def odds_of_failing(layout: Layout, keys_per_client: Mapping[str, int], cohorts:
         cells = 1.4 * distinct + 96
         total += 5e-4 if distinct < 500 else distinct**2 / (cells / 4) ** 4
     return min(1.0, total)
+
+
+_RESTS_ON = "The server follows the protocol, and fewer than t clients work with it."
+_DENSE = AggregationAbout(
+    name="secure-dense",
+    title="masked dense sum",
+    leaks=MappingProxyType({"server": Leak(updates="the sum of all updates")}),
+    rests_on=_RESTS_ON,
+    is_private=True,
+    is_served=False,
+    noise="on_sum",
+    min_clients=MIN_CLIENTS,
+    can_sign=True,
+)
+_PER_KEY = "for each key the sum of its updates and how many clients chose it"
+_SKETCH = AggregationAbout(
+    name="secure-sketch",
+    title="masked sketch",
+    leaks=MappingProxyType({"server": Leak(updates=_PER_KEY)}),
+    rests_on=_RESTS_ON,
+    is_private=True,
+    is_served=False,
+    noise="on_sum",
+    min_clients=MIN_CLIENTS,
+    can_sign=True,
+    failure=odds_of_failing,
+)

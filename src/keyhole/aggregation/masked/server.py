@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from keyhole.aggregation.masked.keys import (
-    Keys,
+    PublicKeys,
     bad_keys,
     check_keys,
     check_order,
@@ -29,7 +29,7 @@ from keyhole.aggregation.masked.keys import (
 )
 from keyhole.aggregation.masked.messages import (
     SEALED_BYTES,
-    Asked,
+    UnmaskRequest,
     malformed,
     not_invited,
     not_now,
@@ -91,7 +91,7 @@ class Rebuilder:
 
 def masks_left(
     settings: SecAggSettings,
-    keys: Mapping[int, Keys],
+    keys: Mapping[int, PublicKeys],
     survivors: frozenset[int],
     unmasking: Mapping[int, Mapping[int, bytes]],
 ) -> list[tuple[bytes, int]]:
@@ -119,7 +119,7 @@ def masks_left(
     return masks
 
 
-def _seed(settings: SecAggSettings, rebuild: Rebuilder, place: int, keys: Keys) -> bytes:
+def _seed(settings: SecAggSettings, rebuild: Rebuilder, place: int, keys: PublicKeys) -> bytes:
     """The seed of a survivor's own mask."""
     seed = rebuild.secret(place, SEED_BYTES)
     if commitment_of(settings, place, seed) != keys.commitment:
@@ -131,7 +131,7 @@ def _pair_masks(
     settings: SecAggSettings,
     rebuild: Rebuilder,
     place: int,
-    keys: Mapping[int, Keys],
+    keys: Mapping[int, PublicKeys],
     survivors: frozenset[int],
 ) -> Iterator[tuple[bytes, int]]:
     """What the neighbours of a lost client have left over: the opposite of what they added."""
@@ -185,7 +185,7 @@ class SecAggServer:
         self._public_keys = public_keys or ()
         self._probe = PrivateKey.fresh()
         self._step: Step = "keys"
-        self._keys: dict[int, Keys] = {}
+        self._keys: dict[int, PublicKeys] = {}
         self._seen: set[bytes] = set()
         self._heard: set[tuple[Step, int]] = set()
         self._shares: dict[int, dict[int, bytes]] = {}
@@ -210,7 +210,7 @@ class SecAggServer:
             ProtocolError: the message, or a key in it, cannot be used, or the step is over.
         """
         self._turn("keys", place, range(self.settings.cohort))
-        keys = Keys.decode(unseal(data, "keys", self.settings, place))
+        keys = PublicKeys.decode(unseal(data, "keys", self.settings, place))
         text = keys_text(self.settings, place, keys)
         if self.settings.signed and not is_signed(self._public_keys[place], text, keys.signature):
             raise bad_keys(place, "a signature that is not its own")
@@ -287,7 +287,7 @@ class SecAggServer:
         self._shares = {}
         near = self._near(place, self._survivors)
         lost = self.settings.group_set(place) & self._shared - self._survivors
-        return seal_asked(self.settings, place, Asked(near, lost))
+        return seal_asked(self.settings, place, UnmaskRequest(near, lost))
 
     def receive_confirmation(self, place: int, data: bytes) -> None:
         """Takes a client's signature over the list of survivors.

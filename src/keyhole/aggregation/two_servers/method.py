@@ -74,7 +74,7 @@ _ABOUT = AggregationAbout(
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSum:
     """What a sum means.
 
     Args:
@@ -173,7 +173,7 @@ def ring_rows(terms: WholeTerms, layout: Layout, one: Contribution, prg: Prg) ->
 
 def open_sum(
     terms: WholeTerms, shares: tuple[Share, Share], over: Over, divisor: int | None = None
-) -> Opened:
+) -> OpenedSum:
     """What both shares together say.
 
     Args:
@@ -193,7 +193,7 @@ def open_sum(
     divisor = shares[0].clients if divisor is None else divisor
     rows = tuple(part.divided(over, divisor) for part in sums)
     counts_of = tuple(part.known_counts for part in sums) if terms.with_counts else None
-    return Opened(rows, counts_of)
+    return OpenedSum(rows, counts_of)
 
 
 class SharedSum(Aggregation, Protocol):
