@@ -6,6 +6,7 @@ KeyholeError
  |    +-- CutError           a cut that names what is not there, or what is taken
  |    +-- ShapeError         arrays whose shape, dtype or tree does not fit
  |    +-- NotFiniteError     NaN or infinity in a value that will be added up
+ |    +-- NoExamplesError    a client that has nothing to train on
  |    +-- NotLinearError     a select function that has no transpose
  +-- CohortError         nobody is left, or two values come from different cohorts
  |    +-- ThresholdError     too few clients are left for a secure sum to be opened
@@ -65,6 +66,7 @@ __all__ = [
     "MediaTypeError",
     "MethodError",
     "MismatchError",
+    "NoExamplesError",
     "NotAdmittedError",
     "NotFiniteError",
     "NotFoundError",
@@ -145,6 +147,10 @@ class ShapeError(InputError):
 
 class NotFiniteError(InputError):
     """NaN or infinity in a value that is about to be added up."""
+
+
+class NoExamplesError(InputError):
+    """A client has nothing to train on, as where its keys meet none of its examples."""
 
 
 class NotLinearError(InputError):

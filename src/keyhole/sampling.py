@@ -51,7 +51,7 @@ def generator(seed: int, *place: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *place])))
 
 
-Fate: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused"]
+Fate: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused", "empty"]
 """Only what was sent is added up. A client is lost before its slices arrive, or after; it answers
 late; or its update is refused."""
 

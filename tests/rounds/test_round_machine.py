@@ -132,7 +132,7 @@ def test_whatever_happens_the_commands_and_the_fates_agree(events, goal, minimum
 
 
 @pytest.mark.parametrize(
-    "bad", [{"goal": -1}, {"goal": 1, "seconds": 0}, {"goal": 1, "minimum": -1}]
+    "bad", [{"goal": -1}, {"goal": 1, "seconds": 0}, {"goal": 1, "min_updates": -1}]
 )
 def test_terms_under_which_no_round_could_close_are_refused(bad):
     with pytest.raises(InputError, match="never close"):

@@ -28,21 +28,18 @@ def train_with(lr):
     return own_train
 
 
-@pytest.mark.xfail(strict=True, reason="functions go by their name in a plan")
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_two_functions_of_one_name_are_two_plans(pair):
     one, other = (toy.make_plan(aggregate=each).describe() for each in pair)
     assert one != other
 
 
-@pytest.mark.xfail(strict=True, reason="resume_run goes on with another aggregation of that name")
 def test_a_run_does_not_go_on_with_another_sum(tmp_path):
     started(tmp_path, aggregate=scaled_sum(1))
     with pytest.raises(InputError, match="another aggreg"):
         resumed(tmp_path, aggregate=scaled_sum(2))
 
 
-@pytest.mark.xfail(strict=True, reason="the train function is not part of what is compared")
 def test_a_run_does_not_go_on_with_another_train_function(tmp_path):
     one, other = (replace(toy.make_clients(), train=train_with(lr)) for lr in (1.0, 7.0))
     started(tmp_path, clients=one)
@@ -50,14 +47,12 @@ def test_a_run_does_not_go_on_with_another_train_function(tmp_path):
         resumed(tmp_path, clients=other)
 
 
-@pytest.mark.xfail(strict=True, reason="the optimizer that resume_run is given is not looked at")
 def test_a_run_does_not_go_on_with_another_learning_rate(tmp_path):
     started(tmp_path, state=toy.make_state(SGD(1.0)))
     with pytest.raises(InputError, match="another"):
         resumed(tmp_path, state=toy.make_state(SGD(0.1)))
 
 
-@pytest.mark.xfail(strict=True, reason="an instance goes by its address in memory")
 def test_a_new_instance_with_the_same_values_goes_on(tmp_path):
     first, second = ScaledSum(2), ScaledSum(2)  # both alive: they cannot have one address
     started(tmp_path, aggregate=first)
@@ -83,7 +78,6 @@ def experiment(**parts):
     return Experiment(arm, writers(), **parts)
 
 
-@pytest.mark.xfail(strict=True, reason="a stored result is found by the name of the choice")
 def test_the_result_of_another_choice_is_not_returned(tmp_path):
     one, other = (experiment(choices={"neuron": choose_from(first)}) for first in (0, 8))
     one.run(0, tmp_path)

@@ -29,7 +29,6 @@ cli.main(["work"])
 """
 
 
-@pytest.mark.xfail(strict=True, reason="AttributeError: 'str' object has no attribute 'exists'")
 def test_records_are_read_from_a_path_that_is_text(tmp_path):
     append_records(tmp_path / "records.jsonl", [])
     assert read_records(str(tmp_path / "records.jsonl")) == []
@@ -40,7 +39,6 @@ def test_every_sum_has_a_price():
     assert {price.way for price in price_sums(need)} == set(AGGREGATIONS)
 
 
-@pytest.mark.xfail(strict=True, reason="an interrupt in an exit hook, as JAX has, is a traceback")
 def test_two_interrupts_end_without_a_traceback():
     command = [sys.executable, "-c", INTERRUPTED_TWICE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -81,6 +83,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except KeyholeError as error:
         click.echo(f"keyhole: {error}", err=True)
         code = error.exit_code
+    # Before all other exit hooks: a second interrupt in one of them, as JAX has, is a traceback.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 

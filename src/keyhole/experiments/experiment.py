@@ -36,6 +36,7 @@ from keyhole.experiments.arms import Arm, choices_of, localize_of
 from keyhole.experiments.named import task_named
 from keyhole.experiments.task import Task
 from keyhole.files import make_directory, replacing, write_all
+from keyhole.identity import identity_of
 from keyhole.keys.choice import Choice, choose_with
 from keyhole.planner.planner import check_model_worth
 from keyhole.rounds.clients import Clients
@@ -408,7 +409,11 @@ class Experiment:
         kind = task_named(self.arm.task)
         return {
             **self.arm.describe(),
-            "keys": {**self.arm.keys, **{s: _name(c) for s, c in self.choices.items()}},
+            "keys": {**self.arm.keys, **{s: identity_of(c) for s, c in self.choices.items()}},
+            "identity": {
+                "client": identity_of(self.algorithm.client),
+                "server": identity_of(self.algorithm.server),
+            },
             "trial": trial,
             "metric": kind.metric,
             "curve": self._curve_split,
@@ -443,7 +448,3 @@ class Experiment:
             bytes_down=float(np.mean(down)),
             bytes_up=float(np.mean(up)),
         )
-
-
-def _name(choice: Choice) -> str:
-    return str(getattr(choice, "__qualname__", choice))

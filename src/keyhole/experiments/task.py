@@ -70,10 +70,10 @@ class Task:
 
     model: Model
     clients: int
-    data: Callable[[int], Any]
+    data: Callable[[int], Any] = field(compare=False)
     count_keys: Callable[[Any], Mapping[str, KeyCounts]]
     localize: Callable[[Any, ClientKeys], Any]
-    metrics: Mapping[str, Metrics]
+    metrics: Mapping[str, Metrics] = field(compare=False)  # as data: no part of an identity
     always: Mapping[str, KeyArray] = field(default_factory=dict)
     outputs: str | None = None
 

@@ -38,7 +38,7 @@ from keyhole.rounds.machine import (
     WhyStep,
 )
 from keyhole.rounds.record import RoundRecord
-from keyhole.rounds.round import Executor, Visit, record_visits, visit_clients
+from keyhole.rounds.round import Executor, Visit, record_visits, refused_whole, visit_clients
 from keyhole.rounds.spec import Plan
 from keyhole.sampling import ClientStream, Place, generator
 from keyhole.server.row_sums import Over, RowUpdate, sum_updates
@@ -88,7 +88,7 @@ class Tally:
             closed=why,
             stale=self._stale,
             staleness=[age for _, age in self._added] if is_step else [],
-            incidents=self.incidents,
+            incidents=[*self.incidents, *refused_whole(self.ended)],
             **record_visits(self.ended, self.costs),
         )
         if not is_step:

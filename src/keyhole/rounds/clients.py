@@ -15,8 +15,9 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from keyhole.arrays import Tree
-from keyhole.errors import InputError
+from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
+from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, Layout, RowSource
 from keyhole.sampling import Place, generator
 
@@ -157,6 +158,7 @@ def choose_keys(
         limit = {name: min(m, fits[name]) for name, m in limit.items()}
     place = (Place.ROUND_KEYS, t) if choosing.shared_keys else (Place.KEYS, t, client)
     keys = clients.choose(clients.data(client), limit, generator(*run, *place))
+    _check_chosen(keys)
     for name, z in layout.keys_by_space(keys).items():
         if len(z) > limit[name]:
             raise InputError(
@@ -166,6 +168,18 @@ def choose_keys(
                 fix="let choose return at most the number it is given",
             )
     return keys
+
+
+def _check_chosen(keys: object) -> None:
+    """Raises InputError unless `choose` has returned keys of key spaces."""
+    given = [keys] if isinstance(keys, Keys) else keys
+    if not isinstance(given, list | tuple) or not all(isinstance(z, Keys) for z in given):
+        raise InputError(
+            "choose has returned what are no keys",
+            got=f"a {type(keys).__name__}",
+            allowed="Keys, or a list of them with one for each key space",
+            fix="return space.keys(numbers), with the KeySpace of the model's cut",
+        )
 
 
 def choose_all(
@@ -195,6 +209,15 @@ def check_keys_per_client(layout: Layout, keys_per_client: Mapping[str, int]) ->
             )
 
 
+NOTHING: Tree = {}
+"""What a client without examples brings: no leaves. It passes through all that carries updates."""
+
+
+def is_nothing(update: Tree) -> bool:
+    """Whether a client has brought `NOTHING`; None is an update that cannot be used."""
+    return isinstance(update, dict) and not update
+
+
 @dataclass(frozen=True)
 class Job:
     """One client's training in one round: all that a worker needs besides `Clients`."""
@@ -205,9 +228,13 @@ class Job:
     submodel: Tree
 
     def run(self, clients: Clients) -> Tree:
-        """Trains; a function of the job and the client's data alone."""
+        """Returns the update, a function of the job and the client's data alone; `NOTHING` where
+        the client has no examples."""
         data = clients.localize(clients.data(self.client), self.keys)
-        return clients.train(self.submodel, data, generator(*self.place))
+        try:
+            return clients.train(self.submodel, data, generator(*self.place))
+        except NoExamplesError:
+            return NOTHING
 
     @staticmethod
     def of(seed: int, trial: int, t: int, client: int, keys: ClientKeys, submodel: Tree) -> Job:

@@ -18,7 +18,7 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.arrays import Array, Tree
-from keyhole.errors import InputError, ShapeError
+from keyhole.errors import NoExamplesError, ShapeError
 from keyhole.models.model import Batch, Model
 from keyhole.primitives.coding import count_slots, resize_submodel, slot_masks
 from keyhole.rounds.clients import ClientUpdate
@@ -54,7 +54,7 @@ def draw_examples(settings: ClientUpdate, data: Batch, rng: np.random.Generator)
     """Returns all examples of a client, or `max_examples` of them, drawn without replacement.
 
     Raises:
-        InputError: the client has no examples.
+        NoExamplesError: the client has no examples.
         ShapeError: the arrays of `data` differ in their number of examples.
     """
     count, limit = _count_examples(data), settings.max_examples
@@ -102,7 +102,7 @@ class LocalSgd:
             Start minus end, shaped as `slices`, in NumPy arrays.
 
         Raises:
-            InputError: the client has no examples.
+            NoExamplesError: the client has no examples.
             ShapeError: the arrays of `data` differ in their number of examples.
         """
         data = draw_examples(self.settings, data, rng)
@@ -162,7 +162,7 @@ def _count_examples(data: Batch) -> int:
             fix="the first axis of every array counts examples",
         )
     if counts <= {0}:
-        raise InputError(
+        raise NoExamplesError(
             "a client has no examples",
             got=0,
             allowed="1 or more",

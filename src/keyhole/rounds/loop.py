@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from keyhole.errors import InputError
+from keyhole.errors import CohortError, InputError
+from keyhole.identity import identity_of
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.account import Attendance
 from keyhole.rounds.asynchronous import Buffered
@@ -37,6 +38,7 @@ from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 from keyhole.server.store import Store, create_store, recover
 
+_PATIENCE = 3  # rounds whose updates are all refused, before the run ends
 _RECORDS, _PLAN, _STATE = "records.jsonl", "plan.json", "state"
 
 
@@ -63,8 +65,20 @@ class Evaluation:
         return (t + 1) % self.every == 0
 
     def of(self, state: ServerState) -> dict[str, float]:
-        """The metrics of a state, as plain numbers."""
-        return {name: float(value) for name, value in self.metrics(state).items()}
+        """Returns the metrics of a state, as plain numbers.
+
+        Raises:
+            InputError: `metrics` has returned something else than names and numbers.
+        """
+        found = self.metrics(state)
+        if not isinstance(found, Mapping):
+            raise InputError(
+                "metrics has returned no names",
+                got=f"a {type(found).__name__}",
+                allowed="a dict of name and number",
+                fix='return {"accuracy": value}',
+            )
+        return {name: float(value) for name, value in found.items()}
 
 
 class Rounds(Protocol):
@@ -98,6 +112,7 @@ class Run:
         directory: where the run is kept; None keeps it in memory only.
         store: of the state, in that directory.
         notes: what was found amiss when the run was resumed, each as a sentence.
+        described: what `describe_run` says of it, where it is kept.
     """
 
     state: ServerState
@@ -108,6 +123,7 @@ class Run:
     directory: Path | None = None
     store: Store | None = None
     notes: tuple[str, ...] = ()
+    described: Mapping[str, str] = field(default_factory=dict)
 
     def rounds(
         self,
@@ -131,6 +147,7 @@ class Run:
             BudgetError: the next round would spend more privacy than there is; it did not start.
             InputError: a round broke the plan's promise about a client; it was not applied.
             StorageError: a round could not be stored; it was not applied.
+            CohortError: no client's update could be used, in several rounds in a row.
         """
         check_count("snapshot_every", snapshot_every, 1)
         self._complete_last(evaluation)
@@ -149,6 +166,7 @@ class Run:
             if is_last or (t + 1) % snapshot_every == 0:
                 self._snapshot()
             yield self.records[-1]
+            self._check_usable()
             if is_last:
                 return
 
@@ -170,10 +188,10 @@ class Run:
             self.store.commit(self.state, updates, metadata)
 
     def _metadata(self, records: list[RoundRecord]) -> bytes:
-        """What is stored with a step: plan and records, which hold no NUL, and what is under
-        way."""
-        plan = json.dumps(self.plan.describe()).encode()
-        return b"\0".join([plan, encode_records(records), self.kind.dump()])
+        """What is stored with a step: description and records, which hold no NUL, and what is
+        under way."""
+        described = json.dumps(self.described).encode()
+        return b"\0".join([described, encode_records(records), self.kind.dump()])
 
     def _skipped(self) -> list[RoundRecord]:
         """The rounds since the last step, which the store does not know of."""
@@ -181,6 +199,17 @@ class Run:
         while count < len(self.records) and self.records[-1 - count].is_skipped:
             count += 1
         return self.records[len(self.records) - count :]
+
+    def _check_usable(self) -> None:
+        """Raises CohortError where nothing has been learned for a while, and nothing will be."""
+        last = self.records[-_PATIENCE:]
+        if len(last) == _PATIENCE and all(record.is_refused for record in last):
+            raise CohortError(
+                f"no update could be used in {_PATIENCE} rounds in a row",
+                got=f"{sum(len(record.refused) for record in last)} that held NaN or infinity",
+                allowed="finite updates, shaped as the sub-models",
+                fix="lower the client's learning rate, or look at what train returns",
+            )
 
     def _snapshot(self) -> None:
         if self.store is not None:
@@ -220,11 +249,11 @@ def start_run(
     kind = kind or _rounds_of(plan)
     if directory is None:
         return Run(state, clients, plan, kind)
-    directory = Path(directory)
-    store = create_store(directory / _STATE, state, json.dumps(plan.describe()).encode() + b"\0")
+    directory, described = Path(directory), describe_run(state, clients, plan)
+    store = create_store(directory / _STATE, state, json.dumps(described).encode() + b"\0")
     write_records(directory / _RECORDS, [])
-    (directory / _PLAN).write_text(json.dumps(plan.describe(), indent=1) + "\n")
-    return Run(state, clients, plan, kind, directory=directory, store=store)
+    (directory / _PLAN).write_text(json.dumps(described, indent=1) + "\n")
+    return Run(state, clients, plan, kind, directory=directory, store=store, described=described)
 
 
 def resume_run(
@@ -237,22 +266,29 @@ def resume_run(
     """Opens a run that was stopped or killed, at its last durable round.
 
     Args:
-        state: as it was passed to `start_run`; only its layout is used, and its shards if it
-            has some: they take the stored rows.
-        clients: the same population.
+        state: as it was passed to `start_run`; its layout and optimizer are used, and its shards
+            if it has some: they take the stored rows.
+        clients: the same population, with the same functions; their data are not compared.
         plan: the same plan.
         directory: of the run.
         kind: what makes the rounds; None lets the plan decide.
 
     Raises:
-        InputError: the plan is not the one that the run was started with.
+        InputError: the plan, the optimizer, or how clients choose, localize or train is not what
+            the run was started with.
         StorageError: no run is there, or its files are damaged beyond the last round.
     """
     _check(state, clients, plan)
-    directory = Path(directory)
-    found = recover(directory / _STATE, state.layout, threads=state.threads, into=state.tables)
+    directory, described = Path(directory), describe_run(state, clients, plan)
+    found = recover(
+        directory / _STATE,
+        state.layout,
+        threads=state.threads,
+        into=state.tables,
+        optimizer=state.optimizer,
+    )
     try:
-        lines, under_way = _unpack(found.metadata, plan)
+        lines, under_way = _unpack(found.metadata, described)
         stored = decode_records(lines)
         records, notes = _merge(read_records(directory / _RECORDS), stored)
         write_records(directory / _RECORDS, records)
@@ -262,7 +298,21 @@ def resume_run(
         found.store.close()
         raise
     notes = (*found.notes, *notes)
-    return Run(found.state, clients, plan, kind, records, directory, found.store, notes)
+    store = found.store
+    return Run(found.state, clients, plan, kind, records, directory, store, notes, described)
+
+
+def describe_run(state: ServerState, clients: Clients, plan: Plan) -> dict[str, str]:
+    """Returns what a run is made of, as text; a run goes on where all of it is the same.
+
+    Data are not read for it: they may be larger than memory.
+
+    Raises:
+        InputError: a part has no identity; see `identity_of`.
+    """
+    parts = {name: getattr(clients, name) for name in ("choose", "localize", "train")}
+    parts["optimizer"] = state.optimizer
+    return plan.describe() | {name: identity_of(part) for name, part in parts.items()}
 
 
 @contextmanager
@@ -288,17 +338,18 @@ def _rounds_of(plan: Plan) -> Rounds:
     return Synchronous() if plan.buffering is None else Buffered(plan.buffering)
 
 
-def _unpack(metadata: bytes, plan: Plan) -> tuple[bytes, bytes]:
-    """Records and what is under way, from what is stored with a step; checks the plan."""
+def _unpack(metadata: bytes, given: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """Records and what is under way, from what is stored with a step; checks what the run is made
+    of."""
     described, _, rest = metadata.partition(b"\0")
-    known, given = json.loads(described), plan.describe()
+    known = json.loads(described)
     for name in sorted(known.keys() | given):
         if known.get(name) != given.get(name):
             raise InputError(
                 f"the run was started with another {name}",
                 got=given.get(name),
                 allowed=known.get(name),
-                fix="resume with the plan it was started with, or start a new run",
+                fix="resume with what it was started with, or start a new run",
             )
     lines, _, under_way = rest.partition(b"\0")
     return lines, under_way

@@ -76,10 +76,17 @@ class Answered:
 
 @dataclass(frozen=True)
 class Refused:
-    """A client has answered with what cannot be added up, or says that it cannot answer."""
+    """A client has answered with what cannot be added up, or says that it cannot answer.
+
+    Args:
+        client: which.
+        now: when.
+        is_empty: it had nothing to train on.
+    """
 
     client: int
     now: float = 0.0
+    is_empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +210,7 @@ class RoundMachine:
         if isinstance(event, Reached):
             self._reached.add(event.client)
             return ()
-        if fate in ("sent", "refused"):
+        if fate in ("sent", "refused", "empty"):
             is_answer = isinstance(event, Answered)
             return (Discard(event.client, "duplicate"),) if is_answer else ()
         if fate is None:
@@ -214,9 +221,10 @@ class RoundMachine:
             self._fates[event.client] = "sent"
             self._taken.append(event.client)
             return (Take(event.client), *self._close_if_done())
-        self._fates[event.client] = (
-            "refused" if isinstance(event, Refused) else self._lost(event.client)
-        )
+        if isinstance(event, Refused):
+            self._fates[event.client] = "empty" if event.is_empty else "refused"
+        else:
+            self._fates[event.client] = self._lost(event.client)
         return self._close_if_done()
 
     def _hear_after(self, event: Reached | Answered | Refused | Dropped) -> tuple[Command, ...]:

@@ -31,6 +31,7 @@ class RoundRecord:
         lost_after: those lost after.
         late: those that had not answered when the round had enough.
         refused: those whose update held NaN, infinity, or numbers too large to add up.
+        empty: those whose keys met none of their examples: they had nothing to train on.
         stale: those whose update was too old to count.
         bytes_down: bytes that each client received, in the order of `clients`.
         bytes_up: bytes that each client sent: keys to select with, keys and update to add up.
@@ -59,6 +60,7 @@ class RoundRecord:
     lost_after: list[int] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
+    empty: list[int] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
     bytes_down: list[int] = field(default_factory=list)
     bytes_up: list[int] = field(default_factory=list)
@@ -80,6 +82,11 @@ class RoundRecord:
         """Whether the round made no step: nobody was left, or the sum could not be opened. With
         privacy, a sum of nobody is released too: that nobody came must not show."""
         return not self.staleness and (not self.privacy or self.not_opened is not None)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether clients answered and the update of none could be used."""
+        return bool(self.refused) and not (self.staleness or self.late or self.stale)
 
 
 def encode_records(records: Iterable[RoundRecord]) -> bytes:
@@ -105,8 +112,9 @@ def decode_records(data: bytes) -> list[RoundRecord]:
         ) from error
 
 
-def read_records(path: Path) -> list[RoundRecord]:
+def read_records(path: Path | str) -> list[RoundRecord]:
     """Returns the records of a file, none if there is no such file."""
+    path = Path(path)
     return decode_records(path.read_bytes()) if path.exists() else []
 
 
@@ -154,6 +162,7 @@ def _scalars(record: RoundRecord) -> dict[str, float]:
         "cohort/asked": len(record.clients),
         "cohort/added": len(record.staleness),
         "cohort/refused": len(record.refused),
+        "cohort/empty": len(record.empty),
         "cost/bytes_down": sum(record.bytes_down),
         "cost/bytes_up": sum(record.bytes_up),
         "cost/select_calls": record.select_calls,

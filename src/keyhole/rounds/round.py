@@ -24,7 +24,7 @@ from keyhole.delivery.base import Cost
 from keyhole.primitives.keyspace import Keys, key_bytes
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.primitives.placement import ClientValue, observe
-from keyhole.rounds.clients import Choosing, Clients, Job, Jobs, choose_all
+from keyhole.rounds.clients import Choosing, Clients, Job, Jobs, choose_all, is_nothing
 from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMachine, Terms, Why
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import Plan
@@ -162,8 +162,9 @@ def visit_clients(
         wave, waiting = waiting[: machine.missing], waiting[machine.missing :]
         own = {client: received[client] for client in wave}
         jobs = Jobs((plan.seed, plan.trial, t), own, submodels.__getitem__, delivered.source)
-        for client, is_usable in zip(wave, work.do(jobs), strict=True):
-            machine.handle(Answered(client) if is_usable else Refused(client))
+        for client, fate in zip(wave, work.do(jobs), strict=True):
+            is_sent, is_empty = fate == "sent", fate == "empty"
+            machine.handle(Answered(client) if is_sent else Refused(client, is_empty=is_empty))
     fates = machine.fates
     visits = []
     for client in asked:
@@ -203,30 +204,38 @@ class _Work:
     blocks: list[BlockSum] = field(default_factory=list)
     incidents: list[str] = field(default_factory=list)
 
-    def do(self, jobs: Jobs) -> list[bool]:
-        """Runs jobs; returns of each whether its update can be added up."""
+    def do(self, jobs: Jobs) -> list[Fate]:
+        """Runs jobs; returns of each whether its update can be added up, or there is none."""
         done = self._add_up(jobs) if self.in_blocks else self._bring(jobs)
         if isinstance(self.execute, Engine):
             self.incidents += self.execute.incidents()
         return done
 
-    def _bring(self, jobs: Jobs) -> list[bool]:
+    def _bring(self, jobs: Jobs) -> list[Fate]:
+        fates: list[Fate] = []
         for client, update in zip(jobs.keys, self.execute(self.clients, jobs), strict=True):
-            self.updates[client] = usable(update)
-        return [self.updates[client] is not None for client in jobs.keys]
+            found = None if is_nothing(update) else usable(update)
+            self.updates[client] = found
+            without: Fate = "empty" if is_nothing(update) else "refused"
+            fates.append(without if found is None else "sent")
+        return fates
 
-    def _add_up(self, jobs: Jobs) -> list[bool]:
+    def _add_up(self, jobs: Jobs) -> list[Fate]:
         if isinstance(self.execute, Engine):
             blocks = list(self.execute.add_up(self.clients, jobs, self.layout))
         else:
             updates = self.execute(self.clients, jobs)
             blocks = pair_up(_in_blocks(list(jobs.keys.values()), updates, self.layout))
         self.blocks += blocks
-        refused, start = set(), 0
+        fates: list[Fate] = ["sent"] * len(jobs)
+        start = 0
         for block in blocks:
-            refused |= {start + place for place in block.refused}
+            for place in block.refused:
+                fates[start + place] = "refused"
+            for place in block.empty:
+                fates[start + place] = "empty"
             start += BLOCK * block.span
-        return [place not in refused for place in range(len(jobs))]
+        return fates
 
 
 def add_up_jobs(
@@ -244,7 +253,7 @@ def add_up_jobs(
         before: called once they have run; returns the sum of those before them in the block, if
             they are not the first.
     """
-    brought = [(job.keys, usable(job.run(clients))) for job in jobs]
+    brought = [(job.keys, job.run(clients)) for job in jobs]
     return _add_block(brought, layout, before())
 
 
@@ -254,20 +263,26 @@ def _in_blocks(
     """Adds up block after block; no more updates are held than one has."""
     pairs = zip(keys, updates, strict=True)
     for _ in range(0, len(keys), BLOCK):
-        yield _add_block([(z, usable(update)) for z, update in islice(pairs, BLOCK)], layout)
+        yield _add_block(list(islice(pairs, BLOCK)), layout)
 
 
 def _add_block(
-    brought: Sequence[tuple[ClientKeys, Tree | None]],
+    brought: Sequence[tuple[ClientKeys, Tree]],
     layout: Layout,
     before: BlockSum | None = None,
 ) -> BlockSum:
     """Adds up what clients of one block brought; those without a usable update are left out."""
-    sent = [(layout.keys_by_space(z), update) for z, update in brought if update is not None]
+    empty = [at for at, (_, update) in enumerate(brought) if is_nothing(update)]
+    found = [(layout.keys_by_space(z), usable(update)) for z, update in brought]
+    refused = [at for at, (_, update) in enumerate(found) if update is None]
+    sent = [pair for at, pair in enumerate(found) if at not in {*empty, *refused}]
     summed = sum_block(layout, [update for _, update in sent], [z for z, _ in sent], before)
-    first = 0 if before is None else before.clients + len(before.refused)
-    refused = tuple(first + at for at, (_, update) in enumerate(brought) if update is None)
-    return replace(summed, refused=summed.refused + refused)
+    first = 0 if before is None else before.clients + len(before.refused) + len(before.empty)
+    return replace(
+        summed,
+        refused=summed.refused + tuple(first + at for at in refused),
+        empty=summed.empty + tuple(first + at for at in empty),
+    )
 
 
 def _count(keys: Mapping[str, Keys]) -> int:
@@ -373,7 +388,7 @@ def record_round(
         step=state.steps + has_step,
         staleness=[0] * added,
         closed=visited.closed,
-        incidents=visited.incidents,
+        incidents=[*visited.incidents, *refused_whole(visits)],
         **record_visits(visits, [visited.cost], summed),
         not_opened=summed.error,
         privacy={} if account is None else account.describe(t, asked, added),
@@ -395,6 +410,14 @@ class Synchronous:
 
     def load(self, data: bytes, layout: Layout) -> None:
         """Nothing to restore."""
+
+
+def refused_whole(visits: Sequence[Visit]) -> list[str]:
+    """Says so where clients answered and the update of none could be used."""
+    refused = sum(visit.fate == "refused" for visit in visits)
+    if not refused or any(visit.fate in ("sent", "late") for visit in visits):
+        return []
+    return [f"{refused} updates, all that came, held NaN, infinity or nothing: none was added"]
 
 
 def _count_distinct(visits: Sequence[Visit]) -> int:
@@ -423,6 +446,7 @@ def record_visits(
         "lost_after": those("lost_after"),
         "late": those("late"),
         "refused": those("refused"),
+        "empty": those("empty"),
         "bytes_down": [visit.bytes_down for visit in visits],
         "bytes_up": [visit.bytes_up + visit.update_bytes for visit in visits],
         "client_sizes": [visit.size for visit in visits],

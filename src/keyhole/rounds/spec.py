@@ -17,6 +17,7 @@ from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import on_demand
 from keyhole.errors import InputError
+from keyhole.identity import identity_of
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.account import Account
@@ -91,7 +92,11 @@ class Plan:
         return Choosing(self.seed, self.trial, self.keys_per_client, self.devices, self.shared_keys)
 
     def describe(self) -> dict[str, str]:
-        """The plan as text, to tell whether two plans are the same; functions go by their name."""
+        """Returns the plan as text; two plans of one text train alike.
+
+        Raises:
+            InputError: a part of the plan has no identity; see `identity_of`.
+        """
         return {field.name: _text(getattr(self, field.name)) for field in fields(self)}
 
     def account(self, layout: Layout) -> Account | None:
@@ -148,11 +153,12 @@ class Plan:
 
 def _text(value: Any) -> str:
     """A value in words that do not depend on where it lies in memory."""
-    if is_dataclass(value) and not isinstance(value, type):
-        inner = ", ".join(f"{f.name}={_text(getattr(value, f.name))}" for f in fields(value))
+    if is_dataclass(value) and type(value).__module__.startswith("keyhole."):
+        counted = [f.name for f in fields(value) if f.compare and f.init]
+        inner = ", ".join(f"{name}={_text(getattr(value, name))}" for name in counted)
         return f"{type(value).__name__}({inner})"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {_text(value[name])}" for name in sorted(value))
     if isinstance(value, tuple):
         return ", ".join(map(_text, value))
-    return str(getattr(value, "__qualname__", value))
+    return value if isinstance(value, str) else identity_of(value)

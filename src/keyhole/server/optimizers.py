@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from keyhole.arrays import Array, KeyArray
 from keyhole.errors import InputError
+from keyhole.identity import identity_of
 from keyhole.server import steps
 from keyhole.server.steps import Decay, decay_of, moments_horizon, momentum_horizon, momentum_sums
 
@@ -369,7 +370,10 @@ def optimizer_named(name: str, **settings: Any) -> Optimizer:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns name and settings, from which `optimizer_named` makes it again."""
+    """Returns name and settings, from which `optimizer_named` makes it again; name and identity of
+    one that the library does not ship."""
+    if type(optimizer) not in _KINDS.values():
+        return {"name": type(optimizer).__qualname__, "identity": identity_of(optimizer)}
     return {"name": type(optimizer).__name__.lower(), **asdict(optimizer)}  # type: ignore[call-overload]
 
 

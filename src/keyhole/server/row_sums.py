@@ -197,6 +197,7 @@ class BlockSum:
         parts: for each part its distinct keys, ascending, and the sum of the rows of each.
         clients: how many were added.
         refused: places, from the first client on, of those whose update could not be added.
+        empty: places of those that had nothing to add.
         span: how many blocks in a row were added up, a power of two.
     """
 
@@ -204,6 +205,7 @@ class BlockSum:
     clients: int
     refused: tuple[int, ...] = ()
     span: int = 1
+    empty: tuple[int, ...] = ()
 
 
 def sum_updates(
@@ -341,9 +343,13 @@ def _add_pair(left: BlockSum, right: BlockSum) -> BlockSum:
     """Two sums of as many blocks; clients of the right one follow on those of the left one."""
     filled = [summed.parts for summed in (left, right) if summed.clients] or [left.parts]
     parts = tuple(_merge_part(same) for same in zip(*filled, strict=True))
-    behind = tuple(left.span * BLOCK + place for place in right.refused)
+
+    def both(name: Literal["refused", "empty"]) -> tuple[int, ...]:
+        behind = tuple(left.span * BLOCK + place for place in getattr(right, name))
+        return tuple(getattr(left, name)) + behind
+
     clients, span = left.clients + right.clients, left.span + right.span
-    return BlockSum(parts, clients, left.refused + behind, span)
+    return BlockSum(parts, clients, both("refused"), span, both("empty"))
 
 
 def _merge_part(same: Sequence[RowUpdate]) -> RowUpdate:

@@ -185,7 +185,11 @@ def save_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 
 def load_snapshot(
-    path: Path, layout: Layout, threads: int = 1, into: Sequence[Table] = ()
+    path: Path,
+    layout: Layout,
+    threads: int = 1,
+    into: Sequence[Table] = (),
+    optimizer: Optimizer | None = None,
 ) -> Snapshot:
     """Reads a snapshot and checks all of it.
 
@@ -195,21 +199,42 @@ def load_snapshot(
         threads: of the loaded state.
         into: tables of a state of this layout; those whose rows lie elsewhere take the stored rows
             in place of their own, piece by piece. If it fails, they hold part of them.
+        optimizer: that it was written with; None makes it again if the library ships it.
 
     Raises:
         StorageError: not a snapshot, of another layout or version, torn, or damaged.
+        InputError: it was written with another optimizer, or with one that must be given.
     """
     with storage_errors(path, "read"), path.open("rb") as file:
         description = _read_description(file, path, layout)
+        _check_optimizer(description["optimizer"], optimizer)
         try:
+            optimizer = optimizer or optimizer_named(**description["optimizer"])
             arrays, remote = _read_arrays(file, path, description, into)
-            state = _rebuild(description, arrays, remote, layout, threads)
+            state = _rebuild(description, arrays, remote, layout, threads, optimizer)
         except (KeyError, TypeError, ValueError, InputError) as error:
             wrong = "describes what cannot be"
             raise _refusal(path, wrong, repr(error), "a known state") from error
         if file.read(1):
             raise _refusal(path, "is longer than it says", "more bytes", "its arrays")
     return Snapshot(state, arrays[_METADATA].tobytes())
+
+
+def _check_optimizer(stored: Mapping[str, Any], given: Optimizer | None) -> None:
+    """Raises InputError unless the optimizer is the one of the snapshot, or can be made from it."""
+    described = None if given is None else json.loads(json.dumps(describe_optimizer(given)))
+    if described != stored and (given is not None or "identity" in stored):
+        raise InputError(
+            "the state was written with another optimizer",
+            got=_text(described or {"name": "none"}),
+            allowed=_text(stored),
+            fix="pass the optimizer that the run was started with",
+        )
+
+
+def _text(described: Mapping[str, Any]) -> str:
+    settings = ", ".join(f"{k}={v}" for k, v in described.items() if k not in ("name", "identity"))
+    return str(described.get("identity", f"{described['name']}({settings})"))
 
 
 def _read_arrays(
@@ -249,8 +274,8 @@ def _rebuild(
     remote: Mapping[int, Table],
     layout: Layout,
     threads: int,
+    optimizer: Optimizer,
 ) -> ServerState:
-    optimizer = optimizer_named(**description["optimizer"])
     tables = []
     for place, (part, d) in enumerate(zip(layout.parts, description["tables"], strict=True)):
         own = {name: array for (at, name), array in arrays.items() if at == place}

@@ -20,6 +20,7 @@ from keyhole.errors import InputError, StorageError
 from keyhole.files import lock_file, make_directory, storage_errors, sync_directory
 from keyhole.primitives.layout import Layout
 from keyhole.server.log import DeltaLog, Entry, LogEnd, create_log, read_log
+from keyhole.server.optimizers import Optimizer
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
@@ -163,6 +164,7 @@ def recover(
     threads: int = 1,
     until: int | None = None,
     into: Sequence[Table] = (),
+    optimizer: Optimizer | None = None,
 ) -> Recovered:
     """Opens a store: newest good snapshot, then every durable step after it.
 
@@ -174,12 +176,14 @@ def recover(
         until: the last step to recover; later ones are dropped for good. For a damaged log.
         into: tables of a state of this layout; those whose rows lie elsewhere take the stored rows
             in place of their own.
+        optimizer: that the state was stored with; None makes it again if the library ships it.
 
     Returns:
         The state with the bytes of a run that was never interrupted, and what was found amiss.
 
     Raises:
         StorageError: in use, no good snapshot, or a log that is damaged before its end.
+        InputError: the state was stored with another optimizer, or with one that must be given.
     """
     _check_keep(keep)
     directory = Path(directory)
@@ -188,7 +192,7 @@ def recover(
         for leftover in directory.glob("*.tmp"):
             leftover.unlink()
         notes: list[str] = []
-        snapshot, refused = _newest(directory, layout, threads, until, notes, into)
+        snapshot, refused = _newest(directory, layout, threads, until, notes, into, optimizer)
         metadata, log = _replay(directory, snapshot, until, notes)
     except BaseException:
         os.close(lock)
@@ -204,6 +208,7 @@ def _newest(
     until: int | None,
     notes: list[str],
     into: Sequence[Table],
+    optimizer: Optimizer | None,
 ) -> tuple[Snapshot, list[Path]]:
     """The newest snapshot that passes its checks, and newer ones that do not."""
     found = _numbered(directory, "snapshot-*.khs")
@@ -213,7 +218,7 @@ def _newest(
             found[step].unlink()
             continue
         try:
-            return load_snapshot(found[step], layout, threads, into), refused
+            return load_snapshot(found[step], layout, threads, into, optimizer), refused
         except StorageError as error:
             notes.append(str(error))
             refused.append(found[step])
