@@ -142,6 +142,7 @@ NAMED_ELSEWHERE = {
     },
     "relay": {
         "cli/device.py",
+        "cli/main.py",  # the verb
         "delivery/named.py",
         "delivery/relay/way.py",
         "device/relayed.py",

@@ -176,7 +176,9 @@ def test_queries_compile_nothing_after_the_warm_up(tmp_path):
     name = publish(tmp_path)
     code = f"""
 import asyncio, numpy as np
-from keyhole.server import index, record_sums, row_kernels
+from keyhole.server import checksums as record_sums
+from keyhole.server import rows as row_kernels
+from keyhole.server import tables as index
 from keyhole.service.reading import RoundsDirectory
 from keyhole.service.transport import warm_up
 
