@@ -1,5 +1,6 @@
 """Docs cannot rot: generated pages are current, and what pages name exists."""
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -56,6 +57,15 @@ def test_what_a_page_names_exists(page):
         return  # tells of what was
     for path in paths_of(page.read_text()):
         assert any((start / path).exists() for start in BEGINNINGS), path
+
+
+def test_what_the_source_names_exists():
+    for file in (ROOT / "src").rglob("*.py"):
+        text = file.read_text()
+        for path in paths_of(text):
+            assert any((start / path).exists() for start in BEGINNINGS), f"{file.name}: {path}"
+        for name in re.findall(r"`(keyhole(?:\.[a-z_]+)+)", text):
+            assert pkgutil.resolve_name(name), file.name
 
 
 def test_paths_are_found_in_text():

@@ -1,1 +1,1 @@
-"""The command line, one file per verb."""
+"""Runs the `keyhole` command, one module for each verb."""

@@ -1,4 +1,4 @@
-"""`keyhole aggregator`: one of the two parties of a secure sum, as a service."""
+"""Runs `keyhole aggregator`: one of the two parties of a secure sum, as a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `keyhole train` and `keyhole device` name the two aggregators of a secure sum."""
+"""Reads how `keyhole train` and `keyhole device` name the two aggregators of a secure sum."""
 
 from __future__ import annotations
 

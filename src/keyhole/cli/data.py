@@ -1,4 +1,4 @@
-"""`keyhole data`: what client data is there, and how it gets in."""
+"""Runs `keyhole data`: shows what client data is there, and imports it."""
 
 from __future__ import annotations
 

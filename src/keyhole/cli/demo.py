@@ -1,4 +1,4 @@
-"""`keyhole demo`: train the tag task with and without select, and compare."""
+"""Runs `keyhole demo`: trains the tag task with and without select, and compares."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How `keyhole device` fetches: the options that say so, and the fetch they stand for.
-
-`keyhole device`: take part in the rounds of a slice service, or fetch slices of it.
-"""
+"""Runs `keyhole device`: takes part in the rounds of a slice service, or fetches slices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Secure rounds of `keyhole flower`: how slices are fetched and updates added up in secret.
-
-`keyhole flower`: tasks on real devices, with Flower as the control plane.
-"""
+"""Runs `keyhole flower`: tasks on real devices, with Flower as the control plane."""
 
 from __future__ import annotations
 

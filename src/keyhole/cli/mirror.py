@@ -1,4 +1,4 @@
-"""`keyhole mirror`: rounds to an object store, and from there to other machines."""
+"""Runs `keyhole mirror`: rounds to an object store, and from there to other machines."""
 
 from __future__ import annotations
 

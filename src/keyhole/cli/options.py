@@ -1,7 +1,4 @@
-"""What training commands read: data, and options that several of them share.
-
-Where a service listens: the options that `serve`, `relay` and `aggregator` share.
-"""
+"""Reads options that several commands share: data, seeds, and where a service listens."""
 
 from __future__ import annotations
 

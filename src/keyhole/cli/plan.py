@@ -1,8 +1,6 @@
-"""Numbers as people type them and read them: whole numbers, bytes and seconds.
+"""Runs `keyhole plan`: what each delivery would cost, which to use, and how many servers.
 
-What `keyhole plan --round-seconds` adds: how many servers a round takes, and what runs out.
-
-`keyhole plan`: what each way of delivery would cost, and which to use.
+Numbers are read and shown as people type them: whole numbers, bytes and seconds.
 """
 
 from __future__ import annotations

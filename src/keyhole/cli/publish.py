@@ -1,4 +1,4 @@
-"""`keyhole publish`: make the state of a run a round that devices can fetch."""
+"""Runs `keyhole publish`: makes the state of a run a round that devices can fetch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`keyhole relay`: stands between devices and a slice service, which then does not see who asks."""
+"""Runs `keyhole relay` between devices and a slice service, which then does not see who asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`keyhole report`: figures, tables and a page from the records of sweeps, or on private select."""
+"""Runs `keyhole report`: figures, tables and a page from the records of sweeps."""
 
 from __future__ import annotations
 

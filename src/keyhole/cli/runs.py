@@ -1,4 +1,4 @@
-"""Runs of `keyhole train` as other commands find them: what was asked, and with what data."""
+"""Finds runs of `keyhole train` for other commands: what was asked, and with what data."""
 
 from __future__ import annotations
 

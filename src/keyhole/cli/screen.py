@@ -1,4 +1,5 @@
 """Shows how far long commands are, on standard error, also where there is no terminal."""
+
 from __future__ import annotations
 
 from pathlib import Path

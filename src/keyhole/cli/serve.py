@@ -1,6 +1,6 @@
-"""What makes `keyhole serve` a server of a private way: options, and the routes they add.
+"""Runs `keyhole serve`: gives out the slices of a rounds directory, and takes updates in.
 
-`keyhole serve`: give out the slices of a rounds directory, and take updates in.
+Further options make it a server of private retrieval or a gateway, and add routes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`keyhole sweep`: all runs behind a figure or table of the paper."""
+"""Runs `keyhole sweep`: all runs behind a figure or table of the paper."""
 
 from __future__ import annotations
 

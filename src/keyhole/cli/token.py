@@ -1,4 +1,4 @@
-"""`keyhole token`: keys that sign, and tokens for devices."""
+"""Runs `keyhole token`: keys that sign, and tokens for devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`keyhole train`: train one task with one way to choose keys."""
+"""Runs `keyhole train`: trains one task with one way to choose keys."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Options of asynchronous rounds, for every command that trains.
-
-Where `keyhole train` trains clients: the options that say so, and the engine they name.
-
-How `keyhole train` adds updates up: the options that say so.
-"""
+"""Reads the options of training: asynchronous rounds, engines, aggregation and privacy."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Cryptography that names no way: generators, point functions, rings, sharing, sealing."""
+"""Provides cryptography that names no delivery and no aggregation."""

@@ -1,10 +1,9 @@
-"""Public facts that parties agree on before a secret is sent: one text for each meaning.
+"""Writes and reads public facts that parties agree on before a secret is sent.
 
-Every message carries a digest of them. Facts with two texts would have two digests, so what is read
-must be, byte for byte, what it would be written as: a magic, a number or a filling that differs is
-refused.
-
-Numbers of variable length (RFC 9000, section 16), and reading without running past the end.
+There is one text for each meaning. Every message carries a digest of the facts, and facts with two
+texts would have two digests. So what is read must be, byte for byte, what it would be written as: a
+magic, a number or a filling that differs is refused. Numbers of variable length are those of
+RFC 9000, section 16.
 """
 
 from __future__ import annotations

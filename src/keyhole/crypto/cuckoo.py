@@ -1,12 +1,4 @@
-"""Public permutations of all keys: key k goes to rank pi(k) in a few steps, without a table.
-
-A Feistel network on pairs (low, high) whose halves are added modulo their sizes, which are about
-the square root of K each (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). What
-falls outside [0, K) is sent through again until it does not, which befalls fewer than one key in
-sqrt(K). The way back takes the same turns in the other order and subtracts. It looks random to
-statistics, keys in a row included, and is no secret.
-
-Cuckoo placement: m keys into buckets, so that one small query a bucket fetches them all.
+"""Places m keys into buckets, so that one small query for each bucket fetches them all.
 
 There are w sub-tables. Sub-table i holds every key once: a public permutation pi_i of all keys,
 dealt out to B_i buckets, so that key k lies in bucket pi_i(k) mod B_i at position pi_i(k) div B_i.
@@ -15,6 +7,12 @@ of its keys to one of the w buckets that hold it, no two to the same, by a maxim
 is left over only if no assignment has room for it (Hall's condition).
 
 Which keys were left over is the client's secret; the layout is public and hides nothing.
+
+A permutation takes key k to rank pi(k) in a few steps, without a table: a Feistel network on pairs
+(low, high) whose halves are added modulo their sizes, about the square root of K each (Black and
+Rogaway, "Ciphers with arbitrary finite domains", 2002). What falls outside [0, K) is sent through
+again until it does not, which happens to fewer than one key in sqrt(K). The way back subtracts in
+the other order. It looks random to statistics, keys in a row included, and is no secret.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The two inner loops of a party that expands trees of seeds.
-
-`extend` and `apply_corrections` of `dpf.py` say what they mean; tests hold both together.
-
-Distributed point functions: the unit vector of a secret point in two shares, each of which is
-short and tells nothing.
+"""Shares the unit vector of a secret point between two parties: distributed point functions.
 
 The tree of Boyle, Gilboa and Ishai (CCS 2016) in the form of Boneh, Boyle, Corrigan-Gibbs, Gilboa
 and Ishai (IEEE S&P 2021) and the VDAF draft: a node is a seed and a control bit, the lowest bit of
@@ -14,6 +9,9 @@ points, as many as make a key shortest.
 Hidden: the point, from a party that holds one of both keys, for seeds of 127 bits and AES under a
 fixed key as a circular correlation-robust hash. Not hidden: the domain and the number of points,
 nor anything from whoever holds both keys. Time and memory access are not claimed to be constant.
+
+`extend` and `apply_corrections` define what the two compiled inner loops do; tests hold both
+together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hybrid public key encryption: a message that only the holder of one private key can read.
+"""Seals a message so that only the holder of one private key can read it.
 
 The base mode of RFC 9180 with DHKEM(X25519, HKDF-SHA256), HKDF-SHA256 and AES-128-GCM or
 ChaCha20-Poly1305. Hidden: the content of a message, from everybody but the holder of the private

@@ -1,9 +1,4 @@
-"""What every private question does: take keys once, give out secrets once.
-
-Which sums a party has taken part in: the clients and servers of all kinds of secure sum.
-
-What a gateway remembers so that no request is answered twice.
-"""
+"""Remembers what must happen once: secrets given out, sums joined, requests answered."""
 
 from __future__ import annotations
 

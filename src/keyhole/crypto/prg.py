@@ -1,4 +1,4 @@
-"""Pseudo-random generators: the only source of secrets and masks.
+"""Generates all secrets and masks.
 
 `Prg` is AES-128 in counter mode under a seed of the operating system: full width and uniform.
 `FixedKeyAes` is the extendable-output function XofFixedKeyAes128 of the VDAF draft (CFRG), for

@@ -1,12 +1,9 @@
-"""Fixed point: real numbers become elements of a ring of 16 or 32 bits, so that they can be masked
-and added, and the sum cannot overflow.
+"""Turns real numbers into ring elements of 16 or 32 bits, and masks that cancel in a sum.
 
 A number is clipped to +-clip, multiplied by a scale and rounded to one of its two neighbours, to
 the upper one with the probability of its fraction: right on average. The scale is the largest power
 of two at which a whole cohort of numbers at the clip, each rounded away from zero, stays below half
 of the ring. Nothing is hidden here: masks and shares do that, and they need whole numbers.
-
-Masks: streams of uniform ring elements that two clients agree on and that cancel in the sum.
 
 A pair of clients derives a seed of 128 bits from X25519 with HKDF-SHA256, bound to the protocol,
 the round, the use, the two places and the two public keys; the one adds the mask of the seed and

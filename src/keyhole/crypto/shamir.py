@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: any `threshold` shares give the secret, fewer tell nothing about it.
+"""Shares a secret: any `threshold` shares give it back, fewer tell nothing about it.
 
 A secret is the value at 0 of a polynomial of degree threshold - 1 whose other coefficients are
 uniform in the field of 2^521 - 1 elements; a share is its value at another place (Shamir, How to

@@ -1,11 +1,7 @@
-"""Which reader knows a file.
-
-Imported datasets on disk: a directory of array files and a manifest for each.
+"""Imports datasets once and keeps them on disk: a directory of arrays and a manifest for each.
 
 A directory appears under its name when it is whole: it is built in `.work` and renamed. So a killed
 import leaves nothing that could be mistaken for a dataset; the next import removes it.
-
-Importing: a source is read once, and its arrays, checksums and counts go to the cache.
 """
 
 from __future__ import annotations

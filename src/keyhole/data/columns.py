@@ -1,14 +1,10 @@
-"""Many short texts in two arrays, so that names of words and clients can stay on disk.
-
-Arrays that grow on disk: .npy files written row by row, their length known at the end.
-
-Words numbered by how many users use them: counted as they come, ranked at the end.
+"""Writes the arrays of a dataset row by row, and numbers words by how many users use them.
 
 Words get a number when they are first met, so text can go to disk before the ranking is known; a
 second pass over the numbers on disk puts the ranks in their place. Memory holds the words that
 differ, never the text.
 
-The array files of a dataset, written from the clients that a reader yields.
+Many short texts lie in two arrays, so that names of words and clients can stay on disk.
 """
 
 from __future__ import annotations

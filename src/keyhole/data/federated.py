@@ -1,4 +1,4 @@
-"""Federated data: examples that belong to clients, in arrays that may stay on disk.
+"""Holds examples that belong to clients, in arrays that may stay on disk.
 
 All examples of a split lie in one array for each column, those of a client side by side, so a
 client is a slice. Where arrays are memory maps, only the clients that are asked for are read.

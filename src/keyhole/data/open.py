@@ -1,7 +1,4 @@
-"""Where a dataset comes from: a path, or a bare name in the folder KEYHOLE_DATA.
-
-Opening a dataset: found by path or name, imported once, then read from the cache.
-"""
+"""Opens a dataset by path or by name in the folder KEYHOLE_DATA; imports it the first time."""
 
 from __future__ import annotations
 

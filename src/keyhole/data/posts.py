@@ -1,4 +1,4 @@
-"""Posts made from a seed: topics with words and tags of their own, word chains, few topics a user.
+"""Makes posts from a seed: topics with words and tags of their own, few topics a user.
 
 The world is drawn first: Zipf words that everybody uses, words and tags of each topic, words of
 each tag, and which word likes to follow which. Then each user draws from a stream of its own: one

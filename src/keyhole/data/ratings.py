@@ -1,4 +1,4 @@
-"""Ratings made from a seed: low-rank taste, biases and noise, on items of Zipf popularity.
+"""Makes ratings from a seed: low-rank taste, biases and noise, on items of Zipf popularity.
 
 An item is rated as $3.2 + b_u + b_i + p_u^T q_i$ stars plus noise, rounded to half stars. A user
 rates popular items more often, and of two equally popular ones more likely the one it will like.

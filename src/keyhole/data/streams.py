@@ -1,4 +1,4 @@
-"""Random streams and size checks that all synthetic data share."""
+"""Derives random streams and checks sizes, for all synthetic data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synthetic data of any kind: made on the spot from a seed, the same bytes every time."""
+"""Makes synthetic data of any kind from a seed, the same bytes every time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers made from a seed: the 62 characters in a font, bent and drawn in a style per writer.
+"""Makes handwriting from a seed: 62 characters in a font, bent and drawn in a style per writer.
 
 Glyphs of the fonts that matplotlib ships are rendered once, as distances to the outline. A writer
 has a font, a slant, a stroke, a size, a way to bend lines and characters it writes more often than

@@ -1,4 +1,4 @@
-"""The slices that a device holds from earlier rounds, so that only what changed is sent again.
+"""Keeps slices of earlier rounds on a device, so that only what changed is sent again.
 
 A device tells the service the sums of what it holds, and the service answers with the records whose
 sums differ. That shows the service which of the keys asked for the device has fetched before, and

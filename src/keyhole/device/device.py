@@ -1,4 +1,4 @@
-"""The device: fetches the slices it wants, trains, and sends its update, whatever the network does.
+"""Fetches slices and sends updates on a device, whatever the network does.
 
 A device needs no framework: call it from a thread, a script or a callback. With `fetch` it tells
 the service its keys and nothing else, with `fetch_all` not even those.

@@ -1,9 +1,9 @@
-"""Asking for slices: one query for all tables, gone on with where its answer was cut, then checked.
+"""Asks for slices with one query for all tables, resumes a cut answer, and checks the records.
 
 A cut answer is not lost: records that arrived whole are kept, and only the rest is asked for. What
 came in pieces is checked as one, against the sums that were made when the records were.
 
-Assembly: a sub-model from the records of its slices, as the manifest lays it out.
+A sub-model is assembled from the records of its slices as the manifest lays it out.
 """
 
 from __future__ import annotations

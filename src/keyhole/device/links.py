@@ -1,4 +1,4 @@
-"""Lines: a device's way to each server of private retrieval, and one question asked over all."""
+"""Connects a device to each server of private retrieval, and asks one question over all."""
 
 from __future__ import annotations
 

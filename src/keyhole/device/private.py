@@ -1,4 +1,4 @@
-"""Private fetching on a device: its sub-model by retrieval that hides which slices it takes.
+"""Fetches a sub-model by private retrieval, which hides the slices that the device takes.
 
 Each table that is cut takes one question, padded to a public maximum, whatever the device wants of
 it: nothing, a few keys, or one key many times. What every device receives is fetched plainly. A

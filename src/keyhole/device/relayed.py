@@ -1,10 +1,4 @@
-"""Whether a device is given the same gateway key as all others: two sources must agree.
-
-A gateway that gave one device a key of its own could tell its requests from all others (RFC 9458,
-section 7). So a device asks the gateway itself and the relay, or is given a file by its operator.
-Two sources that work together can still deceive it.
-
-Fetching through a relay: the service learns which slices are wanted, and not by whom.
+"""Fetches through a relay: the service learns which slices are wanted, and not by whom.
 
 One sealed request for each slice, shuffled, all of one length, padded to a public number; the relay
 mixes them with those of other devices. Never is a slice asked for directly: a relay that is away is
@@ -13,6 +7,10 @@ key configuration, and tables of which every device takes every slice.
 
 Hidden is who fetches what. The update that a device sends afterwards carries its keys in the clear,
 unless it is aggregated in a private way too.
+
+A gateway that gave one device a key of its own could tell its requests from all others (RFC 9458,
+section 7). So two sources must agree on the key: the gateway itself and the relay, or a file of the
+device's operator. Two sources that work together can still deceive it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Downloading segments: a table as it lies at the service, resumed where it was cut, checked."""
+"""Downloads a table as it lies at the service, resumed where it was cut, and checks it."""
 
 from __future__ import annotations
 

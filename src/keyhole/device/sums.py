@@ -1,4 +1,4 @@
-"""How a device sends its update to two aggregators: rounded, shared, and to neither in the clear.
+"""Sends an update to two aggregators: rounded, shared, and to neither in the clear.
 
 The terms of the sum stand in the manifest, which the trainer has published. Where the aggregators
 are, and which authorities vouch for them, the device knows from its own operator: a trainer that

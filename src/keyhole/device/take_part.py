@@ -1,9 +1,8 @@
-"""Taking part: one whole round of a device, and round after round until it is told to stop.
+"""Takes part in rounds until it is told to stop: checks in, fetches, trains, sends.
 
-A client of a simulated population as a device: the same keys, the same update, over the network.
-
-What a run tells its devices is in the settings of the manifest. All randomness derives from there,
-so a run over the service gives the bytes of a run in process.
+`PopulationClient` is a client of a simulated population as a device: the same keys and the same
+update, over the network. What a run tells its devices is in the settings of the manifest. All
+randomness derives from there, so a run over the service gives the bytes of a run in process.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Where cohorts run beyond this process: Ray and Flower."""
+"""Runs cohorts beyond this process: on Ray workers, or on devices that Flower calls."""

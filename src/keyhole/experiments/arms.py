@@ -1,7 +1,4 @@
-"""Arms: one line of a figure, all that decides the numbers of a run but data and trial.
-
-How the clients of an arm choose keys, and what their examples say of it.
-"""
+"""Describes an arm, one line of a figure: all that decides a run but its data and trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo: tag prediction on synthetic posts, with and without select."""
+"""Sets up the demo: tag prediction on synthetic posts, with and without select."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""What the two EMNIST tasks share: handwritten characters, one client per writer.
+"""Sets up EMNIST, one client per writer: two hidden layers, or the CNN (section 5.3).
 
-EMNIST with two hidden layers: clients select neurons of the first (section 5.3).
-
-EMNIST with the CNN: clients select filters of the second convolution (section 5.3).
+Clients select neurons of the first hidden layer, or filters of the second convolution.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Trial directories: what they hold, and whether a trial may go on in one.
+"""Runs an arm on a dataset, trial by trial, each in a directory that explains itself.
 
 `run.json` says what was asked, with versions and seeds; `plan.json`, `records.jsonl` and `state/`
 are the training loop's; `result.json` says what was reached. Nothing that was reached is ever
 removed: a directory that holds another run is refused.
-
-Experiments: an arm on a dataset, trial by trial, each in a directory that explains itself.
-
-What a trial's directory holds is told in `trial_directory.py`.
 """
 
 from __future__ import annotations

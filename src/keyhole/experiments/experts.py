@@ -1,4 +1,4 @@
-"""Handwritten characters with a mixture of experts: a key is a whole expert (sections 2.4, 3.1).
+"""Sets up handwriting with a mixture of experts: a key is a whole expert (sections 2.4, 3.1).
 
 Not an experiment of the paper: coarse keys that a client reads off its own data. The characters are
 dealt to the experts in blocks, in the order digits, capitals, small letters; a client counts the

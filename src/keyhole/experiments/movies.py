@@ -1,4 +1,4 @@
-"""Ratings of movies: clients select the movies they rated, and keep their taste to themselves.
+"""Sets up ratings: clients select the movies they rated, and keep their taste to themselves.
 
 Not an experiment of the paper: fine-grained sparsity (section 2.3) where a key is a row of an
 embedding, as the words of section 5.2 are.

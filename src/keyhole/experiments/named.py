@@ -1,4 +1,4 @@
-"""The tasks by name."""
+"""Lists the tasks by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stack Overflow tag prediction: clients select the words they use (section 5.2).
+"""Sets up Stack Overflow tag prediction: clients select the words they use (section 5.2).
 
 One logistic regression for each of the t most common tags, on binary bags of the n most common
 words; words outside the vocabulary and tags outside the t are dropped.

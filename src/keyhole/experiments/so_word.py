@@ -1,4 +1,4 @@
-"""Stack Overflow next-word prediction: words chosen by frequency, neurons at random (section 5.4).
+"""Sets up next-word prediction: words chosen by frequency, neurons at random (section 5.4).
 
 Sentences of up to 20 words. Token 0 is padding, 1..n are the n most common words, then come one
 token for all other words, one that begins and one that ends a sentence.

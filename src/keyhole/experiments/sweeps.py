@@ -1,4 +1,4 @@
-"""Sweeps: the arms of each figure and table of the paper, at two scales.
+"""Lists the arms of each figure and table of the paper, at two scales.
 
 `paper` has the paper's settings and needs its data. `small` asks the same questions of a few
 thousand clients in minutes: fewer rounds and trials, and for the transformer smaller layers in

@@ -1,6 +1,7 @@
-"""Task: a model, the clients that train it, and how well it does.
+"""Describes a task: a model, the clients that train it, and how well it does.
 
-From names of the whole model to places among a client's keys; the cost follows the client.
+Examples name words or movies of the whole model; `localize` gives their places among a client's
+keys, at a cost that follows the client.
 """
 
 from __future__ import annotations

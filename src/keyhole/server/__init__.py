@@ -1,1 +1,1 @@
-"""What the server holds and does at memory speed: rows by key, sub-models, state that survives."""
+"""Holds the server's model at memory speed: rows by key, optimizers, state that lasts."""

@@ -1,4 +1,4 @@
-"""Memory that a round frees and the next one needs again.
+"""Keeps memory that a round frees for the next one.
 
 glibc hands freed blocks of megabytes back to the system, and every page of the next one costs a
 fault: at 1000 keys of 500 numbers that is half of a round. A program that owns its process may ask

@@ -1,4 +1,4 @@
-"""Sums of records: eight bytes that tell whether a record is still what it was.
+"""Computes sums of records: eight bytes that tell whether a record is still what it was.
 
 Multilinear hashing: a record, with zero bytes behind it up to a multiple of four, is read as
 little-endian 32-bit words w_1 .. w_n, and w_0 = 1. With 64-bit constants a_i and b_i,

@@ -1,10 +1,10 @@
-"""The hash behind initial values and the key index: `noise.mix`, compiled for single numbers.
-
-Initial values of rows that do not exist yet: a pure function of seed, key and position.
+"""Computes the rows that do not exist yet: a pure function of seed, key and position.
 
 A table of a billion rows starts without memory: a row is made when a client first trains it, and
 until then every reader computes the same numbers. Uniform numbers are those of
 `keyhole.primitives.coding.uniform`, made without its temporary arrays.
+
+`mix` is the hash behind these values and behind the key index, compiled for single numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The delta log: every step's updates in one append-only file, durable before they are applied.
+"""Appends every step's updates to one file, durable before they are applied: the delta log.
 
     file   header (64 bytes), then entries
     header magic, version, digest of the layout, step before the first entry, CRC-32

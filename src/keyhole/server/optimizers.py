@@ -1,6 +1,4 @@
-"""Slabs: the arrays that hold rows, their optimizer state, and the step each row is current at.
-
-Row-sparse server optimizers: the dense optimizer's result, at the cost of the touched rows.
+"""Steps the touched rows as a dense optimizer would step all: SGD, Adagrad, Adam.
 
 A dense optimizer moves every row in every step: where the gradient is zero, momentum still decays
 and still moves the value. Here a row remembers the step it is current at. When it is next touched
@@ -8,7 +6,8 @@ or read, the steps that it missed are made up for, so that values equal optax's 
 gradients on untouched rows, to float32 rounding. Missed steps cost nothing until then, and reading
 writes nothing.
 
-Gradients are updates: start minus end, so a step subtracts.
+Gradients are updates: start minus end, so a step subtracts. A slab holds rows, their optimizer
+state, and the step that each row is current at.
 """
 
 from __future__ import annotations

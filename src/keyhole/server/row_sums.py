@@ -1,6 +1,4 @@
-"""Row updates: what one step adds up to, one row for each distinct key.
-
-Updates of a cohort added up under their keys, as rows: deselect without a dense model.
+"""Adds up the updates of a cohort under their keys, as rows: deselect without a dense model.
 
 The result holds one row for each key that somebody chose, so its cost and size depend on what was
 selected. `keyhole.server.state` spreads it over a dense model; a server state takes it as it

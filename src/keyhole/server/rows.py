@@ -1,14 +1,4 @@
-"""Fetching rows into the cache before they are due.
-
-Touched rows lie far apart, and catching one up takes longer than the processor looks ahead, so a
-kernel that waits for each row spends most of its time waiting. The compiler has no word for this.
-
-Kernels that move rows at the speed of memory. They trust their arguments: `rows` checks them.
-
-What makes them fast: a row due a few steps later is fetched line by line while the current one is
-moved, and large outputs are streamed past the cache, which spares reading the lines they overwrite.
-
-Rows of a table by key: gather them, add to them, sum them. Memory speed, fixed order.
+"""Gathers, adds and sums rows of a table by key, at the speed of memory and in a fixed order.
 
 A table is a C-contiguous array (K, d), a key is a row number, M keys come with M rows. Keys are
 checked once, up front; kernels then move whole rows. A gather that repeats keys of a large table
@@ -16,6 +6,10 @@ visits it in parts that fit the cache.
 
 Kernels release the GIL and start no thread pool. Where `threads` is above 1, the work is split so
 that one row is written by one thread in order of occurrence: the sum is the same, bit for bit.
+
+What makes kernels fast: a row due a few steps later is fetched into the cache while the current one
+is moved (the compiler has no word for this), and large outputs are streamed past the cache, which
+spares reading the lines they overwrite.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""What a snapshot stores of a table: arrays that come, and go back, a piece at a time.
-
-A piece is some consecutive rows of an array. Of a table whose rows lie elsewhere no more than a
-piece is ever in this process.
-
-Snapshots: the whole server state in one file, checked before it is used.
+"""Stores the whole server state in one file, and checks it before it is used.
 
     file     head, description (JSON), arrays one after the other, each from a multiple of 64 bytes
     head     magic, version, digest of the layout, size and CRC-32 of the description, CRC-32
@@ -12,8 +7,9 @@ Snapshots: the whole server state in one file, checked before it is used.
 A lazy table stores the rows that exist, in the order in which they were made, so that a loaded
 state goes on with the same bytes. A snapshot gets its name when all of it is on the disk.
 
-Rows that lie elsewhere pass through this process in pieces: twice when they are stored, since the
-checksums come first, and once when they are loaded.
+Arrays come and go a piece at a time, some consecutive rows. Rows that lie elsewhere pass through
+this process in pieces: twice when they are stored, since the checksums come first, and once when
+they are loaded.
 """
 
 from __future__ import annotations

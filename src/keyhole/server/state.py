@@ -1,9 +1,8 @@
-"""The server's training state: one table for each part of a layout, an optimizer, a step count.
+"""Holds the training state: one table for each part of a layout, an optimizer, a step count.
 
-Sub-models at memory speed: `Layout.select` and the deselects without a loop over slices.
-
-`tests/laws/test_two_speeds.py` holds each function here to its plain definition. The cost depends
-on what was selected: no row is read or written that no client chose.
+`select_submodels` and the `deselect_submodels_*` are `Layout.select` and its deselects without a
+loop over slices; `tests/laws/test_two_speeds.py` holds them to their plain definition. The cost
+depends on what was selected: no row is read or written that no client chose.
 """
 
 from __future__ import annotations

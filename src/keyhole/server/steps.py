@@ -1,11 +1,10 @@
-"""What an untouched row does in the steps that it misses, as tables by number of steps.
+"""Compiles the optimizers: one pass over the touched rows, catch-up and step fused.
 
-An untouched row has gradient zero, so after i missed steps its first moment is b1^i m and, under
-Adam, its second b2^i v. Powers start from the float32 setting, as in a dense float32 loop, and are
-kept in float64. `1 - b^t` is rounded to float32 as optax rounds it: at t = 1 and b2 = 0.999 that
-changes v^ by 1e-5, which is more than all other roundings of a step.
-
-Kernels of the optimizers: one pass over the touched rows, catch-up and step fused.
+A row that is not touched has gradient zero, so after i missed steps its first moment is b1^i m and,
+under Adam, its second b2^i v. Tables hold these powers by number of steps. They start from the
+float32 setting, as in a dense float32 loop, and are kept in float64. `1 - b^t` is rounded to
+float32 as optax rounds it: at t = 1 and b2 = 0.999 that changes v^ by 1e-5, which is more than all
+other roundings of a step.
 
 Each works on touched rows start..stop. Rows are distinct, so threads may share the rows between
 them and the bytes do not depend on how. Arithmetic is float32 in a fixed order, without

@@ -1,4 +1,4 @@
-"""The store: a directory from which a killed run goes on with the same bytes.
+"""Keeps a run in a directory from which it goes on with the same bytes after a kill.
 
     snapshot-000000000040.khs    state after step 40        the last two are kept
     log-000000000040.khl         steps 41, 42, ...          from the older of the two on

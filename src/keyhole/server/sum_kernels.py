@@ -1,4 +1,4 @@
-"""Sums of records as compiled code; `record_sums` defines them and loads this where it pays."""
+"""Compiles sums of records; `checksums` defines them and loads this where it pays."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""An index from keys to slots: open addressing, linear probing, at most half full.
-
-Slots are numbered in the order in which keys were claimed, so what is stored under them does not
-depend on the hash. The hash is salted: keys come from clients, and whoever knew the hash could
-choose keys that all meet in one place.
-
-Tables: what the server holds of one part, one row of float32 for each key.
+"""Holds one row of float32 for each key of a part: all rows, or those that were touched.
 
 `DenseTable` holds every row. `LazyTable` holds the rows that were touched and computes the others,
 so memory grows with training and not with the key space. With the same initial values both return
 the same bytes.
+
+Keys find their slots by open addressing with linear probing, at most half full. Slots are numbered
+in the order in which keys were claimed, so what is stored under them does not depend on the hash.
+The hash is salted: keys come from clients, and one who knew the hash could choose keys that all
+meet in one place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens: who may take part, signed by the operator and checked without a store.
+"""Issues and checks tokens: who may take part, signed by the operator, without a store.
 
     kh1.<payload>.<signature>      payload: base64url of JSON; signature: base64url of HMAC-SHA256
                                    over "kh1.<payload>"

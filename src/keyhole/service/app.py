@@ -1,6 +1,4 @@
-"""The routes that take something in: a device checks in, and sends its update.
-
-The slice service as an ASGI application: a thin edge around rounds, tokens and limits.
+"""Answers as an ASGI application: a thin edge around rounds, tokens, limits and updates.
 
 Every route answers errors in one shape. No error, log line or metric holds a key, an update or the
 name of a device.

@@ -1,14 +1,12 @@
-"""A transport that sends the head of an answer together with what follows it.
-
-uvicorn writes the head and the body of an answer one after the other, and the event loop makes a
-system call of each write. Here a head waits for the next write of its connection, or for the next
-turn of the loop: a client that asks for 100 slices of 2 KB then takes a seventh less CPU.
-
-Connections that are watched: a slow or endless client is cut off.
+"""Watches connections and cuts off a slow or endless client; sends head and body together.
 
 The HTTP protocol is uvicorn's. It has no limit on the time and size of a head, and none on a client
 that does not read. What a connection is doing can be seen from outside, so one task looks at all of
 them now and then, and requests cost nothing more.
+
+uvicorn writes the head and the body of an answer one after the other, and the event loop makes a
+system call of each write. Here a head waits for the next write of its connection, or for the next
+turn of the loop: a client that asks for 100 slices of 2 KB then takes a seventh less CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rounds directory: names, the current round, who holds a round.
+"""Names what lies in a rounds directory, holds rounds that are read, and removes old ones.
 
 publisher.lock              one publisher at a time
 current.json                the round that devices are told of; replaced at once, always last
@@ -6,7 +6,7 @@ rounds/<id>/manifest.json   whoever serves the round holds a shared lock on it
 rounds/<id>/cohort.json     names of the devices that take part; missing if all do
 rounds/<id>/table-T/        slice files
 
-What becomes of old rounds: the newest two are kept, one more is spare, the rest go.
+The newest two rounds are kept, one more is spare, the rest go.
 
 A round may be taken away only if nobody holds it: whoever serves it has a shared lock on its
 manifest, and whoever takes it away the exclusive one. A spare round has no name that a service

@@ -1,4 +1,4 @@
-"""The edge of every service: one request of ASGI in, one answer out, errors in one shape.
+"""Turns one ASGI request into one answer, with errors of one shape.
 
 No error, log line or metric holds a key, an update or the name of a device.
 """

@@ -1,14 +1,12 @@
-"""The file of a gateway's keys.
-
-Single requests for slices, looked up together: one gather for each table that is asked.
-
-The gateway as routes of the slice service: sealed requests in, sealed slices out.
+"""Answers sealed requests for single slices, as routes of the slice service.
 
 The service learns which slices are asked for, as from every plain request; it learns neither who
 asks nor which requests belong together, as long as the relay does not work together with it and
 mixes the requests of enough devices. A request carries no token: where reading takes one, the relay
 shows its own, which says that a relay asks. Not covered: the times at which devices check in and
 batches arrive, and keys that only one device can want.
+
+Requests that meet are looked up together: one gather for each table that is asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Guards: what stands between a request and the work it asks for."""
+"""Checks what stands between a request and the work it asks for."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def _sum_sent(visits: Sequence[Visit], layout: Layout) -> BlockSum:
 
 def round_settings(t: int, plan: Plan) -> dict[str, object]:
     """The settings of round t, with which devices choose and train as clients in process do;
-    `RunSettings` of `device/population.py` reads them."""
+    `RunSettings` of `device/take_part.py` reads them."""
     return {
         "round": t,
         "seed": plan.seed,

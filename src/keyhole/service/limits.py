@@ -1,4 +1,4 @@
-"""Limits: how much one request, one device and all of them together may ask of the service."""
+"""Limits how much one request, one device and all of them together may ask of the service."""
 
 from __future__ import annotations
 

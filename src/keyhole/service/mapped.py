@@ -1,6 +1,6 @@
-"""Files mapped read-only behind one another, so that many segments are one array.
+"""Reads slice files: one gather from memory-mapped segments for each request.
 
-Slice files opened for reading: one gather from memory-mapped segments for each request.
+Segments are mapped read-only behind one another, so that many of them are one array.
 """
 
 from __future__ import annotations

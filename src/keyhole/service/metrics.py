@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus: never by key, device or address.
+"""Counts for Prometheus: never by key, device or address.
 
 Counts are numbers in a block of memory with one row for each worker process. A worker adds to its
 own row, which takes a tenth of a microsecond and no lock; whichever worker is asked adds up all

@@ -1,16 +1,10 @@
-"""How rounds are copied.
-
-How much a copy has moved: counted over threads while it runs, told at the end.
-
-Workers: the files of a round are copied in several threads, which end together.
-
-The rounds of a store: which of them is current, and which are older than that.
-
-Pushing: a round of a rounds directory becomes one of an object store.
+"""Pushes a round of a rounds directory to an object store.
 
 Segments and sums go first, then the manifest, then `current.json`: whoever reads it finds
 everything that it leads to. An upload that breaks off leaves objects that nobody is led to; doing
 it again continues it.
+
+Files are copied in several threads, which end together; what they move is counted.
 """
 
 from __future__ import annotations

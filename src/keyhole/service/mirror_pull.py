@@ -1,4 +1,4 @@
-"""Pulling: a round of an object store becomes one of a rounds directory, as on an edge replica.
+"""Pulls a round of an object store into a rounds directory, as on an edge replica.
 
 Nothing that comes is believed: the manifest must give the round its name, sums must be those of the
 manifest, and records must have those sums. Only then does the round get its place, and

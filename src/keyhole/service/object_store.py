@@ -1,4 +1,4 @@
-"""Object stores: rounds under a URL, in S3-compatible storage or in a directory.
+"""Reads and writes rounds under a URL, in S3-compatible storage or in a directory.
 
 The store is a way for whole files between machines that run the service. It holds what a rounds
 directory holds, under the same names: `current.json` and `rounds/<id>/...`. Every object appears

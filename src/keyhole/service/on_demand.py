@@ -1,11 +1,11 @@
-"""Slices on demand: each key of a round is computed once, however many devices ask for it at once.
+"""Computes slices on demand: each key of a round once, however many devices ask for it.
 
 Option 2 of section 3.2. A round starts for all devices at the same moment, and they ask for much
 the same keys: without care an expensive select function runs once for each of them. Here a key is
 computed for the first request that misses it, later ones wait for the same result (single flight),
 and the misses of requests that meet are computed together.
 
-Rounds whose slices are computed on demand: the newest one is served, none has files.
+The newest round is served; none has files.
 """
 
 from __future__ import annotations

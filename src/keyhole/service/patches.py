@@ -1,4 +1,4 @@
-"""Segments made from those of an earlier round: only the records that changed are written.
+"""Makes segments from those of an earlier round: only the records that changed are written.
 
 An earlier round is a base. If it is spare, which means that nobody reads it and nobody will, its
 files are taken over and written to. If it may still be read, files without a change get a second

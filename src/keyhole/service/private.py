@@ -1,9 +1,7 @@
-"""Passes: queries that meet are answered together, by one scan of the table beside the event loop.
+"""Answers private queries that meet together, by one scan of a table held in memory.
 
 Reading the table is what a query costs; reading it once for many costs little more. While a pass
-runs, those who come wait for the next one.
-
-The tables of rounds as a server of private retrieval holds them: in memory, made once.
+runs beside the event loop, queries that come wait for the next one.
 
 A published round has its slices in files, but a scan reads all of them for every pass, with a tag
 beside each. So a table is copied when it is first asked for. Tables of the two newest rounds are

@@ -1,8 +1,8 @@
-"""The routes of private retrieval: terms, hints, and queries whose keys the service cannot read.
+"""Adds the routes of private retrieval: terms, hints, and queries whose keys it cannot read.
 
-Whatever is wrong with a message, the answer is the same bytes: whoever sends damaged, old or
-borrowed messages does not learn from the answer what they would have meant. What can be seen of a
-query is its length, which follows from the terms, its time, and whose it is.
+Whatever is wrong with a message, the answer is the same bytes: a sender of damaged, old or borrowed
+messages does not learn from the answer what they would have meant. What can be seen of a query is
+its length, which follows from the terms, its time, and whose it is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Supervisor: worker processes that are started, replaced when they die, and ended together.
+"""Starts worker processes, replaces those that die, and ends all together.
 
 A worker can die of what no code catches: a file that shrinks while it is mapped ends whoever reads
 it. So there is always a process above, which answers nothing and therefore lives.
 
-A worker's event loop: takes connections until it is told to stop, then lets them finish.
+A worker takes connections until it is told to stop, then lets them finish.
 
 The HTTP protocol is uvicorn's, its server is not: that one sets no limit on the time of a TLS
 handshake, nor looks at once whether it is to stop.

@@ -1,4 +1,4 @@
-"""Publishing: a round appears whole, or not at all.
+"""Publishes a round, which appears whole or not at all.
 
 A round is written under a name that nobody looks for, made durable, given its name, and only then
 told of in `current.json`. Whenever the publisher dies, the round before is still there and current.

@@ -1,4 +1,4 @@
-"""Rounds read from a directory by any number of processes while a publisher writes to it."""
+"""Reads rounds from a directory in any number of processes while a publisher writes to it."""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
-"""Mixing over time: requests of several clients wait for one another, and go in a random order.
+"""Takes sealed requests from devices to one gateway, mixed over time, and the answers back.
 
-What a gateway can tell from the order and the time of requests shrinks with the number of clients
-that are mixed. It is not nothing: a client that comes alone goes alone, and whoever watches both
-sides of the relay can match bursts.
+The relay sees who asks, when and how many requests, and cannot read them. It passes on what is in a
+body and nothing of its head, over one connection that tells nothing of who asks; it logs neither
+addresses nor sizes. Anyone who can reach it is let in.
 
-The relay's line to its one gateway: one connection, and nothing on it that tells who asks.
-
-The relay: takes sealed requests from devices to one gateway, and the answers back.
-
-It sees who asks, when and how many requests, and cannot read them. It passes on what is in a body
-and nothing of its head; it logs neither addresses nor sizes. It lets in whoever can reach it.
+Requests of several clients wait for one another and go in a random order. What a gateway can tell
+from order and time shrinks with the number of clients that are mixed. It is not nothing: a client
+that comes alone goes alone, and one who watches both sides of the relay can match bursts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Responses: JSON, errors of one shape, files with validators and ranges."""
+"""Makes responses: JSON, errors of one shape, files with validators and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes: which handler answers a path, and what handlers take and give.
+"""Finds the handler that answers a path, and says what handlers take and give.
 
 Paths are matched as they arrive, byte for byte: nothing is decoded or normalised, so `%2e%2e`, `//`
 and the like are paths that do not exist.

@@ -1,4 +1,4 @@
-"""Slice files: the records of a table in segments, and the sum of each record beside them.
+"""Writes and checks slice files: records of a table in segments, a sum of each beside them.
 
     table-T/seg-N.bin    consecutive records, raw
     table-T/seg-N.sum    their sums, little-endian uint64
@@ -6,8 +6,6 @@
 Records are read, summed and written in chunks that stay in the cache, by several threads, each in
 a file of its own: in one file they would wait for its lock. Where a file of an earlier round can be
 had, its pages are written over: new pages take several times as long.
-
-Whether the files of a segment are those that the manifest tells of.
 """
 
 from __future__ import annotations

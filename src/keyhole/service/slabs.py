@@ -1,9 +1,7 @@
-"""Memory for the slices of one round that have been computed: a slab of slots, bounded.
+"""Holds the computed slices of one round in bounded memory, and computes misses in batches.
 
 Where the whole table fits, a key is its own slot. Else slots are given out through a hash index
 until the slab is full, so that memory depends on what is asked for and never on K.
-
-Batches of misses: computed one after the other beside the event loop, waited for by many.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The routes that give out rounds: which one is current, its manifest, slices, segments."""
+"""Adds the routes that give out rounds: the current one, its manifest, slices, segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The update spool: one upload for each device and round, there as a whole or not at all."""
+"""Stores one upload for each device and round, there as a whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Asynchronous rounds over the service: devices begin as others end, and send when they are done.
+"""Runs asynchronous rounds over the service: devices begin as others end.
 
-Each round is published after a server step, for whoever is at work. A device fetches from the
+Each round is published after a server step, for the devices at work. A device fetches from the
 newest round and may send its update steps later: earlier rounds trail for as long, though only the
 slices of the newest two stay. Who is at work is stored with the step, and updates are in files
 until the step that counts them is stored, so a trainer that is killed goes on.

@@ -1,9 +1,8 @@
-"""An aggregator's line to the other one: lists, and what devices sent for both.
+"""Finishes a sum: the aggregators exchange lists, agree, and each adds up its shares.
 
-It shows a token that both have the key of, made anew for each request, and speaks TLS like all
-services. The other one is believed as far as the protocol goes: whatever it says is compared.
-
-Finishing a sum: the aggregators exchange lists, reduce them, agree, and each adds up its shares.
+An aggregator shows the other a token that both have the key of, made anew for each request, and
+speaks TLS like all services. The other one is believed as far as the protocol goes: whatever it
+says is compared.
 
 One thread for each sum that is closing; one of them adds up at a time, so that memory holds one
 table. It waits for the other aggregator as long as that is away. What cannot be mended is written

@@ -1,4 +1,4 @@
-"""The routes of an aggregator: for the trainer, for devices, and for the other aggregator.
+"""Serves an aggregator, one of the two parties of a secure sum.
 
     POST /v1/sums/{round}                     trainer: opens a sum
     GET  /v1/sums                             trainer: its sums that are here
@@ -14,8 +14,6 @@
 
 Each kind of caller has a keyring of its own: a token of one is worth nothing in the place of
 another. No error, log line or metric holds a name, or anything of a share.
-
-An aggregator as a service: one of the two parties of a secure sum, for `serving` and `run`.
 """
 
 from __future__ import annotations

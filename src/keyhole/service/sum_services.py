@@ -1,4 +1,4 @@
-"""Has two aggregators add up the updates of devices: the trainer's part of a round.
+"""Adds up a round with two aggregators: what the trainer does in a secure sum.
 
 Hidden from the trainer: every single update and its keys, as long as the two aggregators do not
 work together, nor one of them with enough devices of the cohort. Not hidden: who takes part, and

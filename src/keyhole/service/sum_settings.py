@@ -1,4 +1,4 @@
-"""What an aggregator allows, whatever a trainer asks for."""
+"""Sets what an aggregator allows, whatever a trainer asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an aggregator keeps on disk, so that nothing is lost when its process is killed.
+"""Keeps the sums of one aggregator: opened and closed by a trainer, filled by devices, in files.
 
     sums/<round>/opening    who opened it, terms and cohort
     sums/<round>/taken      whose updates count: from then on it is closed
@@ -12,15 +12,13 @@
 
 Each file appears at once and whole, and never changes. Everything is readable by its owner alone.
 
-The sums of one aggregator: opened and closed by a trainer, filled by devices, kept in files.
-
 Whatever is told to anyone is on the disk first. A process that is killed goes on with every sum
 where it was: lists do not change once they are closed, and a share that was written is given out
 again as the same bytes, with the same noise. A share that was not yet written was given to nobody.
 
 What this aggregator sees: names of devices, one message of a length that the terms fix from each,
 and the names that the other aggregator has. What it stores of a device tells it no key and no
-number, if the other one does not work with it (`private.secure_sum.whole_server`).
+number, if the other one does not work with it.
 """
 
 from __future__ import annotations

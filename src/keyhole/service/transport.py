@@ -1,9 +1,7 @@
-"""Warm-up: the compiled code that queries run is there before the first of them.
+"""Serves on sockets: TLS, worker processes, and an end without lost requests.
 
-It is kept on disk once it has been compiled; to load it takes a third of a second, to compile it
-some seconds, and while a query waits for that every other one waits too.
-
-Transport: the service on sockets. TLS, worker processes, and an end without lost requests.
+Compiled code that queries run is loaded before the first of them: to load it takes a third of a
+second, to compile it some seconds, and every query would wait for that.
 """
 
 from __future__ import annotations

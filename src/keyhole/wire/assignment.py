@@ -1,4 +1,4 @@
-"""The coordinator: which device that checks in takes part, and when it begins to fetch.
+"""Decides which device that checks in takes part, and when it begins to fetch.
 
 Functions without sockets and clock; `keyhole.rounds.machine` decides when a round closes.
 """

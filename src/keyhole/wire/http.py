@@ -1,12 +1,11 @@
-"""Refusals: the errors of a service, rebuilt on a device from what came over the wire.
-
-What a service says is not trusted: its words are bounded, stripped of control characters, and
-never shown where the shape of an error is missing.
-
-HTTP of a device: one exchange at a time, tried again where that helps, resumed where it was cut.
+"""Speaks HTTP on a device: one exchange at a time, tried again where that helps, then resumed.
 
 Made of the standard library: `http.client` takes a fifth of the processor time of httpx for an
 answer of 2 MB, and bodies are read straight into the buffer they stay in.
+
+Errors of a service are rebuilt from what came over the wire. What a service says is not trusted:
+its words are bounded, stripped of control characters, and never shown where the shape of an error
+is missing.
 """
 
 from __future__ import annotations

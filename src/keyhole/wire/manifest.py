@@ -1,4 +1,4 @@
-"""The manifest of a round: what its tables hold, where they lie, and how to tell damage.
+"""Describes a round: what its tables hold, where they lie, and how to tell damage.
 
 A manifest is all that a device needs to know of a model: from it follow the layout, the records and
 the URLs of a round. It is JSON, read strictly: an unknown name, a wrong type or a size that does

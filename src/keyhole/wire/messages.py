@@ -1,4 +1,4 @@
-"""The binary messages between device and service: a query for slices, its answer, an update.
+"""Encodes and decodes the messages between device and service: query, answer, update.
 
 `docs/wire.md` describes every byte. All numbers are little-endian. A message begins with four bytes
 that name it and its version. What arrives is checked before it is used, and what is said about it

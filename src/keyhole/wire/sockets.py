@@ -1,10 +1,7 @@
-"""A socket that nobody can hold: every wait has an end, and a stop event is one.
+"""Opens sockets whose every wait has an end, and says how often a device tries again.
 
-Where a service is, and how a device knows that it is the right one: URL and certificates.
-
-Retrying: how often a device tries again, and how long it waits in between.
-
-What has arrived of a body, so that a cut one goes on where it ended.
+An address is a URL and the certificates to trust for it. A body that was cut goes on where it
+ended.
 """
 
 from __future__ import annotations

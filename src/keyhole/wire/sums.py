@@ -1,4 +1,4 @@
-"""What trainer, aggregators and devices say to each other besides shares: JSON, read strictly."""
+"""Describes what trainer, aggregators and devices say besides shares: JSON, read strictly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service asks of a round, however its slices come about: from files or on demand."""
+"""Describes what the service asks of a round, whose slices are in files or made on demand."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Readers, one file for each format; all yield clients of one shape."""
+"""Reads known files, one module for each format; all yield clients of one shape."""

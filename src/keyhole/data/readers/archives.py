@@ -1,8 +1,7 @@
-"""NumPy archives: arrays by name, checked before they are used.
+"""Reads FEMNIST and MovieLens from one NumPy archive each, checked before it is used.
 
-FEMNIST in one NumPy archive: images sorted by writer, a byte that says train or test.
-
-MovieLens in one NumPy archive: one entry for each rating.
+FEMNIST has images sorted by writer and a byte that says train or test; MovieLens has one entry for
+each rating.
 """
 
 from __future__ import annotations

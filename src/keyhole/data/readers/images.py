@@ -1,4 +1,4 @@
-"""What all files of handwriting have in common: 62 characters, 28 x 28 pixels."""
+"""Says what all files of handwriting have in common: 62 characters, 28 x 28 pixels."""
 
 from __future__ import annotations
 

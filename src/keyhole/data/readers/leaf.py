@@ -1,4 +1,4 @@
-"""LEAF's FEMNIST: a directory with train/*.json and test/*.json.
+"""Reads LEAF's FEMNIST: a directory with train/*.json and test/*.json.
 
 A file holds "users", "num_samples", and "user_data": user -> {"x": images, "y": labels}.
 """

@@ -1,4 +1,4 @@
-"""What a reader makes of a file: a source that was found, and the clients that it yields."""
+"""Describes what a reader makes of a file: a source that was found, and the clients it yields."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Plain text to words and sentences.
+"""Reads Stack Exchange posts from compressed JSON lines, sorted by user.
 
-Stack Exchange posts as compressed JSON lines, sorted by user.
+Plain text is split into sentences and words here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""What all files of Stack Overflow have in common: text that is tokenised already.
+"""Reads TensorFlow Federated's client files: EMNIST and Stack Overflow, as HDF5 or SQLite.
 
-tf.train.Example, decoded from the protobuf wire format.
+In an HDF5 file of a split the group "examples" holds a group for each client, and that a dataset
+for each column. In SQLite, table `examples` has split_name, client_id and serialized_example_proto;
+table `client_metadata` has client_id, split_name and num_examples. Text is tokenised already.
+
+A tf.train.Example is decoded from the protobuf wire format:
 
     Example   { Features features = 1; }
     Features  { map<string, Feature> feature = 1; }       an entry is { key = 1; value = 2; }
@@ -8,15 +12,6 @@ tf.train.Example, decoded from the protobuf wire format.
 
 A field starts with a varint `number << 3 | wire type`; numbers may come packed into one field or
 one by one, and fields we do not know are passed over.
-
-TensorFlow Federated's HDF5 client files: EMNIST and Stack Overflow, one file for each split.
-
-In each file the group "examples" holds a group for each client, and that a dataset for each column.
-
-TensorFlow Federated's SQLite client files: emnist_all.sqlite and stackoverflow.sqlite.
-
-Table `examples` has split_name, client_id and serialized_example_proto; table `client_metadata` has
-client_id, split_name and num_examples.
 """
 
 from __future__ import annotations

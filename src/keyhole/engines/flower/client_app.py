@@ -1,4 +1,4 @@
-"""The ClientApp: a node takes part in a round for the clients that it stands for.
+"""Makes the ClientApp: a node takes part in a round for the clients that it stands for.
 
 The message says which round and where; slices come from the slice service and updates go there. The
 reply holds counts. What goes wrong in a client's own code is written to the log of the node: what

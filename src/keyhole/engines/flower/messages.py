@@ -1,14 +1,11 @@
-"""Control messages: what a node is told of a round, and what it says in return. Both stay small.
+"""Writes and reads control messages: what a node is told of a round, and what it replies.
 
 A message carries names, numbers, URLs and tokens; slices and updates never pass through Flower. One
 message goes to one node, and names every client that the node stands for in the round.
 
-Incidents: what the record of a round says of nodes and clients that failed.
-
-A sentence has a count, and a reason without a key. What nodes say of themselves is theirs: it is
-cut short, and of errors that keyhole did not write only the kind is told: they may quote data.
-
-Nodes: which of them stands for which client of the population.
+What the record of a round says of nodes and clients that failed has a count, and a reason without a
+key. What nodes say of themselves is cut short, and of errors that keyhole did not write only the
+kind is told: they may quote data.
 
 A SuperNode that was started with `--node-config "client=7"` is client 7 and nobody else; one
 without stands in for whoever is asked, as a laboratory does that has the data of all. The server

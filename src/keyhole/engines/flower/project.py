@@ -1,4 +1,4 @@
-"""Projects: a directory that `flwr run` takes, with the tasks of keyhole as its app."""
+"""Writes a directory that `flwr run` takes, with the tasks of keyhole as its app."""
 
 from __future__ import annotations
 

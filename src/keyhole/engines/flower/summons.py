@@ -1,4 +1,4 @@
-"""Summons: devices are told of a round by Flower messages, and what they reply becomes events.
+"""Tells devices of a round by Flower messages, and turns their replies into events.
 
 Nothing waits for replies: a round closes by the updates that are in, or by its deadline. A reply
 that comes later than the round is read when there is time, and only says that its node lives.

@@ -1,1 +1,1 @@
-"""Cohorts on Ray: clients train in workers all over a cluster, with the bytes of one process."""
+"""Trains cohorts in Ray workers all over a cluster, with the bytes of one process."""

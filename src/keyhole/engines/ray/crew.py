@@ -1,9 +1,8 @@
-"""What runs in a worker of the cluster: it builds the population once, then does tasks.
+"""Keeps workers all over a cluster, and starts others in their place when they are lost.
 
-A method returns a pair: what went wrong, or None, and the result. Ray keeps the two apart, so that
-the driver reads the first and the second stays on the node.
-
-The crew: workers all over a cluster, and others in their place when they are lost.
+A worker builds the population once, then does tasks. A method returns a pair: what went wrong, or
+None, and the result. Ray keeps the two apart, so that the driver reads the first and the second
+stays on the node.
 
 Nothing waits forever: a worker that is silent for longer than `patience` is ended and counts as
 lost.

@@ -1,7 +1,4 @@
-"""The population of an arm, built again in each worker of a cluster.
-
-RayEngine: a cohort on Ray, on one machine or on a cluster, with the bytes of one process.
-"""
+"""Runs a cohort on Ray, on one machine or on a cluster, with the bytes of one process."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Key bundles: the keys of many clients as a few arrays, which travel faster than many do.
-
-Parcels: jobs as the object store takes them, without a copy of what clients have in common.
+"""Packs jobs for the object store, without a copy of what clients have in common.
 
 Where sub-models are a function of keys, workers select them. A small model is stored once for all
 parcels of a call; of a large one, each parcel holds the rows that its clients chose, once. Where
 they are not, as after a private delivery, a parcel holds sub-models, and what all clients of the
 round received is stored once. Workers on the same machine read everything in place.
+
+Keys of many clients travel as a few arrays, which is faster than many small ones.
 """
 
 from __future__ import annotations

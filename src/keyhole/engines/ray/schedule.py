@@ -1,17 +1,13 @@
-"""The board: which task is next for whom, and which must be done again. No Ray, no clock.
+"""Decides which task is next for whom and which must be done again, and hands tasks out.
 
 Tasks form a small graph: clients are trained in blocks, or in pieces of blocks that hand a sum from
 one to the next, and neighbouring sums are merged where they lie. A result lives on the node of the
 worker that made it, so losing a node may undo what was done: the board then asks for it once more.
 
-The graph of a call: into which tasks a round's jobs are cut, for a number of workers and nodes.
-
 Cuts decide who works, never what comes out: sums are made of the same blocks in the same pairs.
 
-A call: tasks handed to the workers of a crew until every result is here, whoever dies meanwhile.
-
-A task whose worker is lost is done again, by whoever is free. Three workers lost over one task, and
-the task is to blame.
+A call hands tasks to workers until every result is here. A task whose worker is lost is done again
+by a free one. Three workers lost over one task, and the task is to blame.
 """
 
 from __future__ import annotations

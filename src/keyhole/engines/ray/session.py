@@ -1,4 +1,4 @@
-"""The connection to Ray: one started on this machine for as long as it is needed, or a cluster.
+"""Connects to Ray: one started on this machine for as long as it is needed, or a cluster.
 
 Nothing here speaks to the internet: no dashboard, no usage statistics. Whoever reaches a Ray may
 run code in it. One that is started here listens on the loopback interface alone, unless the process

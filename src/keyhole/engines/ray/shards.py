@@ -1,6 +1,4 @@
-"""A shard: what an actor holds of the server's tables, a range of keys of each.
-
-Shards: server tables whose rows lie in the memory of several nodes, each a range of keys.
+"""Holds server tables in the memory of several nodes, each a range of keys.
 
 A `ServerState` takes sharded tables as it takes its own: reads and steps go to the shards that hold
 the keys, all of them at once, so a round costs what was selected. Every row is stepped and read by

@@ -1,7 +1,4 @@
-"""Curves: a metric over rounds, one panel beside the other, as Figures 2, 4, 5 and 6.
-
-Final: relative client size and test metric over the sweep's x, as Figure 3.
-"""
+"""Draws a metric over rounds (Figures 2, 4, 5, 6), and its final value over a sweep (Figure 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's picture: a metric over rounds, beside the same metric against what a client moves."""
+"""Draws the demo: a metric over rounds, beside the same metric against what a client moves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Grid: a heat map over client and server learning rate, to tune them as section 5.1 does.
+"""Draws every kind of figure that a sweep may ask for, by name.
 
-Figures: every kind that a sweep may ask for, by name.
+A grid is a heat map over client and server learning rate, to tune them as section 5.1 does.
 
 A figure is matplotlib's `Figure` without a window or a current state; `save_figure` writes it as
 PNG and SVG with the same bytes for the same results.

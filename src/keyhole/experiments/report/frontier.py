@@ -1,6 +1,6 @@
-"""Placing: labels beside points, where they hide neither a point nor a line nor another label.
+"""Draws the test metric against the size that clients hold, as Figure 7.
 
-Frontier: the test metric against the size that clients hold, as Figure 7.
+Labels are placed where they hide neither a point nor a line nor another label.
 """
 
 from __future__ import annotations

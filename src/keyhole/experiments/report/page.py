@@ -1,7 +1,4 @@
-"""Page: a report as one HTML file that needs nothing else, on screen and on paper.
-
-Files of a report: figures, tables and the page, in one directory.
-"""
+"""Writes a report: figures, tables, and one HTML page that needs nothing else."""
 
 from __future__ import annotations
 

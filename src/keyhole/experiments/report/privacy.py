@@ -1,9 +1,7 @@
-"""Privacy: what select saves against what hiding the keys costs, the evaluation that the paper
-leaves to future work (its section 6).
+"""Computes what select saves against what hiding the keys costs, and draws it.
 
-It needs no runs: every number follows from K, m and the length of a slice.
-
-The figure that the paper leaves to future work: select's saving against the cost of privacy.
+This is the evaluation that the paper leaves to future work (its section 6). It needs no runs: every
+number follows from K, m and the length of a slice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Fields: a JSON file read as what it should be, or refused by the name of the field.
-
-Results: what sweeps, their lines and the trials of each are, read from the directory of runs.
+"""Reads sweeps, their lines and the trials of each from the directory of runs.
 
 A sweep is a figure or table of the paper; a line is one arm of it (one setting); a trial is one run
 of an arm. An arm may be a line of several sweeps.
+
+A JSON file is read as what it should be, or refused by the name of the field.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Mean and deviation over trials, of one number and of a curve.
+"""Computes mean and deviation over trials, and words numbers as readers see them.
 
 The deviation is the sample standard deviation (divided by n - 1): five trials are a sample of the
 trials one could make. The paper says "standard deviation" and not which; with five trials the other
 one would be 11 % smaller. One trial has no deviation.
-
-Wording: names and numbers as a reader sees them, the same in figures and tables.
 """
 
 from __future__ import annotations

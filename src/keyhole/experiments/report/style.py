@@ -1,4 +1,4 @@
-"""Style: what all figures share. Colours, dashes, axes, and how a figure becomes files.
+"""Sets what all figures share: colours, dashes, axes, and how a figure becomes files.
 
 Series are told apart three times: by lightness (one colour map from dark to light, so the order
 survives grey-scale printing and colour blindness), by marker, and by dashes.

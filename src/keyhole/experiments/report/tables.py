@@ -1,10 +1,9 @@
-"""Paper: what the paper found, to be set beside what we find.
+"""Makes tables: one row for each line of a sweep, the paper's number beside ours.
 
-Numbers are those of its Tables 2 and 3, means and standard deviations over 5 trials at the paper's
-scale. Its figures print no numbers; what its text says of them is told here in our words.
+One structure is written as Markdown, HTML or JSON.
 
-Tables: one row for each line of a sweep, the paper's number beside ours; one structure, written
-as Markdown, HTML or JSON.
+The paper's numbers are those of its Tables 2 and 3, means and standard deviations over 5 trials at
+its scale. Its figures print no numbers; what its text says of them is told here in our words.
 """
 
 from __future__ import annotations
