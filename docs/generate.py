@@ -68,8 +68,9 @@ def modules_table():
 def commands_of(name, command):
     """A command and, if it is a group, those below it."""
     yield name, command
-    for below, inner in getattr(command, "commands", {}).items():
-        yield from commands_of(f"{name} {below}", inner)
+    context = click.Context(command, info_name=name)
+    for below in command.list_commands(context) if isinstance(command, click.Group) else ():
+        yield from commands_of(f"{name} {below}", command.get_command(context, below))
 
 
 def cli_page():
