@@ -88,7 +88,7 @@ NAMED_ELSEWHERE = {
         "planner/prices.py",
         "service/slice_routes.py",
     },
-    "dense": {  # a kind of table
+    "dense": {
         "engines/ray/shards.py",
         "models/dense.py",
         "server/snapshots.py",
@@ -125,7 +125,7 @@ NAMED_ELSEWHERE = {
         "planner/capacity.py",
         "planner/prices.py",
     },
-    "plain": {  # a coding of slices, too
+    "plain": {
         "cli/runs.py",
         "delivery/records.py",
         "service/segments.py",
@@ -142,7 +142,7 @@ NAMED_ELSEWHERE = {
     },
     "relay": {
         "cli/device.py",
-        "cli/main.py",  # the verb
+        "cli/main.py",
         "delivery/named.py",
         "delivery/relay/way.py",
         "device/relayed.py",

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from keyhole.aggregation import aggregation_names
 from keyhole.planner.capacity import price_sums
 from keyhole.pricing import Workload
