@@ -53,5 +53,5 @@ def test_a_bare_leaf_is_named_by_a_dot():
 
 
 def test_an_unknown_path_is_named_with_those_that_exist():
-    with pytest.raises(ShapeError, match="got 'w', allowed is 'a', 'b'"):
+    with pytest.raises(ShapeError, match="got 'w'; expected 'a', 'b'"):
         tree.get({"a": 1, "b": 2}, "w")

@@ -102,14 +102,14 @@ class KeyholeError(Exception):
         fix: what to do about it.
 
     >>> print(KeyholeError("cohort is too small", got=0, allowed="1 or more", fix="wait"))
-    cohort is too small: got 0, allowed is 1 or more; wait
+    cohort is too small: got 0; expected 1 or more; wait
     """
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
     def __init__(self, wrong: str, *, got: object, allowed: object, fix: str) -> None:
-        super().__init__(f"{wrong}: got {got}, allowed is {allowed}; {fix}")
+        super().__init__(f"{wrong}: got {got}; expected {allowed}; {fix}")
         self.wrong = wrong
         self.got = str(got)
         self.allowed = str(allowed)

@@ -177,4 +177,4 @@ def test_an_error_of_the_library_is_one_line_and_its_exit_code(kind, monkeypatch
     with pytest.raises(SystemExit) as ended:
         cli.main(["broken"])
     assert ended.value.code == kind.exit_code
-    assert capsys.readouterr().err == "keyhole: it broke: got 3, allowed is 2; mend it\n"
+    assert capsys.readouterr().err == "keyhole: it broke: got 3; expected 2; mend it\n"

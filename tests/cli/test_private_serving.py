@@ -186,7 +186,7 @@ def test_numbers_of_keys_for_a_table_that_is_not_there_are_refused(tmp_path, nam
         given = ["--pir", "0", "--pir-keys", f"{name}=4", "--pir-keys", "row=4"]
         done = CliRunner().invoke(serve, [str(tmp_path), *NOWHERE, *given])
     assert isinstance(done.exception, InputError)
-    assert f"got {name!r}, allowed is 'row'" in str(done.exception)
+    assert f"got {name!r}; expected 'row'" in str(done.exception)
 
 
 def test_numbers_of_keys_wait_for_the_first_round():
@@ -194,7 +194,7 @@ def test_numbers_of_keys_wait_for_the_first_round():
     check_tables({"pir_keys": ("nosuch=4", "3")}, rounds)
     rounds.open()
     check_tables({"pir_keys": ("word=4", "3")}, rounds)
-    with pytest.raises(InputError, match="allowed is 'word'"):
+    with pytest.raises(InputError, match="expected 'word'"):
         check_tables({"pir_keys": ("nosuch=4",)}, rounds)
 
 

@@ -88,7 +88,7 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
     ("args", "said"),
     [
         (["train", "no_such_task"], "no such task: got no_such_task"),
-        (["train", "emnist_2nn", "--m", "201"], "allowed is 0..200"),
+        (["train", "emnist_2nn", "--m", "201"], "expected 0..200"),
         (["train", "emnist_2nn", "--m", "many"], "not a whole number: got many"),
         (["train", "emnist_2nn", "--keys", "best"], "no such way to choose keys: got best"),
         (["train", "emnist_2nn", "--keys", "word=top"], "no such key space: got word"),
@@ -196,4 +196,4 @@ def test_a_finished_run_of_other_settings_is_refused(trained, keyhole, few_write
     options = ("--data", few_writers, "--m", 8, "--out", out, "--client-lr", "9")
     done = keyhole("train", "emnist_2nn", *TINY, *options)
     assert done.returncode == 2
-    assert "holds a run with another client_lr: got 9.0, allowed is 0.1" in done.stderr
+    assert "holds a run with another client_lr: got 9.0; expected 0.1" in done.stderr

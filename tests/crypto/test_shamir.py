@@ -182,7 +182,7 @@ def test_a_secret_that_does_not_fit_is_refused():
 
 def test_one_share_too_few_is_refused():
     shares = shares_of(SECRET, 3, [1, 2, 3, 4])
-    with pytest.raises(ThresholdError, match="got 2, allowed is 3"):
+    with pytest.raises(ThresholdError, match="got 2; expected 3"):
         combine({x: shares[x] for x in (1, 4)}, 3, 32)
     with pytest.raises(ThresholdError, match="2 of 3"):
         Combiner([1, 2, 5]).combine(shares, 32)

@@ -97,7 +97,7 @@ def test_tables_that_do_not_exist_are_refused(service, device):
 @pytest.mark.parametrize("place", [-1, 1, 5])
 def test_segments_that_do_not_exist_are_refused_at_home(service, device, place):
     state = service.publish(LAYOUTS["rows"])
-    with pytest.raises(NotFoundError, match=r"no such segment: got -?\d, allowed is 0..0"):
+    with pytest.raises(NotFoundError, match=r"no such segment: got -?\d; expected 0..0"):
         device.fetch_segment(state.published.id, "row", place)
 
 

@@ -149,7 +149,7 @@ def test_clients_with_few_examples_can_be_left_out():
     for minimum, clients in ((6, 6), (7, 5), (8, 4), (12, 4)):
         few = arm_of("emnist_2nn", changes={"min_examples": minimum})
         assert Experiment(few, data).task.clients == clients
-    with pytest.raises(InputError, match=r"got min_examples 13, allowed is 1\.\.12"):
+    with pytest.raises(InputError, match=r"got min_examples 13; expected 1\.\.12"):
         Experiment(arm_of("emnist_2nn", changes={"min_examples": 13}), data).check()
 
 

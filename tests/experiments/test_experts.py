@@ -69,7 +69,7 @@ def test_a_client_counts_the_experts_of_its_characters():
 
 
 def test_more_experts_than_characters_are_refused():
-    with pytest.raises(InputError, match=r"got 63 experts, allowed is 1\.\.62"):
+    with pytest.raises(InputError, match=r"got 63 experts; expected 1\.\.62"):
         EXPERTS.on(writers(), {"experts": 63})
 
 

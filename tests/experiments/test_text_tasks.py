@@ -40,7 +40,7 @@ def test_a_client_counts_the_posts_that_have_a_word():
 
 
 def test_a_vocabulary_beyond_the_data_is_refused():
-    with pytest.raises(InputError, match=r"got 11, allowed is 1\.\.10 words"):
+    with pytest.raises(InputError, match=r"got 11; expected 1\.\.10 words"):
         TASKS["so_tag"].on(posts(), {"words": 11})
 
 
@@ -103,7 +103,7 @@ def test_a_client_without_a_sentence_teaches_nothing():
 @pytest.mark.parametrize(
     ("rest", "said"),
     [
-        ({"keys_per_client": {"word": 3}}, "allowed is 4 or more"),
+        ({"keys_per_client": {"word": 3}}, "expected 4 or more"),
         ({"sizes": {"width": 9, "heads": 2, "words": 5}}, "heads do not divide"),
         ({"sizes": {"embedding": 7, "words": 5}}, "an even number"),
         (

@@ -29,7 +29,7 @@ def test_a_budget_is_used_and_never_exceeded(name, data):
 
 
 def test_a_device_that_holds_nothing_is_named():
-    with pytest.raises(InputError, match="got 3 bytes, allowed is 12 or more"):
+    with pytest.raises(InputError, match="got 3 bytes; expected 12 or more"):
         keys_within(LAYOUTS["rows"], 3)
 
 

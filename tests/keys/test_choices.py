@@ -94,7 +94,7 @@ def test_all_keys_are_all_keys(counts):
 
 
 def test_all_keys_do_not_fit_a_client_that_may_hold_fewer():
-    with pytest.raises(InputError, match="got 2 keys per client, allowed is 3"):
+    with pytest.raises(InputError, match="got 2 keys per client; expected 3"):
         every(KeyCounts.none(KeySpace("filter", 3)), 2)
 
 
@@ -144,6 +144,6 @@ def test_choices_have_the_names_of_the_paper():
 
 
 def test_a_name_that_is_no_choice_is_refused_with_those_that_are():
-    message = "got best, allowed is top, random, random-top, independent, all"
+    message = "got best; expected top, random, random-top, independent, all"
     with pytest.raises(InputError, match=message):
         choice_named("best")

@@ -36,7 +36,7 @@ def test_random_keys_fill_up_what_the_first_ones_leave(counts, seed):
 
 
 def test_a_first_key_out_of_range_is_refused():
-    with pytest.raises(KeySpaceError, match=r"got 5, allowed is 0\.\.4"):
+    with pytest.raises(KeySpaceError, match=r"got 5; expected 0\.\.4"):
         always([5], top)(KeyCounts.none(KeySpace("word", 5)), 3, rng(0))
 
 
@@ -107,7 +107,7 @@ def test_buckets_of_one_key_are_the_keys():
 def test_a_client_that_cannot_hold_a_bucket_is_named():
     word = KeySpace("word", 10)
     choose = whole_buckets(top, Buckets(word, 4))
-    with pytest.raises(InputError, match="got 3 keys per client, allowed is 4 or more"):
+    with pytest.raises(InputError, match="got 3 keys per client; expected 4 or more"):
         choose(KeyCounts.none(word), 3, rng(0))
     assert choose(KeyCounts.none(word), 0, rng(0)).tolist() == []
 

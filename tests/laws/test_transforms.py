@@ -119,7 +119,7 @@ def test_a_plain_slice_decodes_to_itself():
 
 @pytest.mark.parametrize("bits", [0, 1, 16, -8])
 def test_other_widths_are_refused(bits):
-    with pytest.raises(InputError, match="allowed is 8 or 4"):
+    with pytest.raises(InputError, match="expected 8 or 4"):
         kh.Quantized(pick, bits, seed=0)
 
 

@@ -107,5 +107,5 @@ def test_fast_deselect_refuses_what_deselect_refuses(deselect):
 
 def test_fast_select_refuses_a_model_of_another_shape():
     layout, _, keys = rows_case()
-    with pytest.raises(ShapeError, match=r"got \(6, 3\), allowed is \(7, 3\)"):
+    with pytest.raises(ShapeError, match=r"got \(6, 3\); expected \(7, 3\)"):
         select_submodels(layout, kh.at_server({"w": np.zeros((6, 3))}), keys)

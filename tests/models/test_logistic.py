@@ -67,7 +67,7 @@ def test_arguments_are_not_mutated():
 def test_a_word_beyond_the_kernel_is_refused():
     examples = {"words": np.array([[3]], np.int32), "tags": np.zeros((1, 6), np.float32)}
     params = {"kernel": np.zeros((3, 6), np.float32), "bias": np.zeros(6, np.float32)}
-    with pytest.raises(ShapeError, match=r"got place 3, allowed is -1\.\.2"):
+    with pytest.raises(ShapeError, match=r"got place 3; expected -1\.\.2"):
         sparse_sgd(params, examples, np.array([[0]]), 0.5)
     assert np.isnan(MODEL.predict(params, {"words": jnp.array([[3]])})).all()
 

@@ -60,5 +60,5 @@ def test_other_samplings_are_refused(sampling):
 
 @pytest.mark.parametrize("numbers", [(21, 1), (1, 21)])
 def test_more_clients_than_there_are_cannot_be_at_work_or_waited_for(numbers):
-    with pytest.raises(InputError, match=r"got 21 at work, or waited for.*allowed is 1\.\.20"):
+    with pytest.raises(InputError, match=r"got 21 at work, or waited for.*expected 1\.\.20"):
         stream(buffering=Buffering(*numbers))

@@ -218,7 +218,7 @@ def test_the_tag_model_takes_its_sparse_way_and_both_agree():
 
 
 def test_no_examples_is_an_error():
-    with pytest.raises(InputError, match="a client has no examples: got 0, allowed is 1 or more"):
+    with pytest.raises(InputError, match="a client has no examples: got 0; expected 1 or more"):
         LocalSgd(MODEL, ClientUpdate(0.1))(slices_of(5), images(1, 0), generator(0))
 
 

@@ -51,14 +51,14 @@ def test_dropouts_have_their_probability_and_do_not_depend_on_the_others():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 0}, "0 clients asked, allowed is 1..10"),
-        ({"size": 11}, "11 clients asked, allowed is 1..10"),
-        ({"size": 9, "over_selection": 1.3}, "12 clients asked, allowed is 1..10"),
+        ({"size": 0}, "0 clients asked; expected 1..10"),
+        ({"size": 11}, "11 clients asked; expected 1..10"),
+        ({"size": 9, "over_selection": 1.3}, "12 clients asked; expected 1..10"),
         ({"size": 5, "over_selection": 0.9}, "1 or more"),
-        ({"size": 5, "lost_before": 1.5}, "got 1.5, allowed is 0..1"),
-        ({"size": 5, "lost_after": -0.1}, "got -0.1, allowed is 0..1"),
+        ({"size": 5, "lost_before": 1.5}, "got 1.5; expected 0..1"),
+        ({"size": 5, "lost_after": -0.1}, "got -0.1; expected 0..1"),
         ({"size": 5, "sampling": "all"}, "fixed, poisson or cyclic"),
-        ({"size": 2.5}, "got 2.5, allowed is a whole number"),
+        ({"size": 2.5}, "got 2.5; expected a whole number"),
         ({"size": 5, "over_selection": float("nan")}, "1 or more"),
     ],
 )

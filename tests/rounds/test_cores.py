@@ -129,5 +129,5 @@ def test_a_jax_that_has_started_otherwise_is_told_of(monkeypatch):
 
 
 def test_no_core_is_an_error():
-    with pytest.raises(InputError, match="got 0, allowed is 1 or more"):
+    with pytest.raises(InputError, match="got 0; expected 1 or more"):
         Cores(0)

@@ -94,7 +94,7 @@ def test_records_that_are_lost_for_good_are_noted_and_no_round_is_made_twice(tmp
 def test_another_plan_is_refused_by_the_name_of_what_differs(tmp_path):
     start(tmp_path).close()
     for other, message in [
-        (replace(plan("synchronous"), seed=99), "another seed: got 99, allowed is 3"),
+        (replace(plan("synchronous"), seed=99), "another seed: got 99; expected 3"),
         (replace(plan("synchronous"), shared_keys=True), "another shared_keys: got True"),
     ]:
         with pytest.raises(InputError, match=message):
@@ -125,7 +125,7 @@ def test_metrics_of_numpy_types_are_stored(tmp_path):
     [lambda: Evaluation(toy.metrics, 0), lambda: next(start(None).rounds(1, snapshot_every=0))],
 )
 def test_never_is_no_interval(act):
-    with pytest.raises(InputError, match="allowed is a whole number from 1"):
+    with pytest.raises(InputError, match="expected a whole number from 1"):
         act()
 
 

@@ -31,7 +31,7 @@ def test_names_are_found_in_any_case():
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(InputError, match="got FedMagic, allowed is FedAvg, FedProx"):
+    with pytest.raises(InputError, match="got FedMagic; expected FedAvg, FedProx"):
         algorithm_named("FedMagic", client_lr=1)
 
 

@@ -206,18 +206,18 @@ def test_clients_that_start_in_one_asynchronous_round_share_keys():
 
 def test_a_choice_beyond_the_budget_is_refused():
     greedy = replace(toy.make_clients(), choose=lambda examples, limit, rng: toy.FEATURE.all_keys())
-    with pytest.raises(InputError, match="got 60, allowed is 3 or fewer"):
+    with pytest.raises(InputError, match="got 60; expected 3 or fewer"):
         run(clients=greedy, keys_per_client={"feature": 3})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"keys_per_client": {"feature": 61}}, "got 61, allowed is 0..60"),
-        ({"keys_per_client": {"word": 3}}, "got word, allowed is feature"),
-        ({"cohorts": Cohorts(30, 5)}, "got 30, allowed is 20"),
-        ({"keys_per_client": {"feature": 2.5}}, "got 2.5, allowed is a whole number"),
-        ({"seed": -1}, "got -1, allowed is a whole number from 0"),
+        ({"keys_per_client": {"feature": 61}}, "got 61; expected 0..60"),
+        ({"keys_per_client": {"word": 3}}, "got word; expected feature"),
+        ({"cohorts": Cohorts(30, 5)}, "got 30; expected 20"),
+        ({"keys_per_client": {"feature": 2.5}}, "got 2.5; expected a whole number"),
+        ({"seed": -1}, "got -1; expected a whole number from 0"),
         ({"over": "chooser"}, "got chooser"),
     ],
 )

@@ -140,7 +140,7 @@ def test_steps_are_taken_in_order(tmp_path):
     log = DeltaLog.open(path, create_log(path, LAYOUT, 0))
     log.append(entry(1))
     for step in (1, 3):
-        with pytest.raises(StorageError, match=f"got step {step} after 1, allowed is step 2"):
+        with pytest.raises(StorageError, match=f"got step {step} after 1; expected step 2"):
             log.append(entry(step))
     log.append(entry(2))
     log.close()

@@ -98,5 +98,5 @@ def test_sums_are_written_where_asked():
     ],
 )
 def test_what_does_not_fit_is_refused(records, out):
-    with pytest.raises(ShapeError, match=r"allowed is .*uint\d+ of shape"):
+    with pytest.raises(ShapeError, match=r"expected .*uint\d+ of shape"):
         sum_records(records, out)

@@ -125,7 +125,7 @@ def test_rows_that_stopped_moving_are_not_reported():
 
 
 def test_only_past_steps_can_be_asked_for():
-    with pytest.raises(InputError, match=r"no such step: got 1, allowed is 0\.\.0"):
+    with pytest.raises(InputError, match=r"no such step: got 1; expected 0\.\.0"):
         bag().changed_since(1)
 
 
@@ -143,7 +143,7 @@ def test_other_dtypes_are_refused():
 
 
 def test_unknown_parameters_to_initialize_are_refused():
-    with pytest.raises(InputError, match="'v', allowed is 'w'"):
+    with pytest.raises(InputError, match="'v'; expected 'w'"):
         ServerState.lazy(LAYOUTS["rows"], SGD(1), {"v": Normal(1)})
 
 
@@ -151,7 +151,7 @@ ROWS = np.ones((2, 3), np.float32)
 BAD = {
     "unsorted": (([4, 2], ROWS), KeySpaceError, "1 of 2 out of order"),
     "repeated": (([2, 2], ROWS), KeySpaceError, "1 of 2 out of order"),
-    "beyond the last key": (([2, 7], ROWS), KeySpaceError, r"1 such keys of 2, allowed is 0\.\.6"),
+    "beyond the last key": (([2, 7], ROWS), KeySpaceError, r"1 such keys of 2; expected 0\.\.6"),
     "negative": (([-1, 2], ROWS), KeySpaceError, "1 such keys of 2"),
     "floats as keys": (([0.0, 1.0], ROWS), KeySpaceError, "not int64: got float64"),
     "too wide": (([1, 2], np.ones((2, 4), np.float32)), ShapeError, r"shape \(2, 4\)"),
@@ -176,7 +176,7 @@ def test_a_refused_step_changes_nothing(name):
 
 
 def test_updates_of_another_layout_are_refused():
-    with pytest.raises(ShapeError, match="one update for each part: got 1 updates, allowed is 2"):
+    with pytest.raises(ShapeError, match="one update for each part: got 1 updates; expected 2"):
         bag().step([RowUpdate(np.array([0]), np.ones((1, 3), np.float32))])
 
 

@@ -139,7 +139,7 @@ def test_keys_outside_a_table_are_refused_without_naming_them(table, keys):
         "dense": DenseTable(np.zeros((5, 2), np.float32), SGD(1)),
         "lazy": LazyTable(5, start(2), SGD(1)),
     }
-    with pytest.raises(KeySpaceError, match=r"1 such keys of \d, allowed is 0\.\.4"):
+    with pytest.raises(KeySpaceError, match=r"1 such keys of \d; expected 0\.\.4"):
         tables[table].rows(np.array(keys), 0)
 
 

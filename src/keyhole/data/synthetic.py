@@ -42,7 +42,7 @@ def make_synthetic(kind: Kind, seed: int, **sizes: int) -> Dataset:
     'ratings'
     >>> make_synthetic("ratings", 7, movies=3)
     Traceback (most recent call last):
-    keyhole.errors.InputError: synthetic ratings have no such size: got movies, allowed is ...
+    keyhole.errors.InputError: synthetic ratings have no such size: got movies; expected ...
     """
     if kind not in _MAKERS:
         raise InputError(

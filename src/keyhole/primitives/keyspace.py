@@ -43,7 +43,7 @@ class KeySpace:
     [42, 7, 42]
     >>> word.keys([10_000])
     Traceback (most recent call last):
-    keyhole.errors.KeySpaceError: key is outside key space 'word': got 10000, allowed is 0..9999; \
+    keyhole.errors.KeySpaceError: key is outside key space 'word': got 10000; expected 0..9999; \
 rebuild the vocabulary or raise num_keys
     """
 

@@ -59,7 +59,7 @@ class ClientUpdate:
     20
     >>> ClientUpdate(client_lr=0)
     Traceback (most recent call last):
-    keyhole.errors.InputError: client_lr is out of range: got 0, allowed is a finite number ...
+    keyhole.errors.InputError: client_lr is out of range: got 0; expected a finite number ...
     """
 
     client_lr: float

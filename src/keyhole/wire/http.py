@@ -74,7 +74,7 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     >>> body = b'{"error": {"status": 410, "kind": "TooLateError", "wrong": "the round is closed",'
     >>> body += b' "got": "round 3", "allowed": "an open round", "fix": "check in again"}}'
     >>> refusal_of(410, body)
-    TooLateError('the round is closed: got round 3, allowed is an open round; check in again')
+    TooLateError('the round is closed: got round 3; expected an open round; check in again')
     """
     if status == ProtocolError.http_status:
         # A device that fetches in the clear never loads the cryptography behind this import.

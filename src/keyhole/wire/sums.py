@@ -50,7 +50,7 @@ class Failure(msgspec.Struct, frozen=True):
         return Failure(type(error).__name__, error.wrong, error.got, error.allowed, error.fix)
 
     def __str__(self) -> str:
-        return f"{self.wrong}: got {self.got}, allowed is {self.allowed}; {self.fix}"
+        return f"{self.wrong}: got {self.got}; expected {self.allowed}; {self.fix}"
 
 
 class SumStatus(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ def assert_refused(answered, queries):
 def test_a_server_that_can_remember_no_more_refuses_and_forgets_nothing():
     answered = Answered(limit=3)
     claim(answered, QUERIES[:2])
-    with pytest.raises(ReplayError, match="2 after 2, allowed is 3 in all"):
+    with pytest.raises(ReplayError, match="2 after 2; expected 3 in all"):
         claim(answered, QUERIES[2:4])
     claim(answered, QUERIES[2:3])
     assert len(answered) == 3

@@ -234,7 +234,7 @@ def test_too_few_nodes_end_the_run_after_a_bounded_wait(tmp_path):
     grid.silent = {11}
     with (
         small_service(tmp_path) as service,
-        pytest.raises(CohortError, match=r"after 0.5 seconds: got 1 nodes .* allowed is 3 or more"),
+        pytest.raises(CohortError, match=r"after 0.5 seconds: got 1 nodes .* expected 3 or more"),
     ):
         run_on(grid, service, plan, minimum=3, node_seconds=0.5)
 
