@@ -170,7 +170,7 @@ class _Walk:
         elif isinstance(value, type):
             yield from self._class(value)
         else:
-            yield from self._held(value)
+            yield from self._inside(value)
 
     def _array(self, value: Any) -> Iterator[bytes]:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
@@ -196,7 +196,7 @@ class _Walk:
             if name not in _ABOUT_CLASSES and not _is_generated(name, held):
                 yield from (name.encode(), self.digest(held))
 
-    def _held(self, value: Any) -> Iterator[bytes]:
+    def _inside(self, value: Any) -> Iterator[bytes]:
         """Containers and instances: what they hold."""
         if isinstance(value, staticmethod | classmethod | functools.cached_property):
             held: Iterable[Any] = [getattr(value, "__func__", getattr(value, "func", None))]

@@ -100,9 +100,9 @@ def odds_of_deciding(population: int, probability: float, minimum: int) -> float
         probability: q, with which each takes part to the end.
         minimum: t, clients below which nothing is released.
 
-    >>> f"{odds_of_deciding(342_477, 50 / 342_477, least=2):.1g}"
+    >>> f"{odds_of_deciding(342_477, 50 / 342_477, minimum=2):.1g}"
     '1e-24'
-    >>> odds_of_deciding(2, 0.5, least=2)  # the other one came, alone
+    >>> odds_of_deciding(2, 0.5, minimum=2)  # the other one came, alone
     0.25
     """
     others, missing = population - 1, minimum - 1
