@@ -9,7 +9,7 @@ trains, and shares its update so that the servers together learn the sum and nei
 import numpy as np
 
 from keyhole.aggregation.two_servers.client import share_rows
-from keyhole.aggregation.two_servers.sparse import SparseTerms
+from keyhole.aggregation.two_servers.sparse import SparseParams
 from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint
@@ -43,7 +43,7 @@ def main():
     asker = two_server.TwoServerAsker(terms)
     servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
     fixed = FixedPoint(clip=4.0, cohort=len(CLIENTS))
-    sums = SparseTerms(bytes(16), WORDS, WIDTH, MAX_KEYS, bits=32, min_clients=2)
+    sums = SparseParams(bytes(16), WORDS, WIDTH, MAX_KEYS, bits=32, min_clients=2)
     adders = [SparseServer(sums, party) for party in (0, 1)]
 
     expected, views = np.zeros_like(MODEL), ([], [])

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from keyhole.aggregation.two_servers import messages as whole_messages
+from keyhole.aggregation.two_servers import messages as sum_messages
 from keyhole.aggregation.two_servers.messages import pack_agreed, pack_list, pack_share
-from keyhole.aggregation.two_servers.params import WholeTerms, part_terms
-from keyhole.aggregation.two_servers.server import WholeServer
-from keyhole.aggregation.two_servers.sparse import CHECK_BYTES, HEAD_BYTES, OWN_BYTES
+from keyhole.aggregation.two_servers.params import SumParams, part_params
+from keyhole.aggregation.two_servers.server import SumServer
+from keyhole.aggregation.two_servers.sparse import CHECK_BYTES, HEAD_BYTES, SPARSE_OWN_BYTES
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
 from keyhole.service.access import Keyring
@@ -37,7 +37,7 @@ from keyhole.wire.sums import (
     peer_name,
     sum_settings,
 )
-from tests.aggregation.two_servers.whole_sums import PARTS, add_all, agree, shares_of, terms_of
+from tests.aggregation.two_servers.two_server_sums import PARTS, add_all, agree, shares_of, terms_of
 from tests.helpers import ROOT
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()
@@ -104,7 +104,7 @@ def test_messages_of_a_client_are_laid_out_as_the_page_says():
     for place in (0, 2):
         name = sha256(b"keyhole part" + terms.round + struct.pack("<Q", place)).digest()[:16]
         assert inner[:24] == b"KHW1\1\0\0\0" + name
-        inner = inner[whole_messages._public_lengths(terms)[place] :]
+        inner = inner[sum_messages._public_lengths(terms)[place] :]
     assert inner == b""
     seed, dense = made.to[0][88 + 120 : 88 + 136], made.to[1][88 + 120 : -136]
     for party, middle in enumerate((seed, dense)):
@@ -116,15 +116,15 @@ def test_messages_of_a_client_are_laid_out_as_the_page_says():
     whole[4] = 1  # the row of key 4 and its count
     mask = np.frombuffer(Prg(seed).bytes(42), "<u2").reshape(7, 3)
     assert dense == (whole - mask).tobytes()
-    assert len(made.to[0]) == 104 + 2 * OWN_BYTES + 16
-    assert len(made.to[1]) == 104 + 2 * OWN_BYTES + 42
+    assert len(made.to[0]) == 104 + 2 * SPARSE_OWN_BYTES + 16
+    assert len(made.to[1]) == 104 + 2 * SPARSE_OWN_BYTES + 42
 
 
 def test_messages_of_servers_are_laid_out_as_the_page_says():
     terms = terms_of()
     rows = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in PARTS]
     sent = {name: shares_of(terms, rows, seed) for seed, name in enumerate(COHORT[3:5])}
-    servers = WholeServer(terms, 0, COHORT), WholeServer(terms, 1, COHORT)
+    servers = SumServer(terms, 0, COHORT), SumServer(terms, 1, COHORT)
     for server in servers:
         for name, shares in sent.items():
             server.accept(name, shares.to[server.party])
@@ -149,7 +149,7 @@ def test_messages_of_servers_are_laid_out_as_the_page_says():
 
 def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
     rows = re.findall(r"^\| (\d) \| (\w+),? .*\| ([^|]+) \|$", WHOLE, re.M)
-    assert {name: int(kind) for kind, name, _ in rows} == whole_messages._FRAMING.kinds
+    assert {name: int(kind) for kind, name, _ in rows} == sum_messages._FRAMING.kinds
     lengths = {name: length for _, name, length in rows}
     head, check = HEAD_BYTES, CHECK_BYTES
     assert f"a head of {head} bytes" in WHOLE
@@ -157,10 +157,10 @@ def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
         "public": f"{head + 16} and those",
         "own": f"{head + 32 + check} and those",
         "list": f"{head + 32 + 8 + check} + {8 + 32} n",
-        "agreed": str(head + whole_messages._AGREED.size + check),
-        "share": f"{head + whole_messages._SHARE.size + check} and the rows",
+        "agreed": str(head + sum_messages._AGREED.size + check),
+        "share": f"{head + sum_messages._SHARE.size + check} and the rows",
     }
-    assert f"(`KHW1`, {OWN_BYTES})" in WHOLE
+    assert f"(`KHW1`, {SPARSE_OWN_BYTES})" in WHOLE
 
 
 # Routes
@@ -227,7 +227,7 @@ def test_opening_is_answered_as_the_page_says(service):
     listed = service.ask("GET", "/v1/sums", "trainer", "trainer")
     assert said(listed) == (200, {"rounds": [ROUND]})
     for number in range(1, limit + 1):
-        terms = WholeTerms(bytes([number]) * 16, PARTS, 6, 2)
+        terms = SumParams(bytes([number]) * 16, PARTS, 6, 2)
         path, body = f"/v1/sums/1{number}-{ROUND[2:]}", opening(party, terms)
         last = service.ask("POST", path, "trainer", "trainer", msgspec.json.encode(body))
     assert (number, last.status_code) == (limit, 503)
@@ -306,8 +306,8 @@ def test_the_limits_on_the_page_are_the_defaults():
 
 
 def test_what_secure_sums_says_of_bytes_follows_from_the_terms():
-    part = part_terms(100_000, 500, 1000, 32, False)
-    terms = WholeTerms(bytes(16), (part,), max_clients=50, min_clients=2)
+    part = part_params(100_000, 500, 1000, 32, False)
+    terms = SumParams(bytes(16), (part,), max_clients=50, min_clients=2)
     sent = sum(upload_bytes_of(terms, party) for party in (0, 1))
     clear = 1000 * 500 * 4 + 1000 * 8
     shown = f"{sent / 1e6:.2f} MB to both, {sent / clear:.2f} x clear"

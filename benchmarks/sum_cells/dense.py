@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal, measure
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.crypto.ring import add_masks
 from sum_cells import flower
 from sum_cells.cohort import timed
@@ -88,7 +88,7 @@ class Cell:
 
 def measure_dense(clients: int, lost: int, entries: int) -> Cell:
     """Runs our sum and compares it with the plain one; then both sides' masks take turns."""
-    settings = SecAggSettings(bytes(16), clients, entries)
+    settings = SecAggParams(bytes(16), clients, entries)
     rng = np.random.default_rng(0)
     vectors = rng.integers(0, 2**32, (clients, entries), dtype=np.uint32)
     run_timed(settings, vectors.__getitem__, range(lost))  # warms up
@@ -116,7 +116,7 @@ def measure_dense(clients: int, lost: int, entries: int) -> Cell:
     return Cell(clients, lost, entries, ours, theirs, peer.version)
 
 
-def _peer(settings: SecAggSettings, clients: int, lost: int) -> flower.Flower | None:
+def _peer(settings: SecAggParams, clients: int, lost: int) -> flower.Flower | None:
     if not flower.is_installed():
         return None
     flower.check()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.aggregation.masked.client import SecAggClient
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.aggregation.masked.server import SecAggServer
 from sum_cells.cohort import timed
 
@@ -35,9 +35,7 @@ class Spent:
     unmask: float
 
 
-def run_timed(
-    settings: SecAggSettings, vector_of: Callable[[int], np.ndarray], lost: range
-) -> Spent:
+def run_timed(settings: SecAggParams, vector_of: Callable[[int], np.ndarray], lost: range) -> Spent:
     """Runs a sum in which some clients are lost after they have shared their secrets.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.aggregation.masked.sketch import SketchShape, decode, encode
 from sum_cells.cohort import Cohort, timed
 from sum_cells.parties import run_timed
@@ -77,7 +77,7 @@ def measure_sketches(cohort: Cohort) -> Cell:
         return sketch
 
     _warm_up()
-    settings = SecAggSettings(bytes(16), cohort.clients, shape.length)
+    settings = SecAggParams(bytes(16), cohort.clients, shape.length)
     spent = run_timed(settings, sketch_of, range(cohort.lost))
     decoded, took = timed(lambda: decode(shape, spent.total, len(cohort.survivors)))
     keys, counts, rows = cohort.plain_sum()

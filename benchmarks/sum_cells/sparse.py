@@ -9,7 +9,7 @@ import numpy as np
 
 from harness import Goal
 from keyhole.aggregation.two_servers.client import SparseShares, share_rows
-from keyhole.aggregation.two_servers.sparse import SparseTerms
+from keyhole.aggregation.two_servers.sparse import SparseParams
 from keyhole.aggregation.two_servers.sparse_server import SparseServer
 from sum_cells.cohort import Cohort, timed
 
@@ -62,7 +62,7 @@ def measure_sparse(cohort: Cohort) -> Cell:
     """Runs a sum; what comes out is compared with the plain sum, for every key."""
     _warm_up()
     counts = len(cohort.survivors)
-    terms = SparseTerms(
+    terms = SparseParams(
         bytes(16),
         cohort.num_keys,
         cohort.width,
@@ -86,7 +86,7 @@ def measure_sparse(cohort: Cohort) -> Cell:
 
 
 def _serve(
-    terms: SparseTerms, cohort: Cohort, shares: list[SparseShares]
+    terms: SparseParams, cohort: Cohort, shares: list[SparseShares]
 ) -> tuple[list[np.ndarray], list[float]]:
     """Both servers' shares of the sum, and what they took in all."""
     servers = [SparseServer(terms, party) for party in (0, 1)]
@@ -126,5 +126,5 @@ def _compare(cohort: Cohort, total: np.ndarray, shares: list[SparseShares]) -> N
 def _warm_up() -> None:
     """Compiles."""
     small = Cohort(2, 0, 2000, 100, 8)
-    terms = SparseTerms(bytes(16), 2000, 8, 100, bits=32, min_clients=2)
+    terms = SparseParams(bytes(16), 2000, 8, 100, bits=32, min_clients=2)
     _serve(terms, small, [share_rows(terms, *small.update(client)) for client in range(2)])

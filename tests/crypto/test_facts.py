@@ -6,8 +6,8 @@ from hashlib import sha256
 
 import pytest
 
-from keyhole.aggregation.masked.params import SecAggSettings
-from keyhole.aggregation.two_servers.sparse import SparseTerms
+from keyhole.aggregation.masked.params import SecAggParams
+from keyhole.aggregation.two_servers.sparse import SparseParams
 from keyhole.crypto.codec import read_facts
 from keyhole.delivery.enclave.evidence import EnclaveTerms
 from keyhole.delivery.pir.database import Terms
@@ -18,9 +18,9 @@ NAME, DIGEST = bytes(range(16)), sha256(b"slices").digest()
 KINDS = {
     "private retrieval": Terms("one-server", NAME, 1000, 24, 12, DIGEST),
     "an enclave's table": EnclaveTerms(NAME, 1000, 24, 12, DIGEST),
-    "a sparse sum": SparseTerms(NAME, 1000, 5, 10, 16, 3, True),
-    "a secure sum": SecAggSettings(NAME, 9, 1000, 16, 5, 6),
-    "a signed sum": SecAggSettings(NAME, 9, 1000, signed=True),
+    "a sparse sum": SparseParams(NAME, 1000, 5, 10, 16, 3, True),
+    "a secure sum": SecAggParams(NAME, 9, 1000, 16, 5, 6),
+    "a signed sum": SecAggParams(NAME, 9, 1000, signed=True),
 }
 kinds = pytest.mark.parametrize("facts", KINDS.values(), ids=KINDS)
 

@@ -7,9 +7,9 @@ import pytest
 
 from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.masked.method import run_secagg
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.aggregation.two_servers.client import share_rows
-from keyhole.aggregation.two_servers.sparse import SparseTerms
+from keyhole.aggregation.two_servers.sparse import SparseParams
 from keyhole.planner.capacity import price_sums
 from keyhole.pricing import Workload
 from keyhole.primitives.keyspace import KeySpace
@@ -46,7 +46,7 @@ def test_a_plain_update_has_as_many_bytes_as_planned():
 @pytest.mark.parametrize("clients", [5, 9])
 def test_clients_of_a_masked_sum_send_and_receive_as_many_bytes_as_planned(clients):
     price = aggregation_named("secure-dense").price(Workload(30, 3, 8, clients))
-    settings = SecAggSettings(bytes(16), clients, 60)
+    settings = SecAggParams(bytes(16), clients, 60)
     vectors = {place: np.zeros(60, "<u4") for place in range(clients)}
     opened = run_secagg(settings, vectors, {})
     assert set(opened.bytes_up.values()) == {price.bytes_up}
@@ -54,7 +54,7 @@ def test_clients_of_a_masked_sum_send_and_receive_as_many_bytes_as_planned(clien
 
 
 def test_a_client_of_two_servers_sends_as_many_bytes_as_planned():
-    terms = SparseTerms(bytes(16), 2_000, 5, 40, 32, min_clients=1)
+    terms = SparseParams(bytes(16), 2_000, 5, 40, 32, min_clients=1)
     shares = share_rows(terms, np.arange(40), np.ones((40, 5), np.uint32))
     sent = len(shares.public) + sum(map(len, shares.to))
     assert aggregation_named("secure-sparse").price(Workload(2_000, 40, 20, 10)).bytes_up == sent

@@ -17,9 +17,9 @@ from math import inf
 
 from keyhole.aggregation.base import Contribution
 from keyhole.aggregation.two_servers.client import share_update
-from keyhole.aggregation.two_servers.messages import whole_upload_bytes
+from keyhole.aggregation.two_servers.messages import upload_bytes
 from keyhole.aggregation.two_servers.method import check_terms, ring_rows
-from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.arrays import Tree
 from keyhole.crypto.prg import Prg
 from keyhole.device.device import Assignment, Device, DeviceKeys
@@ -31,7 +31,7 @@ from keyhole.wire.sums import SUM_SETTING
 _MAX_MESSAGE = 1 << 16  # bytes of an answer
 
 
-def terms_in(known: KnownRound) -> WholeTerms:
+def terms_in(known: KnownRound) -> SumParams:
     """The terms of the sum of a round.
 
     Raises:
@@ -50,7 +50,7 @@ def terms_in(known: KnownRound) -> WholeTerms:
         data = b64decode(text, validate=True)
     except ValueError:
         data = b""
-    return WholeTerms.decode(data)
+    return SumParams.decode(data)
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class SumPolicy:
     min_noise: float = 0.0
     max_upload: int = 256 << 20
 
-    def check(self, terms: WholeTerms) -> None:
+    def check(self, terms: SumParams) -> None:
         """Raises ViolationError where the terms are not accepted; nothing has been sent by then."""
-        upload = whole_upload_bytes(terms)
+        upload = upload_bytes(terms)
         facts = [
             (terms.min_clients >= self.min_clients, f"sums of {terms.min_clients} clients"),
             (terms.max_clients <= self.max_clients, f"up to {terms.max_clients} clients"),
@@ -91,7 +91,7 @@ class SumPolicy:
                 fix="nothing was sent; ask the trainer for other terms",
             )
 
-    def _has_noise(self, terms: WholeTerms) -> bool:
+    def _has_noise(self, terms: SumParams) -> bool:
         return self.min_noise == 0 or terms.noise >= self.min_noise * terms.norm
 
 

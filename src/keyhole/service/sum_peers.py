@@ -23,8 +23,8 @@ from typing import TypeVar
 
 import msgspec
 
-from keyhole.aggregation.two_servers.messages import pack_share, whole_public_bytes
-from keyhole.aggregation.two_servers.server import WholeServer
+from keyhole.aggregation.two_servers.messages import pack_share, public_bytes
+from keyhole.aggregation.two_servers.server import SumServer
 from keyhole.errors import (
     CohortError,
     KeyholeError,
@@ -202,9 +202,9 @@ class Finisher:
         if server.party == 1:  # the first has to keep what devices sent for both
             self._files.spool.remove(round_id)
 
-    def _closed(self, held: HeldSum) -> WholeServer:
+    def _closed(self, held: HeldSum) -> SumServer:
         """The state machine of a closed sum, as its files have it."""
-        server = WholeServer(held.terms, self._sums.settings.party, held.cohort)
+        server = SumServer(held.terms, self._sums.settings.party, held.cohort)
         taken = self._sums.names(held.round, "taken")
         for name in self._files.spool.close(held.round):
             own, _ = self._sums.own_of(held.round, name)
@@ -227,7 +227,7 @@ class Finisher:
             )
 
     def _fetch(self, held: HeldSum, name: str) -> bytes:
-        limit = whole_public_bytes(held.terms)
+        limit = public_bytes(held.terms)
         return self._ask(held, lambda: self._peer.public(held.round, name, limit))
 
     def _ask(self, held: HeldSum, ask: Callable[[], T]) -> T:

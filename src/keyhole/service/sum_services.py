@@ -26,10 +26,10 @@ from keyhole.aggregation.two_servers.messages import (
     Share,
     read_share,
     share_bytes,
-    whole_upload_bytes,
+    upload_bytes,
 )
 from keyhole.aggregation.two_servers.method import SharedSum, open_sum
-from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.delivery.clear import pregenerated_cost
 from keyhole.delivery.records import Coding
 from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
@@ -72,7 +72,7 @@ class SumClient:
         got = self._client.get("/v1/sums", token=self._token, limit=_MAX_MESSAGE)
         return _read(got.body, Summaries).rounds
 
-    def open(self, round_id: str, terms: WholeTerms, cohort: Sequence[str]) -> None:
+    def open(self, round_id: str, terms: SumParams, cohort: Sequence[str]) -> None:
         """Opens a sum.
 
         Raises:
@@ -108,7 +108,7 @@ class SumClient:
         body = msgspec.json.encode(Closing(list(taken)))
         return _read(self._post(f"/v1/sums/{round_id}/close", body), SumStatus)
 
-    def share(self, round_id: str, terms: WholeTerms) -> Share:
+    def share(self, round_id: str, terms: SumParams) -> Share:
         """Its share of a sum that is ready; asked again, the same.
 
         Raises:
@@ -169,7 +169,7 @@ class _Round:
     layout: Layout
     plan: Plan
     asked: tuple[int, ...]
-    terms: WholeTerms
+    terms: SumParams
 
     @property
     def cohort(self) -> list[str]:
@@ -304,7 +304,7 @@ class SumServices:
             summed, added = self._sum(round_id, [device_name(client) for client in taken])
         visits = [_visit(client, fate, added, summed) for client, fate in fates.items()]
         arrived = [visit.client for visit in visits if visit.fate in ("sent", "late")]
-        up = dict.fromkeys(arrived, whole_upload_bytes(now.terms))
+        up = dict.fromkeys(arrived, upload_bytes(now.terms))
         cost = pregenerated_cost(now.layout, {}, coding)
         incidents = ("an aggregator was away for a while",) * self._was_away
         return Gathered(visits, cost, replace(summed, bytes_up=up), incidents)

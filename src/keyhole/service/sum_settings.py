@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keyhole.aggregation.two_servers.messages import whole_own_bytes, whole_public_bytes
-from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.messages import own_bytes, public_bytes
+from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.errors import BusyError, ConflictError, InputError, TooLargeError
 from keyhole.service.access import check_device_name
 from keyhole.wire.sums import SumOpening
@@ -45,7 +45,7 @@ class AggregatorSettings:
                 fix="choose other numbers",
             )
 
-    def check(self, opening: SumOpening, terms: WholeTerms, live: int) -> None:
+    def check(self, opening: SumOpening, terms: SumParams, live: int) -> None:
         """Refuses a sum that this aggregator will not take part in.
 
         Args:
@@ -83,7 +83,7 @@ class AggregatorSettings:
                 fix="close and forget older ones",
             )
 
-    def _check_cohort(self, opening: SumOpening, terms: WholeTerms) -> None:
+    def _check_cohort(self, opening: SumOpening, terms: SumParams) -> None:
         names = opening.cohort
         for name in names:
             check_device_name(name)
@@ -96,7 +96,7 @@ class AggregatorSettings:
                 fix="ask fewer, each once",
             )
 
-    def _check_sizes(self, terms: WholeTerms) -> None:
+    def _check_sizes(self, terms: SumParams) -> None:
         upload = upload_bytes_of(terms, self.party)
         if terms.table_bytes > self.max_table or upload > self.max_upload:
             raise TooLargeError(
@@ -107,7 +107,7 @@ class AggregatorSettings:
             )
 
 
-def upload_bytes_of(terms: WholeTerms, party: int) -> int:
+def upload_bytes_of(terms: SumParams, party: int) -> int:
     """Of the body that a device sends to one aggregator: its own message, and to the first one the
     public message behind it."""
-    return whole_own_bytes(terms, party) + (whole_public_bytes(terms) if party == 0 else 0)
+    return own_bytes(terms, party) + (public_bytes(terms) if party == 0 else 0)

@@ -35,8 +35,8 @@ from typing import Literal
 import msgspec
 
 from keyhole.aggregation.two_servers import sparse
-from keyhole.aggregation.two_servers.messages import read_own, whole_own_bytes
-from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.messages import own_bytes, read_own
+from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.aggregation.two_servers.server import check_public
 from keyhole.errors import BusyError, ConflictError, MismatchError, NotFoundError, TooLateError
 from keyhole.files import Buffer, lock_file, replacing, storage_errors, sync_directory, write_all
@@ -188,7 +188,7 @@ class HeldSum:
 
     round: str
     owner: str
-    terms: WholeTerms
+    terms: SumParams
     cohort: tuple[str, ...] = field(repr=False)
     members: frozenset[str] = field(repr=False)
 
@@ -220,7 +220,7 @@ class Sums:
             TooLateError: the sum is over.
         """
         opening = read_message(body, SumOpening)
-        terms = WholeTerms.decode(opening.terms)
+        terms = SumParams.decode(opening.terms)
         kept = msgspec.json.encode(_Kept(owner, opening))
         with self._lock:
             live = [each for each in self.files.rounds() if each != round_id]
@@ -242,7 +242,7 @@ class Sums:
         if found is None or not self.files.has(round_id, "opening"):
             kept = read_message(self.files.read(round_id, "opening"), _Kept)
             opening = kept.opening
-            terms, cohort = WholeTerms.decode(opening.terms), tuple(opening.cohort)
+            terms, cohort = SumParams.decode(opening.terms), tuple(opening.cohort)
             found = HeldSum(round_id, kept.owner, terms, cohort, frozenset(cohort))
             self._here[round_id] = found
         if owner not in (None, found.owner):
@@ -390,8 +390,8 @@ class Sums:
         self.files.forget(round_id, held.terms.round)
         self._here.pop(round_id, None)
 
-    def _split(self, terms: WholeTerms, body: bytes) -> tuple[bytes, bytes]:
-        length = whole_own_bytes(terms, self.settings.party)
+    def _split(self, terms: SumParams, body: bytes) -> tuple[bytes, bytes]:
+        length = own_bytes(terms, self.settings.party)
         return (body[:length], body[length:]) if self.settings.party == 0 else (body, b"")
 
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.errors import KeyholeError, MalformedError
 
 SumPhase: TypeAlias = Literal["open", "stopped", "closing", "ready", "failed"]
@@ -96,7 +96,7 @@ def peer_name(party: int) -> str:
     return f"aggregator-{party}"
 
 
-def sum_settings(terms: WholeTerms) -> dict[str, object]:
+def sum_settings(terms: SumParams) -> dict[str, object]:
     """What the settings of a manifest say about the sum of its round."""
     return {SUM_SETTING: b64encode(terms.encode()).decode("ascii")}
 

@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.aggregation.masked.client import SecAggClient, Secrets
 from keyhole.aggregation.masked.keys import Identity
 from keyhole.aggregation.masked.messages import open_slots
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.prg import Prg
 
@@ -16,7 +16,7 @@ STEPS = ("keys", "shares", "input", "confirmation", "unmasking")
 
 
 def settings_of(cohort=4, length=3, **more):
-    return SecAggSettings(ROUND, cohort, length, **more)
+    return SecAggParams(ROUND, cohort, length, **more)
 
 
 def seeded(number):

@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.aggregation.masked.messages import UnmaskRequest, open_slots, seal_asked, seal_slots
 from keyhole.aggregation.masked.method import run_secagg
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.errors import InputError, MalformedError, ReplayError, ShapeError, ThresholdError
 from tests.aggregation.masked.secagg_parties import (
     ROUND,
@@ -251,7 +251,7 @@ def test_a_sparse_graph_sums_no_fewer_than_the_complete_one_would(stay):
 
 
 def test_the_graph_changes_with_the_round():
-    one, other = (SecAggSettings(bytes([n]) * 16, 30, 1, degree=6, threshold=4) for n in (1, 2))
+    one, other = (SecAggParams(bytes([n]) * 16, 30, 1, degree=6, threshold=4) for n in (1, 2))
     assert [one.group(n) for n in range(30)] != [other.group(n) for n in range(30)]
 
 
@@ -305,7 +305,7 @@ def test_a_place_or_a_stage_that_there_is_not_is_refused(lost):
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InputError):
-        SecAggSettings(**{"round": ROUND, "cohort": 4, "length": 3} | wrong)
+        SecAggParams(**{"round": ROUND, "cohort": 4, "length": 3} | wrong)
 
 
 def test_settings_travel():
@@ -315,10 +315,10 @@ def test_settings_travel():
         settings_of(300, signed=True),
     ):
         data = settings.encode()
-        assert SecAggSettings.decode(data) == settings
+        assert SecAggParams.decode(data) == settings
         for bad in (data[:-1], data + b"\0", b"KHG2" + data[4:], data[:5] + b"\x07" + data[6:]):
             with pytest.raises(MalformedError):
-                SecAggSettings.decode(bad)
+                SecAggParams.decode(bad)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole.aggregation.masked.messages import FRAME_BYTES, REFUSAL
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.errors import MalformedError, ProtocolError, ReplayError, StaleError
 from tests.aggregation.masked.secagg_parties import (
     ROUND,
@@ -162,7 +162,7 @@ def test_a_place_that_there_is_not_is_refused(place):
 
 
 def test_a_message_of_another_round_is_stale():
-    ours, theirs = Parties(settings_of(3)), Parties(SecAggSettings(bytes(16), 3, 3))
+    ours, theirs = Parties(settings_of(3)), Parties(SecAggParams(bytes(16), 3, 3))
     theirs.say("keys")
     with pytest.raises(StaleError):
         ours.receive("keys", 0, theirs.said["keys", 0])

@@ -1,6 +1,6 @@
 """One masked vector is uniform and tells nothing about the vector behind it.
 
-That finds bugs and proves nothing: what hides a vector is the argument in `secagg_client.py`. Masks
+That finds bugs and proves nothing: what hides a vector is the argument in `client.py`. Masks
 that are a little too narrow, and too weak ones, show that the tests would find them.
 """
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.aggregation.two_servers.client import share_rows
-from keyhole.aggregation.two_servers.sparse import SparseTerms, convert, tree_aes
+from keyhole.aggregation.two_servers.sparse import SparseParams, convert, tree_aes
 from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
 from keyhole.crypto.dpf import apply_corrections, extend, root_seeds
 from keyhole.crypto.prg import Prg
@@ -15,7 +15,7 @@ ROUND = name_of_round("round-7")
 
 
 def terms_of(num_keys=20, width=3, max_keys=4, bits=32, min_clients=1, with_counts=False):
-    return SparseTerms(ROUND, num_keys, width, max_keys, bits, min_clients, with_counts)
+    return SparseParams(ROUND, num_keys, width, max_keys, bits, min_clients, with_counts)
 
 
 def seeded(number):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.two_servers.sparse import (
-    OWN_BYTES,
-    SparseTerms,
-    public_bytes,
-    upload_bytes,
+    SPARSE_OWN_BYTES,
+    SparseParams,
+    sparse_public_bytes,
+    sparse_upload_bytes,
 )
 from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
 from keyhole.delivery.pir.database import name_of_round
@@ -82,16 +82,16 @@ def test_lengths_follow_from_the_terms_whatever_the_keys(shape, bits):
     terms = terms_of(*shape, bits=bits)
     for keys in ([], [0], range(shape[2])):
         shares = client_of(terms, keys).shares
-        assert len(shares.public) == public_bytes(terms)
-        assert [len(own) for own in shares.to] == [OWN_BYTES, OWN_BYTES] == [120, 120]
-        assert upload_bytes(terms) == public_bytes(terms) + 240
+        assert len(shares.public) == sparse_public_bytes(terms)
+        assert [len(own) for own in shares.to] == [SPARSE_OWN_BYTES, SPARSE_OWN_BYTES] == [120, 120]
+        assert sparse_upload_bytes(terms) == sparse_public_bytes(terms) + 240
 
 
 def test_an_upload_is_at_most_one_and_a_half_times_the_clear_rows():
     """1308 buckets a row each, 8 levels of 16 bytes and 2 bits: 1.39."""
     terms = terms_of(100_000, 500, 1000)
-    assert public_bytes(terms) == 56 + 16 + 1308 * (2 + 8 * 16 + 500 * 4)
-    assert upload_bytes(terms) <= 1.5 * 1000 * 500 * 4
+    assert sparse_public_bytes(terms) == 56 + 16 + 1308 * (2 + 8 * 16 + 500 * 4)
+    assert sparse_upload_bytes(terms) <= 1.5 * 1000 * 500 * 4
 
 
 def test_terms_come_back_as_they_were_and_tell_each_other_apart():
@@ -106,7 +106,7 @@ def test_terms_come_back_as_they_were_and_tell_each_other_apart():
         replace(terms, with_counts=False),
     ]
     for some in (terms, *changed):
-        assert SparseTerms.decode(some.encode()) == some
+        assert SparseParams.decode(some.encode()) == some
     assert len({some.digest for some in (terms, *changed)}) == 8
 
 
@@ -132,7 +132,7 @@ def test_terms_that_are_cut_longer_or_of_no_known_form_are_refused():
     fixed = [at for at in range(64) if at not in (36, 37, 40)]
     for bad in (*truncations(data), data + b"\0", *(flipped(data, at) for at in fixed)):
         with pytest.raises(MalformedError):
-            SparseTerms.decode(bad)
+            SparseParams.decode(bad)
 
 
 # Refused
@@ -213,7 +213,7 @@ def test_messages_under_other_terms_are_refused(change, error):
     assert refuses(server, 0, public, own, error)
     # An own message that pretends to be of this sum does not help the public one.
     pretended = sealed(client_of(terms, [3]).shares.to[0][:HEAD_BYTES] + own[HEAD_BYTES:])
-    is_short = len(public) != public_bytes(terms)
+    is_short = len(public) != sparse_public_bytes(terms)
     assert refuses(server, 0, public, pretended, MalformedError if is_short else StaleError)
 
 

@@ -9,7 +9,11 @@ from keyhole.aggregation.two_servers import batches as sparse_batches
 from keyhole.aggregation.two_servers import sparse_server
 from keyhole.aggregation.two_servers.batches import ClientShare, add_clients
 from keyhole.aggregation.two_servers.client import dense_shares, share_rows
-from keyhole.aggregation.two_servers.sparse import public_bytes, read_sparse_own, read_sparse_public
+from keyhole.aggregation.two_servers.sparse import (
+    read_sparse_own,
+    read_sparse_public,
+    sparse_public_bytes,
+)
 from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
 from keyhole.crypto import cuckoo
 from keyhole.crypto.ring import add_mask
@@ -146,7 +150,7 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
 def test_messages_that_wait_are_added_before_they_take_too_much_memory(monkeypatch):
     terms = terms_of()
     clients = [client_of(terms, [at], at) for at in range(5)]
-    monkeypatch.setattr(sparse_server, "_MAX_BYTES", 2 * public_bytes(terms))
+    monkeypatch.setattr(sparse_server, "_MAX_BYTES", 2 * sparse_public_bytes(terms))
     server, waiting = SparseServer(terms, 0), []
     for place, client in enumerate(clients):
         server.add(place, *client.to(0))

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.aggregation.two_servers.client import share_update
 from keyhole.aggregation.two_servers.messages import read_share
-from keyhole.aggregation.two_servers.params import WholeTerms, part_terms
+from keyhole.aggregation.two_servers.params import SumParams, part_params
 from keyhole.aggregation.two_servers.server import combine_shares
 from keyhole.crypto.prg import Prg
 from keyhole.device.device import Device
@@ -33,9 +33,9 @@ def keyring():
 def terms_of(name=b"a", cohort=6, minimum=2, bits=32, **more):
     """Three parts: sparse, sparse, and dense."""
     sizes = (500, 8, 4), (300, 3, 3), (5, 2, 5)
-    parts = tuple(part_terms(*size, bits, False) for size in sizes)
+    parts = tuple(part_params(*size, bits, False) for size in sizes)
     assert [part.is_sparse for part in parts] == [True, True, False]
-    return WholeTerms(sha256(name).digest()[:16], parts, cohort, minimum, bits=bits, **more)
+    return SumParams(sha256(name).digest()[:16], parts, cohort, minimum, bits=bits, **more)
 
 
 def rows_of(terms, seed):

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from keyhole.aggregation.two_servers.messages import whole_own_bytes
+from keyhole.aggregation.two_servers.messages import own_bytes
 from keyhole.errors import (
     AccessError,
     BusyError,
@@ -186,7 +186,7 @@ def test_strangers_late_ones_and_foreign_messages_are_refused(pair, party):
     terms, other = terms_of(), terms_of(b"b")
     pair.open(ROUND, terms)
     body = bodies_of(terms, rows_of(terms, 1))[party]
-    own = whole_own_bytes(terms, party)
+    own = own_bytes(terms, party)
     refusals = [
         (lambda: pair.send(party, ROUND, "device-77", body), NotAdmittedError),
         (lambda: pair.send(party, ROUND, COHORT[0], body, token="kh1.x.y"), AccessError),

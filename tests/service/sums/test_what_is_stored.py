@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.two_servers.client import share_update
-from keyhole.aggregation.two_servers.messages import whole_own_bytes
-from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms
+from keyhole.aggregation.two_servers.messages import own_bytes
+from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
 from keyhole.service.sum_settings import AggregatorSettings
 from keyhole.service.sums import SumFiles, Sums
@@ -22,8 +22,8 @@ from tests.service.sums.aggregators import round_name
 
 ROUND = round_name()
 CLIENTS = 120  # of each kind
-PARTS = PartTerms(7, 2, 2, True), PartTerms(4, 2, 4, False)
-TERMS = WholeTerms(bytes(16), PARTS, 2 * CLIENTS, 2, clip=1.0, bits=16)
+PARTS = PartParams(7, 2, 2, True), PartParams(4, 2, 4, False)
+TERMS = SumParams(bytes(16), PARTS, 2 * CLIENTS, 2, clip=1.0, bits=16)
 NAMES = [f"device-{i}" for i in range(2 * CLIENTS)]
 WORLDS = {
     "the first key or the last": (([0], 7, 1), ([6], 7, 1)),
@@ -56,7 +56,7 @@ def stored(directory, world, party):
 
 def secret_bytes(body, party):
     """The bytes that are not the same for everyone, and no digest of others."""
-    own = body[: whole_own_bytes(TERMS, party)]
+    own = body[: own_bytes(TERMS, party)]
     root = own[OWN_HEAD + PART_HEAD : OWN_HEAD + PART_HEAD + 16]
     dense = own[OWN_HEAD + PART_OWN : -16]
     public = body[len(own) :]
@@ -93,8 +93,8 @@ def test_a_mask_that_is_forgotten_would_be_found(tmp_path):
 @pytest.mark.parametrize("party", [0, 1])
 def test_what_is_stored_and_given_out_of_large_rows_is_uniform(party):
     """Chi-square of bytes: 255 degrees of freedom, passed by chance once in 10^6 times at 373."""
-    parts = PartTerms(300, 64, 4, True), PartTerms(200, 64, 200, False)
-    terms = WholeTerms(bytes(16), parts, 2, 1)
+    parts = PartParams(300, 64, 4, True), PartParams(200, 64, 200, False)
+    terms = SumParams(bytes(16), parts, 2, 1)
     rows = [
         (np.array([1, 2]), np.ones((2, 64), np.uint32)),
         (np.arange(200), np.ones((200, 64), np.uint32)),

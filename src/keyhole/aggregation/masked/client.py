@@ -1,6 +1,4 @@
-"""What a client of a secure sum must not show, and what it makes from it.
-
-The client of a secure sum: a state machine, bytes in and bytes out (Bonawitz et al., CCS 2017).
+"""Masks a client's vector: a state machine, bytes in and bytes out (Bonawitz et al., CCS 2017).
 
 A client masks its vector twice, with seeds that it agrees on with every neighbour and that cancel
 in the sum, and with a seed of its own. Neighbours hold shares of its secrets: of the one kind if it
@@ -12,7 +10,7 @@ Hidden from an honest-but-curious server and up to t - 1 clients that collude wi
 but the sum over the survivors, of whom there are t or more. A vector that arrives when the
 survivors are settled stays hidden. It rests on X25519, HKDF-SHA256, SHA-256 (of the commitment to a
 seed) and AES-128. On a sparse graph it holds as far as no client has t colluding neighbours and the
-others stay connected (see `graph.py`); a client then counts the survivors of its group, and only
+others stay connected (see `params.py`); a client then counts the survivors of its group, and only
 the server counts all of them.
 
 Not covered without `signed`: a server that cheats. It can invent all other clients and open the
@@ -61,7 +59,7 @@ from keyhole.aggregation.masked.messages import (
     too_few,
     violation,
 )
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.prg import SEED_BYTES, Prg
@@ -83,7 +81,7 @@ class Secrets:
         seed: of its own mask; shares of it are given out if it stays.
     """
 
-    settings: SecAggSettings
+    settings: SecAggParams
     place: int
     prg: Prg
     cipher: PrivateKey
@@ -95,7 +93,7 @@ class Secrets:
         return "Secrets(...)"
 
     @staticmethod
-    def draw(settings: SecAggSettings, place: int, prg: Prg) -> Secrets:
+    def draw(settings: SecAggParams, place: int, prg: Prg) -> Secrets:
         """Returns new ones."""
         cipher, mask = PrivateKey.fresh(prg), PrivateKey.fresh(prg)
         return Secrets(settings, place, prg, cipher, mask, prg.bytes(SEED_BYTES))
@@ -166,7 +164,7 @@ def _nonce(sender: int) -> bytes:
     return struct.pack("<I8x", sender)
 
 
-def _bound(settings: SecAggSettings, sender: int, receiver: int) -> bytes:
+def _bound(settings: SecAggParams, sender: int, receiver: int) -> bytes:
     """What sealed shares belong to: they open nowhere else."""
     return settings.round + struct.pack("<II", sender, receiver)
 
@@ -196,7 +194,7 @@ class SecAggClient:
 
     def __init__(
         self,
-        settings: SecAggSettings,
+        settings: SecAggParams,
         place: int,
         prg: Prg | None = None,
         identity: Identity | None = None,
@@ -418,7 +416,7 @@ class SecAggClient:
             raise too_few(members, self.settings.shares_needed)
 
 
-def _check_party(settings: SecAggSettings, place: int, identity: Identity | None) -> None:
+def _check_party(settings: SecAggParams, place: int, identity: Identity | None) -> None:
     knows = identity is not None and len(identity.everyone) == settings.cohort
     if not 0 <= place < settings.cohort or (settings.signed and not knows):
         raise InputError(
@@ -429,7 +427,7 @@ def _check_party(settings: SecAggSettings, place: int, identity: Identity | None
         )
 
 
-def check_vector(settings: SecAggSettings, vector: RingArray) -> None:
+def check_vector(settings: SecAggParams, vector: RingArray) -> None:
     """Refuses a vector of another length or ring.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a client of a secure sum advertises: two public keys, a commitment, and who says so."""
+"""Checks what a client advertises: two public keys, a commitment, and who signed them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from keyhole.aggregation.masked.messages import pack_set
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, MalformedError
@@ -139,7 +139,7 @@ def check_order(place: int, keys: PublicKeys, probe: PrivateKey) -> None:
             raise bad_keys(place, "a point of low order") from error
 
 
-def commitment_of(settings: SecAggSettings, place: int, seed: bytes) -> bytes:
+def commitment_of(settings: SecAggParams, place: int, seed: bytes) -> bytes:
     """Returns 32 bytes that fix a seed without showing it, if SHA-256 is one-way.
 
     The seed has 128 bits and is used once, so that nobody can try them all.
@@ -148,13 +148,13 @@ def commitment_of(settings: SecAggSettings, place: int, seed: bytes) -> bytes:
     return sha256(text).digest()
 
 
-def keys_text(settings: SecAggSettings, place: int, keys: PublicKeys) -> bytes:
+def keys_text(settings: SecAggParams, place: int, keys: PublicKeys) -> bytes:
     """What a client signs about its keys: they hold for this sum and this place alone."""
     where = settings.digest + place.to_bytes(4, "little")
     return b"keyhole secagg keys" + where + keys.cipher + keys.mask + keys.commitment
 
 
-def survivors_text(settings: SecAggSettings, survivors: frozenset[int]) -> bytes:
+def survivors_text(settings: SecAggParams, survivors: frozenset[int]) -> bytes:
     """What a client signs about the list of survivors that it was shown."""
     everyone = pack_set(tuple(range(settings.cohort)), survivors)
     return b"keyhole secagg survivors" + settings.digest + everyone

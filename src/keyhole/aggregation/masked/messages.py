@@ -1,6 +1,6 @@
-"""The errors of a secure sum: they name places and counts, and nothing that a client holds.
+"""Encodes the messages of a masked sum, and says how one is refused.
 
-Frames of a secure sum: what stands around every message, and how one is refused.
+Errors name places and counts, and nothing that a client holds.
 
 A frame is a head (what it is, from or to which client, of which round, under which settings), a
 body whose length follows from the settings, and a check over all of it. What arrives is compared
@@ -11,8 +11,8 @@ Most bodies are about the group of a client: those with which it shares masks, a
 a bit for every member, lowest first, then as many bytes for every member, zeros if its bit is not
 set: so a length never tells who is gone.
 
-The check finds damage. It does not stop whoever wants to forge a message: that is what TLS is for,
-and signatures if the server itself is not trusted.
+The check finds damage. It does not stop a forger: that is what TLS is for, and signatures if the
+server itself is not trusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import (
     MalformedError,
@@ -174,12 +174,12 @@ class UnmaskRequest(NamedTuple):
     lost: frozenset[int]
 
 
-def keys_bytes(settings: SecAggSettings) -> int:
+def keys_bytes(settings: SecAggParams) -> int:
     """What a client advertises: two public keys, a commitment and, if asked for, a signature."""
     return 96 + (SIGNATURE_BYTES if settings.signed else 0)
 
 
-def body_bytes(kind: MessageKind, settings: SecAggSettings, place: int) -> int:
+def body_bytes(kind: MessageKind, settings: SecAggParams, place: int) -> int:
     """The only length that the body of such a message can have."""
     members = len(settings.group(place))
     bits = -(-members // 8)
@@ -192,7 +192,7 @@ def body_bytes(kind: MessageKind, settings: SecAggSettings, place: int) -> int:
     return bits + members * _slot_bytes(kind, settings)
 
 
-def _slot_bytes(kind: MessageKind, settings: SecAggSettings) -> int:
+def _slot_bytes(kind: MessageKind, settings: SecAggParams) -> int:
     if kind in ("keys", "key list"):
         return keys_bytes(settings)
     if kind in ("confirmation", "confirmation list"):
@@ -200,7 +200,7 @@ def _slot_bytes(kind: MessageKind, settings: SecAggSettings) -> int:
     return SHARE_BYTES if kind == "unmasking" else SEALED_BYTES
 
 
-def seal(kind: MessageKind, settings: SecAggSettings, place: int, body: Body) -> bytes:
+def seal(kind: MessageKind, settings: SecAggParams, place: int, body: Body) -> bytes:
     """Returns a message.
 
     Args:
@@ -215,7 +215,7 @@ def seal(kind: MessageKind, settings: SecAggSettings, place: int, body: Body) ->
 
 
 def unseal(
-    data: bytes | memoryview, kind: MessageKind, settings: SecAggSettings, place: int
+    data: bytes | memoryview, kind: MessageKind, settings: SecAggParams, place: int
 ) -> memoryview:
     """Returns the body of a message.
 
@@ -250,7 +250,7 @@ def unseal(
 
 
 def seal_slots(
-    kind: MessageKind, settings: SecAggSettings, place: int, slots: Mapping[int, bytes]
+    kind: MessageKind, settings: SecAggParams, place: int, slots: Mapping[int, bytes]
 ) -> bytes:
     """Returns a message about members of a client's group.
 
@@ -266,7 +266,7 @@ def seal_slots(
 
 
 def open_slots(
-    data: bytes | memoryview, kind: MessageKind, settings: SecAggSettings, place: int
+    data: bytes | memoryview, kind: MessageKind, settings: SecAggParams, place: int
 ) -> dict[int, bytes]:
     """Returns what a message holds about whom.
 
@@ -289,14 +289,14 @@ def open_slots(
     return slots
 
 
-def seal_asked(settings: SecAggSettings, place: int, asked: UnmaskRequest) -> bytes:
+def seal_asked(settings: SecAggParams, place: int, asked: UnmaskRequest) -> bytes:
     """Returns the list of survivors, and of those who were lost, for a client."""
     group = settings.group(place)
     body = pack_set(group, asked.survivors) + pack_set(group, asked.lost)
     return seal("survivor list", settings, place, body)
 
 
-def open_asked(data: bytes | memoryview, settings: SecAggSettings, place: int) -> UnmaskRequest:
+def open_asked(data: bytes | memoryview, settings: SecAggParams, place: int) -> UnmaskRequest:
     """Returns what a list of survivors asks for.
 
     Raises:

@@ -37,7 +37,7 @@ from keyhole.aggregation.masked import sketch
 from keyhole.aggregation.masked.client import SecAggClient, check_vector
 from keyhole.aggregation.masked.keys import Identity
 from keyhole.aggregation.masked.messages import FRAME_BYTES, REFUSAL, SEALED_BYTES, too_few
-from keyhole.aggregation.masked.params import SecAggSettings, degree_of
+from keyhole.aggregation.masked.params import SecAggParams, degree_of
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.crypto.ring import FixedPoint, RingArray
@@ -71,7 +71,7 @@ class SecAggResult:
 
 
 def run_secagg(
-    settings: SecAggSettings,
+    settings: SecAggParams,
     vectors: Mapping[int, RingArray],
     lost: Mapping[int, Stage] | None = None,
     late: Collection[int] = (),
@@ -98,7 +98,7 @@ def run_secagg(
         ThresholdError: too few clients are left; nothing is released.
 
     >>> import numpy as np
-    >>> settings = SecAggSettings(bytes(16), cohort=4, length=2)
+    >>> settings = SecAggParams(bytes(16), cohort=4, length=2)
     >>> vectors = {place: np.array([place, 1], np.uint32) for place in range(4)}
     >>> run_secagg(settings, vectors, {3: "after_shares"}).total
     array([3, 3], dtype=uint32)
@@ -112,7 +112,7 @@ class _Run:
 
     def __init__(
         self,
-        settings: SecAggSettings,
+        settings: SecAggParams,
         vectors: Mapping[int, RingArray],
         lost: Mapping[int, Stage],
         prg: Prg,
@@ -199,7 +199,7 @@ class _Run:
 
 
 def _check(
-    settings: SecAggSettings,
+    settings: SecAggParams,
     vectors: Mapping[int, RingArray],
     lost: Mapping[int, Stage],
     late: frozenset[int],
@@ -314,7 +314,7 @@ class SecureSum:
             return withheld(len(clients), MIN_CLIENTS, seen)
         fixed = self.rounding.fixed_point(request)
         layout = self.form.lay_out(request, fixed.bits)
-        settings = SecAggSettings(
+        settings = SecAggParams(
             name_of_sum(request), len(clients), layout.length, fixed.bits, signed=self.signed
         )
         lost, late = stages_of(request)
@@ -346,7 +346,7 @@ def _price(name: str, load: Workload, length: int, reading: float) -> SumPrice:
     """Of vectors of so many numbers under masks that cancel; reading is that of the sum."""
     speeds, clients = SumSpeeds(), load.cohort
     # Two neighbours: limits are checked, and the lists of neighbours are not made.
-    SecAggSettings(bytes(16), clients, length, threshold=2, degree=2 if clients > 2 else None)
+    SecAggParams(bytes(16), clients, length, threshold=2, degree=2 if clients > 2 else None)
     FixedPoint(1.0, clients)
     degree, vector = degree_of(clients), length * _ELEMENT
     up, down = _message_bytes(degree + 1, vector)

@@ -1,4 +1,4 @@
-"""The graph of neighbours: with whom a client shares masks and to whom it gives its shares.
+"""Defines the public facts of a masked sum, and the graph of neighbours that share masks.
 
 Below 200 clients everybody is everybody's neighbour (Bonawitz et al., CCS 2017). Above, every
 client has the same small, even number k of neighbours (Bell et al., CCS 2020): clients stand on a
@@ -16,8 +16,6 @@ probabilities of `Risk`:
 - correct: every client keeps `threshold` neighbours that have not dropped, so the sum is opened.
 
 Not covered: a server that lies about who has dropped, or that chooses the order.
-
-Settings of a secure sum: the public facts that all its parties must agree on.
 """
 
 from __future__ import annotations
@@ -217,7 +215,7 @@ _MAX_PAIRS = 1 << 24  # clients times neighbours of a sparse graph, which every 
 
 
 @dataclass(frozen=True)
-class SecAggSettings:
+class SecAggParams:
     """The public facts of one secure sum.
 
     Args:
@@ -235,7 +233,7 @@ class SecAggSettings:
     Raises:
         InputError: a number is out of range, or signatures are asked for on a sparse graph.
 
-    >>> SecAggSettings(bytes(16), cohort=50, length=8).shares_needed
+    >>> SecAggParams(bytes(16), cohort=50, length=8).shares_needed
     34
     """
 
@@ -330,7 +328,7 @@ class SecAggSettings:
         )
 
     @staticmethod
-    def decode(data: bytes) -> SecAggSettings:
+    def decode(data: bytes) -> SecAggParams:
         """Returns the settings that `data` holds.
 
         Raises:
@@ -339,11 +337,9 @@ class SecAggSettings:
         return read_facts(data, "settings of a secure sum", _unpack)
 
 
-def _unpack(data: bytes) -> SecAggSettings:
+def _unpack(data: bytes) -> SecAggParams:
     _, bits, signed, _, name, cohort, length, threshold, degree = _FORM.unpack(data)
-    return SecAggSettings(
-        name, cohort, length, bits, threshold or None, degree or None, signed == 1
-    )
+    return SecAggParams(name, cohort, length, bits, threshold or None, degree or None, signed == 1)
 
 
 def _bad(got: str) -> InputError:

@@ -1,10 +1,8 @@
-"""What a server of a secure sum rebuilds at its end: the masks that did not cancel.
+"""Adds masked vectors up: a state machine, bytes in and bytes out (Bonawitz et al., CCS 2017).
 
-The server of a secure sum: a state machine, bytes in and bytes out (Bonawitz et al., CCS 2017).
-
-It relays keys and sealed shares, adds up masked vectors as they arrive, asks the survivors for the
-shares that remove the masks, and learns the sum. What it cannot learn is told in
-`secagg_client.py`: the clients do not rely on this code, but on what they refuse.
+The server relays keys and sealed shares, adds up masked vectors as they arrive, asks the survivors
+for the shares that remove the masks that did not cancel, and learns the sum. `client.py` says what
+is hidden from it: the clients do not rely on this code, but on what they refuse.
 
 The first list that is made of a step closes it: what comes later is refused and not kept. If too
 few clients are left at any step, everything is dropped and nothing is released.
@@ -42,7 +40,7 @@ from keyhole.aggregation.masked.messages import (
     too_few,
     unseal,
 )
-from keyhole.aggregation.masked.params import SecAggSettings
+from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.prg import SEED_BYTES
@@ -62,7 +60,7 @@ class Rebuilder:
     """
 
     def __init__(
-        self, settings: SecAggSettings, unmasking: Mapping[int, Mapping[int, bytes]]
+        self, settings: SecAggParams, unmasking: Mapping[int, Mapping[int, bytes]]
     ) -> None:
         self._settings = settings
         self._unmasking = unmasking
@@ -90,7 +88,7 @@ class Rebuilder:
 
 
 def masks_left(
-    settings: SecAggSettings,
+    settings: SecAggParams,
     keys: Mapping[int, PublicKeys],
     survivors: frozenset[int],
     unmasking: Mapping[int, Mapping[int, bytes]],
@@ -119,7 +117,7 @@ def masks_left(
     return masks
 
 
-def _seed(settings: SecAggSettings, rebuild: Rebuilder, place: int, keys: PublicKeys) -> bytes:
+def _seed(settings: SecAggParams, rebuild: Rebuilder, place: int, keys: PublicKeys) -> bytes:
     """The seed of a survivor's own mask."""
     seed = rebuild.secret(place, SEED_BYTES)
     if commitment_of(settings, place, seed) != keys.commitment:
@@ -128,7 +126,7 @@ def _seed(settings: SecAggSettings, rebuild: Rebuilder, place: int, keys: Public
 
 
 def _pair_masks(
-    settings: SecAggSettings,
+    settings: SecAggParams,
     rebuild: Rebuilder,
     place: int,
     keys: Mapping[int, PublicKeys],
@@ -168,7 +166,7 @@ class SecAggServer:
 
     def __init__(
         self,
-        settings: SecAggSettings,
+        settings: SecAggParams,
         public_keys: tuple[bytes, ...] | None = None,
         rounds: SumsJoined | None = None,
     ) -> None:

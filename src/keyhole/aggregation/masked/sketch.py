@@ -1,23 +1,19 @@
-"""The inner loops of sketches: rows into cells, rows out of cells, and what a cell says its key is.
-
-Elements of the ring are uint16 or uint32; all arithmetic on them wraps.
-
-The shape of a sketch: where a key's cells lie and what stands in them. Public, all of it.
-
-Sketches: rows under a few keys of many, as a vector that can be added without knowing the keys.
+"""Sketches rows under a few keys of many, as a vector that can be added without knowing the keys.
 
 An invertible Bloom lookup table (Goodrich and Mitzenmacher, 2011) over a ring. A client adds each
 of its rows to the h cells of its key, with a count of 1, the key and a check. Sketches add up to
-the sketch of the sum, so that a secure sum of vectors adds them. Whoever has the sum peels it: a
+the sketch of the sum, so that a secure sum of vectors adds them. The server peels the sum: a
 cell with one key in it says which one, how many clients have it and what their rows add up to;
-taken out of its other cells, it leaves others alone in theirs.
+taken out of its other cells, it leaves others alone in theirs. The shape of a sketch, that is where
+a key's cells lie and what stands in them, is public. Elements of the ring are uint16 or uint32; all
+arithmetic on them wraps.
 
 What it tells: a sum of sketches is a function of how many clients have each key and of what their
-rows for it add up to, and of nothing else, whether it decodes or not. Whoever has the sum alone
-does not learn who has a key, nor which keys belong to one client. Single sketches hide nothing:
-that nobody but their client sees one is up to the secure sum that adds them, and rests on what that
-rests on. Not hidden: the counts, and the row of a key that one client alone has (without its
-name). Nothing here is differentially private.
+rows for it add up to, and of nothing else, whether it decodes or not. A party that has the sum
+alone does not learn who has a key, nor which keys belong to one client. Single sketches hide
+nothing: that nobody but their client sees one is up to the secure sum that adds them, and rests on
+what that rests on. Not hidden: the counts, and the row of a key that one client alone has (without
+its name). Nothing here is differentially private.
 
 What a client puts in is not checked beyond its form. A sum that decodes is the sketch of what was
 decoded, whoever made it up; one client that sends nonsense makes the sum fail.

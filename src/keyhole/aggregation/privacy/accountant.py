@@ -1,4 +1,10 @@
-"""What rounds of one mechanism cost: epsilon for a delta, by `dp-accounting`.
+"""Computes what rounds of one mechanism cost: epsilon for a delta, by `dp-accounting`.
+
+`Accountant` says how much a run has told about one client, and whether another round fits. The
+guarantee is about the released models and all that is computed from them: a person who sees all of
+them, and knows all other clients, learns little about whether one client took part, or with which
+data. Not covered: what a server sees on the way, which private select and secure sums are for. The
+sums that a sketch shows to the server are covered only if noise was added before.
 
 The library's events say less than they seem to. What each of our cases becomes:
 
@@ -19,14 +25,6 @@ with probability q = N / n; else there is another one, r, in its place. Given th
 members and r, the sum without x is around r, and with x it is around r with probability 1 - q and
 around x with q: a Poisson-sampled Gaussian whose shift |x - r| is up to 2 C. The hockey-stick
 divergence is jointly convex, so that averaging over the others makes it no larger.
-
-The account of a run: how much it has told about one client, and whether another round fits.
-
-The guarantee is about the released models (and whatever is computed from them): whoever sees all of
-them, and knows all other clients, learns little about whether one client took part, or with which
-data. It says nothing about what a server sees on the way. That is what private select and secure
-sums are for; the sums that a sketch or a union of keys shows to the server are covered only if
-noise was added before they were shown.
 """
 
 from __future__ import annotations

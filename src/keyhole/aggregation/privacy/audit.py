@@ -1,4 +1,4 @@
-"""An audit by canaries: does a mechanism keep what its epsilon promises?
+"""Audits a mechanism by canaries: does it keep what its epsilon promises?
 
 A mechanism runs many times with and without one client, the canary, whose update points in one
 direction. Somebody who knows that direction guesses from the release which of the two it was. If

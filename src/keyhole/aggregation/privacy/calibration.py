@@ -1,4 +1,4 @@
-"""How much noise a budget needs."""
+"""Finds the noise that a budget needs."""
 
 from __future__ import annotations
 

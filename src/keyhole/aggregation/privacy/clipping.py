@@ -1,4 +1,4 @@
-"""Clipping: no client moves the sum of a round by more than C in Euclidean length.
+"""Clips updates: no client moves the sum of a round by more than C in L2 norm.
 
 What counts is the vector that is added up: the parts that everyone receives and the selected rows
 together, as one long vector. Clipping them apart would allow each of them C. The bound holds for

@@ -1,4 +1,4 @@
-"""Correlated noise (DP-FTRL): the noise of a round takes back part of the noise of earlier ones.
+"""Correlates noise over rounds (DP-FTRL): a round takes back part of the noise of earlier ones.
 
 Training adds up all rounds, so that what hurts is the noise in the prefix sums. With the matrix of
 prefix sums A = B C, rounds release the sums x_t plus row t of C^-1 Z, Z being independent Gaussian

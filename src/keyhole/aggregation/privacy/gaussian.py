@@ -1,4 +1,4 @@
-"""Gaussian noise from the cryptographic generator, on floats and on integers of a ring.
+"""Draws Gaussian noise from the cryptographic generator, for floats and for integers of a ring.
 
 **What it is.** Two words of 64 bits give two numbers by the formula of Box and Muller,
 

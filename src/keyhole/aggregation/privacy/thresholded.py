@@ -1,4 +1,4 @@
-"""Noise on a noisily chosen set of rows (DP-AdaFEST): a release stays sparse, and private.
+"""Adds noise to a noisily chosen set of rows (DP-AdaFEST): a release stays sparse, and private.
 
 Noise on all rows makes every released row differ from zero. Here every key's number of clients gets
 noise first; keys whose noisy count reaches a threshold are kept, and only their rows get noise and

@@ -1,14 +1,12 @@
-"""The two inner loops of a server that adds up rows of point functions.
-
-`convert` of `sparse_points.py` and its equation say what they mean; tests hold both together. All
-positions are worked on alike, whatever their control bits.
-
-Adding up the shares of many clients at one server, bucket after bucket.
+"""Adds up the shares of many clients at one server, bucket after bucket.
 
 Every position of every bucket gives a row of pseudo-random elements for each client: that is the
 work, and it is the same for all keys. Positions are taken in tiles. The shares of all clients at
 the positions of a tile are added while it is in the cache, and poured once into the rows of their
 keys, which lie all over the table: what a big table costs is divided among the clients.
+
+The two inner loops compute `convert` of `sparse.py`; tests hold both together. All positions are
+worked on alike, whatever their control bits.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 
 from keyhole.aggregation.two_servers.sparse import (
     Corrections,
-    SparseTerms,
+    SparseParams,
     row_blocks,
     rows_aes,
     tree_aes,
@@ -132,7 +130,7 @@ class _Tile:
 
 
 def add_clients(
-    total: RingArray, terms: SparseTerms, party: int, clients: Sequence[ClientShare]
+    total: RingArray, terms: SparseParams, party: int, clients: Sequence[ClientShare]
 ) -> None:
     """Adds the shares of clients, without the sign of the party, to `total` in place.
 
@@ -155,7 +153,7 @@ def add_clients(
 
 def _add_buckets(
     total: RingArray,
-    terms: SparseTerms,
+    terms: SparseParams,
     party: int,
     clients: Sequence[ClientShare],
     roots: Sequence[SeedArray],

@@ -1,25 +1,18 @@
-"""The client of a sparse sum at two servers: rows at secret keys become two shares.
+"""Turns a client's update into two shares, one for each server.
 
-Each key goes to one of the buckets that hold it, no two to the same, and each bucket is one point
-function (`sparse_points.py`): at the key's position the row, or at a random one a row of zeros if
-no key went there. What is sent is one row a bucket, whatever the number of keys in the table.
+Of a sparse part, each key goes to one of the buckets that hold it, no two to the same, and each
+bucket is one point function (`sparse.py`): at the key's position the row, or at a random one a row
+of zeros if no key went there. What is sent is one row per bucket, whatever the number of keys in
+the table. Of a dense part, server 0 gets the seed of a mask and server 1 what is left when the mask
+is taken away.
 
-Hidden: keys, their number up to `max_keys`, and rows, from each server, if both do not collude and
-AES under a fixed key is a circular correlation-robust hash. Not hidden: who takes part. Not
-prevented: a client that lies. It can share any rows at any number of keys, of any size, and so
-spoil a sum; neither server can see it.
+Hidden from each server: keys, their number up to `max_keys` of each part, and rows, if the two do
+not collude, AES under a fixed key is a circular correlation-robust hash, and in counter mode it is
+a pseudo-random function. Not hidden: who takes part. Not prevented: a client that lies. It can
+share any rows at any number of keys, of any size, and so spoil a sum; neither server can see it.
 
-A client relies on its terms: whoever decides that a device takes part checks `min_clients`, and
-with `Rounds` that it has not taken part in the round before.
-
-The client of a sum of whole updates at two servers: an update becomes two shares.
-
-Rows at secret keys of sparse parts become point functions (`sparse_client.py`); of dense parts
-server 0 gets the seed of a mask and server 1 what is left when the mask is taken away.
-
-Hidden from each server: keys, their number up to `max_keys` of each part, and rows, if both do not
-collude, AES under a fixed key is a circular correlation-robust hash, and in counter mode it is a
-pseudo-random function. Not hidden: who takes part. Not prevented: a client that lies.
+A client relies on its terms: the device's policy checks `min_clients`, and `Rounds` checks that the
+device has not taken part in the round before.
 """
 
 from __future__ import annotations
@@ -31,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.aggregation.two_servers.messages import pack_own, pack_public
-from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.aggregation.two_servers.sparse import (
-    SparseTerms,
+    SparseParams,
     pack_sparse_own,
     pack_sparse_public,
     share_rows_at,
@@ -67,7 +60,7 @@ class SparseShares:
 
 
 def share_rows(
-    terms: SparseTerms, keys: KeyArray, rows: RingArray, prg: Prg | None = None
+    terms: SparseParams, keys: KeyArray, rows: RingArray, prg: Prg | None = None
 ) -> SparseShares:
     """Shares the rows of keys between both servers.
 
@@ -81,7 +74,7 @@ def share_rows(
         KeySpaceError: keys outside the table, repeated or too many.
         ShapeError: rows of another shape or ring.
 
-    >>> terms = SparseTerms(bytes(16), 1000, 4, 10, bits=32, min_clients=2)
+    >>> terms = SparseParams(bytes(16), 1000, 4, 10, bits=32, min_clients=2)
     >>> shares = share_rows(terms, np.array([7, 3]), np.ones((2, 4), np.uint32))
     >>> shares, int(shares.is_placed.sum())
     (SparseShares(3138 bytes and 120 for each server), 2)
@@ -131,7 +124,7 @@ def dense_shares(vector: RingArray, prg: Prg | None = None) -> tuple[bytes, Ring
 
 
 def _fill_buckets(
-    terms: SparseTerms, keys: KeyArray, rows: RingArray, prg: Prg
+    terms: SparseParams, keys: KeyArray, rows: RingArray, prg: Prg
 ) -> tuple[KeyArray, RingArray, NDArray[np.bool_]]:
     """Returns position (B,) and row (B, row) of every bucket, and which keys (m,) found one."""
     points = prg.below(terms.bucket_size, terms.num_buckets)
@@ -145,7 +138,7 @@ def _fill_buckets(
     return points, payload, buckets >= 0
 
 
-def _check_rows(terms: SparseTerms, count: int, rows: RingArray) -> None:
+def _check_rows(terms: SparseParams, count: int, rows: RingArray) -> None:
     if rows.shape != (count, terms.width) or rows.dtype != terms.dtype:
         raise ShapeError(
             "rows that do not fit their keys or the terms",
@@ -156,7 +149,7 @@ def _check_rows(terms: SparseTerms, count: int, rows: RingArray) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class WholeShares:
+class SumShares:
     """What one client sends, once. Whoever has both messages of `to` can read the update.
 
     Args:
@@ -172,12 +165,12 @@ class WholeShares:
     def __repr__(self) -> str:
         """Printing shows what everybody sees."""
         own = " and ".join(str(len(message)) for message in self.to)
-        return f"WholeShares({len(self.public)} bytes, and {own} for the servers)"
+        return f"SumShares({len(self.public)} bytes, and {own} for the servers)"
 
 
 def share_update(
-    terms: WholeTerms, rows: Sequence[tuple[KeyArray, RingArray]], prg: Prg | None = None
-) -> WholeShares:
+    terms: SumParams, rows: Sequence[tuple[KeyArray, RingArray]], prg: Prg | None = None
+) -> SumShares:
     """Shares an update between both servers.
 
     Args:
@@ -189,13 +182,13 @@ def share_update(
         KeySpaceError: keys outside a part, repeated or too many.
         ShapeError: rows of another shape or ring, or of another number of parts.
 
-    >>> from keyhole.aggregation.two_servers.params import PartTerms
-    >>> parts = PartTerms(1000, 4, 10, is_sparse=True), PartTerms(3, 2, 3, is_sparse=False)
-    >>> terms = WholeTerms(bytes(16), parts, max_clients=2, min_clients=2)
+    >>> from keyhole.aggregation.two_servers.params import PartParams
+    >>> parts = PartParams(1000, 4, 10, is_sparse=True), PartParams(3, 2, 3, is_sparse=False)
+    >>> terms = SumParams(bytes(16), parts, max_clients=2, min_clients=2)
     >>> few, all = np.array([7, 3]), np.arange(3)
     >>> rows = [(few, np.ones((2, 4), np.uint32)), (all, np.ones((3, 2), np.uint32))]
     >>> share_update(terms, rows)
-    WholeShares(3210 bytes, and 240 and 248 for the servers)
+    SumShares(3210 bytes, and 240 and 248 for the servers)
     """
     if len(rows) != len(terms.parts):
         raise ShapeError(
@@ -220,11 +213,11 @@ def share_update(
             mine.append(message)
     public = pack_public(terms, prg.bytes(SEED_BYTES), publics)
     one, other = (pack_own(terms, party, public, own[party]) for party in (0, 1))
-    return WholeShares(public, (one, other), unplaced)
+    return SumShares(public, (one, other), unplaced)
 
 
 def _dense(
-    terms: WholeTerms, place: int, keys: KeyArray, rows: RingArray, prg: Prg
+    terms: SumParams, place: int, keys: KeyArray, rows: RingArray, prg: Prg
 ) -> tuple[bytes, bytes]:
     """The seed for server 0, and all rows minus their mask for server 1."""
     part = terms.parts[place]

@@ -1,4 +1,4 @@
-"""Messages of the sum of whole updates: of clients, between both servers, and what is given out.
+"""Encodes the messages of a two-server sum: of clients, between the servers, and the shares.
 
     public   client to server 0, which relays it to server 1: head, nonce (16), the public message
              of every sparse part ("KHW1")
@@ -10,10 +10,10 @@
              message (32 each), check (16)
     agreed   as list, after both were reduced: head, SHA-256 of the names (32), number (u64),
              SHA-256 of places and digests (32), check (16)
-    share    one server to whoever combines: head, number of clients (u64), SHA-256 of places and
+    share    one server to the trainer: head, number of clients (u64), SHA-256 of places and
              digests (32), all rows of all parts, check (16)
 
-Heads (magic "KHX1") and checks are those of `framing`; a public message has no check, since
+Heads (magic "KHX1") and checks are those of `sparse.Framing`; a public message has no check, since
 both own messages hold its digest. Numbers and ring elements are little-endian.
 """
 
@@ -26,14 +26,14 @@ from hashlib import sha256
 
 import numpy as np
 
-from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.aggregation.two_servers.sparse import (
     CHECK_BYTES,
     HEAD_BYTES,
-    OWN_BYTES,
+    SPARSE_OWN_BYTES,
     Framing,
     malformed,
-    public_bytes,
+    sparse_public_bytes,
 )
 from keyhole.crypto.prg import SEED_BYTES
 from keyhole.crypto.ring import RingArray
@@ -80,58 +80,58 @@ class Share:
         return f"Share(party {self.party}, {self.clients} clients)"
 
 
-def whole_public_bytes(terms: WholeTerms) -> int:
+def public_bytes(terms: SumParams) -> int:
     """Of a client's public message."""
     return HEAD_BYTES + SEED_BYTES + sum(_public_lengths(terms))
 
 
-def whole_own_bytes(terms: WholeTerms, party: int) -> int:
+def own_bytes(terms: SumParams, party: int) -> int:
     """Of a client's own message to one server."""
     return HEAD_BYTES + _DIGEST_BYTES + sum(_own_lengths(terms, party)) + CHECK_BYTES
 
 
-def whole_upload_bytes(terms: WholeTerms) -> int:
+def upload_bytes(terms: SumParams) -> int:
     """Of all that a client sends."""
-    return whole_public_bytes(terms) + sum(whole_own_bytes(terms, party) for party in (0, 1))
+    return public_bytes(terms) + sum(own_bytes(terms, party) for party in (0, 1))
 
 
-def share_bytes(terms: WholeTerms) -> int:
+def share_bytes(terms: SumParams) -> int:
     """Of the share that a server gives out."""
     return HEAD_BYTES + _SHARE.size + terms.table_bytes + CHECK_BYTES
 
 
-def pack_public(terms: WholeTerms, nonce: bytes, parts: Sequence[bytes]) -> bytes:
+def pack_public(terms: SumParams, nonce: bytes, parts: Sequence[bytes]) -> bytes:
     """Returns what both servers receive alike: of the sparse parts."""
     return b"".join([_FRAMING.head(terms, "public", 0), nonce, *parts])
 
 
-def read_public(terms: WholeTerms, data: bytes) -> list[bytes]:
+def read_public(terms: SumParams, data: bytes) -> list[bytes]:
     """Returns the public message of each part, empty for a dense one.
 
     Raises:
         MalformedError: another length or head.
         StaleError: of another round, or under other terms.
     """
-    _FRAMING.check_length(data, whole_public_bytes(terms))
+    _FRAMING.check_length(data, public_bytes(terms))
     _FRAMING.check_head(terms, "public", 0, data)
     return _split(data, HEAD_BYTES + SEED_BYTES, _public_lengths(terms))
 
 
-def pack_own(terms: WholeTerms, party: int, public: bytes, parts: Sequence[bytes]) -> bytes:
+def pack_own(terms: SumParams, party: int, public: bytes, parts: Sequence[bytes]) -> bytes:
     """Returns what one server receives alone."""
     return _FRAMING.sealed(
         b"".join([_FRAMING.head(terms, "own", party), sha256(public).digest(), *parts])
     )
 
 
-def read_own(terms: WholeTerms, party: int, data: bytes) -> tuple[bytes, list[bytes]]:
+def read_own(terms: SumParams, party: int, data: bytes) -> tuple[bytes, list[bytes]]:
     """Returns the digest of a client's public message, and what is for each part.
 
     Raises:
         MalformedError: another length, check or head, or for the other server.
         StaleError: of another round, or under other terms.
     """
-    _FRAMING.check_length(data, whole_own_bytes(terms, party))
+    _FRAMING.check_length(data, own_bytes(terms, party))
     _FRAMING.check_seal(data)
     _FRAMING.check_head(terms, "own", party, data)
     start = HEAD_BYTES + _DIGEST_BYTES
@@ -143,7 +143,7 @@ def list_digest(digests: Mapping[int, bytes]) -> bytes:
     return sha256(_listed(digests)).digest()
 
 
-def pack_list(terms: WholeTerms, party: int, cohort: bytes, digests: Mapping[int, bytes]) -> bytes:
+def pack_list(terms: SumParams, party: int, cohort: bytes, digests: Mapping[int, bytes]) -> bytes:
     """Returns the list of clients whose messages a server has.
 
     Args:
@@ -158,7 +158,7 @@ def pack_list(terms: WholeTerms, party: int, cohort: bytes, digests: Mapping[int
     )
 
 
-def read_list(terms: WholeTerms, party: int, data: bytes) -> tuple[bytes, dict[int, bytes]]:
+def read_list(terms: SumParams, party: int, data: bytes) -> tuple[bytes, dict[int, bytes]]:
     """Returns the digest of the cohort, and that of each client's public message by its place.
 
     Raises:
@@ -182,13 +182,13 @@ def read_list(terms: WholeTerms, party: int, data: bytes) -> tuple[bytes, dict[i
     return cohort, dict(zip(places.tolist(), digests, strict=True))
 
 
-def pack_agreed(terms: WholeTerms, party: int, agreed: Agreed) -> bytes:
+def pack_agreed(terms: SumParams, party: int, agreed: Agreed) -> bytes:
     """Returns whom a server will add, in a few bytes."""
     packed = _AGREED.pack(agreed.cohort, agreed.clients, agreed.digest)
     return _FRAMING.sealed(_FRAMING.head(terms, "agreed", party), packed)
 
 
-def read_agreed(terms: WholeTerms, party: int, data: bytes) -> Agreed:
+def read_agreed(terms: SumParams, party: int, data: bytes) -> Agreed:
     """Returns whom server `party` will add; raises as `read_list` does."""
     _FRAMING.check_length(data, HEAD_BYTES + _AGREED.size + CHECK_BYTES)
     _FRAMING.check_seal(data)
@@ -196,7 +196,7 @@ def read_agreed(terms: WholeTerms, party: int, data: bytes) -> Agreed:
     return Agreed(*_AGREED.unpack_from(data, HEAD_BYTES))
 
 
-def pack_share(terms: WholeTerms, share: Share) -> list[bytes | memoryview]:
+def pack_share(terms: SumParams, share: Share) -> list[bytes | memoryview]:
     """Returns what a server gives out, in pieces that need not be joined."""
     head = _FRAMING.head(terms, "share", share.party) + _SHARE.pack(share.clients, share.digest)
     little = terms.dtype.newbyteorder("<")
@@ -207,7 +207,7 @@ def pack_share(terms: WholeTerms, share: Share) -> list[bytes | memoryview]:
     return [head, *rows, check.digest()[:CHECK_BYTES]]
 
 
-def read_share(terms: WholeTerms, party: int, data: bytes | memoryview) -> Share:
+def read_share(terms: SumParams, party: int, data: bytes | memoryview) -> Share:
     """Returns the share of server `party`; its parts lie in `data`.
 
     Raises:
@@ -232,19 +232,19 @@ def _listed(digests: Mapping[int, bytes]) -> bytes:
     return np.array(places, "<u8").tobytes() + b"".join(digests[place] for place in places)
 
 
-def _public_lengths(terms: WholeTerms) -> list[int]:
+def _public_lengths(terms: SumParams) -> list[int]:
     return [
-        public_bytes(terms.sparse[place]) if part.is_sparse else 0
+        sparse_public_bytes(terms.sparse[place]) if part.is_sparse else 0
         for place, part in enumerate(terms.parts)
     ]
 
 
-def _own_lengths(terms: WholeTerms, party: int) -> list[int]:
+def _own_lengths(terms: SumParams, party: int) -> list[int]:
     lengths = []
     for place, part in enumerate(terms.parts):
         rows, row = terms.shape(place)
         dense = SEED_BYTES if party == 0 else rows * row * terms.dtype.itemsize
-        lengths.append(OWN_BYTES if part.is_sparse else dense)
+        lengths.append(SPARSE_OWN_BYTES if part.is_sparse else dense)
     return lengths
 
 

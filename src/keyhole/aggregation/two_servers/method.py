@@ -35,11 +35,11 @@ from keyhole.aggregation.base import (
     withheld,
 )
 from keyhole.aggregation.privacy.clipping import clip_update, norm_before_rounding
-from keyhole.aggregation.two_servers.client import WholeShares, share_update
-from keyhole.aggregation.two_servers.messages import Share, whole_upload_bytes
-from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms, part_terms
-from keyhole.aggregation.two_servers.server import WholeServer, combine_shares
-from keyhole.aggregation.two_servers.sparse import SparseTerms, upload_bytes
+from keyhole.aggregation.two_servers.client import SumShares, share_update
+from keyhole.aggregation.two_servers.messages import Share, upload_bytes
+from keyhole.aggregation.two_servers.params import PartParams, SumParams, part_params
+from keyhole.aggregation.two_servers.server import SumServer, combine_shares
+from keyhole.aggregation.two_servers.sparse import SparseParams, sparse_upload_bytes
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint
 from keyhole.errors import StaleError
@@ -97,7 +97,7 @@ def terms_of(
     with_counts: bool,
     norm: float = inf,
     noise: float = 0.0,
-) -> WholeTerms:
+) -> SumParams:
     """The terms of a round's sum.
 
     Args:
@@ -114,7 +114,7 @@ def terms_of(
     Raises:
         InputError: numbers that do not belong together.
     """
-    return WholeTerms(
+    return SumParams(
         round=name,
         parts=_parts(layout, keys_per_client, rounding, with_counts),
         max_clients=max(rounding.minimum, asked),
@@ -130,15 +130,15 @@ def terms_of(
 
 def _parts(
     layout: Layout, keys_per_client: Mapping[str, int], rounding: Rounding, with_counts: bool
-) -> tuple[PartTerms, ...]:
+) -> tuple[PartParams, ...]:
     limit = max_keys_of(layout, keys_per_client)
     return tuple(
-        part_terms(part.space.num_keys, part.slice_size, m, rounding.bits, with_counts)
+        part_params(part.space.num_keys, part.slice_size, m, rounding.bits, with_counts)
         for part, m in zip(layout.parts, limit, strict=True)
     )
 
 
-def check_terms(terms: WholeTerms, layout: Layout) -> None:
+def check_terms(terms: SumParams, layout: Layout) -> None:
     """Raises StaleError unless the terms fit the model."""
     told = [(part.num_keys, part.width) for part in terms.parts]
     known = [(part.space.num_keys, part.slice_size) for part in layout.parts]
@@ -151,7 +151,7 @@ def check_terms(terms: WholeTerms, layout: Layout) -> None:
         )
 
 
-def ring_rows(terms: WholeTerms, layout: Layout, one: Contribution, prg: Prg) -> list[RingRows]:
+def ring_rows(terms: SumParams, layout: Layout, one: Contribution, prg: Prg) -> list[RingRows]:
     """What a client adds to each part: shortened where the terms say so, and rounded by its coin.
 
     Args:
@@ -172,7 +172,7 @@ def ring_rows(terms: WholeTerms, layout: Layout, one: Contribution, prg: Prg) ->
 
 
 def open_sum(
-    terms: WholeTerms, shares: tuple[Share, Share], over: Over, divisor: int | None = None
+    terms: SumParams, shares: tuple[Share, Share], over: Over, divisor: int | None = None
 ) -> OpenedSum:
     """What both shares together say.
 
@@ -209,7 +209,7 @@ class SharedSum(Aggregation, Protocol):
         with_counts: bool,
         min_clients: int = 0,
         norm: float = inf,
-    ) -> WholeTerms:
+    ) -> SumParams:
         """Returns the terms of one sum; see `terms_of`."""
         ...
 
@@ -246,7 +246,7 @@ class TwoServers:
         """Returns what a round costs."""
         FixedPoint(1.0, load.cohort)
         width = -(-load.slice_bytes // _ELEMENT)
-        terms = SparseTerms(
+        terms = SparseParams(
             bytes(16), load.num_keys, width, load.keys_per_client, 32, min_clients=1
         )
         speeds, row = SumSpeeds(), terms.row * _ELEMENT
@@ -255,7 +255,7 @@ class TwoServers:
         each = speeds.key_seconds + row / speeds.sharing
         return SumPrice(
             self.about.name,
-            upload_bytes(terms),
+            sparse_upload_bytes(terms),
             0,
             1,
             dict.fromkeys(self.about.leaks, seconds),
@@ -273,7 +273,7 @@ class TwoServers:
         with_counts: bool,
         min_clients: int = 0,
         norm: float = inf,
-    ) -> WholeTerms:
+    ) -> SumParams:
         """Returns the terms of one sum; `min_clients` counts if it is above the sum's own."""
         return terms_of(
             layout,
@@ -306,7 +306,7 @@ class TwoServers:
         opened = open_sum(terms, _shares(terms, request, sent), request.over)
         return SumResult(
             opened.rows,
-            {one.client: whole_upload_bytes(terms) for one in request.sent},
+            {one.client: upload_bytes(terms) for one in request.sent},
             opened.counts if request.with_counts else None,
             unplaced_keys=sum(one.unplaced for one in sent.values()),
             seen_by=seen,
@@ -314,11 +314,11 @@ class TwoServers:
 
 
 def _shares(
-    terms: WholeTerms, request: SumRequest, sent: dict[str, WholeShares]
+    terms: SumParams, request: SumRequest, sent: dict[str, SumShares]
 ) -> tuple[Share, Share]:
     """What both servers give out."""
     cohort = [str(one.client) for one in request.contributions]
-    one, other = servers = WholeServer(terms, 0, cohort), WholeServer(terms, 1, cohort)
+    one, other = servers = SumServer(terms, 0, cohort), SumServer(terms, 1, cohort)
     for server in servers:
         for name, shares in sent.items():
             server.accept(name, shares.to[server.party])
@@ -332,7 +332,7 @@ def _shares(
     return _share(one, request), _share(other, request)
 
 
-def _share(server: WholeServer, request: SumRequest) -> Share:
+def _share(server: SumServer, request: SumRequest) -> Share:
     """With noise that derives from the seed of the simulation."""
     parts = range(len(request.layout.parts))
     return server.share([derived(b"noise", request.place, part, server.party) for part in parts])

@@ -1,8 +1,8 @@
-"""Terms of the sum of whole updates: the public facts that clients and both servers agree on.
+"""Defines the public facts of a sum, on which clients and both servers agree.
 
 An update has several parts. Of some a client touches few keys: they travel as point functions. Of
 others it sends every row: a mask to one server and the rest to the other. One list of clients and
-one set of terms stands for all parts.
+one set of params stands for all parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.aggregation.privacy.gaussian import LARGEST
-from keyhole.aggregation.two_servers.sparse import SparseTerms, upload_bytes
+from keyhole.aggregation.two_servers.sparse import SparseParams, sparse_upload_bytes
 from keyhole.crypto.codec import read_facts
 from keyhole.crypto.ring import FixedPoint, RingBits, ring_dtype
 from keyhole.errors import InputError
@@ -33,7 +33,7 @@ _SLACK = 1e-9  # of a product of two floats
 
 
 @dataclass(frozen=True)
-class PartTerms:
+class PartParams:
     """One part of an update.
 
     Args:
@@ -50,7 +50,7 @@ class PartTerms:
 
 
 @dataclass(frozen=True)
-class WholeTerms:
+class SumParams:
     """The public facts of one sum. The lengths of messages and the work of servers depend on these
     alone.
 
@@ -73,14 +73,14 @@ class WholeTerms:
         InputError: a number is out of range, noise has no room, or counts would be given out
             without noise beside rows that have it.
 
-    >>> part = PartTerms(100_000, 500, 1000, is_sparse=True)
-    >>> terms = WholeTerms(bytes(16), (part,), max_clients=50, min_clients=10)
-    >>> terms.fixed_point.scale, WholeTerms.decode(terms.encode()) == terms
+    >>> part = PartParams(100_000, 500, 1000, is_sparse=True)
+    >>> terms = SumParams(bytes(16), (part,), max_clients=50, min_clients=10)
+    >>> terms.fixed_point.scale, SumParams.decode(terms.encode()) == terms
     (2097152.0, True)
     """
 
     round: bytes
-    parts: tuple[PartTerms, ...]
+    parts: tuple[PartParams, ...]
     max_clients: int
     min_clients: int
     clip: float = 16.0
@@ -131,10 +131,10 @@ class WholeTerms:
         return sum(rows * row for rows, row in shapes) * self.dtype.itemsize
 
     @cached_property
-    def sparse(self) -> tuple[SparseTerms, ...]:
+    def sparse(self) -> tuple[SparseParams, ...]:
         """The terms of each part, as those of a sum of its own."""
         return tuple(
-            SparseTerms(
+            SparseParams(
                 round=sha256(b"keyhole part" + self.round + struct.pack("<Q", place)).digest()[:16],
                 num_keys=part.num_keys,
                 width=part.width,
@@ -160,7 +160,7 @@ class WholeTerms:
         return form + b"".join(packed)
 
     @staticmethod
-    def decode(data: bytes) -> WholeTerms:
+    def decode(data: bytes) -> SumParams:
         """Returns the terms that `data` holds.
 
         Raises:
@@ -169,25 +169,25 @@ class WholeTerms:
         return read_facts(data, "terms of a sum", _unpack)
 
 
-def _unpack(data: bytes) -> WholeTerms:
+def _unpack(data: bytes) -> SumParams:
     _, bits, counts, _, name, *numbers = _FORM.unpack_from(data)
     limit, minimum, room, clip, norm, noise = numbers
     found = _PART.iter_unpack(data[_FORM.size :])
-    parts = tuple(PartTerms(keys, width, m, is_sparse == 1) for keys, width, m, is_sparse in found)
-    return WholeTerms(name, parts, limit, minimum, clip, bits, counts == 1, norm, noise, room)
+    parts = tuple(PartParams(keys, width, m, is_sparse == 1) for keys, width, m, is_sparse in found)
+    return SumParams(name, parts, limit, minimum, clip, bits, counts == 1, norm, noise, room)
 
 
-def part_terms(
+def part_params(
     num_keys: int, width: int, max_keys: int, bits: RingBits, with_counts: bool
-) -> PartTerms:
+) -> PartParams:
     """The terms of a part, which travels in the way that takes fewer bytes.
 
     Where nearly every key is sent, or rows are short, all rows take fewer.
     """
     max_keys = max(1, max_keys)
-    alone = SparseTerms(bytes(_NAME_BYTES), num_keys, width, max_keys, bits, 1, with_counts)
-    is_sparse = upload_bytes(alone) < num_keys * alone.row * alone.dtype.itemsize
-    return PartTerms(num_keys, width, max_keys, is_sparse)
+    alone = SparseParams(bytes(_NAME_BYTES), num_keys, width, max_keys, bits, 1, with_counts)
+    is_sparse = sparse_upload_bytes(alone) < num_keys * alone.row * alone.dtype.itemsize
+    return PartParams(num_keys, width, max_keys, is_sparse)
 
 
 def _bad(got: str) -> InputError:

@@ -1,6 +1,4 @@
-"""Adding up one part of the updates of many clients, at one server.
-
-One of both servers of a sum of whole updates: it adds up shares that tell it nothing.
+"""Adds up shares at one of the two servers, which tell it nothing.
 
     open (accept) --close--> closed --reduce--> reduced --agree--> agreed (add) --share--> over
 
@@ -8,17 +6,17 @@ Over a network a client may reach one server only. So each server closes its lis
 lists and keep whom both have, with the same public message; then they compare what is left, and
 only then is a row touched. The sum of both shares is the plain sum in the ring, bit for bit.
 
-Hidden: every client's keys and rows, from each server, if both do not collude and follow the
+Hidden: every client's keys and rows, from each server, if the two do not collude and follow the
 protocol; of the sum, only what is combined is learnt. Each server adds its own noise where the
 terms ask for it, so that the sum is protected from the other one, too.
 
-Not covered: clients that lie (`whole_client.py`); servers, or whoever names the cohort, that invent
-clients to get past `min_clients`; whether a message comes from the client it is said to come
+Not covered: clients that lie (`client.py`); servers, or a trainer that names the cohort, that
+invent clients to get past `min_clients`; whether a message comes from the client it is said to come
 from, which is for the connection to say; what sums of several rounds tell together, which is for
 noise to hide.
 
-No sockets, no clock, no files: whoever drives it keeps the messages, and brings them again when
-they are to be added.
+No sockets, no clock, no files: the caller keeps the messages, and brings them again when they are
+to be added.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ from keyhole.aggregation.two_servers.messages import (
     read_own,
     read_public,
 )
-from keyhole.aggregation.two_servers.params import WholeTerms
+from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.aggregation.two_servers.sparse import (
-    SparseTerms,
-    public_bytes,
+    SparseParams,
     read_sparse_own,
     read_sparse_public,
+    sparse_public_bytes,
 )
 from keyhole.aggregation.two_servers.sparse_server import combine
 from keyhole.crypto.prg import Prg
@@ -86,7 +84,7 @@ class SparsePart:
         party: 0 or 1.
     """
 
-    def __init__(self, terms: SparseTerms, party: int) -> None:
+    def __init__(self, terms: SparseParams, party: int) -> None:
         self._terms, self._party = terms, party
         self._waiting: list[ClientShare] = []
         self._total: RingArray | None = np.zeros((terms.num_keys, terms.row), terms.dtype)
@@ -96,7 +94,7 @@ class SparsePart:
         root, _ = read_sparse_own(self._terms, self._party, own)
         self._waiting.append(ClientShare(root, read_sparse_public(self._terms, public)))
         held = len(self._waiting)
-        if held >= _MAX_WAITING or held * public_bytes(self._terms) >= _MAX_BYTES:
+        if held >= _MAX_WAITING or held * sparse_public_bytes(self._terms) >= _MAX_BYTES:
             self._work()
 
     def take(self) -> RingArray:
@@ -125,7 +123,7 @@ class DensePart:
         party: 0 or 1.
     """
 
-    def __init__(self, terms: WholeTerms, place: int, party: int) -> None:
+    def __init__(self, terms: SumParams, place: int, party: int) -> None:
         self._party = party
         self._total: RingArray | None = np.zeros(terms.shape(place), terms.dtype)
 
@@ -143,7 +141,7 @@ class DensePart:
         return total
 
 
-def part_adders(terms: WholeTerms, party: int) -> list[PartAdder]:
+def part_adders(terms: SumParams, party: int) -> list[PartAdder]:
     """One for each part."""
     return [
         SparsePart(terms.sparse[place], party) if part.is_sparse else DensePart(terms, place, party)
@@ -165,7 +163,7 @@ def _there(total: RingArray | None) -> RingArray:
 _Phase: TypeAlias = Literal["open", "closed", "reduced", "agreed", "over"]
 
 
-class WholeServer:
+class SumServer:
     """One of both servers, for one sum.
 
     Args:
@@ -177,7 +175,7 @@ class WholeServer:
         InputError: there is no such server, or a cohort that is repeated or larger than the ring.
     """
 
-    def __init__(self, terms: WholeTerms, party: int, cohort: Sequence[str]) -> None:
+    def __init__(self, terms: SumParams, party: int, cohort: Sequence[str]) -> None:
         if party not in (0, 1):
             raise InputError(
                 "there are two servers", got=party, allowed="0 or 1", fix="say which this one is"
@@ -201,7 +199,7 @@ class WholeServer:
 
     def __repr__(self) -> str:
         """Nothing of a message."""
-        return f"WholeServer(party {self.party}, {self._phase}, {len(self._digests)} clients)"
+        return f"SumServer(party {self.party}, {self._phase}, {len(self._digests)} clients)"
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -397,7 +395,7 @@ class WholeServer:
             )
 
 
-def check_public(terms: WholeTerms, public: bytes) -> list[bytes]:
+def check_public(terms: SumParams, public: bytes) -> list[bytes]:
     """Returns the public message of each part, empty for a dense one, all of them checked.
 
     Raises:

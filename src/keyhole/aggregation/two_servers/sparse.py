@@ -1,19 +1,13 @@
-"""Heads and checks of messages to and between the two servers of a sum.
+"""Shares rows at secret keys between two servers: the params, point functions and messages.
 
-The head is magic (4), kind (u8), server (u8, 0 in what both get), zero (u16), name of the round
-(16), SHA-256 of the terms (32). The check is the first half of the SHA-256 of all before it. It
-finds damage and no forger: messages travel through TLS.
+Params are the public facts that clients and both servers agree on beforehand; buckets follow from
+them (`crypto/cuckoo.py`). There is no stash here: a row sent for the whole table would cost a
+server as much as a third of all buckets. Instead there are a few buckets more, which weigh where
+keys are few, and a key without a bucket is left out.
 
-Terms of a sparse sum: the public facts that clients and both servers agree on beforehand.
-
-Which buckets there are follows from them, see `pir/cuckoo.py`. There is no stash here: a row sent
-for the whole table would cost a server as much as a third of all buckets. Instead there are a few
-buckets more, which weigh where keys are few, and a key without a bucket is left out.
-
-Point functions whose value is a row: zero everywhere but at one secret position.
-
-The tree is that of `dpf.py`, with a leaf for every position. At a position with seed s and control
-bit t, party b's share of the row is
+A point function has a row as value: zero everywhere but at one secret position. The tree is that of
+`crypto/dpf.py`, with a leaf for every position. At a position with seed s and control bit t, party
+b's share of the row is
 
     (-1)^b (convert(s) + t * correction)
 
@@ -22,20 +16,20 @@ the secret row at the secret position (Boyle, Gilboa and Ishai, EUROCRYPT 2015 a
 any group). Everywhere else both parties have the same seed and bit, and the shares cancel.
 
 Hidden: position and row, from a party that holds one of both roots, for seeds of 127 bits and AES
-under a fixed key as a circular correlation-robust hash. Not hidden: anything from whoever holds
-both roots.
+under a fixed key as a circular correlation-robust hash. Not hidden: anything from a party that
+holds both roots.
 
-Messages of a sparse sum between a client and two servers, and between the servers.
-
-    public   client to server 0, which relays it to server 1: head, nonce (16), control bits (two a
-             level, of all buckets, 8 a byte from the lowest), seed corrections (16 a level and
-             bucket), row corrections (a row of little-endian ring elements a bucket)
+    public   client to server 0, which relays it to server 1: head, nonce (16), control bits (two
+             per level, of all buckets, 8 per byte from the lowest), seed corrections (16 per level
+             and bucket), row corrections (a row of little-endian ring elements per bucket)
     own      client to one server: head, root (16), SHA-256 of public (32), check (16)
     list     one server to the other: head, number of clients (u64), SHA-256 of all places and
              digests (32), places of the clients, ascending (u64 each), check (16)
 
-Heads (magic "KHW1") and checks are those of `framing`; a public message has no check, since
-both own messages hold its digest.
+A head (`Framing`) is magic (4, here "KHW1"), kind (u8), server (u8, 0 in what both get), zero
+(u16), name of the round (16), SHA-256 of the params (32). The check is the first half of the
+SHA-256 of all before it; it finds damage and no forger: messages travel through TLS. A public
+message has no check, since both own messages hold its digest.
 """
 
 from __future__ import annotations
@@ -146,7 +140,7 @@ _SPARE_BUCKETS = 8
 
 
 @dataclass(frozen=True)
-class SparseTerms:
+class SparseParams:
     """The public facts of one sparse sum. The lengths of messages and the work of servers depend
     on these alone.
 
@@ -164,7 +158,7 @@ class SparseTerms:
     Raises:
         InputError: a number is out of range.
 
-    >>> terms = SparseTerms(bytes(16), 100_000, 500, 1000, bits=32, min_clients=10)
+    >>> terms = SparseParams(bytes(16), 100_000, 500, 1000, bits=32, min_clients=10)
     >>> terms.num_buckets, terms.bucket_size, terms.depth
     (1308, 230, 8)
     """
@@ -244,7 +238,7 @@ class SparseTerms:
         )
 
     @staticmethod
-    def decode(data: bytes) -> SparseTerms:
+    def decode(data: bytes) -> SparseParams:
         """Returns the terms that `data` holds.
 
         Raises:
@@ -253,9 +247,9 @@ class SparseTerms:
         return read_facts(data, "terms of a sparse sum", _unpack)
 
 
-def _unpack(data: bytes) -> SparseTerms:
+def _unpack(data: bytes) -> SparseParams:
     _, bits, counts, _, name, num_keys, width, max_keys, minimum = _FORM.unpack(data)
-    return SparseTerms(name, num_keys, width, max_keys, bits, minimum, counts == 1)
+    return SparseParams(name, num_keys, width, max_keys, bits, minimum, counts == 1)
 
 
 def _bad(got: str) -> InputError:
@@ -337,7 +331,7 @@ _SPARSE_FRAMING = Framing(b"KHW1", {"public": 1, "own": 2, "list": 3})
 _DIGEST_BYTES = 32
 _LIST = struct.Struct("<Q32s")
 
-OWN_BYTES = HEAD_BYTES + SEED_BYTES + _DIGEST_BYTES + CHECK_BYTES
+SPARSE_OWN_BYTES = HEAD_BYTES + SEED_BYTES + _DIGEST_BYTES + CHECK_BYTES
 """Of a client's own message to one server."""
 
 
@@ -354,17 +348,17 @@ class ClientList:
     digest: bytes
 
 
-def public_bytes(terms: SparseTerms) -> int:
+def sparse_public_bytes(terms: SparseParams) -> int:
     """Of a client's public message."""
     return HEAD_BYTES + SEED_BYTES + sum(_public_parts(terms))
 
 
-def upload_bytes(terms: SparseTerms) -> int:
+def sparse_upload_bytes(terms: SparseParams) -> int:
     """Of all that a client sends: once what is public, and a message to each server."""
-    return public_bytes(terms) + 2 * OWN_BYTES
+    return sparse_public_bytes(terms) + 2 * SPARSE_OWN_BYTES
 
 
-def pack_sparse_public(terms: SparseTerms, corrections: Corrections) -> bytes:
+def pack_sparse_public(terms: SparseParams, corrections: Corrections) -> bytes:
     """Returns what both servers receive alike."""
     bits = np.packbits(corrections.bits, bitorder="little").tobytes()
     rows = corrections.rows.astype(terms.dtype.newbyteorder("<"), copy=False)
@@ -372,14 +366,14 @@ def pack_sparse_public(terms: SparseTerms, corrections: Corrections) -> bytes:
     return b"".join([head, corrections.nonce, bits, corrections.seeds.tobytes(), rows.tobytes()])
 
 
-def read_sparse_public(terms: SparseTerms, data: bytes) -> Corrections:
+def read_sparse_public(terms: SparseParams, data: bytes) -> Corrections:
     """Returns the corrections of a public message.
 
     Raises:
         MalformedError: another length or head, or a bit that is always zero is not.
         StaleError: of another round, or under other terms.
     """
-    _SPARSE_FRAMING.check_length(data, public_bytes(terms))
+    _SPARSE_FRAMING.check_length(data, sparse_public_bytes(terms))
     _SPARSE_FRAMING.check_head(terms, "public", 0, data)
     nonce = data[HEAD_BYTES : HEAD_BYTES + SEED_BYTES]
     raw = np.frombuffer(data, np.uint8, offset=HEAD_BYTES + SEED_BYTES)
@@ -394,28 +388,28 @@ def read_sparse_public(terms: SparseTerms, data: bytes) -> Corrections:
     return Corrections(bytes(nonce), seeds, bits[:used].reshape(count, depth, 2), ring)
 
 
-def pack_sparse_own(terms: SparseTerms, party: int, root: bytes, public: bytes) -> bytes:
+def pack_sparse_own(terms: SparseParams, party: int, root: bytes, public: bytes) -> bytes:
     """Returns what one server receives alone."""
     return _SPARSE_FRAMING.sealed(
         _SPARSE_FRAMING.head(terms, "own", party), root, sha256(public).digest()
     )
 
 
-def read_sparse_own(terms: SparseTerms, party: int, data: bytes) -> tuple[bytes, bytes]:
+def read_sparse_own(terms: SparseParams, party: int, data: bytes) -> tuple[bytes, bytes]:
     """Returns the root of a client, and the digest of its public message.
 
     Raises:
         MalformedError: another length, check or head, or for the other server.
         StaleError: of another round, or under other terms.
     """
-    _SPARSE_FRAMING.check_length(data, OWN_BYTES)
+    _SPARSE_FRAMING.check_length(data, SPARSE_OWN_BYTES)
     _SPARSE_FRAMING.check_seal(data)
     _SPARSE_FRAMING.check_head(terms, "own", party, data)
     body = bytes(data[HEAD_BYTES:-CHECK_BYTES])
     return body[:SEED_BYTES], body[SEED_BYTES:]
 
 
-def pack_sparse_list(terms: SparseTerms, party: int, digests: Mapping[int, bytes]) -> bytes:
+def pack_sparse_list(terms: SparseParams, party: int, digests: Mapping[int, bytes]) -> bytes:
     """Returns the list of a server's clients.
 
     Args:
@@ -431,7 +425,7 @@ def pack_sparse_list(terms: SparseTerms, party: int, digests: Mapping[int, bytes
     )
 
 
-def read_sparse_list(terms: SparseTerms, party: int, data: bytes) -> ClientList:
+def read_sparse_list(terms: SparseParams, party: int, data: bytes) -> ClientList:
     """Returns the list of server `party`.
 
     Raises:
@@ -451,7 +445,7 @@ def read_sparse_list(terms: SparseTerms, party: int, data: bytes) -> ClientList:
     return ClientList(clients, digest)
 
 
-def _public_parts(terms: SparseTerms) -> tuple[int, int, int]:
+def _public_parts(terms: SparseParams) -> tuple[int, int, int]:
     """Bytes of control bits, seed corrections and row corrections."""
     count, depth = terms.num_buckets, terms.depth
     row = terms.row * terms.dtype.itemsize

@@ -25,12 +25,12 @@ import numpy as np
 from keyhole.aggregation.two_servers.batches import ClientShare, add_clients
 from keyhole.aggregation.two_servers.sparse import (
     Framing,
-    SparseTerms,
+    SparseParams,
     pack_sparse_list,
-    public_bytes,
     read_sparse_list,
     read_sparse_own,
     read_sparse_public,
+    sparse_public_bytes,
 )
 from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.ring import RingArray
@@ -64,7 +64,7 @@ class SparseServer:
         ReplayError: this server has run the round before.
     """
 
-    def __init__(self, terms: SparseTerms, party: int, rounds: SumsJoined | None = None) -> None:
+    def __init__(self, terms: SparseParams, party: int, rounds: SumsJoined | None = None) -> None:
         if party not in (0, 1):
             raise InputError(
                 "there are two servers", got=party, allowed="0 or 1", fix="say which this one is"
@@ -119,7 +119,7 @@ class SparseServer:
             self._seen.add(digest)
             self._waiting.append(share)
             held = len(self._waiting)
-            if held >= _MAX_WAITING or held * public_bytes(self.terms) >= _MAX_BYTES:
+            if held >= _MAX_WAITING or held * sparse_public_bytes(self.terms) >= _MAX_BYTES:
                 self._work()
 
     def agree(self, other: bytes) -> None:
@@ -203,7 +203,7 @@ class SparseServer:
                 "a place that no client has", got=client, allowed="0..2^64-1", fix="count from 0"
             )
         root, spoken_of = read_sparse_own(self.terms, self._party, bytes(own))
-        Framing.check_length(public, public_bytes(self.terms))
+        Framing.check_length(public, sparse_public_bytes(self.terms))
         public = bytes(public)  # nobody changes it once its digest is known
         digest = sha256(public).digest()
         if digest != spoken_of:
@@ -257,7 +257,7 @@ def combine(one: RingArray, other: RingArray) -> RingArray:
         ShapeError: shares of different sums.
 
     >>> from keyhole.aggregation.two_servers.client import share_rows
-    >>> terms = SparseTerms(bytes(16), 4, 1, 2, bits=32, min_clients=2)
+    >>> terms = SparseParams(bytes(16), 4, 1, 2, bits=32, min_clients=2)
     >>> servers = SparseServer(terms, 0), SparseServer(terms, 1)
     >>> for client, keys in enumerate(([0, 3], [3])):
     ...     sent = share_rows(terms, np.array(keys), np.full((len(keys), 1), 5, np.uint32))

@@ -5,13 +5,13 @@ from hashlib import sha256
 import numpy as np
 
 from keyhole.aggregation.two_servers.client import share_update
-from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms
-from keyhole.aggregation.two_servers.server import WholeServer
+from keyhole.aggregation.two_servers.params import PartParams, SumParams
+from keyhole.aggregation.two_servers.server import SumServer
 from keyhole.crypto.prg import Prg
 
 COHORT = [f"client-{i}" for i in range(6)]
 # Sparse, dense and sparse again, whatever would take fewer bytes.
-PARTS = PartTerms(40, 3, 4, True), PartTerms(7, 2, 7, False), PartTerms(9, 1, 2, True)
+PARTS = PartParams(40, 3, 4, True), PartParams(7, 2, 7, False), PartParams(9, 1, 2, True)
 
 
 def terms_of(**changes):
@@ -22,7 +22,7 @@ def terms_of(**changes):
         "min_clients": 2,
         **changes,
     }
-    return WholeTerms(**given)
+    return SumParams(**given)
 
 
 def rows_of(terms, seed):
@@ -51,7 +51,7 @@ def plain_sum(terms, clients):
 
 def servers_of(terms, sent, reach=lambda party, name: True):
     """Both servers, which have accepted what reached them."""
-    servers = WholeServer(terms, 0, COHORT), WholeServer(terms, 1, COHORT)
+    servers = SumServer(terms, 0, COHORT), SumServer(terms, 1, COHORT)
     for server in servers:
         for name, shares in sent.items():
             if reach(server.party, name):

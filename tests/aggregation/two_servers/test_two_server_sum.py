@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.two_servers.messages import (
+    own_bytes,
     pack_agreed,
     pack_list,
     pack_share,
+    public_bytes,
     read_list,
     read_share,
     share_bytes,
-    whole_own_bytes,
-    whole_public_bytes,
-    whole_upload_bytes,
+    upload_bytes,
 )
-from keyhole.aggregation.two_servers.params import PartTerms, WholeTerms
-from keyhole.aggregation.two_servers.server import WholeServer, cohort_digest, combine_shares
+from keyhole.aggregation.two_servers.params import PartParams, SumParams
+from keyhole.aggregation.two_servers.server import SumServer, cohort_digest, combine_shares
 from keyhole.crypto.prg import Prg
 from keyhole.errors import (
     InputError,
@@ -32,7 +32,7 @@ from keyhole.errors import (
     TooLateError,
     ViolationError,
 )
-from tests.aggregation.two_servers.whole_sums import (
+from tests.aggregation.two_servers.two_server_sums import (
     COHORT,
     add_all,
     agree,
@@ -129,7 +129,7 @@ def test_a_share_is_given_out_once_and_nobody_is_accepted_late():
 def test_replays_strangers_and_foreign_messages_are_refused():
     terms, other = terms_of(), terms_of(round=bytes(16))
     one, foreign = shares_of(terms, rows_of(terms, 1)), shares_of(other, rows_of(other, 1))
-    server = WholeServer(terms, 0, COHORT)
+    server = SumServer(terms, 0, COHORT)
     damaged = bytearray(one.to[0])
     damaged[80] ^= 1
     refusals = [
@@ -176,21 +176,21 @@ def test_servers_with_different_cohorts_lists_or_terms_do_not_agree():
     terms, other = terms_of(), terms_of(min_clients=1)
     _, sent = sent_by(terms, COHORT[:3])
     one, two = servers_of(terms, sent)
-    stranger = WholeServer(terms, 1, COHORT[::-1])
+    stranger = SumServer(terms, 1, COHORT[::-1])
     for name, shares in sent.items():
         stranger.accept(name, shares.to[1])
     mine, theirs = one.close(), two.close()
     for told, kind in [
         (stranger.close(), MismatchError),
         (mine, MalformedError),
-        (WholeServer(other, 1, COHORT).close(), StaleError),
+        (SumServer(other, 1, COHORT).close(), StaleError),
         (theirs[:-1], MalformedError),
         (b"", MalformedError),
     ]:
         with pytest.raises(kind):
             one.reduce(told)
     one.reduce(theirs)
-    fewer = WholeServer(terms, 1, COHORT)
+    fewer = SumServer(terms, 1, COHORT)
     for name in COHORT[:2]:
         fewer.accept(name, sent[name].to[1])
     fewer.close()
@@ -269,8 +269,8 @@ def test_the_noise_of_a_server_is_in_its_share():
     [
         {"round": bytes(15)},
         {"parts": ()},
-        {"parts": (PartTerms(3, 1, 4, True),)},
-        {"parts": (PartTerms(0, 1, 1, True),)},
+        {"parts": (PartParams(3, 1, 4, True),)},
+        {"parts": (PartParams(0, 1, 1, True),)},
         {"max_clients": 0},
         {"min_clients": 0},
         {"bits": 8},
@@ -294,18 +294,18 @@ def test_terms_that_make_no_sense_are_refused(changes):
 def test_terms_have_one_text_and_every_bit_of_it_counts():
     terms = terms_of(noise=0.1, room=2, clip=1.0, norm=1.0)
     text = terms.encode()
-    assert WholeTerms.decode(text) == terms
+    assert SumParams.decode(text) == terms
     for at in range(8 * len(text)):
         changed = bytearray(text)
         changed[at // 8] ^= 1 << at % 8
         try:
-            found = WholeTerms.decode(bytes(changed))
+            found = SumParams.decode(bytes(changed))
         except MalformedError:
             continue
         assert found.digest != terms.digest
     for data in (b"", text[:-1], text + b"\0"):
         with pytest.raises(MalformedError):
-            WholeTerms.decode(data)
+            SumParams.decode(data)
 
 
 @pytest.mark.parametrize(
@@ -340,9 +340,9 @@ def test_rows_that_do_not_fit_are_not_shared(rows, kind, place):
 def test_a_cohort_larger_than_the_ring_or_with_repeats_is_refused():
     for cohort in ([*COHORT, "one more"], [COHORT[0]] * 2):
         with pytest.raises(InputError, match="cohort"):
-            WholeServer(terms_of(), 0, cohort)
+            SumServer(terms_of(), 0, cohort)
     with pytest.raises(InputError, match="two servers"):
-        WholeServer(terms_of(), 2, COHORT)
+        SumServer(terms_of(), 2, COHORT)
 
 
 def test_messages_are_as_long_as_the_terms_say_whatever_they_hold():
@@ -350,9 +350,9 @@ def test_messages_are_as_long_as_the_terms_say_whatever_they_hold():
     empty = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in terms.parts]
     for rows in (empty, rows_of(terms, 1), rows_of(terms, 2)):
         made = shares_of(terms, rows)
-        assert len(made.public) == whole_public_bytes(terms)
-        assert [len(m) for m in made.to] == [whole_own_bytes(terms, party) for party in (0, 1)]
-        assert whole_upload_bytes(terms) == len(made.public) + sum(map(len, made.to))
+        assert len(made.public) == public_bytes(terms)
+        assert [len(m) for m in made.to] == [own_bytes(terms, party) for party in (0, 1)]
+        assert upload_bytes(terms) == len(made.public) + sum(map(len, made.to))
 
 
 def test_nothing_that_is_printed_holds_a_key_or_a_number():
@@ -360,11 +360,11 @@ def test_nothing_that_is_printed_holds_a_key_or_a_number():
     made = shares_of(
         terms, [(np.array([33]), np.full((1, 3), 77, np.uint32)), *rows_of(terms, 1)[1:]]
     )
-    server = WholeServer(terms, 0, COHORT)
+    server = SumServer(terms, 0, COHORT)
     server.accept(COHORT[0], made.to[0])
     assert repr(made) == (
-        f"WholeShares({len(made.public)} bytes, and {len(made.to[0])} and {len(made.to[1])} "
+        f"SumShares({len(made.public)} bytes, and {len(made.to[0])} and {len(made.to[1])} "
         "for the servers)"
     )
-    assert repr(server) == "WholeServer(party 0, open, 1 clients)"
+    assert repr(server) == "SumServer(party 0, open, 1 clients)"
     assert len(pack_agreed(terms, 0, server._agreed())) == 144

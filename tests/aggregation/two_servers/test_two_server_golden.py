@@ -6,12 +6,12 @@ Renew them with KEYHOLE_RENEW_GOLDEN=1.
 import numpy as np
 
 from keyhole.aggregation.two_servers.messages import pack_share
-from keyhole.aggregation.two_servers.params import PartTerms
-from keyhole.aggregation.two_servers.server import WholeServer
-from tests.aggregation.two_servers.whole_sums import COHORT, add_all, shares_of, terms_of
+from keyhole.aggregation.two_servers.params import PartParams
+from keyhole.aggregation.two_servers.server import SumServer
+from tests.aggregation.two_servers.two_server_sums import COHORT, add_all, shares_of, terms_of
 from tests.delivery.pir.golden import assert_golden
 
-PARTS = PartTerms(6, 1, 2, True), PartTerms(2, 2, 2, False)
+PARTS = PartParams(6, 1, 2, True), PartParams(2, 2, 2, False)
 
 
 def rows(keys, number):
@@ -24,7 +24,7 @@ def test_messages_of_a_whole_sum_are_the_bytes_they_always_were():
     both = COHORT[1], COHORT[4]
     sent = {name: shares_of(terms, rows([seed, 5], 7), seed) for seed, name in enumerate(both)}
     messages = {"terms": terms.encode()}
-    servers = WholeServer(terms, 0, COHORT), WholeServer(terms, 1, COHORT)
+    servers = SumServer(terms, 0, COHORT), SumServer(terms, 1, COHORT)
     for name, shares in sent.items():
         messages[f"public of {name}"] = shares.public
         for server in servers:
