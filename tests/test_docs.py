@@ -1,5 +1,6 @@
 """Docs cannot rot: generated pages are current, and what pages name exists."""
 
+import ast
 import pkgutil
 import re
 import subprocess
@@ -78,6 +79,18 @@ def test_every_test_of_the_paper_map_exists():
     page = (ROOT / "docs" / "paper-map.md").read_text()
     for path, name in re.findall(r"`(tests/[\w/.]+)`::`(\w+)`", page):
         assert f"def {name}(" in (ROOT / path).read_text(), name
+
+
+def test_every_word_of_ours_is_an_identifier():
+    page = (ROOT / "docs" / "vocabulary.md").read_text()
+    first = re.findall(r"^\| (`.*?`) \|", page, re.M)
+    words = {word for cell in first for word in re.findall(r"`(\w+)`", cell)}
+    assert len(words) > 40
+    used = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            used |= {getattr(node, field, None) for field in ("name", "id", "attr", "arg")}
+    assert words <= used
 
 
 def test_every_command_is_documented():
