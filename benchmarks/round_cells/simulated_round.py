@@ -165,10 +165,10 @@ class Population:
         def of(name: str) -> np.ndarray:
             return np.array([getattr(one, name) for one in CLASSES])[kind]
 
-        fate = rng.random(count)
+        outcome = rng.random(count)
         before = of("lost_before")
         lost_at = np.where(
-            fate < before, FETCH, np.where(fate < before + of("lost_after"), REACHED, -1)
+            outcome < before, FETCH, np.where(outcome < before + of("lost_after"), REACHED, -1)
         )
         train = of("train") * np.exp(SPREAD_OF_TRAINING * rng.standard_normal(count))
         return Population(of("down").tolist(), of("up").tolist(), train.tolist(), lost_at.tolist())
@@ -291,7 +291,7 @@ class Simulation:
 
     def _outcome(self, now: float) -> Outcome:
         machine, counts, asked = self._machine, self._counts, self._setting.devices
-        sent = sum(fate == "sent" for fate in machine.fates.values())
+        sent = sum(outcome == "sent" for outcome in machine.outcomes.values())
         lost = sum(at >= 0 for at in self._devices.lost_at) + counts.gave_up
         came = max(counts.last - counts.first, 1.0)
         uses = [queue.use(came) for queue in self._slices]

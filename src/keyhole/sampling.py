@@ -51,7 +51,7 @@ def generator(seed: int, *place: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *place])))
 
 
-Fate: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused", "empty"]
+Outcome: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused", "empty"]
 """Only what was sent is added up. A client is lost before its slices arrive, or after; it answers
 late; or its update is refused."""
 
@@ -169,7 +169,7 @@ def sample_dropouts(
 ) -> list[int]:
     """Returns those of `clients` that drop out at a stage of round t.
 
-    Each client's fate is its own: it does not depend on who else was asked.
+    Each client's outcome is its own: it does not depend on who else was asked.
     """
     if probability == 0:
         return []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole import tree
 from keyhole.aggregation import aggregation_named, aggregation_names
-from keyhole.aggregation.base import Contribution, Rounding, SumRequest
+from keyhole.aggregation.base import ClientResult, Rounding, SumRequest
 from keyhole.errors import InputError
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
@@ -27,7 +27,7 @@ SECURE = [name for name in AGGREGATIONS if name.startswith("secure")]
 FATES = ("sent", "sent", "sent", "sent", "lost_after", "late", "lost_before", "refused")
 
 
-def contribution(layout, rng, client, fate):
+def result(layout, rng, client, outcome):
     keys = {s.name: s.keys(rng.integers(0, s.num_keys, rng.integers(0, 4))) for s in layout.spaces}
     shapes = {
         field.path: field.client_shape([len(keys[f.name]) for f in part.product.factors])
@@ -35,13 +35,13 @@ def contribution(layout, rng, client, fate):
         for field in part.fields
     }
     leaves = {path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
-    update = tree.unflatten(layout.structure, leaves) if fate in ("sent", "late") else None
-    return Contribution(client, fate, keys, update)
+    update = tree.unflatten(layout.structure, leaves) if outcome in ("sent", "late") else None
+    return ClientResult(client, outcome, keys, update)
 
 
-def request_of(name, seed, over="cohort", fates=FATES):
+def request_of(name, seed, over="cohort", outcomes=FATES):
     layout, rng = LAYOUTS[name], np.random.default_rng(seed)
-    made = [contribution(layout, rng, 10 + i, fate) for i, fate in enumerate(fates)]
+    made = [result(layout, rng, 10 + i, outcome) for i, outcome in enumerate(outcomes)]
     limit = {space.name: min(4, space.num_keys) for space in layout.spaces}
     return SumRequest(layout, made, over, limit, (seed, 0, 3))
 
@@ -62,11 +62,11 @@ def dense(layout, updates):
 def test_every_aggregation_gives_the_plain_sum_up_to_its_rounding(way, over, name, seed):
     """Four of eight clients send, the others are lost at every stage; the threshold is six of eight
     only for one server, which needs more of them."""
-    fates = ("sent",) * 6 + ("late", "lost_after") if way in SECURE else FATES
-    request = request_of(name, seed, over, fates)
+    outcomes = ("sent",) * 6 + ("late", "lost_after") if way in SECURE else FATES
+    request = request_of(name, seed, over, outcomes)
     found, expected = aggregation_named(way).add(request), aggregation_named("plain").add(request)
     assert found.error is None
-    tolerance = len(fates) * Rounding().fixed_point(request).rounding if way in SECURE else 0
+    tolerance = len(outcomes) * Rounding().fixed_point(request).rounding if way in SECURE else 0
     sums = (dense(request.layout, each.rows) for each in (found, expected))
     for one, other in zip(*sums, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=tolerance)
@@ -75,7 +75,7 @@ def test_every_aggregation_gives_the_plain_sum_up_to_its_rounding(way, over, nam
 @pytest.mark.parametrize("way", SECURE)
 def test_the_same_seed_gives_the_same_bytes_although_masks_are_fresh(way):
     one, other = (
-        aggregation_named(way).add(request_of("two key spaces", 5, fates=("sent",) * 4))
+        aggregation_named(way).add(request_of("two key spaces", 5, outcomes=("sent",) * 4))
         for _ in range(2)
     )
     for a, b in zip(one.rows, other.rows, strict=True):
@@ -90,7 +90,9 @@ def test_a_sum_with_too_few_clients_is_not_opened(way):
 
 
 def test_two_servers_release_no_sum_of_one_client():
-    summed = aggregation_named("secure-sparse").add(request_of("rows", 0, fates=("sent", "late")))
+    summed = aggregation_named("secure-sparse").add(
+        request_of("rows", 0, outcomes=("sent", "late"))
+    )
     assert summed.rows is None
     assert "too few" in summed.error
 
@@ -99,16 +101,16 @@ def test_two_servers_release_no_sum_of_one_client():
 def test_what_is_sent_does_not_depend_on_keys_or_updates(way):
     sizes = set()
     for seed in range(4):
-        request = request_of("two key spaces", seed, fates=("sent",) * 4)
+        request = request_of("two key spaces", seed, outcomes=("sent",) * 4)
         sizes |= set(aggregation_named(way).add(request).bytes_up.values())
     assert len(sizes) == 1
 
 
 def test_numbers_beyond_the_clip_are_clipped_and_not_wrapped():
-    request = request_of("rows", 1, over="nothing", fates=("sent",) * 3)
+    request = request_of("rows", 1, over="nothing", outcomes=("sent",) * 3)
     big = [
-        Contribution(c.client, c.fate, c.keys, tree.map_leaves(lambda x: x * 1e6, c.update))
-        for c in request.contributions
+        ClientResult(c.client, c.outcome, c.keys, tree.map_leaves(lambda x: x * 1e6, c.update))
+        for c in request.results
     ]
     request = SumRequest(request.layout, big, "nothing", request.keys_per_client, request.place)
     summed = aggregation_named("secure-dense", Rounding(clip=2.0)).add(request)

@@ -9,7 +9,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.aggregation import aggregation_named
-from keyhole.aggregation.base import Contribution, Rounding, SumRequest
+from keyhole.aggregation.base import ClientResult, Rounding, SumRequest
 from keyhole.aggregation.privacy.audit import epsilon_from_scores
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
 from keyhole.rounds.account import Account
@@ -23,13 +23,13 @@ LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
 COHORTS = {"cyclic": Cohorts(200, 100, "cyclic"), "poisson": Cohorts(100, 100, "poisson")}
 
 
-def contribution(client, scale, keys):
+def result(client, scale, keys):
     update = {"w": np.full((4, 2), scale, np.float32), "b": np.full(3, scale, np.float32)}
-    return Contribution(client, "sent", {"row": ROW.keys(keys)}, update)
+    return ClientResult(client, "sent", {"row": ROW.keys(keys)}, update)
 
 
-OTHERS = [contribution(0, 0.1, [0, 1, 2, 3]), contribution(1, -0.2, [2, 3, 4, 5])]
-CANARY = contribution(2, 70.0, [5, 5, 6, 7])  # far beyond the clip, with a key twice
+OTHERS = [result(0, 0.1, [0, 1, 2, 3]), result(1, -0.2, [2, 3, 4, 5])]
+CANARY = result(2, 70.0, [5, 5, 6, 7])  # far beyond the clip, with a key twice
 
 
 def direction_of(part):

@@ -8,7 +8,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.aggregation import aggregation_named, aggregation_names
-from keyhole.aggregation.base import Contribution, Rounding, SumRequest
+from keyhole.aggregation.base import ClientResult, Rounding, SumRequest
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum, max_asked
 from keyhole.errors import BudgetError, InputError
 from keyhole.rounds.clients import Clients
@@ -37,7 +37,7 @@ def request(scale=1.0, clients=6):
             "w": scale * rng.normal(size=(8, 5)).astype(np.float32),
             "b": scale * rng.normal(size=7).astype(np.float32),
         }
-        made.append(Contribution(client, "sent", {"row": keys}, update))
+        made.append(ClientResult(client, "sent", {"row": keys}, update))
     return SumRequest(LAYOUT, made, "cohort", {"row": 8}, (3, 0, 0))
 
 
@@ -76,9 +76,7 @@ def test_one_client_moves_the_sum_by_no_more_than_the_clip(way):
     """All of an update together: what is broadcast and what is selected."""
     privacy = Privacy(clip=0.5, noise=0.0)
     full = request(scale=50.0)
-    without = replace(
-        full, contributions=[*full.contributions[:-1], replace(full.contributions[-1], fate="late")]
-    )
+    without = replace(full, results=[*full.results[:-1], replace(full.results[-1], outcome="late")])
     sums = [
         dense(PrivateSum(aggregation_named(way), privacy, COHORTS).add(each).rows)
         for each in (full, without)
@@ -96,11 +94,11 @@ def test_one_client_more_does_not_change_how_others_are_rounded(way):
     private = PrivateSum(
         aggregation_named(way, rounding), Privacy(clip=0.5, noise=0.0), Cohorts(1000, 6, "poisson")
     )
-    everyone = request(scale=50.0, clients=8).contributions
+    everyone = request(scale=50.0, clients=8).results
 
     def sums(*places):
         drawn = [everyone[place] for place in places]
-        return dense(private.add(replace(request(), contributions=drawn)).rows)
+        return dense(private.add(replace(request(), results=drawn)).rows)
 
     many = zip(sums(*range(8)), sums(*range(7)), strict=True)
     few = zip(sums(0, 1, 7), sums(0, 1), strict=True)
@@ -115,9 +113,9 @@ def test_no_update_is_longer_than_the_clip_after_it_was_rounded(way):
     one that adds nothing."""
     cohorts = Cohorts(1000, 100)
     private = PrivateSum(aggregation_named(way, Rounding(bits=16)), Privacy(0.5, 0.0), cohorts)
-    nothing = replace(request(scale=0.0).contributions[0], client=99)
-    for one in request(scale=50.0).contributions:
-        alone = dense(private.add(replace(request(), contributions=[one, nothing])).rows)
+    nothing = replace(request(scale=0.0).results[0], client=99)
+    for one in request(scale=50.0).results:
+        alone = dense(private.add(replace(request(), results=[one, nothing])).rows)
         length = 100 * np.sqrt(sum(np.sum(part**2) for part in alone))
         assert 0.45 < length <= 0.5 * (1 + 1e-6)
 
@@ -222,9 +220,7 @@ def test_a_mean_over_choosers_cannot_be_private():
 
 @pytest.mark.parametrize("way", ["plain", "dense"])
 def test_a_round_that_nobody_joined_releases_noise_as_any_other(way):
-    empty = replace(
-        request(), contributions=[replace(c, fate="late") for c in request().contributions]
-    )
+    empty = replace(request(), results=[replace(c, outcome="late") for c in request().results])
     privacy = Privacy(clip=1.0, noise=1.0)
     made = PrivateSum(aggregation_named(way), privacy, Cohorts(1000, 6, "poisson")).add(empty)
     assert all(np.all(rows != 0) for rows in dense(made.rows))
@@ -234,7 +230,7 @@ def test_a_round_that_nobody_joined_releases_noise_as_any_other(way):
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_secure_sum_of_nobody_or_of_one_is_withheld_whoever_asks(way, count):
     """Poisson cohorts can be so small. One client must not be told from none by it."""
-    few = replace(request(), contributions=request().contributions[:count])
+    few = replace(request(), results=request().results[:count])
     inner = aggregation_named(way)
     for aggregate in (inner, PrivateSum(inner, Privacy(1.0, 1.0), Cohorts(1000, 6, "poisson"))):
         made = aggregate.add(few)

@@ -125,8 +125,8 @@ def test_the_contract_has_clients_of_every_fate():
     from keyhole.rounds.record import decode_records
 
     records = decode_records(train_alone("dropouts and over-selection")[1])
-    for fate in ("lost_before", "lost_after", "late", "refused"):
-        assert any(getattr(record, fate) for record in records), fate
+    for outcome in ("lost_before", "lost_after", "late", "refused"):
+        assert any(getattr(record, outcome) for record in records), outcome
     assert any(record.is_skipped for record in decode_records(train_alone("nobody is left")[1]))
     stale = decode_records(train_alone("asynchronous")[1])
     assert any(np.any(record.staleness) for record in stale)

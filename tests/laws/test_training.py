@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.rounds.algorithms import train, train_with_select
 from keyhole.server.state import (
     deselect_submodels_mean,
     deselect_submodels_mean_per_key,
     select_submodels,
 )
 from tests.helpers import assert_trees_equal, load_example
+from tests.laws.algorithms import train, train_with_select
 
 by_hand = load_example("algorithm2_by_hand")
 

@@ -13,12 +13,12 @@ from keyhole.keys.choice import KeyCounts, choose_with
 from keyhole.keys.sampled import independent
 from keyhole.keys.structured import top
 from keyhole.primitives.placement import observe
-from keyhole.rounds.algorithms import train_with_select
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.rounds.round import run_round
 from keyhole.sampling import Cohorts, Place, generator, sample_cohort
 from keyhole.server.optimizers import Adam
+from tests.laws.algorithms import train_with_select
 from tests.rounds import toy
 
 
@@ -31,7 +31,7 @@ def run(rounds=4, clients=None, optimizer=None, **plan):
 
 
 def test_a_run_is_algorithm_2_step_by_step():
-    """The generator of `training.algorithms` on the plain definitions gives the same bytes."""
+    """The algorithm written with the primitives gives the same bytes."""
     plan = toy.make_plan()
 
     def cohorts():

@@ -26,30 +26,41 @@ from keyhole.pricing import Workload
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
-from keyhole.sampling import Cohorts, Fate
+from keyhole.sampling import Cohorts, Outcome
 from keyhole.server.row_sums import BlockSum, Over, RowUpdate
 from keyhole.server.rows import sum_rows
 
 
 @dataclass(frozen=True, repr=False)
-class Contribution:
-    """What one client brings to a sum.
+class ClientResult:
+    """Says what became of one client in a round.
 
     Args:
         client: its number.
-        fate: how its visit ends; what is not "sent" does not count, however far it came.
-        keys: of its sub-model, by key space.
+        outcome: how its part ended; what is not "sent" does not count, however far it came.
+        keys: what its sub-model holds, by key space.
         update: shaped as the sub-model; None where there is none to send.
+        size: numbers in its sub-model; 0 if it received none.
+        bytes_down: what it received.
+        bytes_up: what it sent to select.
+        update_bytes: what it sent to have its update added.
+        unplaced_keys: how many keys it chose and trained without, because a private delivery had
+            no place for them in its query.
     """
 
     client: int
-    fate: Fate
+    outcome: Outcome
     keys: Mapping[str, Keys]
     update: Tree
+    size: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    update_bytes: int = 0
+    unplaced_keys: int = 0
 
     def __repr__(self) -> str:
         """Keys and updates may be private."""
-        return f"Contribution(client {self.client}, {self.fate})"
+        return f"ClientResult(client {self.client}, {self.outcome})"
 
 
 @dataclass(frozen=True)
@@ -58,17 +69,17 @@ class SumRequest:
 
     Args:
         layout: the model and its cuts.
-        contributions: of every client that was asked, in order.
+        results: of every client that was asked, in order.
         over: what sums are divided by.
         keys_per_client: key space -> the most keys of a client; public.
         place: (seed, trial, round), from which the randomness of a simulation derives.
         with_counts: whether to say how many clients chose each key.
-        blocks: updates that were added up where clients were trained, which contributions then
+        blocks: updates that were added up where clients were trained, which results then
             lack; for sums in the clear alone.
     """
 
     layout: Layout
-    contributions: Sequence[Contribution]
+    results: Sequence[ClientResult]
     over: Over
     keys_per_client: Mapping[str, int]
     place: tuple[int, int, int]
@@ -81,9 +92,9 @@ class SumRequest:
         return self.with_counts or self.over == "choosers"
 
     @property
-    def sent(self) -> list[Contribution]:
+    def sent(self) -> list[ClientResult]:
         """Those that count."""
-        return [each for each in self.contributions if each.fate == "sent"]
+        return [each for each in self.results if each.outcome == "sent"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +155,7 @@ class Rounding:
 
     def fixed_point(self, request: SumRequest) -> FixedPoint:
         """For all clients that were asked: more cannot be added."""
-        return self.for_clients(len(request.contributions))
+        return self.for_clients(len(request.results))
 
     def for_clients(self, clients: int) -> FixedPoint:
         """For so many clients.
@@ -154,7 +165,7 @@ class Rounding:
         """
         return FixedPoint(self.clip, max(self.minimum, clients) + self.room, self.bits)
 
-    def rows(self, request: SumRequest, one: Contribution) -> list[RingRows]:
+    def rows(self, request: SumRequest, one: ClientResult) -> list[RingRows]:
         """What a client adds to each part, rounded up or down by its own coin.
 
         In a simulation that coin derives from the seed of the run: the same seed, the same bytes.
@@ -294,7 +305,7 @@ RowsOfClient = tuple[KeyArray, NDArray[np.float32]]
 """Different keys of one part, ascending, and what one client adds to the row of each."""
 
 
-def rows_of(layout: Layout, one: Contribution) -> list[RowsOfClient]:
+def rows_of(layout: Layout, one: ClientResult) -> list[RowsOfClient]:
     """What a client adds to each part; rows of a repeated key are one."""
     layout.check(one.update, one.keys)
     leaves = tree.flatten(one.update)

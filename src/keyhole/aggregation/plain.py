@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from keyhole.about import Leak
 from keyhole.aggregation.base import (
     AggregationAbout,
-    Contribution,
+    ClientResult,
     Rounding,
     SumPrice,
     SumRequest,
@@ -80,7 +80,7 @@ class PlainSum:
         """Adds up the updates of a round."""
         layout = request.layout
 
-        def size(one: Contribution) -> int:
+        def size(one: ClientResult) -> int:
             counts = {name: len(z) for name, z in one.keys.items()}
             return key_bytes(one.keys.values()) + layout.client_bytes(**counts)
 
@@ -124,10 +124,10 @@ PLAIN = PlainSum()
 """The sum in the clear, of sparse updates."""
 
 
-def _arrived(request: SumRequest) -> list[Contribution]:
+def _arrived(request: SumRequest) -> list[ClientResult]:
     """Those who sent something, whether it counts or not: their keys are known."""
     spaces = len(request.layout.spaces)
-    return [c for c in request.contributions if c.fate in _ARRIVES and len(c.keys) == spaces]
+    return [c for c in request.results if c.outcome in _ARRIVES and len(c.keys) == spaces]
 
 
 def _counts(request: SumRequest) -> tuple[NDArray[np.int64], ...] | None:

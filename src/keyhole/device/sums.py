@@ -15,7 +15,7 @@ from base64 import b64decode
 from dataclasses import dataclass, field
 from math import inf
 
-from keyhole.aggregation.base import Contribution
+from keyhole.aggregation.base import ClientResult
 from keyhole.aggregation.two_servers.client import share_update
 from keyhole.aggregation.two_servers.messages import upload_bytes
 from keyhole.aggregation.two_servers.method import check_terms, ring_rows
@@ -136,7 +136,7 @@ class SumSend:
         self.policy.check(terms)
         check_terms(terms, known.layout)
         prg = Prg.fresh()
-        one = Contribution(0, "sent", known.keys_by_space(keys), update)
+        one = ClientResult(0, "sent", known.keys_by_space(keys), update)
         shares = share_update(terms, ring_rows(terms, known.layout, one, prg), prg)
         bodies = shares.to[0] + shares.public, shares.to[1]
         for aggregator, body in zip((self.first, self.second), bodies, strict=True):

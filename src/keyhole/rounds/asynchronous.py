@@ -1,6 +1,4 @@
-"""What has happened in an asynchronous round that is under way, and the step that comes of it.
-
-Asynchronous rounds: the server steps whenever enough updates have arrived, however old.
+"""Runs asynchronous rounds: the server steps whenever enough updates have arrived, however old.
 
 Buffered aggregation after Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation
 (2022), on versioned slices: a client trains on the slices of the step at which it started, and its
@@ -22,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from keyhole import tree
+from keyhole.aggregation.base import ClientResult
 from keyhole.arrays import Tree
 from keyhole.delivery.base import Cost
 from keyhole.errors import InputError
@@ -38,7 +37,15 @@ from keyhole.rounds.machine import (
     WhyStep,
 )
 from keyhole.rounds.record import RoundRecord
-from keyhole.rounds.round import Executor, Visit, record_visits, refused_whole, visit_clients
+from keyhole.rounds.round import (
+    Executor,
+    choose,
+    deliver,
+    open_round,
+    record_results,
+    refused_whole,
+    train,
+)
 from keyhole.rounds.spec import Plan
 from keyhole.sampling import ClientStream, Place, generator
 from keyhole.server.row_sums import Over, RowUpdate, sum_updates
@@ -49,23 +56,23 @@ from keyhole.server.state import ServerState
 class Tally:
     """Clients that have ended, in their order, and which of their updates count."""
 
-    ended: list[Visit] = field(default_factory=list)
+    ended: list[ClientResult] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     incidents: list[str] = field(default_factory=list)
     _stale: list[int] = field(default_factory=list)
-    _added: list[tuple[Visit, int]] = field(default_factory=list)
+    _added: list[tuple[ClientResult, int]] = field(default_factory=list)
 
     def busy(self, at_work: Iterable[int]) -> set[int]:
         """Who cannot start in this round: those at work, and those who had their part in it."""
-        return {*at_work, *(visit.client for visit in self.ended)}
+        return {*at_work, *(result.client for result in self.ended)}
 
-    def end(self, visit: Visit, command: CountIn | LeaveOut) -> None:
+    def end(self, result: ClientResult, command: CountIn | LeaveOut) -> None:
         """A client has ended, and its update counts or does not."""
-        self.ended.append(visit)
+        self.ended.append(result)
         if isinstance(command, CountIn):
-            self._added.append((visit, command.staleness))
+            self._added.append((result, command.staleness))
         elif command.is_stale:
-            self._stale.append(visit.client)
+            self._stale.append(result.client)
 
     def close(
         self, t: int, step: int, why: WhyStep, layout: Layout, buffering: Buffering, over: Over
@@ -89,12 +96,12 @@ class Tally:
             stale=self._stale,
             staleness=[age for _, age in self._added] if is_step else [],
             incidents=[*self.incidents, *refused_whole(self.ended)],
-            **record_visits(self.ended, self.costs),
+            **record_results(self.ended, self.costs),
         )
         if not is_step:
             return None, record
-        updates = [_scale(visit.update, buffering.weight(age)) for visit, age in self._added]
-        keys = [visit.keys for visit, _ in self._added]
+        updates = [_scale(result.update, buffering.weight(age)) for result, age in self._added]
+        keys = [result.keys for result, _ in self._added]
         return sum_updates(layout, updates, keys, over), record
 
 
@@ -111,7 +118,7 @@ class _Flight:
     finish: float
     order: int
     version: int = field(compare=False)
-    visit: Visit = field(compare=False)
+    result: ClientResult = field(compare=False)
 
 
 @dataclass
@@ -137,15 +144,15 @@ class Buffered:
         while machine.closed is None:
             # Clients that end at the same time all end before the next ones start.
             if not self._flights or self._flights[0].finish > self._now:
-                busy = tally.busy(flight.visit.client for flight in self._flights)
+                busy = tally.busy(flight.result.client for flight in self._flights)
                 asked = stream.take(machine.fill().clients, busy)
                 self._start(t, asked, state, clients, plan, execute, tally)
                 machine.handle(Started(len(asked)))
             if machine.closed is None:
                 flight = heapq.heappop(self._flights)
                 self._now = flight.finish
-                has_sent = flight.visit.fate == "sent"
-                tally.end(flight.visit, machine.handle(Ended(flight.version, has_sent)))
+                has_sent = flight.result.outcome == "sent"
+                tally.end(flight.result, machine.handle(Ended(flight.version, has_sent)))
         self._drawn = stream.drawn
         why, steps = machine.closed, state.steps
         return tally.close(t, steps, why, state.layout, self.buffering, plan.over)
@@ -155,11 +162,11 @@ class Buffered:
         arrays: dict[str, Any] = {}
         flights = []
         for i, flight in enumerate(self._flights):
-            visit = flight.visit
-            arrays |= {f"{i}/keys/{name}": z.array for name, z in visit.keys.items()}
-            if visit.update is not None:
-                arrays |= {f"{i}/update/{p}": a for p, a in tree.flatten(visit.update).items()}
-            about = {n: v for n, v in vars(visit).items() if n not in ("keys", "update")}
+            result = flight.result
+            arrays |= {f"{i}/keys/{name}": z.array for name, z in result.keys.items()}
+            if result.update is not None:
+                arrays |= {f"{i}/update/{p}": a for p, a in tree.flatten(result.update).items()}
+            about = {n: v for n, v in vars(result).items() if n not in ("keys", "update")}
             flights.append([flight.finish, flight.order, flight.version, about])
         counts = {"now": self._now, "drawn": self._drawn, "started": self._started}
         text = json.dumps({**counts, "flights": flights})
@@ -187,8 +194,8 @@ class Buffered:
         about = json.loads(arrays.pop("about").tobytes())
         self._now, self._drawn, self._started = (about[n] for n in ("now", "drawn", "started"))
         self._flights = [
-            _Flight(finish, order, version, _restore(layout, visit, f"{i}/", arrays))
-            for i, (finish, order, version, visit) in enumerate(about["flights"])
+            _Flight(finish, order, version, _restore(layout, result, f"{i}/", arrays))
+            for i, (finish, order, version, result) in enumerate(about["flights"])
         ]
 
     def _start(
@@ -204,23 +211,25 @@ class Buffered:
         """Starts clients in round t, on the slices of the step that it follows."""
         if not asked:
             return
-        terms = Terms(goal=len(asked))
-        visited = visit_clients(t, asked, state, clients, plan, execute, terms)
-        for visit in visited.visits:
-            rng = generator(plan.seed, plan.trial, Place.DURATION, t, visit.client)
+        machine = open_round(t, asked, plan, Terms(goal=len(asked)))
+        keys = choose(clients, asked, t, state.layout, plan, execute)
+        slices = deliver(state, keys, machine, plan)
+        started = train(clients, slices, t, machine, plan, execute)
+        for result in started.each:
+            rng = generator(plan.seed, plan.trial, Place.DURATION, t, result.client)
             finish = self._now + self.buffering.draw_duration(rng)
-            heapq.heappush(self._flights, _Flight(finish, self._started, state.steps, visit))
+            heapq.heappush(self._flights, _Flight(finish, self._started, state.steps, result))
             self._started += 1
-        tally.costs.append(visited.cost)
-        tally.incidents += visited.incidents
+        tally.costs.append(started.cost)
+        tally.incidents += started.incidents
 
 
 def _restore(
     layout: Layout, about: Mapping[str, Any], prefix: str, arrays: Mapping[str, Any]
-) -> Visit:
-    """A visit from its parts."""
+) -> ClientResult:
+    """A result from its parts."""
     own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
     keys = {space.name: space.keys(own[f"keys/{space.name}"]) for space in layout.spaces}
     leaves = {n.removeprefix("update/"): a for n, a in own.items() if n.startswith("update/")}
     update = tree.unflatten(layout.structure, leaves) if leaves else None
-    return Visit(keys=keys, update=update, **about)
+    return ClientResult(keys=keys, update=update, **about)

@@ -1,18 +1,13 @@
-"""The round as a state machine: events in, commands out; no sockets, no clock, no randomness.
+"""Decides whose update counts and when a round closes, as state machines.
 
-Whoever drives a round (the simulation in process or on Ray, the slice service, Flower) tells the
-machine what happened and when, and does what it says. Which client counts is decided here alone.
+What drives a round (the simulation in process or on Ray, the slice service, Flower) tells the
+machine what happened and when, and reads from it what became of each client. A machine has no
+socket, no clock and no randomness. Time is monotonic seconds of one process.
 
-    open --(goal reached)----------> closed, a sum of those taken
-      |----(everyone has answered)-> closed, likewise
-      '----(time is up)------------> closed, or given up where fewer than the least are here
+    open --(goal reached, or everyone has answered, or time is up)--> closed
 
-Time is monotonic seconds of one process: what the clock on the wall does is of no consequence.
-
-Asynchronous rounds as a state machine: who is started, whose update counts, when a step is due.
-
-Clients start whenever others have ended, and a round is one server step. Events in, commands out;
-no sockets, no clock, no randomness.
+`RoundMachine` is a synchronous round. `StreamMachine` is an asynchronous one, which is one server
+step: clients start whenever others have ended.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from typing import Literal, TypeAlias, overload
 import numpy as np
 
 from keyhole.errors import InputError
-from keyhole.sampling import Fate
+from keyhole.sampling import Outcome
 
 Why: TypeAlias = Literal["goal", "time", "everyone"]
 """Why a round closed: enough updates, no more time, or nobody left to wait for."""
@@ -37,7 +32,6 @@ class Terms:
 
     Args:
         goal: updates that close it; with 0 it closes at once.
-        min_updates: with fewer updates when it closes, it is given up: the server makes no step.
         seconds: after which it closes with what has arrived.
 
     Raises:
@@ -45,15 +39,14 @@ class Terms:
     """
 
     goal: int
-    min_updates: int = 1
     seconds: float = inf
 
     def __post_init__(self) -> None:
-        if self.goal < 0 or self.min_updates < 0 or not self.seconds > 0:
+        if self.goal < 0 or not self.seconds > 0:
             raise InputError(
                 "a round could never close",
-                got=f"goal {self.goal}, least {self.min_updates}, {self.seconds} seconds",
-                allowed="a goal and a least number from 0, and seconds above 0",
+                got=f"goal {self.goal}, {self.seconds} seconds",
+                allowed="a goal from 0, and seconds above 0",
                 fix="choose other terms",
             )
 
@@ -107,39 +100,6 @@ class Elapsed:
 Event: TypeAlias = Reached | Answered | Refused | Dropped | Elapsed
 
 
-@dataclass(frozen=True)
-class Take:
-    """The update of this client counts."""
-
-    client: int
-
-
-@dataclass(frozen=True)
-class Discard:
-    """The answer of this client does not count: it is late, a second one, or was not asked for."""
-
-    client: int
-    why: Literal["late", "duplicate", "unknown"]
-
-
-@dataclass(frozen=True)
-class Close:
-    """The round takes no more; those taken are to be added up."""
-
-    why: Why
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """The round takes no more, and too few were taken for a step."""
-
-    why: Why
-    taken: int
-
-
-Command: TypeAlias = Take | Discard | Close | GiveUp
-
-
 class RoundMachine:
     """One synchronous round.
 
@@ -150,11 +110,8 @@ class RoundMachine:
 
     >>> machine = RoundMachine(Terms(goal=1, seconds=60), asked=[4, 9], now=0.0)
     >>> machine.handle(Answered(9, now=2.0))
-    (Take(client=9), Close(why='goal'))
-    >>> machine.handle(Answered(4, now=3.0))
-    (Discard(client=4, why='late'),)
-    >>> machine.fates
-    {4: 'late', 9: 'sent'}
+    >>> machine.closed, machine.outcomes
+    ('goal', {4: 'late', 9: 'sent'})
     """
 
     def __init__(self, terms: Terms, asked: Sequence[int], now: float = 0.0) -> None:
@@ -163,9 +120,9 @@ class RoundMachine:
         self.deadline = now + terms.seconds
         self.closed: Why | None = None
         self._taken: list[int] = []
-        self._fates: dict[int, Fate | None] = dict.fromkeys(asked)  # None: still at work
+        self._outcomes: dict[int, Outcome | None] = dict.fromkeys(asked)  # None: still at work
         self._reached: set[int] = set()
-        self._at_work = len(self._fates)
+        self._at_work = len(self._outcomes)
         if terms.goal == 0 or not self._at_work:
             self._close("goal" if terms.goal == 0 else "everyone")
 
@@ -180,80 +137,65 @@ class RoundMachine:
         return max(0, self.terms.goal - len(self._taken))
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether the round closed with too few for a step."""
-        return self.closed is not None and len(self._taken) < self.terms.min_updates
-
-    @property
-    def fates(self) -> dict[int, Fate]:
+    def outcomes(self) -> dict[int, Outcome]:
         """What became of everyone asked, in the order asked; nobody's is open once it is closed."""
-        return {client: fate for client, fate in self._fates.items() if fate is not None}
+        return {
+            client: outcome for client, outcome in self._outcomes.items() if outcome is not None
+        }
 
-    def handle(self, event: Event) -> tuple[Command, ...]:
-        """Takes note of an event; returns what is to be done, in order.
+    def handle(self, event: Event) -> None:
+        """Takes note of an event.
 
         What is past the deadline closes the round before it counts itself: an answer that is seen
-        too late is late, however the driver was held up.
+        too late is late, however the driver was held up. Clients that were not asked do not count.
         """
-        closing = self._close("time") if self.closed is None and self._is_over(event.now) else ()
-        if isinstance(event, Elapsed):
-            return closing
-        if event.client not in self._fates:
-            return (*closing, Discard(event.client, "unknown"))
-        return (*closing, *self._hear(event))
+        if self.closed is None and event.now >= self.deadline:
+            self._close("time")
+        if isinstance(event, Elapsed) or event.client not in self._outcomes:
+            return
+        if self.closed is None:
+            self._hear(event)
+        elif isinstance(event, Answered) and self._outcomes[event.client] != "sent":
+            self._outcomes[event.client] = "late"
 
-    def _hear(self, event: Reached | Answered | Refused | Dropped) -> tuple[Command, ...]:
-        """Takes note of what a client that was asked did."""
-        if self.closed is not None:
-            return self._hear_after(event)
-        fate = self._fates[event.client]
+    def _hear(self, event: Reached | Answered | Refused | Dropped) -> None:
+        """Takes note of what a client that was asked did while the round is open."""
+        outcome = self._outcomes[event.client]
         if isinstance(event, Reached):
             self._reached.add(event.client)
-            return ()
-        if fate in ("sent", "refused", "empty"):
-            is_answer = isinstance(event, Answered)
-            return (Discard(event.client, "duplicate"),) if is_answer else ()
-        if fate is None:
+            return
+        if outcome in ("sent", "refused", "empty"):
+            return  # a second answer
+        if outcome is None:
             self._at_work -= 1
         elif isinstance(event, Dropped):
-            return ()  # it was known to be lost; whoever was thought lost may still answer
+            return  # it was known to be lost; who was thought lost may still answer
         if isinstance(event, Answered):
-            self._fates[event.client] = "sent"
+            self._outcomes[event.client] = "sent"
             self._taken.append(event.client)
-            return (Take(event.client), *self._close_if_done())
-        if isinstance(event, Refused):
-            self._fates[event.client] = "empty" if event.is_empty else "refused"
+        elif isinstance(event, Refused):
+            self._outcomes[event.client] = "empty" if event.is_empty else "refused"
         else:
-            self._fates[event.client] = self._lost(event.client)
-        return self._close_if_done()
+            self._outcomes[event.client] = self._lost(event.client)
+        self._close_if_done()
 
-    def _hear_after(self, event: Reached | Answered | Refused | Dropped) -> tuple[Command, ...]:
-        """A closed round only tells late answers from second ones."""
-        if not isinstance(event, Answered):
-            return ()
-        if self._fates[event.client] == "sent":
-            return (Discard(event.client, "duplicate"),)
-        self._fates[event.client] = "late"
-        return (Discard(event.client, "late"),)
-
-    def _lost(self, client: int) -> Fate:
+    def _lost(self, client: int) -> Outcome:
         return "lost_after" if client in self._reached else "lost_before"
 
-    def _is_over(self, now: float) -> bool:
-        return now >= self.deadline
-
-    def _close_if_done(self) -> tuple[Command, ...]:
+    def _close_if_done(self) -> None:
         if len(self._taken) >= self.terms.goal:
-            return self._close("goal")
-        return self._close("everyone") if not self._at_work else ()
+            self._close("goal")
+        elif not self._at_work:
+            self._close("everyone")
 
-    def _close(self, why: Why) -> tuple[Command, ...]:
+    def _close(self, why: Why) -> None:
         self.closed = why
-        for client, fate in self._fates.items():
-            if fate is None:  # after the goal, others would still answer; after the deadline, not
-                self._fates[client] = "late" if why == "goal" else self._lost(client)
+        for client, outcome in self._outcomes.items():
+            if (
+                outcome is None
+            ):  # after the goal, others would still answer; after the deadline, not
+                self._outcomes[client] = "late" if why == "goal" else self._lost(client)
         self._at_work = 0
-        return (GiveUp(why, len(self._taken)) if self.is_given_up else Close(why),)
 
 
 _PATIENCE = 100  # clients per update waited for, before a round counts as one with nobody left

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from keyhole.aggregation.base import SumResult, about_of
+from keyhole.aggregation.base import ClientResult, SumResult, about_of
 from keyhole.delivery.base import Cost
 from keyhole.delivery.clear import pregenerated_cost
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError, KeyholeError
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.machine import Event
-from keyhole.rounds.round import Visit, add_up, visit_of
+from keyhole.rounds.round import add_up, result_of
 from keyhole.rounds.spec import Plan
-from keyhole.sampling import Fate
+from keyhole.sampling import Outcome
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block, usable
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.messages import decode_update
@@ -30,9 +30,9 @@ def device_name(client: int) -> str:
     return f"device-{client}"
 
 
-def nothing_of(client: int, fate: Fate) -> Visit:
-    """The visit of a client that brought nothing: what it chose and fetched is not known here."""
-    return Visit(client, fate, {}, None, 0, 0, 0)
+def nothing_of(client: int, outcome: Outcome) -> ClientResult:
+    """The result of a client that brought nothing: what it chose and fetched is not known here."""
+    return ClientResult(client, outcome, {}, None)
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Gathered:
     """What a round came to.
 
     Args:
-        visits: of everyone asked, in order.
+        results: of everyone asked, in order.
         cost: of delivering slices to those who are known to have them.
         summed: the updates of those who sent one.
         incidents: what went wrong where they arrived, though nothing is lost.
     """
 
-    visits: list[Visit]
+    results: list[ClientResult]
     cost: Cost
     summed: SumResult
     incidents: tuple[str, ...] = ()
@@ -149,12 +149,12 @@ class Inbox(Protocol):
         """Whether the round takes no more."""
         ...
 
-    def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
+    def add_up(self, round_id: str, outcomes: Mapping[int, Outcome], coding: Coding) -> Gathered:
         """Adds up the updates of a closed round.
 
         Args:
             round_id: of the round.
-            fates: of everyone asked, in order; the updates that count are those "sent".
+            outcomes: of everyone asked, in order; the updates that count are those "sent".
             coding: of the slices that devices fetched.
         """
         ...
@@ -210,25 +210,25 @@ class SpoolInbox:
         """Whether the spool takes no more of this round."""
         return self._spool.is_closed(round_id)
 
-    def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
+    def add_up(self, round_id: str, outcomes: Mapping[int, Outcome], coding: Coding) -> Gathered:
         """Reads the updates and adds them up as a run in process does: in the clear a block at a
         time, so that no more of them are held."""
         t, layout, plan = self._round
-        coming = (self.visit(round_id, c, fate, coding) for c, fate in fates.items())
-        visits: list[Visit] = []
+        coming = (self.result(round_id, c, outcome, coding) for c, outcome in outcomes.items())
+        results: list[ClientResult] = []
         blocks = None
         if plan.is_in_clear:
-            blocks = tuple(pair_up(_sum_in_blocks(coming, layout, visits)))
+            blocks = tuple(pair_up(_sum_in_blocks(coming, layout, results)))
         else:
-            visits.extend(coming)
-        demand: Demand = {visit.client: visit.keys for visit in visits if visit.keys}
+            results.extend(coming)
+        demand: Demand = {result.client: result.keys for result in results if result.keys}
         cost = pregenerated_cost(layout, demand, coding)
-        return Gathered(visits, cost, add_up(t, visits, layout, plan, blocks))
+        return Gathered(results, cost, add_up(t, results, layout, plan, blocks))
 
-    def visit(self, round_id: str, client: int, fate: Fate, coding: Coding) -> Visit:
+    def result(self, round_id: str, client: int, outcome: Outcome, coding: Coding) -> ClientResult:
         """What a client brought, if it brought anything; "refused" if that cannot be added."""
         if not self._spool.has(round_id, device_name(client)):
-            return nothing_of(client, fate)
+            return nothing_of(client, outcome)
         body = self._spool.read(round_id, device_name(client))
         _, layout, _ = self._round
         try:
@@ -236,23 +236,23 @@ class SpoolInbox:
         except KeyholeError:  # the service had checked it: a file was changed since
             return nothing_of(client, "refused")
         update = usable(update)
-        fate = "refused" if update is None else fate
+        outcome = "refused" if update is None else outcome
         cost = pregenerated_cost(layout, {client: keys}, coding)
-        return visit_of(client, fate, keys, update, layout, cost)
+        return result_of(client, outcome, keys, update, layout, cost)
 
 
 def _sum_in_blocks(
-    coming: Iterable[Visit], layout: Layout, visits: list[Visit]
+    coming: Iterable[ClientResult], layout: Layout, results: list[ClientResult]
 ) -> Iterator[BlockSum]:
-    """Adds up what was sent, block by block; puts the visits aside without their updates.
+    """Adds up what was sent, block by block; puts the results aside without their updates.
 
     A block is of those who trained, as in process: a client whose update is refused has its place.
     """
-    held: list[Visit] = []
-    for visit in coming:
-        visits.append(replace(visit, update=None))
-        if visit.fate in ("sent", "refused"):
-            held.append(visit)
+    held: list[ClientResult] = []
+    for result in coming:
+        results.append(replace(result, update=None))
+        if result.outcome in ("sent", "refused"):
+            held.append(result)
         if len(held) == BLOCK:
             yield _sum_sent(held, layout)
             held = []
@@ -260,9 +260,9 @@ def _sum_in_blocks(
         yield _sum_sent(held, layout)
 
 
-def _sum_sent(visits: Sequence[Visit], layout: Layout) -> BlockSum:
-    sent = [visit for visit in visits if visit.fate == "sent"]
-    return sum_block(layout, [visit.update for visit in sent], [visit.keys for visit in sent])
+def _sum_sent(results: Sequence[ClientResult], layout: Layout) -> BlockSum:
+    sent = [result for result in results if result.outcome == "sent"]
+    return sum_block(layout, [result.update for result in sent], [result.keys for result in sent])
 
 
 def round_settings(t: int, plan: Plan) -> dict[str, object]:

@@ -20,7 +20,7 @@ from keyhole.primitives.layout import Layout
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.machine import Answered, Buffering, Elapsed, RoundMachine
 from keyhole.rounds.record import RoundRecord
-from keyhole.rounds.round import Executor, Visited, check_budget, record_round, terms_of
+from keyhole.rounds.round import CohortResults, Executor, check_budget, record_round, terms_of
 from keyhole.rounds.spec import Plan
 from keyhole.sampling import sample_cohort
 from keyhole.server.row_sums import RowUpdate
@@ -111,12 +111,12 @@ class Served:
         finally:
             self.summons.over()
         self.publisher.close_round()
-        gathered = self.inbox.add_up(published.id, machine.fates, self.coding)
+        gathered = self.inbox.add_up(published.id, machine.outcomes, self.coding)
         assert machine.closed is not None
         incidents = [*self.summons.incidents(), *gathered.incidents]
         cost = replace(gathered.cost, seen_by=PARTIES[self.fetched].seen_by)
-        visited = Visited(gathered.visits, cost, machine.closed, incidents=incidents)
-        record = record_round(t, state, plan, visited, gathered.summed)
+        results = CohortResults(gathered.results, cost, machine.closed, incidents=incidents)
+        record = record_round(t, state, plan, results, gathered.summed)
         return gathered.summed.rows, record
 
     def dump(self) -> bytes:

@@ -24,7 +24,7 @@ from keyhole.rounds.asynchronous import Tally
 from keyhole.rounds.machine import Buffering, Dropped, Ended, Event, Refused, Started, StreamMachine
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import Plan
-from keyhole.sampling import ClientStream, Fate
+from keyhole.sampling import ClientStream, Outcome
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 from keyhole.service.inbox import (
@@ -90,7 +90,7 @@ class _AtWork:
 class _End:
     """What became of a device, and the round that its update is of, if it sent one."""
 
-    fate: Fate
+    outcome: Outcome
     round: str = ""
 
 
@@ -279,12 +279,12 @@ class Streamed:
     def _end(self, client: int, end: _End, this: _Round) -> None:
         del self._at_work[client]
         self._heard.pop(client, None)
-        if end.fate != "sent":
-            this.tally.end(nothing_of(client, end.fate), this.machine.handle(Ended(0, False)))
+        if end.outcome != "sent":
+            this.tally.end(nothing_of(client, end.outcome), this.machine.handle(Ended(0, False)))
             return
-        visit = self.inbox.visit(end.round, client, "sent", self.served.coding)
-        ended = Ended(self._versions[end.round].step, visit.fate == "sent")
-        this.tally.end(visit, this.machine.handle(ended))
+        result = self.inbox.result(end.round, client, "sent", self.served.coding)
+        ended = Ended(self._versions[end.round].step, result.outcome == "sent")
+        this.tally.end(result, this.machine.handle(ended))
 
     def _hear(self, round_id: str, event: Event) -> None:
         """A device is said to be gone: the one at work, if it was called to that round."""
@@ -306,7 +306,7 @@ class Streamed:
 
     def _add_costs(self, tally: Tally, layout: Layout) -> None:
         """What devices that ended had fetched, and what went wrong among them."""
-        demand: Demand = {visit.client: visit.keys for visit in tally.ended if visit.keys}
+        demand: Demand = {result.client: result.keys for result in tally.ended if result.keys}
         cost = pregenerated_cost(layout, demand, self.served.coding)
         tally.costs.append(replace(cost, seen_by=PARTIES[self.served.fetched].seen_by))
         tally.incidents += self.served.summons.incidents()

@@ -20,7 +20,7 @@ import msgspec
 
 from keyhole.about import Leak
 from keyhole.aggregation import aggregation_names
-from keyhole.aggregation.base import SumResult, about_of, withheld
+from keyhole.aggregation.base import ClientResult, SumResult, about_of, withheld
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.aggregation.two_servers.messages import (
     Share,
@@ -34,9 +34,8 @@ from keyhole.delivery.clear import pregenerated_cost
 from keyhole.delivery.records import Coding
 from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
 from keyhole.primitives.layout import Layout
-from keyhole.rounds.round import Visit
 from keyhole.rounds.spec import Plan
-from keyhole.sampling import Fate
+from keyhole.sampling import Outcome
 from keyhole.service.inbox import Gathered, device_name
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sums import Closing, Summaries, SumOpening, SumStatus, read_message, sum_settings
@@ -288,26 +287,26 @@ class SumServices:
         self._look = self._read([each.stop(round_id) for each in self._both])
         return self._look.devices
 
-    def add_up(self, round_id: str, fates: Mapping[int, Fate], coding: Coding) -> Gathered:
+    def add_up(self, round_id: str, outcomes: Mapping[int, Outcome], coding: Coding) -> Gathered:
         """Lets both add up, and combines their shares.
 
         Raises:
             ServiceError: an aggregator is away for too long; the round goes on when the run does.
         """
         now = self._now()
-        taken = [client for client, fate in fates.items() if fate == "sent"]
+        taken = [client for client, outcome in outcomes.items() if outcome == "sent"]
         minimum = max(now.plan.cohorts.min_updates, now.terms.min_clients)
         added: frozenset[str] = frozenset()
         if len(taken) < minimum:  # the aggregators would refuse
             summed = withheld(len(taken), minimum, self._seen_by())
         else:
             summed, added = self._sum(round_id, [device_name(client) for client in taken])
-        visits = [_visit(client, fate, added, summed) for client, fate in fates.items()]
-        arrived = [visit.client for visit in visits if visit.fate in ("sent", "late")]
+        results = [_result(client, outcome, added, summed) for client, outcome in outcomes.items()]
+        arrived = [result.client for result in results if result.outcome in ("sent", "late")]
         up = dict.fromkeys(arrived, upload_bytes(now.terms))
         cost = pregenerated_cost(now.layout, {}, coding)
         incidents = ("an aggregator was away for a while",) * self._was_away
-        return Gathered(visits, cost, replace(summed, bytes_up=up), incidents)
+        return Gathered(results, cost, replace(summed, bytes_up=up), incidents)
 
     def _sum(self, round_id: str, taken: Sequence[str]) -> tuple[SumResult, frozenset[str]]:
         """The sum, and whose updates are in it."""
@@ -408,8 +407,10 @@ def _other_min(minimum: int, planned: int) -> InputError:
     )
 
 
-def _visit(client: int, fate: Fate, added: frozenset[str], summed: SumResult) -> Visit:
+def _result(
+    client: int, outcome: Outcome, added: frozenset[str], summed: SumResult
+) -> ClientResult:
     """What became of a client; which slices it fetched is its own affair."""
-    if fate == "sent" and summed.rows is not None and device_name(client) not in added:
-        fate = "lost_after"  # its share reached one aggregator only
-    return Visit(client, fate, {}, None, 0, 0, 0)
+    if outcome == "sent" and summed.rows is not None and device_name(client) not in added:
+        outcome = "lost_after"  # its share reached one aggregator only
+    return ClientResult(client, outcome, {}, None)

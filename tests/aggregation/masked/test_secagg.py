@@ -23,7 +23,7 @@ STAGES = ("before", "after_keys", "after_shares", "after_input")
 CHOICES = (*STAGES, "stays")
 
 
-def fate(settings, lost):
+def outcome(settings, lost):
     """Who is in the sum, or None if it must not be opened: by counting."""
     stages = [CHOICES.index(lost.get(place, "stays")) for place in range(settings.cohort)]
     left = [sum(stage > step for stage in stages) for step in range(4)]
@@ -34,7 +34,7 @@ def fate(settings, lost):
 
 def check_fate(settings, lost):
     """Returns whether a sum was opened, after comparing it with the plain one."""
-    survivors = fate(settings, lost)
+    survivors = outcome(settings, lost)
     if survivors is None:
         with pytest.raises(ThresholdError):
             run_secagg(settings, vectors_of(settings), lost)

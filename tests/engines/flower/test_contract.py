@@ -1,5 +1,5 @@
 """The contract of engines, on Flower: the plans of `tests/engines/test_contract.py` in which every
-client answers give the same bytes of state, and the same clients the same fate."""
+client answers give the same bytes of state, and the same clients the same outcome."""
 
 import pytest
 

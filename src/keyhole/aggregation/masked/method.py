@@ -45,7 +45,7 @@ from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import InputError, SketchError, StaleError, ThresholdError
 from keyhole.pricing import SumSpeeds, Workload
 from keyhole.primitives.layout import Layout, Part, max_keys_of
-from keyhole.sampling import Cohorts, Fate
+from keyhole.sampling import Cohorts, Outcome
 
 Stage: TypeAlias = Literal["before", "after_keys", "after_shares", "after_input"]
 """When a client is lost: before it does anything, or after it has sent what is named."""
@@ -226,7 +226,7 @@ _ELEMENT = 4  # bytes of a number of the ring
 
 Ring = NDArray[np.unsignedinteger]
 
-_LOST: Mapping[Fate, Stage] = {
+_LOST: Mapping[Outcome, Stage] = {
     "lost_before": "before",
     "lost_after": "after_shares",
     "refused": "after_shares",  # a client that has no numbers to send falls silent
@@ -308,7 +308,7 @@ class SecureSum:
 
     def add(self, request: SumRequest) -> SumResult:
         """Adds up the updates of a round."""
-        clients = [one.client for one in request.contributions]
+        clients = [one.client for one in request.results]
         seen = self.form.seen_by(request)
         if len(clients) < MIN_CLIENTS:
             return withheld(len(clients), MIN_CLIENTS, seen)
@@ -320,7 +320,7 @@ class SecureSum:
         lost, late = stages_of(request)
         vectors = {
             place: layout.write(self.rounding.rows(request, one))
-            for place, one in enumerate(request.contributions)
+            for place, one in enumerate(request.results)
             if one.update is not None
         }
         # Who drops out on the way has begun: its masks must be taken out of the sum.
@@ -375,12 +375,12 @@ def _width(load: Workload) -> int:
 def stages_of(request: SumRequest) -> tuple[dict[int, Stage], list[int]]:
     """Who is lost at which stage of a secure sum, and who is late, by their places."""
     lost, late = {}, []
-    for place, one in enumerate(request.contributions):
-        if one.fate in _LOST:
-            lost[place] = _LOST[one.fate]
+    for place, one in enumerate(request.results):
+        if one.outcome in _LOST:
+            lost[place] = _LOST[one.outcome]
         elif one.update is None:  # late, and what it would have sent was never computed
             lost[place] = "after_shares"
-        elif one.fate == "late":
+        elif one.outcome == "late":
             late.append(place)
     return lost, late
 
@@ -468,7 +468,7 @@ class SketchForm:
     def lay_out(self, request: SumRequest, bits: int) -> _Sketched:
         """Sketches with room for all keys that the cohort can have, under a seed of this sum."""
         seeds = derived(b"sketch", request.place)
-        clients = len(request.contributions)
+        clients = len(request.results)
         limit = max_keys_of(request.layout, request.keys_per_client)
         shapes = [
             sketch.SketchShape(

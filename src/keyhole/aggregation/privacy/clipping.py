@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.aggregation.base import Contribution, rows_of
+from keyhole.aggregation.base import ClientResult, rows_of
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.errors import InputError, NotFiniteError, ShapeError
 from keyhole.primitives.layout import Layout
@@ -168,8 +168,8 @@ def _scaled(leaf: Any, factor: float) -> Array:
     return (_numbers(leaf) * factor).astype(np.asarray(leaf).dtype)
 
 
-def clip_update(layout: Layout, one: Contribution, limit: float) -> Contribution:
-    """Returns the contribution, shortened to an L2 norm of `limit`, all parts together.
+def clip_update(layout: Layout, one: ClientResult, limit: float) -> ClientResult:
+    """Returns the result, shortened to an L2 norm of `limit`, all parts together.
 
     Args:
         layout: the model and its cuts.

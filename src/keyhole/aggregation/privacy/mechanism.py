@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from keyhole.aggregation.base import (
     Aggregation,
-    Contribution,
+    ClientResult,
     Rounding,
     SumRequest,
     SumResult,
@@ -137,10 +137,8 @@ class PrivateSum:
                 fix="add up in blocks only where nothing is promised",
             )
         needs_counts = self.privacy.kind == "thresholded" and self.privacy.noise > 0
-        contributions = [self._clipped(request, one) for one in request.contributions]
-        inner = replace(
-            request, contributions=contributions, over="nothing", with_counts=needs_counts
-        )
+        results = [self._clipped(request, one) for one in request.results]
+        inner = replace(request, results=results, over="nothing", with_counts=needs_counts)
         summed = self.ready_inner().add(inner)
         always_opens = about_of(self.inner).min_clients == 0
         if always_opens and not request.sent:  # that nobody came must not show either
@@ -153,12 +151,12 @@ class PrivateSum:
             summed, rows=tuple(RowUpdate(u.keys, divide(u.rows, size)) for u in noisy), counts=None
         )
 
-    def _clipped(self, request: SumRequest, one: Contribution) -> Contribution:
+    def _clipped(self, request: SumRequest, one: ClientResult) -> ClientResult:
         if one.update is None:
             return one
         return clip_update(request.layout, one, self._limit(request, one))
 
-    def _limit(self, request: SumRequest, one: Contribution) -> float:
+    def _limit(self, request: SumRequest, one: ClientResult) -> float:
         """C, less what rounding to a ring can add."""
         ring = about_of(self.ready_inner()).ring
         if ring is None or self.privacy.clip == inf:

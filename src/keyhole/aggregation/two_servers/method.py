@@ -22,7 +22,7 @@ from keyhole.about import Leak
 from keyhole.aggregation.base import (
     Aggregation,
     AggregationAbout,
-    Contribution,
+    ClientResult,
     PartSum,
     RingRows,
     Rounding,
@@ -151,7 +151,7 @@ def check_terms(terms: SumParams, layout: Layout) -> None:
         )
 
 
-def ring_rows(terms: SumParams, layout: Layout, one: Contribution, prg: Prg) -> list[RingRows]:
+def ring_rows(terms: SumParams, layout: Layout, one: ClientResult, prg: Prg) -> list[RingRows]:
     """What a client adds to each part: shortened where the terms say so, and rounded by its coin.
 
     Args:
@@ -296,7 +296,7 @@ class TwoServers:
             request.layout,
             request.keys_per_client,
             name=name_of_sum(request),
-            asked=len(request.contributions),
+            asked=len(request.results),
             with_counts=request.needs_counts,
         )
         sent = {
@@ -317,7 +317,7 @@ def _shares(
     terms: SumParams, request: SumRequest, sent: dict[str, SumShares]
 ) -> tuple[Share, Share]:
     """What both servers give out."""
-    cohort = [str(one.client) for one in request.contributions]
+    cohort = [str(one.client) for one in request.results]
     one, other = servers = SumServer(terms, 0, cohort), SumServer(terms, 1, cohort)
     for server in servers:
         for name, shares in sent.items():
