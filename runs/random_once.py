@@ -11,6 +11,7 @@ import numpy as np
 
 from keyhole.data.open import open_dataset
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.specs import name_of
 from keyhole.experiments.sweeps import sweep_named
 from keyhole.keys.structured import random_own, top
 from keyhole.sampling import generator
@@ -31,13 +32,14 @@ def curve(experiment, trial):
 
 
 def main():
-    (arm,) = [line.arm for line in sweep_named("tag-keys", "small").lines if line.arm.name == ARM]
+    lines = sweep_named("tag-keys", "small").lines
+    (spec,) = [line.spec for line in lines if name_of(line.spec) == ARM]
     dataset = open_dataset("stackexchange")
-    print(f"{arm.name}, validation recall@5, trials {TRIALS.start}..{TRIALS.stop - 1}")
+    print(f"{ARM}, validation recall@5, trials {TRIALS.start}..{TRIALS.stop - 1}")
     print(f"| keys | {' | '.join(f'round {t}' for t in SHOWN)} |")
     print("|---" * (1 + len(SHOWN)) + "|")
     for name, choice in {"Top": top, "Random": random_own, "Random, once": random_once}.items():
-        experiment = Experiment(arm, dataset, choices={"word": choice})
+        experiment = Experiment(spec, dataset, choices={"word": choice})
         means = np.mean([curve(experiment, trial) for trial in TRIALS], axis=0)
         print(f"| {name} | {' | '.join(f'{value:.1%}' for value in means)} |", flush=True)
 

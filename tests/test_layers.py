@@ -48,7 +48,7 @@ RESERVED = {
     "flwr": {"engines/flower"},
     "jax": {"models", "rounds"},
     "matplotlib": {"data", "experiments/report"},
-    "msgspec": {"device", "service", "wire"},
+    "msgspec": {"device", "rounds", "service", "wire"},
     "numba": {
         "aggregation/masked",
         "aggregation/privacy",

@@ -10,8 +10,8 @@ import numpy as np
 
 from keyhole.arrays import Tree
 from keyhole.data.synthetic import make_synthetic
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.specs import spec_of
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.cores import use_one_thread
 from keyhole.rounds.round import Executor, run_round
@@ -69,8 +69,8 @@ class Crowd:
 @cache
 def _experiment(keys_per_client: int) -> Experiment:
     """Made once in a process; a crowd that is sent to workers stays small."""
-    arm = arm_of("emnist_2nn", keys_per_client={"neuron": keys_per_client})
-    return Experiment(arm, make_synthetic("writers", 0, writers=WRITERS))
+    spec = spec_of("emnist_2nn", keys={"neuron": {"count": keys_per_client}})
+    return Experiment(spec, make_synthetic("writers", 0, writers=WRITERS))
 
 
 def _send_back(submodel: Tree, _data: object, _rng: np.random.Generator) -> Tree:

@@ -8,14 +8,15 @@ from click.testing import CliRunner
 
 from keyhole.cli.device import _line_of, _take_part, device, fetch_of
 from keyhole.cli.options import load_data
+from keyhole.cli.runs import run_settings
 from keyhole.cli.screen import Notices
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
 from keyhole.device.device import Device
 from keyhole.device.take_part import Taken
 from keyhole.errors import AccessError, InputError, KeyholeError, NotFoundError, StorageError
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.specs import spec_of
 from keyhole.rounds.clients import Job, choose_keys
 from keyhole.wire.messages import encode_update
 from keyhole.wire.sockets import Clock
@@ -50,13 +51,11 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
     service, token_file, few_writers, environment, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
-    arm = arm_of("emnist_2nn", sizes=SIZES, keys_per_client={"neuron": 8}, seed=5)
-    experiment = Experiment(arm, load_data(str(few_writers), "images", 5))
+    spec = spec_of("emnist_2nn", sizes=SIZES, keys={"neuron": {"count": 8}}, seed=5, trial=2)
+    experiment = Experiment(spec, load_data(str(few_writers), "images", 5))
     plan, state = experiment.plan(2), experiment.start(2, None).state
-    settings = {"seed": 5, "trial": 2, "keys_per_client": {"neuron": 8}}
-    published = service.publish_state(state, settings=settings).published
-    sizes = [part for name, n in SIZES.items() for part in ("--size", f"{name}={n}")]
-    task = ("--task", "emnist_2nn", "--client", 3, "--data", few_writers, *sizes)
+    published = service.publish_state(state, settings=run_settings(experiment)).published
+    task = ("--task", "emnist_2nn", "--client", 3, "--data", few_writers)
     done = run(
         service.url, "--token-file", token_file, "--rounds", 1, "--cache", tmp_path / "c", *task
     )

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from keyhole.cli.device import device
 from keyhole.cli.options import load_data
+from keyhole.cli.runs import run_settings
 from keyhole.cli.serve import check_tables, extra_routes, serve
 from keyhole.cli.token import token
 from keyhole.delivery.pir.database import Terms
@@ -16,8 +17,8 @@ from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.device.device import Device
 from keyhole.device.private import PirFetch
 from keyhole.errors import InputError
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.specs import spec_of
 from keyhole.service.app import App
 from keyhole.service.gateway import gateway_routes
 from keyhole.service.publishing import Publisher
@@ -139,12 +140,11 @@ def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
     few_writers, environment, monkeypatch, tmp_path, delivery
 ):
     monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
-    told = {"seed": 5, "trial": 2, "keys_per_client": {"neuron": 8}}
-    sizes = {"neurons": 16, "hidden": 8}
-    arm = arm_of("emnist_2nn", sizes=sizes, keys_per_client={"neuron": 8}, seed=5)
-    state = Experiment(arm, load_data(str(few_writers), "images", 5)).start(2, None).state
+    changes = {"seed": 5, "trial": 2, "keys.neuron.count": 8}
+    spec = spec_of("emnist_2nn", changes, sizes={"neurons": 16, "hidden": 8})
+    experiment = Experiment(spec, load_data(str(few_writers), "images", 5))
+    told, state = run_settings(experiment), experiment.start(2, None).state
     task = ["--task", "emnist_2nn", "--client", "3", "--data", str(few_writers), "--rounds", "1"]
-    task += [part for name, n in sizes.items() for part in ("--size", f"{name}={n}")]
     with services_for(delivery, tmp_path / "rounds") as (service, needed):
         published = service.publish_state(state, settings=told).published
         for name, way in (("plain", []), ("private", ["--delivery", delivery, *needed])):

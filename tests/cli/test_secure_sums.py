@@ -13,7 +13,7 @@ from keyhole.aggregation import aggregation_names
 from keyhole.cli.train import train
 from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import InputError
-from keyhole.experiments.arms import arm_of
+from keyhole.experiments.specs import name_of, spec_of
 from keyhole.rounds.record import read_records
 from keyhole.server.store import recover
 from tests.helpers import ROOT
@@ -85,7 +85,9 @@ def test_a_ring_of_16_bits_halves_what_is_sent_and_signatures_add_to_it(tmp_path
         sent[" ".join(args)] = min(record.bytes_up)
         names.add(Path(row["directory"]).parent.name)
         described = json.loads((Path(row["directory"]) / "run.json").read_text())
-        assert ("ring_bits" in described) == ("--ring-bits" in args)
+        assert described["spec"]["aggregation"]["ring_bits"] == (
+            16 if "--ring-bits" in args else 32
+        )
     assert sent["--ring-bits 16"] < 0.6 * sent[""]
     assert sent["--signed"] >= sent[""] + 64
     assert len(names) == 3, "runs of their own"
@@ -104,17 +106,16 @@ def test_what_was_spent_is_shown_and_kept(tmp_path):
 
 def test_arms_keep_apart_what_is_added_up_otherwise():
     arms = [
-        arm_of("so_tag", aggregation="secure-dense", **more)
+        name_of(spec_of("so_tag", {"aggregation.name": "secure-dense", **more}))
         for more in (
             {},
-            {"ring_bits": 16},
-            {"is_signed": True},
+            {"aggregation.ring_bits": 16},
+            {"aggregation.signed": True},
             {"privacy": {"noise": 1.0, "clip": 1.0}},
             {"privacy": {"noise": 1.0, "clip": 1.0, "kind": "thresholded"}},
         )
     ]
-    assert len({arm.name for arm in arms}) == len(arms)
-    assert "ring_bits" not in arms[0].describe()
+    assert len(set(arms)) == len(arms)
 
 
 WITHOUT_NOISE = {

@@ -89,15 +89,25 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
     [
         (["train", "no_such_task"], "no such task: got no_such_task"),
         (["train", "emnist_2nn", "--m", "201"], "expected 0..200"),
-        (["train", "emnist_2nn", "--m", "many"], "not a whole number: got many"),
-        (["train", "emnist_2nn", "--keys", "best"], "no such way to choose keys: got best"),
-        (["train", "emnist_2nn", "--keys", "word=top"], "no such key space: got word"),
+        (["train", "emnist_2nn", "--m", "many"], "--m: 'many' is not a whole number"),
+        (["train", "emnist_2nn", "--m", "-5"], "--m: '-5' is not a whole number, 0 or more"),
+        (
+            ["train", "emnist_2nn", "--keys", "best"],
+            "--keys: no 'best'; expected one of top, random, random-top, independent, all, fixed",
+        ),
+        (
+            ["train", "emnist_2nn", "--keys", "word=top"],
+            "--keys: task emnist_2nn has no key space 'word'",
+        ),
         (["train", "emnist_2nn", "--size", "words=5"], "no such size: got words"),
         (["train", "emnist_2nn", "--size", "neurons"], "is not NAME=VALUE"),
         (["train", "emnist_2nn", "--rounds", "0"], "0 is not in the range"),
         (["train", "emnist_2nn", "--client-lr", "0"], "0.0 is not in the range"),
-        (["train", "emnist_2nn", "--algorithm", "FedMax"], "no such algorithm: got FedMax"),
-        (["train", "so_word", "--keys", "top"], "several key spaces: got top"),
+        (["train", "emnist_2nn", "--algorithm", "FedMax"], "no 'FedMax'; expected one of FedAvg"),
+        (
+            ["train", "so_word", "--keys", "top"],
+            "--keys: task so_word has several key spaces: say word=top, neuron=top",
+        ),
         (["train", "emnist_2nn", "--min-examples", "99"], "no client has so many examples"),
         (["train", "emnist_2nn", "--negatives", "0.1"], "no softmax that is cut"),
         (["train", "so_tag"], "a dataset of posts"),
@@ -196,4 +206,4 @@ def test_a_finished_run_of_other_settings_is_refused(trained, keyhole, few_write
     options = ("--data", few_writers, "--m", 8, "--out", out, "--client-lr", "9")
     done = keyhole("train", "emnist_2nn", *TINY, *options)
     assert done.returncode == 2
-    assert "holds a run with another client_lr: got 9.0; expected 0.1" in done.stderr
+    assert "holds a run with another client.lr: got 9.0; expected 0.1" in done.stderr

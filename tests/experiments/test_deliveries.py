@@ -6,8 +6,8 @@ from keyhole import tree
 from keyhole.data.synthetic import make_synthetic
 from keyhole.delivery.base import DELIVERIES
 from keyhole.errors import AttestationError, CostlyError
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.specs import name_of, spec_of
 from tests.helpers import assert_trees_equal
 
 WORDS, TAGS, M, COHORT, ROUNDS = 2000, 50, 100, 3, 2  # two servers use buckets from m = 66 on
@@ -19,11 +19,12 @@ def posts():
 
 
 def train(posts, delivery, **rest):
-    arm = arm_of(
+    arm = spec_of(
         "so_tag",
         sizes={"words": WORDS, "tags": TAGS},
-        keys_per_client={"word": M},
-        changes={"rounds": ROUNDS, "cohort": COHORT},
+        keys={"word": {"count": M}},
+        rounds=ROUNDS,
+        cohort={"size": COHORT},
         delivery=delivery,
         **rest,
     )
@@ -60,7 +61,7 @@ def test_a_private_delivery_hides_keys_from_servers_but_not_from_whoever_adds_up
 
 def arm_with(delivery, m, **rest):
     sizes = {"words": WORDS, "tags": TAGS}
-    return arm_of("so_tag", sizes=sizes, keys_per_client={"word": m}, delivery=delivery, **rest)
+    return spec_of("so_tag", sizes=sizes, keys={"word": {"count": m}}, delivery=delivery, **rest)
 
 
 def test_a_private_delivery_dearer_than_broadcast_is_refused(posts):
@@ -75,5 +76,5 @@ def test_an_enclave_without_hardware_is_refused_before_any_round(posts):
 
 
 def test_the_delivery_is_part_of_an_arms_name():
-    assert arm_with("pir", M).name.endswith("-pir")
-    assert not arm_with(None, M).name.endswith("-pir")
+    assert name_of(arm_with("pir", M)).endswith("-pir")
+    assert not name_of(arm_with(None, M)).endswith("-pir")

@@ -9,29 +9,24 @@ import pytest
 
 from keyhole.data.federated import hold_out
 from keyhole.errors import InputError
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.specs import name_of, spec_of
 from keyhole.experiments.sweeps import SWEEPS, sweep_named
 from keyhole.rounds.record import read_records
 from tests.experiments.small import writers
 
 
-def arm(rounds=3, m=8, **rest):
-    changes = {"rounds": rounds, "cohort": 4, "evaluate_every": 1, "client_lr": 0.05}
-    return arm_of(
-        "emnist_2nn",
-        sizes={"neurons": 16, "hidden": 8},
-        keys_per_client={"neuron": m},
-        changes=changes,
-        **rest,
-    )
+def arm(m=8, **changes):
+    usual = {"rounds": 3, "evaluate_every": 1, "cohort.size": 4, "client.lr": 0.05}
+    sizes, keys = {"neurons": 16, "hidden": 8}, {"neuron": {"count": m}}
+    return spec_of("emnist_2nn", {**usual, **changes}, sizes=sizes, keys=keys)
 
 
 def test_a_finished_run_explains_itself(tmp_path):
     result = Experiment(arm(), writers()).run(0, tmp_path / "run")
     asked = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert asked["task"] == "emnist_2nn"
-    assert asked["settings"]["client_lr"] == 0.05
+    assert asked["spec"]["task"] == "emnist_2nn"
+    assert asked["spec"]["client"]["lr"] == 0.05
     # A neuron has 784 weights and a bias in, 8 weights out; 8 + 8 * 62 + 62 numbers are broadcast.
     assert asked["size"] == {"server": 16 * 793 + 566, "client": 8 * 793 + 566}
     assert asked["versions"].keys() >= {"keyhole", "numpy", "jax", "python"}
@@ -71,7 +66,7 @@ def test_more_rounds_extend_a_run(tmp_path):
     longer = Experiment(arm(rounds=4), writers()).run(0, tmp_path / "run")
     straight = Experiment(arm(rounds=4), writers()).run(0, tmp_path / "straight")
     assert longer.metrics == straight.metrics
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["rounds"] == 4
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["spec"]["rounds"] == 4
 
 
 @pytest.mark.parametrize(
@@ -80,7 +75,8 @@ def test_more_rounds_extend_a_run(tmp_path):
         ({"m": 4}, "arm"),
         ({"rounds": 4, "m": 4}, "arm"),
         ({"seed": 5}, "seed"),
-        ({"over": "choosers"}, "arm"),
+        ({"mean_over": "choosers"}, "arm"),
+        ({"client.batch_size": 3}, r"client\.batch_size"),
     ],
 )
 def test_another_arm_in_the_same_directory_is_refused(tmp_path, other, named):
@@ -127,7 +123,7 @@ def test_both_arms_of_a_trial_meet_the_same_clients():
     cohorts = []
     for shared in (False, True):
         seen = []
-        made = Experiment(arm(shared_keys=shared), writers())
+        made = Experiment(arm(**{"keys.neuron.shared": shared}), writers())
         made.run(1, on_round=lambda record, seen=seen: seen.append(record.clients))
         cohorts.append(seen)
     assert cohorts[0] == cohorts[1]
@@ -147,15 +143,15 @@ def test_clients_with_few_examples_can_be_left_out():
     train = replace(train, stops=train.stops - np.array([5, 0, 0, 6, 0, 0]))  # 7, 12, 12, 6, ...
     data = replace(data, splits={**data.splits, "train": train})
     for minimum, clients in ((6, 6), (7, 5), (8, 4), (12, 4)):
-        few = arm_of("emnist_2nn", changes={"min_examples": minimum})
+        few = spec_of("emnist_2nn", client={"min_examples": minimum})
         assert Experiment(few, data).task.clients == clients
     with pytest.raises(InputError, match=r"got min_examples 13; expected 1\.\.12"):
-        Experiment(arm_of("emnist_2nn", changes={"min_examples": 13}), data).check()
+        Experiment(spec_of("emnist_2nn", client={"min_examples": 13}), data).check()
 
 
 def test_tuning_keeps_a_fifth_of_the_writers_out_of_training():
     data = writers(count=10)
-    task = Experiment(arm(is_tuning=True), data).task
+    task = Experiment(arm(tuning=True), data).task
     assert task.metrics.keys() == {"test", "validation"}
     kept, held = hold_out(data.splits["train"], 0.2, np.random.default_rng(1))
     trained = {task.data(i)["label"].tobytes() for i in range(task.clients)}
@@ -175,8 +171,8 @@ def test_held_out_clients_are_others():
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_names_its_arms_apart(name, scale):
     sweep = sweep_named(name, scale)
-    arms = {line.arm.name: line.arm for line in sweep.lines}
-    assert all(arms[line.arm.name] == line.arm for line in sweep.lines)
+    arms = {name_of(line.spec): line.spec for line in sweep.lines}
+    assert all(arms[name_of(line.spec)] == line.spec for line in sweep.lines)
     assert len({(line.panel, line.label) for line in sweep.lines}) == len(sweep.lines)
     assert sweep.describe(scale, "x")["lines"]
 
@@ -185,7 +181,7 @@ def test_the_paper_scale_has_the_paper_s_settings():
     for name in SWEEPS:
         sweep = sweep_named(name, "paper")
         assert sweep.trials == 5
-        assert {line.arm.settings.cohort for line in sweep.lines} == {50}
+        assert {line.spec.cohort.size for line in sweep.lines} == {50}
         expected = 3000 if sweep.task == "so_word" else 1500
-        assert {line.arm.settings.rounds for line in sweep.lines} == {expected}
-        assert all(line.arm.sizes.get("ink", 0) == 0 for line in sweep.lines)
+        assert {line.spec.rounds for line in sweep.lines} == {expected}
+        assert all(line.spec.sizes.get("ink", 0) == 0 for line in sweep.lines)

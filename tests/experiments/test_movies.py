@@ -48,7 +48,7 @@ def two_camps(users=40, items=20):
     return dataset_of({"train": train, "test": test}, items)
 
 
-def run_of(task, rounds, m, client_lr=MOVIES.settings.client_lr):
+def run_of(task, rounds, m, client_lr=MOVIES.defaults.client.lr):
     settings = ClientUpdate(client_lr, batch_size=64, max_examples=64)
     choose = choose_with({"movie": choice_named("random")}, task.count_keys)
     clients = Clients(

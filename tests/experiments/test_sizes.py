@@ -44,7 +44,7 @@ def test_tag_sizes(n, m, expected):
 )
 def test_word_sizes(alpha, structured, random, mixed):
     """Untied output, 4 special words on top of alpha n."""
-    sizes = TASKS["so_word"].sizes
+    sizes = TASKS["so_word"].defaults.sizes
     model = transformer(TransformerSizes(words=sizes["words"] + 4))
     word, neuron = model.layout.spaces
     few = share_of_keys([neuron], alpha)["neuron"]

@@ -7,11 +7,11 @@ import pytest
 
 from keyhole.data.federated import FederatedData, Ragged
 from keyhole.errors import InputError
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import TASKS
 from keyhole.experiments.so_tag import Bags
 from keyhole.experiments.so_word import LENGTH, Tokens, cut_sentences
+from keyhole.experiments.specs import spec_of
 from keyhole.primitives.keyspace import KeySpace
 from tests.experiments.small import posts, writers
 
@@ -90,9 +90,8 @@ def test_a_client_without_a_sentence_teaches_nothing():
     lone = FederatedData.of(["cem"], [1], empty)
     data = replace(data, splits={**data.splits, "train": lone})
     sizes = {"words": 5, "neurons": 8, "width": 8, "heads": 2, "embedding": 4}
-    changes = {"rounds": 1, "cohort": 1}
-    arm = arm_of("so_word", sizes=sizes, keys_per_client={"word": 5, "neuron": 8}, changes=changes)
-    made = Experiment(arm, data)
+    changes = {"rounds": 1, "cohort.size": 1, "keys.word.count": 5, "keys.neuron.count": 8}
+    made = Experiment(spec_of("so_word", changes, sizes=sizes), data)
     before = made.start(0, None).state.model()
     run = made.start(0, None)
     (record,) = run.rounds(1)
@@ -103,11 +102,11 @@ def test_a_client_without_a_sentence_teaches_nothing():
 @pytest.mark.parametrize(
     ("rest", "said"),
     [
-        ({"keys_per_client": {"word": 3}}, "expected 4 or more"),
+        ({"keys.word.count": 3}, "expected 4 or more"),
         ({"sizes": {"width": 9, "heads": 2, "words": 5}}, "heads do not divide"),
         ({"sizes": {"embedding": 7, "words": 5}}, "an even number"),
         (
-            {"keys": {"word": "independent"}, "keys_per_client": {"word": 6}, "negatives": 0.5},
+            {"keys.word": {"choice": "independent", "count": 6}, "client.negatives": 0.5},
             "negatives need own keys",
         ),
     ],
@@ -115,7 +114,7 @@ def test_a_client_without_a_sentence_teaches_nothing():
 def test_what_the_transformer_cannot_be_is_refused_at_once(rest, said):
     rest.setdefault("sizes", {"words": 5})
     with pytest.raises(InputError, match=said):
-        Experiment(arm_of("so_word", **rest), posts()).check()
+        Experiment(spec_of("so_word", rest), posts()).check()
 
 
 def test_data_without_a_validation_split_is_refused():

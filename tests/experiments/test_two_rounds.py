@@ -5,9 +5,9 @@ import pytest
 
 from keyhole.data.open import open_dataset
 from keyhole.data.synthetic import make_synthetic
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import TASKS
+from keyhole.experiments.specs import spec_of
 from tests.helpers import shared_file
 
 SIZES = {
@@ -44,14 +44,9 @@ def cache(tmp_path_factory):
 
 
 def two_rounds(name, dataset, **rest):
-    arm = arm_of(
-        name,
-        sizes=SIZES[name],
-        keys_per_client=KEYS[name],
-        changes={"rounds": 2, "cohort": 3, "evaluate_every": 1},
-        **rest,
-    )
-    experiment = Experiment(arm, dataset)
+    changes = {f"keys.{space}.count": m for space, m in KEYS[name].items()}
+    changes |= {"rounds": 2, "cohort.size": 3, "evaluate_every": 1}
+    experiment = Experiment(spec_of(name, {**changes, **rest}, sizes=SIZES[name]), dataset)
     records = []
     return experiment, experiment.run(0, on_round=records.append), records
 
@@ -79,7 +74,7 @@ def test_on_small_real_data(name, cache):
 
 def test_a_sampled_softmax_trains_too():
     data = make_synthetic("posts", 0, **SYNTHETIC["posts"])
-    check("so_word", *two_rounds("so_word", data, negatives=0.3))
+    check("so_word", *two_rounds("so_word", data, client={"negatives": 0.3}))
 
 
 def test_so_word_has_three_accuracies():

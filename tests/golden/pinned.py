@@ -24,10 +24,10 @@ from keyhole.device.private import OneServerFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.device.sums import SumPolicy, SumSend
 from keyhole.device.take_part import PopulationClient, fetch_at_home, keep_taking_part
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.demo import demo_arms, demo_data
 from keyhole.experiments.experiment import Experiment, hold_here
 from keyhole.experiments.named import task_named
+from keyhole.experiments.specs import spec_of
 from keyhole.keys.budget import DeviceClass
 from keyhole.rounds.cores import Cores
 from keyhole.rounds.loop import Evaluation, start_run
@@ -51,6 +51,32 @@ SEED = 7
 DEMO = "demo"
 
 # What decides the work of a case's clients, and not how slices and updates travel.
+FIELDS = {
+    "mean over": "mean_over",
+    "negatives": "client.negatives",
+    "delivery": "delivery",
+    "aggregation": "aggregation.name",
+    "value clip": "aggregation.value_clip",
+    "ring bits": "aggregation.ring_bits",
+    "signed": "aggregation.signed",
+    "sampling": "cohort.sampling",
+    "over-selection": "cohort.over_selection",
+    "min updates": "cohort.min_updates",
+    "privacy": "privacy",
+    "tuning": "tuning",
+}
+"""What a case says -> the field of the record."""
+TRAINING = {
+    "algorithm": "client.algorithm",
+    "client_lr": "client.lr",
+    "server_lr": "server.lr",
+    "eps": "server.eps",
+    "batch_size": "client.batch_size",
+    "max_examples": "client.max_examples",
+    "min_examples": "client.min_examples",
+    "cohort": "cohort.size",
+}
+"""The same, of what `training` says."""
 AT_WORK = ("task", "line", "data", "sizes", "keys", "m", "training", "negatives", "tuning")
 # Our word -> the record's, where a client's part did not end with an update that was added.
 OUTCOMES = {
@@ -169,35 +195,17 @@ def _experiment(case):
     task = case["task"]
     if task == DEMO:
         return Experiment(demo_arms(ROUNDS, SEED)[case["line"]], demo_data(SEED))
-    changes = {"rounds": ROUNDS, "evaluate_every": 1, **case.get("training", {})}
-    stream = case.get("asynchronous")
-    arm = arm_of(
-        task,
-        sizes=case["sizes"],
-        keys=case.get("keys"),
-        keys_per_client=case.get("m"),
-        changes=changes,
-        shared_keys=case.get("shared keys", False),
-        over=case.get("mean over", "cohort"),
-        negatives=case.get("negatives", 0.0),
-        delivery=case.get("delivery"),
-        aggregation=case.get("aggregation", "plain"),
-        value_clip=case.get("value clip", 16.0),
-        ring_bits=case.get("ring bits", 32),
-        is_signed=case.get("signed", False),
-        sampling=case.get("sampling", "fixed"),
-        privacy=case.get("privacy"),
-        is_tuning=case.get("tuning", False),
-        seed=SEED,
-        **({"concurrency": stream["concurrency"]} if stream else {}),
-    )
-    return Experiment(
-        arm,
-        _data(task, tuple(sorted(case["data"].items()))),
-        allow_simulation=True,
-        over_selection=case.get("over-selection", 1.0),
-        min_updates=case.get("min updates", 0),
-    )
+    changes = {"rounds": ROUNDS, "evaluate_every": 1, "seed": SEED, "sizes": case["sizes"]}
+    changes |= {path: case[name] for name, path in FIELDS.items() if case.get(name) is not None}
+    changes |= {TRAINING.get(name, name): value for name, value in case.get("training", {}).items()}
+    for space in task_named(task).defaults.keys:
+        changes[f"keys.{space}.shared"] = case.get("shared keys", False)
+    changes |= {f"keys.{space}.choice": choice for space, choice in case.get("keys", {}).items()}
+    changes |= {f"keys.{space}.count": m for space, m in case.get("m", {}).items()}
+    if "asynchronous" in case:
+        changes["asynchronous.concurrency"] = case["asynchronous"]["concurrency"]
+    spec, data = spec_of(task, changes), _data(task, tuple(sorted(case["data"].items())))
+    return Experiment(spec, data, allow_simulation=True)
 
 
 def _clients(experiment, case):
@@ -255,7 +263,7 @@ def _ray(case, has_shards):
     from keyhole.engines.ray.shards import Shards
 
     with (
-        RayEngine(Population(_at_work(case).arm, None, case["data"]), 2) as engine,
+        RayEngine(Population(_at_work(case).spec, None, case["data"]), 2) as engine,
         ExitStack() as more,
     ):
         hold = more.enter_context(Shards(2)).hold if has_shards else hold_here

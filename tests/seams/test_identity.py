@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.experiments.arms import arm_of
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.specs import spec_of
 from keyhole.server.optimizers import SGD
 from tests.experiments.small import writers
 from tests.rounds import toy
@@ -69,13 +69,14 @@ def choose_from(first):
 
 
 def experiment(**parts):
-    arm = arm_of(
+    spec = spec_of(
         "emnist_2nn",
         sizes={"neurons": 16, "hidden": 8},
-        keys_per_client={"neuron": 4},
-        changes={"rounds": 1, "cohort": 1},
+        keys={"neuron": {"count": 4}},
+        rounds=1,
+        cohort={"size": 1},
     )
-    return Experiment(arm, writers(), **parts)
+    return Experiment(spec, writers(), **parts)
 
 
 def test_the_result_of_another_choice_is_not_returned(tmp_path):

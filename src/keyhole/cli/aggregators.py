@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from keyhole.aggregation import aggregation_names
+from keyhole.cli.options import PLACE, in_group
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -34,13 +35,15 @@ def _pair(context: click.Context, option: click.Parameter, text: str | None) -> 
 
 
 _NAMED = (
-    click.option(
+    in_group(
+        PLACE,
         "--aggregators",
         callback=_pair,
         metavar="URL,URL",
         help="Updates go as shares to these two aggregators, party 0 first: neither learns one.",
     ),
-    click.option(
+    in_group(
+        PLACE,
         "--aggregator-tokens",
         callback=_pair,
         metavar="FILE,FILE",
@@ -49,17 +52,21 @@ _NAMED = (
 )
 _TRAINER = (
     *_NAMED,
-    click.option(
+    in_group(
+        PLACE,
         "--aggregator-ca",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="PEM file of the authorities to trust there, instead of the system's.",
     ),
-    click.option(
+    in_group(
+        PLACE,
         "--min-clients",
         type=click.IntRange(2),
-        help="With --aggregators: a sum of fewer is not released.  [default: 2]",
+        help="With --aggregators: a sum of fewer is not released.",
+        show_default="2",
     ),
-    click.option(
+    in_group(
+        PLACE,
         "--aggregators-insecure",
         is_flag=True,
         help="Speak plain http to aggregators beyond this machine.",
@@ -67,19 +74,27 @@ _TRAINER = (
 )
 _DEVICE = (
     *_NAMED,
-    click.option(
+    in_group(
+        PLACE,
         "--min-clients",
         type=click.IntRange(1),
-        help="With --aggregators: take part in no sum that may be released with fewer.  "
-        "[default: 2]",
+        help="With --aggregators: take part in no sum that may be released with fewer.",
+        show_default="2",
     ),
-    click.option(
+    in_group(
+        PLACE,
         "--min-noise",
         type=click.FloatRange(0),
         help="With --aggregators: take part in no sum to which each of them adds less noise, in "
-        "units of the norm to which updates are shortened.  [default: 0]",
+        "units of the L2 clipping norm of updates.",
+        show_default="0",
     ),
 )
+
+
+def named_options(command: _Command) -> _Command:
+    """Adds the options that name two aggregators and the tokens for them."""
+    return _with(_NAMED, command)
 
 
 def trainer_sum_options(command: _Command) -> _Command:

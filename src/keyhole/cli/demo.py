@@ -69,7 +69,7 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
 
 
 def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[RoundRecord]]]:
-    """Result and records of each arm, in memory."""
+    """Result and records of each line, in memory."""
     from keyhole.experiments.demo import demo_arms, demo_data
     from keyhole.experiments.experiment import Experiment
     from keyhole.rounds.cores import Cores
@@ -80,7 +80,7 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
     cores = Cores(count_cores())
     with _bars() as bars:
         data = demo_data(seed)
-        for label, arm in demo_arms(rounds, seed).items():
+        for label, spec in demo_arms(rounds, seed).items():
             records[label] = []
             note = _noter(bars, label, rounds)
 
@@ -90,7 +90,7 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
                 records[label].append(record)
                 note(len(records[label]), "")
 
-            result = Experiment(arm, data).run(0, execute=cores, on_round=show)
+            result = Experiment(spec, data).run(0, execute=cores, on_round=show)
             assert result is not None
             note(rounds, f"recall@5 {result.metrics[METRIC]:.1%}")
             results[label] = result

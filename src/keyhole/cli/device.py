@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -20,12 +19,11 @@ from keyhole.cli.aggregators import device_sum_options, send_of
 from keyhole.cli.options import data_option, load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.token import read_token
-from keyhole.cli.train import SETTINGS, read_arm, train
 from keyhole.errors import InputError, MalformedError
 
 if TYPE_CHECKING:
     from keyhole.device.device import Device
-    from keyhole.device.take_part import Fetch, RunSettings, Send, Taken
+    from keyhole.device.take_part import DeviceSettings, Fetch, Send, Taken
     from keyhole.rounds.clients import Clients
 
 
@@ -130,19 +128,9 @@ def _pinned(path: Path | None) -> bytes | None:
     return found
 
 
-# Options of `keyhole train` that decide how a client chooses and trains; the rest is the run's.
-_ARM = ("choices", "sizes", "algorithm", "client_lr", "batch_size", "max_examples", "min_examples")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def _arm_options(command: click.Command) -> click.Command:
-    """Adds the options that this command shares with `keyhole train`."""
-    shared = [param for param in train.params if param.name in (*_ARM, "negatives")]
-    command.params.extend(shared)
-    return command
-
-
-@_arm_options
 @click.command()
 @click.argument("url")
 @click.option("--token-file", type=_FILE, help="The token of this device, from the operator.")
@@ -177,11 +165,9 @@ def device(url: str, **options: Any) -> None:
     With --task, the device chooses keys, fetches their slices, trains on the data of one client and
     sends its update, round after round. With --table, it fetches slices and writes them to a file.
 
-    A run knows its client N, the one of --client, as device-N: the token is to be for that name.
+    The token must have been issued for `device-N`, where N is the value of --client.
 
-    A device trains by its own options: give --data, --size, --keys, --algorithm, --client-lr,
-    --batch-size, --max-examples, --min-examples and --negatives as the trainer has them. Seed,
-    trial and keys per client come with each round.
+    How to train comes with each round: the device needs a URL, a token, and its data.
     """
     if (options["task"] is None) == (options["table"] is None):
         raise click.UsageError("pass either --task or --table")
@@ -248,7 +234,7 @@ def _take_part(
 ) -> None:
     from keyhole.device.take_part import PopulationClient, keep_taking_part
 
-    population = PopulationClient(options["client"], _population(options))
+    population = PopulationClient(options["client"], _population(options["task"], options["data"]))
 
     def show(taken: Taken) -> None:
         notices.forget()
@@ -268,25 +254,29 @@ def _take_part(
     click.echo(f"took part in {taken} rounds")
 
 
-def _population(options: Mapping[str, Any]) -> Callable[[RunSettings], Clients]:
-    """Makes the population as `keyhole train` does, with what the run tells its devices."""
-    from keyhole.experiments.experiment import Experiment
-    from keyhole.experiments.named import task_named
+def _population(task: str, data: str) -> Callable[[DeviceSettings], Clients]:
+    """Makes the population as `keyhole train` does, by what the run tells its devices."""
+    from keyhole.experiments.specs import defaults_of, spec_for_device
 
-    kind = task_named(options["task"])
-    data = options["data"]
+    defaults_of(task)
 
-    def make(settings: RunSettings) -> Clients:
+    def make(settings: DeviceSettings) -> Clients:
+        told = settings.run
+        if told.task != task:
+            raise InputError(
+                "the service runs another task",
+                got=f"--task {task}",
+                allowed=told.task,
+                fix=f"pass --task {told.task}",
+            )
         start_jax()
-        given = {name: options.get(name) for name in SETTINGS if name != "rounds"}
-        rest = {"rounds": None, "counts": (), "mean_over": "cohort", "seed": settings.seed}
-        # How this device fetches is its own business, and no part of what it trains.
-        arm = read_arm(kind, {**options, **given, **rest, "delivery": None})
-        arm = replace(arm, keys_per_client=settings.keys_per_client)
-        sizes = synthetic_sizes(data, [arm])
-        experiment = Experiment(arm, load_data(data, kind.kind, settings.seed, **sizes))
-        experiment.check()
-        return experiment.clients
+        from keyhole.experiments.experiment import Experiment
+        from keyhole.experiments.named import task_named
+
+        spec = spec_for_device(told)
+        sizes = synthetic_sizes(data, [spec])
+        dataset = load_data(data, task_named(task).kind, spec.seed, **sizes)
+        return Experiment(spec, dataset).clients
 
     return make
 

@@ -7,24 +7,38 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.cli.aggregators import SHARED
-from keyhole.cli.options import load_data, synthetic_sizes
-from keyhole.cli.train import read_arm, train
-from keyhole.cli.train_options import check_sum_flags
+from keyhole.cli.aggregators import SHARED, named_options
+from keyhole.cli.options import (
+    PLACE,
+    GroupedCommand,
+    in_group,
+    keys_options,
+    load_data,
+    name_of_option,
+    size_option,
+    spec_from,
+    spec_option,
+    spec_options,
+    synthetic_sizes,
+)
+from keyhole.cli.train_options import check_privacy_flags, check_sum_flags
+from keyhole.experiments.specs import name_of
 
 if TYPE_CHECKING:
-    from keyhole.experiments.arms import Arm
+    from keyhole.rounds.runspec import RunSpec
 
 
-# Options of `keyhole train` that say how two aggregators add up.
-_SUMS = ("value_clip", "ring_bits", "dp_noise", "dp_clip", "dp_delta", "dp_budget")
-_NAMED = ("aggregators", "aggregator_tokens")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+# Options of the record that say how two aggregators add up.
+_SUMS = ("--value-clip", "--ring-bits", "--dp-noise", "--dp-clip", "--dp-delta", "--dp-budget")
 _SERVICES = (
-    click.option(
+    in_group(
+        PLACE,
         "--delivery",
         type=click.Choice(["clear", "pir"]),
         default="clear",
@@ -32,10 +46,15 @@ _SERVICES = (
         help="How devices fetch: by keys that the service sees, or from two servers that learn "
         "none while they do not work together.",
     ),
-    click.option(
-        "--second", metavar="URL", default="", help="With --delivery pir: the second slice server."
+    in_group(
+        PLACE,
+        "--second",
+        metavar="URL",
+        default="",
+        help="With --delivery pir: the second slice server.",
     ),
-    click.option(
+    in_group(
+        PLACE,
         "--aggregator-ca",
         type=click.Path(dir_okay=False, path_type=Path),
         help="PEM file of the authorities to trust at aggregators, on the server.",
@@ -43,39 +62,37 @@ _SERVICES = (
 )
 
 
-def sum_options(command: click.Command) -> click.Command:
-    """Adds the options of secure sums."""
-    command.params.extend(param for param in train.params if param.name in _SUMS)
-    return command
-
-
-def secure_round_options(command: click.Command) -> click.Command:
+def secure_round_options(command: _Command) -> _Command:
     """Adds the options that name the services of a secure round."""
-    for option in _SERVICES:
-        option(command)
-    command.params.extend(param for param in train.params if param.name in _NAMED)
-    return command
+    for option in reversed(_SERVICES):
+        command = option(command)
+    return named_options(command)
 
 
-def check_secure(options: Mapping[str, Any], is_secure: bool, flag: str) -> dict[str, Any]:
-    """The options, with the sum that two aggregators make where there are two.
+def _spec_of_round(context: click.Context, task: str, is_secure: bool, flag: str) -> RunSpec:
+    """The record that the options describe, with the sum that two aggregators make where there are
+    two.
 
     Args:
-        options: of the command.
+        context: of the command.
+        task: its name, or none.
         is_secure: whether there are aggregators.
         flag: what asks for them.
 
     Raises:
         click.UsageError: options that would do nothing.
     """
+    options = context.params
+    check_privacy_flags(options)
+    spec = spec_from(context, task)
     if not is_secure:
-        for name in (*_SUMS, "aggregator_tokens", "aggregator_ca"):
-            if options.get(name):
-                raise click.UsageError(f"--{name.replace('_', '-')} goes with {flag}")
-        return dict(options)
-    told = {**options, "aggregation": SHARED, "signed": False}
-    check_sum_flags(told)
-    return told
+        for name in (*_SUMS, "--aggregator-tokens", "--aggregator-ca"):
+            if options.get(name_of_option(name)):
+                raise click.UsageError(f"{name} goes with {flag}")
+        return spec
+    spec = spec.changed({"aggregation.name": SHARED})
+    check_sum_flags(options, spec)
+    return spec
 
 
 def told_of_sums(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,68 +108,42 @@ def told_of_sums(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Options of `keyhole train` that say what is trained; how slices travel is up to the run config.
-_ARM = (
-    "choices",
-    "counts",
-    "data",
-    "rounds",
-    "cohort",
-    "algorithm",
-    "client_lr",
-    "server_lr",
-    "batch_size",
-    "max_examples",
-    "min_examples",
-    "evaluate_every",
-    "sizes",
-    "mean_over",
-    "negatives",
-    "concurrency",
-    "max_staleness",
-    "seed",
+# Options of the record that say what is trained; how slices travel is up to the run config.
+_TRAINED = (
+    *("--data", "--rounds", "--cohort", "--algorithm", "--client-lr", "--server-lr"),
+    *("--batch-size", "--max-examples", "--min-examples", "--evaluate-every", "--mean-over"),
+    *("--negatives", "--concurrency", "--max-staleness", "--seed"),
+    *("--over-selection", "--min-updates"),
 )
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 _ROUNDS = (
-    click.option(
+    in_group(
+        PLACE,
         "--round-seconds",
         type=click.FloatRange(1, 86_400),
         default=300.0,
         show_default=True,
-        help="Close a round after so many seconds with what has arrived; of asynchronous ones, "
-        "wait so long for a device.",
+        help="Close a round after this many seconds with what has arrived; of asynchronous ones, "
+        "wait this long for a device.",
     ),
-    click.option(
-        "--over-selection",
-        type=click.FloatRange(1, 10),
-        default=1.3,
-        show_default=True,
-        help="Call so many times more clients than a synchronous round waits for.",
-    ),
-    click.option(
-        "--min-updates",
-        type=click.IntRange(1),
-        default=1,
-        show_default=True,
-        help="With fewer, a synchronous round makes no step.",
-    ),
-    click.option(
+    in_group(
+        PLACE,
         "--node-seconds",
         type=click.FloatRange(1, 86_400),
         default=120.0,
         show_default=True,
-        help="Wait so long for SuperNodes.",
+        help="Wait this many seconds for SuperNodes.",
     ),
 )
 
 
-def _options(command: click.Command) -> click.Command:
+def _options(command: _Command) -> _Command:
     """Adds the options of a task, of its rounds, and of their sums."""
-    command.params.extend(param for param in train.params if param.name in _ARM)
-    for option in _ROUNDS:
-        option(command)
-    return sum_options(command)
+    for option in reversed(_ROUNDS):
+        command = option(command)
+    command = spec_options(*_TRAINED, *_SUMS, over_selection=1.3, min_updates=1)(command)
+    return spec_option(size_option(keys_options(command)))
 
 
 @click.group()
@@ -164,10 +155,11 @@ def flower() -> None:
     """
 
 
-@_options
-@flower.command()
+@flower.command(cls=GroupedCommand)
 @click.argument("task")
-@click.option(
+@_options
+@in_group(
+    PLACE,
     "--nodes",
     type=click.IntRange(1, 64),
     default=2,
@@ -175,57 +167,72 @@ def flower() -> None:
     help="SuperNodes, each of which stands in for any client. One takes some 150 MB, and as much "
     "again and more while it trains.",
 )
-@click.option(
+@in_group(
+    PLACE,
     "--out",
     type=_DIRECTORY,
     default=Path("keyhole-flower"),
     show_default=True,
     help="Where the run is kept; the same command goes on with a run that was stopped.",
 )
-@click.option(
+@in_group(
+    PLACE,
     "--secure",
     is_flag=True,
     help="Slices by private retrieval from two servers, updates in shares to two aggregators: four "
     "services in place of one. On one machine they show the way and hide nothing.",
 )
-def local(task: str, nodes: int, out: Path, secure: bool, **options: Any) -> None:
+@click.pass_context
+def local(
+    context: click.Context, /, task: str, nodes: int, out: Path, secure: bool, **options: Any
+) -> None:
     """Train TASK with a whole Flower deployment on this machine.
 
     Starts a slice service, a SuperLink and SuperNodes, runs the task, and ends them all. Their
     logs stay in OUT/ARM/flower/logs. Nothing that is started here leaves this machine.
     """
-    options = check_secure(options, secure, "--secure")
-    arm = _checked_arm(task, options)
+    spec = _spec_of_round(context, task, secure, "--secure")
+    _check_fits(spec)
     from keyhole.engines.flower.local import LocalRun
 
-    run = out / arm.name / "trial-0"
-    made = LocalRun(out / arm.name / "flower", run, nodes, _config(arm, options), secure, _note)
-    rounds = arm.settings.rounds
-    with _ended_by_signals(), _rounds_shown(arm.name, run, rounds) as is_done:
+    home = out / name_of(spec)
+    run = home / "trial-0"
+    made = LocalRun(home / "flower", run, nodes, _config(spec, options), secure, _note)
+    with _ended_by_signals(), _rounds_shown(home.name, run, spec.rounds) as is_done:
         made(is_done)
     click.echo(f"run: {run}")
 
 
+@flower.command(cls=GroupedCommand)
+@click.argument("directory", type=_DIRECTORY)
 @_options
 @secure_round_options
-@flower.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.option("--task", required=True, help="What to train, as `keyhole train` takes it.")
-@click.option("--service", required=True, metavar="URL", help="The slice service, for devices.")
-@click.option("--run", required=True, type=_DIRECTORY, help="Where the server keeps the run.")
-@click.option(
+@in_group(PLACE, "--task", required=True, help="What to train, as `keyhole train` takes it.")
+@in_group(PLACE, "--service", required=True, metavar="URL", help="The slice service, for devices.")
+@in_group(PLACE, "--run", required=True, type=_DIRECTORY, help="Where the server keeps the run.")
+@in_group(
+    PLACE,
     "--rounds-directory",
     required=True,
     type=_DIRECTORY,
     help="Where the server publishes rounds: what `keyhole serve` serves.",
 )
-@click.option(
+@in_group(
+    PLACE,
     "--token-key",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Signing keys of the slice service, on the server.",
 )
-@click.option("--min-nodes", type=click.IntRange(1), default=1, show_default=True)
-def app(directory: Path, task: str, **options: Any) -> None:
+@in_group(
+    PLACE,
+    "--min-nodes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Min nodes that a round waits for.",
+)
+@click.pass_context
+def app(context: click.Context, /, directory: Path, task: str, **options: Any) -> None:
     """Write a Flower project to DIRECTORY, for `flwr run DIRECTORY` with a SuperLink of one's own.
 
     Paths are those of the machine that the SuperLink runs on.
@@ -233,8 +240,7 @@ def app(directory: Path, task: str, **options: Any) -> None:
     from keyhole.engines.flower.config import RoundsConfig
     from keyhole.engines.flower.project import write_project
 
-    options = check_secure(options, bool(options["aggregators"]), "--aggregators")
-    arm = _arm(task, options)
+    spec = _spec_of_round(context, task, bool(options["aggregators"]), "--aggregators")
     key = options["token_key"]
     told = {
         "run": str(options["run"].absolute()),
@@ -243,40 +249,29 @@ def app(directory: Path, task: str, **options: Any) -> None:
         "token-key": "" if key is None else str(key.absolute()),
         "min-nodes": options["min_nodes"],
     }
-    config = {**_config(arm, options), **told, **told_of_sums(options)}
+    config = {**_config(spec, options), **told, **told_of_sums(options)}
     RoundsConfig.of(config)  # a ServerApp would say so much later
     write_project(directory, config)
     click.echo(f"flwr run {shlex.quote(str(directory))}")
 
 
-def _arm(task: str, options: Mapping[str, Any]) -> Arm:
-    from keyhole.experiments.named import task_named
-
-    return read_arm(task_named(task), options)
-
-
-def _checked_arm(task: str, options: Mapping[str, Any]) -> Arm:
-    """The arm, once it is known to fit its data: children would take a minute to say so."""
+def _check_fits(spec: RunSpec) -> None:
+    """Raises InputError where the run does not fit its data: children take a minute to say so."""
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.named import task_named
 
-    arm, data = _arm(task, options), options["data"]
-    sizes = synthetic_sizes(data, [arm])
-    dataset = load_data(data, task_named(task).kind, options["seed"], **sizes)
-    over, minimum = options["over_selection"], options["min_updates"]
-    Experiment(arm, dataset, over_selection=over, min_updates=minimum).check()
-    return arm
+    sizes = synthetic_sizes(spec.data, [spec])
+    Experiment(spec, load_data(spec.data, task_named(spec.task).kind, spec.seed, **sizes)).check()
 
 
-def _config(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The run config: the arm, and how its rounds are made."""
-    from keyhole.engines.flower.config import arm_config
+def _config(spec: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The run config: the record of the run, and how its rounds are made."""
+    from keyhole.engines.flower.config import spec_config
 
-    names = ("round_seconds", "over_selection", "min_updates", "node_seconds")
-    rounds = {name.replace("_", "-"): options[name] for name in names}
-    data = options["data"]
-    is_path = Path(data).exists()
-    return {**arm_config(arm), "data": str(Path(data).absolute()) if is_path else data, **rounds}
+    data = Path(spec.data)
+    spec = spec.changed({"data": str(data.absolute())}) if data.exists() else spec
+    rounds = {name: options[name_of_option(name)] for name in ("round-seconds", "node-seconds")}
+    return {**spec_config(spec), **rounds}
 
 
 @contextmanager

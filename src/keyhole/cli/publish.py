@@ -82,7 +82,7 @@ def _publish(
             return publisher.publish_state(
                 found.state,
                 number=0 if current is None else current.number + 1,
-                coding=Coding(coding, experiment.arm.seed),  # type: ignore[arg-type]
+                coding=Coding(coding, experiment.spec.seed),  # type: ignore[arg-type]
                 settings=run_settings(experiment),
                 strong=options["strong"],
                 threads=options["threads"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -13,9 +12,9 @@ import click
 from keyhole.cli.options import load_data, synthetic_sizes
 from keyhole.delivery.records import CodingKind
 from keyhole.errors import InputError
+from keyhole.rounds.runspec import RunSpec
 
 if TYPE_CHECKING:
-    from keyhole.experiments.arms import Arm
     from keyhole.experiments.experiment import Experiment
 
 
@@ -42,41 +41,39 @@ def read_run(run: Path, data: str) -> Experiment:
     from keyhole.experiments.experiment import Experiment, read_result
     from keyhole.experiments.named import task_named
 
-    arm, trial = _read_arm(run)
-    sizes = synthetic_sizes(data, [arm])
-    dataset = load_data(data, task_named(arm.task).kind, arm.seed, **sizes)
-    experiment = Experiment(arm, dataset)
-    read_result(run, experiment.describe(trial))  # refuses other data than the run's
+    spec = read_spec(run)
+    sizes = synthetic_sizes(data, [spec])
+    dataset = load_data(data, task_named(spec.task).kind, spec.seed, **sizes)
+    experiment = Experiment(spec, dataset)
+    read_result(run, experiment.describe(spec.trial))  # refuses other data than the run's
     return experiment
 
 
-def _read_arm(run: Path) -> tuple[Arm, int]:
-    """What a run's directory says was asked, and which trial it is."""
-    from keyhole.experiments.arms import Arm
-    from keyhole.experiments.task import Settings
+def read_spec(run: Path) -> RunSpec:
+    """Returns what the directory of a trial says was asked.
 
+    Raises:
+        InputError: it is not such a directory, or was written by another version.
+    """
     path = run / "run.json"
     try:
-        said = json.loads(path.read_text())
-        told = {
-            field.name: said[field.name]
-            for field in fields(Arm)
-            if field.name in said or field.default is MISSING
-        }
-        return Arm(**{**told, "settings": Settings(**told["settings"])}), int(said["trial"])
+        return RunSpec.read(json.loads(path.read_text())["spec"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{run} is not the directory of a trial",
             got=f"{path.name}: {error}",
-            allowed="what keyhole train writes: OUT/ARM/trial-N",
+            allowed="what keyhole train writes: OUT/NAME/trial-N",
             fix="name such a directory",
         ) from error
 
 
 def run_settings(experiment: Experiment) -> dict[str, Any]:
     """What devices are told about a run whose state is given out."""
+    spec = experiment.spec
     return {
-        "task": experiment.arm.task,
+        "seed": spec.seed,
+        "trial": spec.trial,
         "keys_per_client": experiment.keys_per_client,
-        "seed": experiment.arm.seed,
+        "shared_keys": spec.shared_keys,
+        "spec": spec.for_devices(),
     }

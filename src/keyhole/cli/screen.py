@@ -30,16 +30,28 @@ def progress_bars() -> Progress:
     counted, such as "clients"; "bytes" are told as kB and MB.
     """
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        _Count(Column(no_wrap=True)),  # where a line is too long, the bar becomes shorter
+        _Shrinking("{task.description}"),  # where a line is too long, words are cut, not counts
+        BarColumn(bar_width=16),
+        _Count(Column(no_wrap=True)),
         _Rate(Column(no_wrap=True)),
         TimeElapsedColumn(Column(no_wrap=True)),
         TextColumn("left"),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[note]}"),
+        _Shrinking("{task.fields[note]}"),
         console=Console(stderr=True),
     )
+
+
+class _Shrinking(ProgressColumn):
+    """A text that is cut where the line is too long."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(Column(no_wrap=False))
+        self._template = template
+
+    def render(self, task: Task) -> Text:
+        """Returns the text of a task, which never takes a second line."""
+        return Text(self._template.format(task=task), no_wrap=True, overflow="ellipsis")
 
 
 def import_shown(source: str | Path) -> Path:

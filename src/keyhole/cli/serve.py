@@ -346,7 +346,7 @@ def _on_demand_maker(
             counts=Counts(tell=metrics.add),
         )
         rounds.publish(
-            sources_of(found.state, Coding(coding, experiment.arm.seed)),
+            sources_of(found.state, Coding(coding, experiment.spec.seed)),
             found.state.layout,
             number=found.state.steps,
             step=found.state.steps,

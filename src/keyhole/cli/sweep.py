@@ -22,7 +22,6 @@ from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
     from keyhole.data.federated import Dataset
-    from keyhole.experiments.arms import Arm
     from keyhole.experiments.sweeps import Sweep
 
 
@@ -70,7 +69,7 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
 
     asked = _changed(sweep_named(figure, options["scale"]), options)
     start_jax()
-    sizes = synthetic_sizes(data, [line.arm for line in asked.lines])
+    sizes = synthetic_sizes(data, [line.spec for line in asked.lines])
     dataset = load_data(data, task_named(asked.task).kind, options["seed"], **sizes)
     work = _work(asked, dataset, out)
     for _, experiment, trial, directory in work:
@@ -95,21 +94,19 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
 
 def _changed(asked: Sweep, options: dict[str, Any]) -> Sweep:
     """The sweep with what the command line says in place of the scale's settings."""
-    named = {name: options[name] for name in ("rounds", "cohort") if options[name] is not None}
-
-    def changed(arm: Arm) -> Arm:
-        return replace(arm, settings=replace(arm.settings, **named), seed=options["seed"])
-
-    lines = tuple(replace(line, arm=changed(line.arm)) for line in asked.lines)
+    paths = {"rounds": "rounds", "cohort": "cohort.size", "seed": "seed"}
+    changes = {path: options[n] for n, path in paths.items() if options[n] is not None}
+    lines = tuple(replace(line, spec=line.spec.changed(changes)) for line in asked.lines)
     return replace(asked, lines=lines, trials=options["trials"] or asked.trials)
 
 
 def _work(asked: Sweep, dataset: Dataset, out: Path) -> list[tuple[str, Any, int, Path]]:
-    """Every trial of every arm, each arm once; first trial of all arms, then the second."""
+    """Every trial of every run, each run once; first trial of all, then the second."""
     from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.specs import name_of
 
-    arms = {line.arm.name: line.arm for line in asked.lines}
-    experiments = {name: Experiment(arm, dataset) for name, arm in arms.items()}
+    specs = {name_of(line.spec): line.spec for line in asked.lines}
+    experiments = {name: Experiment(spec, dataset) for name, spec in specs.items()}
     return [
         (f"{name}, trial {trial}", experiment, trial, out / name / f"trial-{trial}")
         for trial in range(asked.trials)

@@ -1,4 +1,4 @@
-"""Reads the options of training: asynchronous rounds, engines, aggregation and privacy."""
+"""Where `keyhole train` trains clients, and which of its options go together."""
 
 from __future__ import annotations
 
@@ -9,58 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.aggregation import aggregation_names
-from keyhole.aggregation.plain import PLAIN
-from keyhole.cli.options import SYNTHETIC
-from keyhole.cli.screen import import_shown
+from keyhole.cli.options import PLACE, SYNTHETIC, in_group
 
 if TYPE_CHECKING:
-    from keyhole.experiments.arms import Arm
     from keyhole.experiments.experiment import Hold
     from keyhole.rounds.round import Executor
+    from keyhole.rounds.runspec import RunSpec
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_ASYNC_OPTIONS = (
-    click.option(
-        "--concurrency",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Asynchronous rounds: N clients are at work at any time, another begins when one has "
-        "ended, and the server steps whenever the updates of a cohort are there, however old. In "
-        "process a client takes a random time, exponential; devices take their own.",
-    ),
-    click.option(
-        "--max-staleness",
-        type=click.IntRange(0),
-        metavar="STEPS",
-        help="With --concurrency: leave out updates that are older.  [default: 20]",
-    ),
-)
-
-
-def asynchronous_options(command: _Command) -> _Command:
-    """Adds the options."""
-    for option in reversed(_ASYNC_OPTIONS):
-        command = option(command)
-    return command
-
-
-def asynchronous_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an arm that the options give.
-
-    Raises:
-        UsageError: a bound on what does not occur.
-    """
-    names = ("concurrency", "max_staleness")
-    given = {name: options[name] for name in names if options.get(name) is not None}
-    if "max_staleness" in given and "concurrency" not in given:
-        raise click.UsageError("--max-staleness goes with --concurrency")
-    return given
-
-
 _ENGINE_OPTIONS = (
-    click.option(
+    in_group(
+        PLACE,
         "--engine",
         type=click.Choice(["local", "ray"]),
         default="local",
@@ -68,21 +28,27 @@ _ENGINE_OPTIONS = (
         help="Where clients train: in this process, or on Ray. The result is the same, to the "
         "byte.",
     ),
-    click.option(
+    in_group(
+        PLACE,
         "--address",
         metavar="HOST:PORT",
-        help="With --engine ray: of a cluster. Without it, Ray starts on this machine.",
+        help="With --engine ray: address of a cluster.",
+        show_default="a new one on this machine",
     ),
-    click.option(
+    in_group(
+        PLACE,
         "--workers",
         type=click.IntRange(1),
-        help="Cores that train clients; with --engine ray, processes. Without it, all there are.",
+        help="Cores that train clients; with --engine ray, processes.",
+        show_default="all there are",
     ),
-    click.option(
+    in_group(
+        PLACE,
         "--shards",
         type=click.IntRange(1),
-        help="With --engine ray: so many processes of the cluster hold the server's tables, each a "
-        "range of keys. Without it, this process does.",
+        help="With --engine ray: processes of the cluster that hold the server's tables, each a "
+        "range of keys.",
+        show_default="none: this process holds them",
     ),
 )
 
@@ -105,14 +71,13 @@ def check_engine_flags(options: Mapping[str, Any]) -> None:
 
 @contextmanager
 def opened_engine(
-    options: Mapping[str, Any], arm: Arm, data: str, sizes: Mapping[str, int]
+    options: Mapping[str, Any], spec: RunSpec, sizes: Mapping[str, int]
 ) -> Iterator[tuple[Executor, Hold]]:
     """What trains clients and what holds the server's state, for as long as the context lasts.
 
     Args:
         options: of the command.
-        arm: that is trained.
-        data: as `--data` has it.
+        spec: of the run.
         sizes: of synthetic data.
     """
     from keyhole.experiments.experiment import hold_here
@@ -122,11 +87,12 @@ def opened_engine(
     if options["engine"] == "local":
         yield Cores(options["workers"] or count_cores()), hold_here
         return
+    from keyhole.cli.screen import import_shown
     from keyhole.engines.ray.engine import Population, RayEngine
     from keyhole.engines.ray.shards import Shards
 
-    directory = None if data == SYNTHETIC else import_shown(data)
-    population = Population(arm, directory, sizes)
+    directory = None if spec.data == SYNTHETIC else import_shown(spec.data)
+    population = Population(spec, directory, sizes)
     with RayEngine(population, options["workers"], address=options["address"]) as engine:
         if options["shards"] is None:
             yield engine, hold_here
@@ -135,109 +101,39 @@ def opened_engine(
                 yield engine, shards.hold
 
 
-_SIGNED = aggregation_names(lambda about: about.can_sign)
-_SUM_OPTIONS = (
-    click.option(
-        "--aggregation",
-        type=click.Choice(aggregation_names()),
-        help="How updates are added up: in the clear; dense at the client; by one server that sees "
-        "sums alone, dense or as a sketch; by two servers that see nothing. Without it, plain.",
-    ),
-    click.option(
-        "--value-clip",
-        type=click.FloatRange(0, min_open=True),
-        help="Secure sums clip the numbers of an update to it.  [default: 16]",
-    ),
-    click.option(
-        "--ring-bits",
-        type=click.Choice(["16", "32"]),
-        help="Secure sums add whole numbers of so many bits: 16 halves what is sent, and rounds "
-        "to steps that are 65,536 times as coarse.  [default: 32]",
-    ),
-    click.option(
-        "--signed",
-        is_flag=True,
-        help=f"{', '.join(_SIGNED)}: clients sign who is left, so that a server that shows "
-        "them different lists is caught. One message more each way.",
-    ),
-    click.option(
-        "--sampling",
-        type=click.Choice(["fixed", "poisson", "cyclic"]),
-        help="How cohorts are drawn: so many clients, each with the same probability, or in turns.",
-    ),
-    click.option(
-        "--dp-noise",
-        type=click.FloatRange(0),
-        help="Differential privacy of a client: noise on a sum, in units of --dp-clip.",
-    ),
-    click.option(
-        "--dp-clip",
-        type=click.FloatRange(0, min_open=True),
-        help="The most that one client's whole update may measure.",
-    ),
-    click.option(
-        "--dp-delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="For epsilon."
-    ),
-    click.option(
-        "--dp-budget",
-        type=click.FloatRange(0, min_open=True),
-        help="The most epsilon; a round that would spend more does not start.",
-    ),
-    click.option(
-        "--dp-kind",
-        type=click.Choice(["all-rows", "thresholded", "correlated"]),
-        help="Noise on all rows, on those that enough clients chose, or correlated over rounds.",
-    ),
-    click.option(
-        "--dp-threshold",
-        type=float,
-        help="With --dp-kind thresholded: noisy counts below it drop a row.  [default: 10 clients]",
-    ),
-    click.option(
-        "--dp-bands",
-        type=click.IntRange(1),
-        help="With --dp-kind correlated: noise takes back that of so many rounds, its own among "
-        "them. Without it, that of all rounds before.",
-    ),
-)
-
-
-def secure_sum_options(command: _Command) -> _Command:
-    """Adds the options."""
-    for option in reversed(_SUM_OPTIONS):
-        command = option(command)
-    return command
-
-
-def check_sum_flags(options: Mapping[str, Any]) -> None:
+def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     """Refuses options that would do nothing."""
-    way = options["aggregation"] or PLAIN.about.name
+    from keyhole.aggregation import aggregation_names
+    from keyhole.aggregation.plain import PLAIN
+
+    name = spec.aggregation.name or PLAIN.about.name
     secure = aggregation_names(lambda about: about.ring is not None)
-    for name in ("value_clip", "ring_bits"):
-        if options[name] is not None and way not in secure:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with a secure --aggregation")
-    if options["signed"] and way not in _SIGNED:
-        raise click.UsageError(f"--signed goes with --aggregation {', '.join(_SIGNED)}")
-    if options["value_clip"] is not None and (options["dp_clip"] or inf) < inf:
+    signed = aggregation_names(lambda about: about.can_sign)
+    for option in ("value_clip", "ring_bits"):
+        if options[option] is not None and name not in secure:
+            raise click.UsageError(f"--{option.replace('_', '-')} goes with a secure --aggregation")
+    if spec.aggregation.signed and name not in signed:
+        raise click.UsageError(f"--signed goes with --aggregation {', '.join(signed)}")
+    if options["value_clip"] is not None and spec.privacy and spec.privacy.clip < inf:
         raise click.UsageError("--value-clip does nothing beside --dp-clip, which bounds all of it")
 
 
-def privacy_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields of `Privacy` that were given; None if there are none."""
-    given = {
-        name: options[f"dp_{name}"]
-        for name in ("noise", "clip", "delta", "budget", "kind", "threshold", "bands")
-        if options.get(f"dp_{name}") is not None
-    }
-    if not given:
-        return None
-    if "noise" not in given or "clip" not in given:
+def check_privacy_flags(options: Mapping[str, Any]) -> None:
+    """Refuses options of privacy and of asynchronous rounds that lack what they go with.
+
+    What a file of `--spec` says is not known here: `RunSpec` checks it.
+    """
+    if options.get("spec_file") is not None:
+        return
+    if options.get("max_staleness") is not None and options.get("concurrency") is None:
+        raise click.UsageError("--max-staleness goes with --concurrency")
+    names = ("noise", "clip", "delta", "budget", "kind", "threshold", "bands")
+    given = {name for name in names if options.get(f"dp_{name}") is not None}
+    if given and not given >= {"noise", "clip"}:
         raise click.UsageError("differential privacy takes --dp-noise and --dp-clip")
-    for name, kind in (("threshold", "thresholded"), ("bands", "correlated")):
-        if name in given and given.get("kind") != kind:
-            raise click.UsageError(f"--dp-{name} goes with --dp-kind {kind}")
-    if given.get("kind") == "correlated":
-        given["rounds"] = options.get("rounds") or 0
-        if not given["rounds"]:
-            raise click.UsageError("correlated noise is planned for a number of --rounds")
-    return given
+    kind = options.get("dp_kind")
+    for name, needed in (("threshold", "thresholded"), ("bands", "correlated")):
+        if name in given and kind != needed:
+            raise click.UsageError(f"--dp-{name} goes with --dp-kind {needed}")
+    if kind == "correlated" and not options.get("rounds"):
+        raise click.UsageError("correlated noise is planned for a number of --rounds")

@@ -47,9 +47,9 @@ def run_trials(
     with progress_bars() as bars, stop_on_signals() as stop:
         whole = bars.add_task("trials", total=total, note="")
         for description, experiment, trial, directory in work:
-            settings = experiment.arm.settings
-            metric = task_named(experiment.arm.task).metric
-            bar = bars.add_task(description, total=settings.rounds, note="")
+            spec = experiment.spec
+            metric = task_named(spec.task).metric
+            bar = bars.add_task(description, total=spec.rounds, note="")
 
             def show(record: RoundRecord, bar: TaskID = bar, metric: str = metric) -> None:
                 note = f"{metric} {record.metrics[metric]:.4f}" if record.metrics else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -30,6 +30,7 @@ from keyhole.errors import (
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys
 from keyhole.rounds.clients import Choosing, Clients, Job, check_keys_per_client, choose_keys
+from keyhole.rounds.runspec import DeviceSpec
 from keyhole.wire.assignment import Wait
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
@@ -241,7 +242,7 @@ def _refuse_late(device: Device, told: Assignment) -> None:
         )
 
 
-class RunSettings(msgspec.Struct, frozen=True):
+class DeviceSettings(msgspec.Struct, frozen=True):
     """What a run tells its devices.
 
     Attributes:
@@ -249,12 +250,24 @@ class RunSettings(msgspec.Struct, frozen=True):
         trial: which repetition.
         keys_per_client: key space -> most keys of a client.
         shared_keys: whether all clients of a round draw the same random keys.
+        spec: how to train, as `RunSpec.for_devices` tells it; None in runs of functions of your
+            own.
     """
 
     seed: int
     trial: int
     keys_per_client: dict[str, int]
     shared_keys: bool = False
+    spec: dict[str, Any] | None = None
+
+    @property
+    def run(self) -> DeviceSpec:
+        """How to train.
+
+        Raises:
+            InputError: the round does not say, or is of another version.
+        """
+        return DeviceSpec.read(self.spec or {})
 
     @property
     def choosing(self) -> Choosing:
@@ -263,14 +276,14 @@ class RunSettings(msgspec.Struct, frozen=True):
         return Choosing(self.seed, self.trial, keys, shared_keys=self.shared_keys)
 
     @staticmethod
-    def of(known: KnownRound) -> RunSettings:
+    def of(known: KnownRound) -> DeviceSettings:
         """The settings in the manifest of a round.
 
         Raises:
             InputError: the round does not belong to a run of a population.
         """
         try:
-            return msgspec.convert(known.manifest.settings, RunSettings)
+            return msgspec.convert(known.manifest.settings, DeviceSettings)
         except msgspec.ValidationError as error:
             raise InputError(
                 f"round {known.id} does not belong to a run of a population",
@@ -290,7 +303,7 @@ class PopulationClient:
     """
 
     client: int
-    population: Callable[[RunSettings], Clients]
+    population: Callable[[DeviceSettings], Clients]
     _met: dict[bytes, Clients] = field(default_factory=dict, repr=False)
     _chosen: dict[str, ClientKeys] = field(default_factory=dict, repr=False)
 
@@ -300,7 +313,7 @@ class PopulationClient:
 
     def choose(self, known: KnownRound) -> ClientKeys:
         """The keys that the client chooses in process, too."""
-        settings = RunSettings.of(known)
+        settings = DeviceSettings.of(known)
         clients = self._clients(settings)
         check_keys_per_client(known.layout, settings.keys_per_client)
         number, choosing = known.manifest.number, settings.choosing
@@ -310,11 +323,11 @@ class PopulationClient:
 
     def train(self, known: KnownRound, fetched: Submodel) -> Tree:
         """The update that the client makes in process, too."""
-        settings, keys = RunSettings.of(known), _kept(self._chosen[known.id], fetched.keys)
+        settings, keys = DeviceSettings.of(known), _kept(self._chosen[known.id], fetched.keys)
         run = settings.seed, settings.trial, known.manifest.number
         return Job.of(*run, self.client, keys, fetched.model).run(self._clients(settings))
 
-    def _clients(self, settings: RunSettings) -> Clients:
+    def _clients(self, settings: DeviceSettings) -> Clients:
         name = msgspec.json.encode(settings)
         if name not in self._met:
             clients = self.population(settings)

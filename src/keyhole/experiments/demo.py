@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from keyhole.data.federated import Dataset
 from keyhole.data.synthetic import make_synthetic
-from keyhole.experiments.arms import Arm, arm_of
-from keyhole.experiments.so_tag import SO_TAG
+from keyhole.experiments.specs import spec_of
+from keyhole.rounds.runspec import RunSpec
 
 WORDS, TAGS, USERS, TOPICS = 4000, 100, 600, 20
 COHORT = 30
 
 
-def demo_arms(rounds: int, seed: int) -> dict[str, Arm]:
+def demo_arms(rounds: int, seed: int) -> dict[str, RunSpec]:
     """Returns the lines of the comparison by what a client's keys are; no select comes first."""
-    settings = replace(
-        SO_TAG.settings,
-        client_lr=2.0,
-        server_lr=0.3,
-        cohort=COHORT,
-        rounds=rounds,
-        evaluate_every=min(2, rounds),  # a demo of one round has a point to draw
-    )
 
-    def arm(words: int | None) -> Arm:
-        return arm_of(
+    def arm(words: int | None) -> RunSpec:
+        return spec_of(
             "so_tag",
             sizes={"words": WORDS, "tags": TAGS},
-            keys_per_client={"word": words},
-            settings=settings,
+            keys={"word": {"count": words}},
+            client={"lr": 2.0},
+            server={"lr": 0.3},
+            cohort={"size": COHORT},
+            rounds=rounds,
+            evaluate_every=min(2, rounds),  # a demo of one round has a point to draw
             seed=seed,
         )
 

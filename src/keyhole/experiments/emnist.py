@@ -14,7 +14,8 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.data.federated import Column, Dataset, FederatedData, draw_pool, hold_out
 from keyhole.errors import InputError
-from keyhole.experiments.task import Metrics, Settings, Task, TaskKind
+from keyhole.experiments.specs import DEFAULTS
+from keyhole.experiments.task import Metrics, Task, TaskKind
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
@@ -94,10 +95,7 @@ EMNIST_2NN = TaskKind(
     name="emnist_2nn",
     about="Recognise handwritten characters with dense layers; a key is a neuron of the first.",
     kind="writers",
-    sizes={"neurons": 200, "hidden": 200, "ink": 0},
-    settings=Settings("FedAvg", client_lr=0.1, server_lr=1.0, batch_size=20),
-    keys={"neuron": "independent"},
-    keys_per_client={"neuron": 100},
+    defaults=DEFAULTS["emnist_2nn"],
     metric="accuracy",
     splits=("test",),
     make=_make_2nn,
@@ -113,10 +111,7 @@ EMNIST_CNN = TaskKind(
     name="emnist_cnn",
     about="Recognise handwritten characters with a CNN; a key is a filter of its second layer.",
     kind="writers",
-    sizes={"filters": 64, "hidden": 512, "ink": 0},
-    settings=Settings("FedAvg", client_lr=0.1, server_lr=1.0, batch_size=20),
-    keys={"filter": "independent"},
-    keys_per_client={"filter": 16},
+    defaults=DEFAULTS["emnist_cnn"],
     metric="accuracy",
     splits=("test",),
     make=_make_cnn,

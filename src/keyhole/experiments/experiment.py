@@ -1,4 +1,4 @@
-"""Runs an arm on a dataset, trial by trial, each in a directory that explains itself.
+"""Runs a `RunSpec` on a dataset, trial by trial, each in a directory that explains itself.
 
 `run.json` says what was asked, with versions and seeds; `plan.json`, `records.jsonl` and `state/`
 are the training loop's; `result.json` says what was reached. Nothing that was reached is ever
@@ -23,13 +23,15 @@ import numpy as np
 
 from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.base import Aggregation, Rounding
+from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.data.federated import Dataset
 from keyhole.delivery.base import PRIVATE_DELIVERIES, Delivery
 from keyhole.delivery.named import delivery_named
 from keyhole.errors import InputError
-from keyhole.experiments.arms import Arm, choices_of, localize_of
+from keyhole.experiments.client_keys import choice_called, choices_of, localize_of
 from keyhole.experiments.named import task_named
+from keyhole.experiments.specs import name_of
 from keyhole.experiments.task import Task
 from keyhole.files import make_directory, replacing, write_all
 from keyhole.identity import identity_of
@@ -42,6 +44,7 @@ from keyhole.rounds.machine import Buffering
 from keyhole.rounds.named import Algorithm, algorithm_named
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
+from keyhole.rounds.runspec import RunSpec, flatten
 from keyhole.rounds.spec import Plan, exponential
 from keyhole.sampling import Cohorts, Place, generator
 from keyhole.server.state import ServerState
@@ -82,7 +85,7 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
         InputError: the directory holds another run, more rounds, or fewer without their state.
     """
     _check_same(directory, asked)
-    path, rounds = directory / _RESULT, asked["settings"]["rounds"]
+    path, rounds = directory / _RESULT, asked["spec"]["rounds"]
     if not path.exists():
         return None
     try:
@@ -131,7 +134,9 @@ def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
     path = directory / _RUN
     if not path.exists():
         return
-    known, given = _compared(_read(path)), _compared(json.loads(json.dumps(asked)))
+    found = _read(path)
+    RunSpec.read(found.get("spec", {}))
+    known, given = _compared(found), _compared(json.loads(json.dumps(asked)))
     for name in sorted(known.keys() | given, key=lambda name: ("." in name, name)):
         if known.get(name) != given.get(name):
             raise InputError(
@@ -143,14 +148,11 @@ def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
 
 
 def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs must share, by name: settings as they are called, others as `data.kind`."""
-    flat = {**run, **run.get("settings", {})}
-    kept = {k: v for k, v in flat.items() if k not in ("versions", "settings", "rounds")}
-    return {
-        name if inner is None else f"{name}.{inner}": leaf
-        for name, value in kept.items()
-        for inner, leaf in (value.items() if isinstance(value, dict) else [(None, value)])
-    }
+    """What two runs must share, by name: fields of the record as they are called, others as
+    `dataset.kind`. The same data may lie elsewhere: its facts are compared."""
+    spec = {k: v for k, v in run["spec"].items() if k not in ("rounds", "data")}
+    facts = {k: v for k, v in run.items() if k not in ("versions", "spec")}
+    return flatten(facts) | flatten(spec)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -191,64 +193,58 @@ LIBRARIES = ("keyhole", "numpy", "jax", "numba")
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """An arm on a dataset.
+    """A run on a dataset.
 
     Args:
-        arm: how to train.
+        spec: how to train.
         dataset: on what.
-        choices: key space -> a way to choose keys of your own, in place of the one that the arm
-            names.
+        choices: key space -> a way to choose keys of your own, in place of the one that the
+            record names.
         allow_simulation: lets the delivery `enclave` run without hardware that protects it.
-        over_selection: how many times more clients are asked than a round waits for, as far as
-            there are so many.
-        min_updates: with fewer updates when it closes, a round makes no step.
 
     Raises:
         InputError: the dataset does not fit the task, or a setting is out of range.
     """
 
-    arm: Arm
+    spec: RunSpec
     dataset: Dataset
     choices: Mapping[str, Choice] = field(default_factory=dict)
     allow_simulation: bool = False
-    over_selection: float = 1.0
-    min_updates: int = 0
 
     @cached_property
     def task(self) -> Task:
         """The task on this dataset."""
-        min_updates, splits = self.arm.settings.min_examples, self.dataset.splits
-        train = splits["train"].with_at_least(min_updates)
+        minimum, splits = self.spec.client.min_examples, self.dataset.splits
+        train = splits["train"].with_at_least(minimum)
         if not len(train):
             raise InputError(
                 "no client has so many examples",
-                got=f"min_examples {min_updates}",
+                got=f"min_examples {minimum}",
                 allowed=f"1..{splits['train'].counts.max(initial=1)}",
                 fix="ask for fewer, or bring more data",
             )
         dataset = replace(self.dataset, splits={**splits, "train": train})
-        return task_named(self.arm.task).on(dataset, self.arm.sizes, self.arm.is_tuning)
+        return task_named(self.spec.task).on(dataset, self.spec.sizes, self.spec.tuning)
 
     @cached_property
     def algorithm(self) -> Algorithm:
         """How clients train and how the server steps."""
-        s = self.arm.settings
-        adaptive = {} if s.algorithm.lower() in ("fedavg", "fedprox") else {"eps": s.eps}
+        client, server = self.spec.client, self.spec.server
+        further = {"fedavg": {}, "fedprox": {"proximal": client.proximal}}
         return algorithm_named(
-            s.algorithm,
-            client_lr=s.client_lr,
-            server_lr=s.server_lr,
-            batch_size=s.batch_size,
-            max_examples=s.max_examples,
-            **adaptive,
+            client.algorithm,
+            client_lr=client.lr,
+            server_lr=server.lr,
+            batch_size=client.batch_size,
+            max_examples=client.max_examples,
+            **further.get(client.algorithm.lower(), {"eps": server.eps}),
         )
 
     @cached_property
     def keys_per_client(self) -> dict[str, int]:
-        """m of each key space; every key where the arm says so."""
-        given = self.arm.keys_per_client
+        """m of each key space; every key where the record says so."""
         whole = {space.name: space.num_keys for space in self.task.model.layout.spaces}
-        return whole | {name: m for name, m in given.items() if m is not None}
+        return whole | {s: k.count for s, k in self.spec.keys.items() if k.count is not None}
 
     @cached_property
     def clients(self) -> Clients:
@@ -257,9 +253,11 @@ class Experiment:
         return Clients(
             count=self.task.clients,
             data=self.task.data,
-            choose=choose_with(choices_of(self.arm, self.task, self.choices), self.task.count_keys),
+            choose=choose_with(
+                choices_of(self.spec, self.task, self.choices), self.task.count_keys
+            ),
             train=LocalSgd(self.task.model, self.algorithm.client, slots),
-            localize=localize_of(self.arm, self.task),
+            localize=localize_of(self.spec, self.task),
         )
 
     def plan(self, trial: int) -> Plan:
@@ -267,52 +265,58 @@ class Experiment:
         return Plan(
             cohorts=self._cohorts,
             keys_per_client=self.keys_per_client,
-            seed=self.arm.seed,
+            seed=self.spec.seed,
             trial=trial,
-            over=self.arm.over,
+            over=self.spec.mean_over,
             deliver=self._deliver,
             aggregate=self._aggregate,
-            privacy=None if self.arm.privacy is None else Privacy(**self.arm.privacy),
+            privacy=self._privacy,
             buffering=self._buffering,
-            shared_keys=self.arm.shared_keys,
+            shared_keys=self.spec.shared_keys,
+            for_devices=self.spec.with_trial(trial).for_devices(),
         )
 
     @property
     def _buffering(self) -> Buffering | None:
-        arm, goal = self.arm, self._cohorts.size
-        if arm.concurrency is None:
+        stream, goal = self.spec.asynchronous, self._cohorts.size
+        if stream is None:
             return None
-        return Buffering(arm.concurrency, goal, arm.max_staleness, duration=exponential)
+        return Buffering(stream.concurrency, goal, stream.max_staleness, duration=exponential)
+
+    @property
+    def _privacy(self) -> Privacy | None:
+        private = self.spec.privacy
+        return None if private is None else Privacy(**private.values())
 
     @property
     def _aggregate(self) -> Aggregation:
-        arm = self.arm
-        rounding = Rounding(arm.value_clip, arm.ring_bits)
-        return aggregation_named(arm.aggregation, rounding, signed=arm.is_signed)
+        sums = self.spec.aggregation
+        rounding = Rounding(sums.value_clip, sums.ring_bits)
+        return aggregation_named(sums.name or PLAIN.about.name, rounding, signed=sums.signed)
 
     @property
     def _cohorts(self) -> Cohorts:
-        size = min(self.arm.settings.cohort, self.task.clients)
-        over = min(self.over_selection, self.task.clients / size)
-        return Cohorts(
-            self.task.clients, size, self.arm.sampling, over, min_updates=self.min_updates
-        )
+        """As large as the population allows."""
+        asked, clients = self.spec.cohort, self.task.clients
+        size = min(asked.size, clients)
+        over = min(asked.over_selection, clients / size)
+        return Cohorts(clients, **asked.values() | {"size": size, "over_selection": over})
 
     @cached_property
     def _deliver(self) -> Delivery:
         """How slices travel; trials share what it keeps."""
-        is_select = any(choice != "all" for choice in self.arm.keys.values())
-        name = self.arm.delivery or ("on-demand" if is_select else "broadcast")
+        is_select = any(keys.choice != "all" for keys in self.spec.keys.values())
+        name = self.spec.delivery or ("on-demand" if is_select else "broadcast")
         return delivery_named(name, self.keys_per_client, allow_simulation=self.allow_simulation)
 
     def check(self) -> None:
-        """Raises InputError where the arm does not fit the dataset, before any work is done."""
+        """Raises InputError where the record does not fit the dataset, before any work is done."""
         self.plan(0).check(self.task.model.layout)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
 
     def check_worth(self) -> None:
-        """Raises CostlyError where the arm's delivery is private and dearer than broadcast."""
-        way = self.arm.delivery
+        """Raises CostlyError where the run's delivery is private and dearer than broadcast."""
+        way = self.spec.delivery
         if way is not None and way in PRIVATE_DELIVERIES:
             check_model_worth(way, self.task.model.layout, self.keys_per_client)
 
@@ -334,7 +338,7 @@ class Experiment:
         Raises:
             InputError: the directory holds another run.
         """
-        seed = int(generator(self.arm.seed, trial, Place.MODEL).integers(2**31))
+        seed = int(generator(self.spec.seed, trial, Place.MODEL).integers(2**31))
         model, layout = self.task.model.init(seed), self.task.model.layout
         state = hold(ServerState.dense(layout, model, self.algorithm.server))
         clients, plan = self.clients, self.plan(trial)
@@ -371,7 +375,6 @@ class Experiment:
         Returns:
             The result, None if `stop` came first.
         """
-        settings = self.arm.settings
         done = None if directory is None else read_result(directory, self.describe(trial))
         if done is not None:
             return done
@@ -380,9 +383,9 @@ class Experiment:
             on_round(record)
         try:
             metrics = self.task.metrics[self._curve_split]
-            evaluation = Evaluation(metrics, settings.evaluate_every)
+            evaluation = Evaluation(metrics, self.spec.evaluate_every)
             for record in run.rounds(
-                settings.rounds, execute=execute, evaluation=evaluation, stop=stop
+                self.spec.rounds, execute=execute, evaluation=evaluation, stop=stop
             ):
                 on_round(record)
         finally:
@@ -390,7 +393,7 @@ class Experiment:
             seconds = time.perf_counter() - started
             if directory is not None:
                 seconds = add_seconds(directory, seconds)
-        if run.next_round < settings.rounds:
+        if run.next_round < self.spec.rounds:
             return None
         result = self._result(run, seconds)
         if directory is not None:
@@ -402,18 +405,18 @@ class Experiment:
     def describe(self, trial: int) -> dict[str, Any]:
         """What is asked of a trial: `run.json`."""
         layout = self.task.model.layout
-        kind = task_named(self.arm.task)
+        kind = task_named(self.spec.task)
         return {
-            **self.arm.describe(),
-            "keys": {**self.arm.keys, **{s: identity_of(c) for s, c in self.choices.items()}},
+            "spec": self.spec.with_trial(trial).describe(),
+            "arm": name_of(self.spec),
+            "choices": {space: identity_of(choice) for space, choice in self._own.items()},
             "identity": {
                 "client": identity_of(self.algorithm.client),
                 "server": identity_of(self.algorithm.server),
             },
-            "trial": trial,
             "metric": kind.metric,
             "curve": self._curve_split,
-            "data": {
+            "dataset": {
                 "name": self.dataset.name,
                 "kind": self.dataset.kind,
                 "clients": self.task.clients,
@@ -426,6 +429,13 @@ class Experiment:
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in LIBRARIES},
         }
+
+    @property
+    def _own(self) -> dict[str, Choice]:
+        """Choices that the library does not know by name: which they are is recorded."""
+        named = {space: keys.choice for space, keys in self.spec.keys.items()}
+        found = {space: choice_called(name) for space, name in named.items() if ":" in name}
+        return found | dict(self.choices)
 
     @property
     def _curve_split(self) -> str:

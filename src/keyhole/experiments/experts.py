@@ -19,7 +19,8 @@ from keyhole.arrays import Array
 from keyhole.data.federated import Dataset
 from keyhole.errors import InputError
 from keyhole.experiments.emnist import CLASSES, writers_task
-from keyhole.experiments.task import Settings, Task, TaskKind
+from keyhole.experiments.specs import DEFAULTS
+from keyhole.experiments.task import Task, TaskKind
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.mixture import mixture
 
@@ -66,10 +67,7 @@ EXPERTS = TaskKind(
     name="experts",
     about="Recognise handwritten characters with a mixture of experts; a key is a whole expert.",
     kind="writers",
-    sizes={"experts": 8, "features": 32, "hidden": 128, "ink": 1},
-    settings=Settings("FedAvg", client_lr=0.3, server_lr=1.0, batch_size=20),
-    keys={"expert": "top"},
-    keys_per_client={"expert": 2},
+    defaults=DEFAULTS["experts"],
     metric="accuracy",
     splits=("test",),
     make=_make,

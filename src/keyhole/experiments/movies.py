@@ -12,7 +12,8 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Column, Dataset, FederatedData, hold_out
-from keyhole.experiments.task import Metrics, Settings, Task, TaskKind, places_of
+from keyhole.experiments.specs import DEFAULTS
+from keyhole.experiments.task import Metrics, Task, TaskKind, places_of
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.factorization import factorization
 from keyhole.models.model import Model
@@ -135,17 +136,7 @@ MOVIES = TaskKind(
     name="movies",
     about="Predict a user's ratings by matrix factorisation; a key is a movie, taste stays local.",
     kind="ratings",
-    sizes={"factors": 8},
-    settings=Settings(
-        "FedAvg",
-        client_lr=0.3,
-        server_lr=1.0,
-        batch_size=1024,  # all of a client's ratings in one step: m or more
-        max_examples=1024,
-        rounds=300,
-    ),
-    keys={"movie": "random"},
-    keys_per_client={"movie": 500},
+    defaults=DEFAULTS["movies"],
     metric="rmse",
     splits=("test",),
     make=_make,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from keyhole.errors import InputError
 from keyhole.experiments.emnist import EMNIST_2NN, EMNIST_CNN
 from keyhole.experiments.experts import EXPERTS
 from keyhole.experiments.movies import MOVIES
 from keyhole.experiments.so_tag import SO_TAG
 from keyhole.experiments.so_word import SO_WORD
+from keyhole.experiments.specs import defaults_of
 from keyhole.experiments.task import TaskKind
 
 TASKS: dict[str, TaskKind] = {
@@ -21,6 +21,4 @@ def task_named(name: str) -> TaskKind:
     Raises:
         InputError: there is no such task.
     """
-    if name not in TASKS:
-        raise InputError("no such task", got=name, allowed=", ".join(TASKS), fix="choose one")
-    return TASKS[name]
+    return TASKS[defaults_of(name).task]

@@ -14,9 +14,9 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Column, Dataset, FederatedData, Ragged, draw_pool
+from keyhole.experiments.specs import DEFAULTS
 from keyhole.experiments.task import (
     Metrics,
-    Settings,
     Task,
     TaskKind,
     check_words,
@@ -109,12 +109,7 @@ SO_TAG = TaskKind(
     name="so_tag",
     about="Predict the tags of a post from its words by logistic regression; a key is a word.",
     kind="posts",
-    sizes={"words": 10_000, "tags": 500},
-    settings=Settings(
-        "FedAdagrad", client_lr=10.0, server_lr=1.0, batch_size=100, max_examples=1000
-    ),
-    keys={"word": "top"},
-    keys_per_client={"word": 1000},
+    defaults=DEFAULTS["so_tag"],
     metric="recall_at_5",
     splits=("validation", "test"),
     make=_make,

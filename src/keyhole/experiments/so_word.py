@@ -14,7 +14,8 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Column, Dataset, FederatedData, Ragged, draw_pool
-from keyhole.experiments.task import Metrics, Settings, Task, TaskKind, check_words, places_of
+from keyhole.experiments.specs import DEFAULTS
+from keyhole.experiments.task import Metrics, Task, TaskKind, check_words, places_of
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.model import Model
 from keyhole.models.transformer import PAD, TransformerSizes, transformer
@@ -158,12 +159,7 @@ SO_WORD = TaskKind(
     name="so_word",
     about="Predict the next word with a transformer; keys are words and feed-forward neurons.",
     kind="posts",
-    sizes={"words": 10_000, "embedding": 96, "width": 512, "heads": 8, "neurons": 2048},
-    settings=Settings(
-        "FedAdam", client_lr=0.1, server_lr=0.03, batch_size=16, max_examples=64, rounds=3000
-    ),
-    keys={"word": "top", "neuron": "independent"},
-    keys_per_client={"word": 1004, "neuron": None},
+    defaults=DEFAULTS["so_word"],
     metric="accuracy",
     splits=("validation", "test"),
     make=_make,

@@ -8,15 +8,15 @@ about the same proportions. Rates are those that the `-rates` sweeps found witho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from keyhole.errors import InputError
-from keyhole.experiments.arms import Arm, arm_of
-from keyhole.experiments.named import TASKS, task_named
-from keyhole.experiments.task import Settings
+from keyhole.experiments.named import task_named
+from keyhole.experiments.specs import defaults_of, name_of, spec_of
 from keyhole.keys.budget import share_of_keys
 from keyhole.primitives.keyspace import KeySpace
+from keyhole.rounds.runspec import RunSpec
 
 Scale: TypeAlias = Literal["small", "paper"]
 
@@ -28,7 +28,7 @@ class Line:
     panel: str
     label: str
     x: float
-    arm: Arm
+    spec: RunSpec
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Sweep:
             "x_label": self.x_label,
             "trials": self.trials,
             "lines": [
-                {"panel": line.panel, "label": line.label, "x": line.x, "arm": line.arm.name}
+                {"panel": line.panel, "label": line.label, "x": line.x, "arm": name_of(line.spec)}
                 for line in self.lines
             ],
         }
@@ -74,19 +74,19 @@ class Sweep:
 TRIALS: dict[Scale, int] = {"small": 2, "paper": 5}
 
 SMALL: dict[str, dict[str, Any]] = {
-    "so_tag": {"rounds": 200, "evaluate_every": 10, "min_examples": 5},
-    "emnist_cnn": {"rounds": 120, "cohort": 20, "evaluate_every": 10},
+    "so_tag": {"rounds": 200, "evaluate_every": 10, "client.min_examples": 5},
+    "emnist_cnn": {"rounds": 120, "cohort.size": 20, "evaluate_every": 10},
     "emnist_2nn": {"rounds": 400, "evaluate_every": 20},
     "so_word": {
         "rounds": 150,
-        "cohort": 10,
+        "cohort.size": 10,
         "evaluate_every": 25,
-        "min_examples": 5,
-        "server_lr": 0.003,
-        "eps": 1e-6,
+        "client.min_examples": 5,
+        "server.lr": 0.003,
+        "server.eps": 1e-6,
     },
 }
-"""Fields of the settings that differ at small scale."""
+"""Fields of the record that differ at small scale."""
 
 SMALL_SIZES: dict[str, dict[str, int]] = {
     "emnist_cnn": {"ink": 1},  # see `writers_task`: there are a tenth of the paper's rounds
@@ -113,14 +113,19 @@ ALPHAS = (0.01, 0.1, 0.25, 0.5)
 RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 
-def _settings(task: str, scale: Scale) -> Settings:
-    changes = SMALL[task] if scale == "small" else {}
-    return replace(task_named(task).settings, **changes)
-
-
-def _arm(task: str, scale: Scale, **rest: Any) -> Arm:
-    sizes = {**(SMALL_SIZES.get(task, {}) if scale == "small" else {}), **rest.pop("sizes", {})}
-    return arm_of(task, settings=_settings(task, scale), sizes=sizes, **rest)
+def _spec(
+    task: str,
+    scale: Scale,
+    counts: Mapping[str, int | None],
+    changes: Mapping[str, Any] | None = None,
+) -> RunSpec:
+    """The task at a scale, with so many keys per client, and what else differs."""
+    keys = {f"keys.{space}.count": m for space, m in counts.items()}
+    small: dict[str, Any] = {}
+    if scale == "small":
+        sizes = SMALL_SIZES.get(task, {})
+        small = SMALL[task] | {f"sizes.{name}": size for name, size in sizes.items()}
+    return spec_of(task, {**small, **keys, **(changes or {})})
 
 
 def _tag_recall(scale: Scale) -> Sweep:
@@ -130,7 +135,7 @@ def _tag_recall(scale: Scale) -> Sweep:
             f"n = {n:,}",
             f"m = {m:,}",
             m,
-            _arm("so_tag", scale, sizes={"words": n}, keys_per_client={"word": m}),
+            _spec("so_tag", scale, {"word": m}, {"sizes.words": n}),
         )
         for n in VOCABULARIES[scale]
         for m in WORDS_PER_CLIENT[scale]
@@ -154,13 +159,7 @@ def _tag_keys(scale: Scale) -> Sweep:
             f"n = {n:,}, m = {m:,}",
             label,
             place,
-            _arm(
-                "so_tag",
-                scale,
-                sizes={"words": n},
-                keys={"word": choice},
-                keys_per_client={"word": m},
-            ),
+            _spec("so_tag", scale, {"word": m}, {"sizes.words": n, "keys.word.choice": choice}),
         )
         for n, m in CHOSEN[scale]
         for place, (choice, label) in enumerate(STRATEGIES.items())
@@ -180,9 +179,7 @@ def _emnist(task: str, space: str, counts: tuple[int, ...], title: str) -> Calla
     """Accuracy by number of random keys."""
 
     def sweep(scale: Scale) -> Sweep:
-        lines = [
-            Line("", f"m = {m}", m, _arm(task, scale, keys_per_client={space: m})) for m in counts
-        ]
+        lines = [Line("", f"m = {m}", m, _spec(task, scale, {space: m})) for m in counts]
         return Sweep(
             task.replace("_", "-"),
             f"{title}: test accuracy by random keys per client m",
@@ -205,7 +202,7 @@ def _fixed(task: str, space: str, counts: tuple[int, ...], title: str) -> Callab
                 f"m = {m}",
                 "fixed" if shared else "independent",
                 m,
-                _arm(task, scale, keys_per_client={space: m}, shared_keys=shared),
+                _spec(task, scale, {space: m}, {f"keys.{space}.shared": shared}),
             )
             for m in counts[:-1]
             for shared in (False, True)
@@ -225,7 +222,7 @@ def _fixed(task: str, space: str, counts: tuple[int, ...], title: str) -> Callab
 
 def _word_alpha(scale: Scale) -> Sweep:
     """Accuracy against client size: words by frequency, neurons at random, both."""
-    sizes = {**TASKS["so_word"].sizes, **(SMALL_SIZES["so_word"] if scale == "small" else {})}
+    sizes = {**defaults_of("so_word").sizes, **(SMALL_SIZES["so_word"] if scale == "small" else {})}
     spaces = [KeySpace("word", sizes["words"]), KeySpace("neuron", sizes["neurons"])]
     whole = {"word": None, "neuron": None}
     lines = []
@@ -238,9 +235,9 @@ def _word_alpha(scale: Scale) -> Sweep:
             counts = share_of_keys(spaces, alpha)
             counts["word"] += 4  # the special words come on top
             chosen: Mapping[str, int | None] = {**whole, **{name: counts[name] for name in cut}}
-            arm = _arm("so_word", scale, keys_per_client=chosen)
-            lines.append(Line(scheme, f"alpha = {alpha:g}", alpha, arm))
-        lines.append(Line(scheme, "alpha = 1", 1.0, _arm("so_word", scale, keys_per_client=whole)))
+            spec = _spec("so_word", scale, chosen)
+            lines.append(Line(scheme, f"alpha = {alpha:g}", alpha, spec))
+        lines.append(Line(scheme, "alpha = 1", 1.0, _spec("so_word", scale, whole)))
     return Sweep(
         "word-alpha",
         "Next-word prediction: test accuracy against the size of a client's model",
@@ -259,7 +256,7 @@ def _divisor(scale: Scale) -> Sweep:
             f"m = {m}",
             "over the cohort" if over == "cohort" else "over those who chose the key",
             m,
-            _arm("emnist_2nn", scale, keys_per_client={"neuron": m}, over=over),
+            _spec("emnist_2nn", scale, {"neuron": m}, {"mean_over": over}),
         )
         for m in NEURONS[:-1]
         for over in ("cohort", "choosers")
@@ -278,8 +275,8 @@ def _divisor(scale: Scale) -> Sweep:
 def _without_select(task: str) -> dict[str, int | None]:
     """Keys per client that change nothing: all; for so_tag the client's own words are as good
     (Eq. 2), and far fewer."""
-    kind = task_named(task)
-    return {"word": kind.sizes["words"]} if task == "so_tag" else dict.fromkeys(kind.keys)
+    usual = defaults_of(task)
+    return {"word": usual.sizes["words"]} if task == "so_tag" else dict.fromkeys(usual.keys)
 
 
 def _rates(task: str) -> Callable[[Scale], Sweep]:
@@ -292,12 +289,11 @@ def _rates(task: str) -> Callable[[Scale], Sweep]:
                 "",
                 f"client {client:g}, server {server:g}",
                 client,
-                _arm(
+                _spec(
                     task,
                     scale,
-                    keys_per_client=whole,
-                    changes={"client_lr": client, "server_lr": server},
-                    is_tuning=True,
+                    whole,
+                    {"client.lr": client, "server.lr": server, "tuning": True},
                 ),
             )
             for client in RATES

@@ -16,42 +16,15 @@ from keyhole.arrays import Array, KeyArray
 from keyhole.data.federated import Dataset
 from keyhole.data.readers.source import Kind
 from keyhole.errors import InputError
+from keyhole.experiments.specs import check_sizes
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.model import Model
 from keyhole.primitives.layout import ClientKeys
+from keyhole.rounds.runspec import RunSpec
 from keyhole.server.state import ServerState
 
 Metrics = Callable[[ServerState], Mapping[str, float]]
 """`state -> {name: value}`, on one split."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a task is trained.
-
-    Args:
-        algorithm: a name of `keyhole.rounds.named.ALGORITHMS`.
-        client_lr: gamma.
-        server_lr: eta.
-        eps: of an adaptive server optimizer.
-        batch_size: examples of a client's step.
-        max_examples: most examples of a client in a round; None for all.
-        min_examples: clients with fewer are left out of training.
-        cohort: N, clients of a round.
-        rounds: T.
-        evaluate_every: rounds between two evaluations.
-    """
-
-    algorithm: str
-    client_lr: float
-    server_lr: float
-    eps: float = 1e-3
-    batch_size: int = 20
-    max_examples: int | None = None
-    min_examples: int = 1
-    cohort: int = 50
-    rounds: int = 1500
-    evaluate_every: int = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +60,7 @@ class TaskKind:
         name: such as "so_tag".
         about: one sentence.
         kind: of the dataset it needs.
-        sizes: name -> number that decides the model or its input; the paper's where the task is
-            the paper's.
-        settings: how it is trained unless told otherwise.
-        keys: key space -> name of the choice of keys.
-        keys_per_client: key space -> m, unless told otherwise; None for every key.
+        defaults: how it is trained unless told otherwise, with all sizes and key spaces.
         metric: the one that figures show.
         splits: those that are evaluated on.
         make: `(dataset, sizes, is_tuning) -> task`; tuning leaves the clients of the validation
@@ -101,10 +70,7 @@ class TaskKind:
     name: str
     about: str
     kind: Kind
-    sizes: Mapping[str, int]
-    settings: Settings
-    keys: Mapping[str, str]
-    keys_per_client: Mapping[str, int | None]
+    defaults: RunSpec
     metric: str
     splits: tuple[str, ...]
     make: Callable[[Dataset, Mapping[str, int], bool], Task]
@@ -126,25 +92,8 @@ class TaskKind:
             )
         for split in ("train", *self.splits):
             _check_split(dataset, split)
-        check_sizes(self.sizes, sizes or {})
-        return self.make(dataset, {**self.sizes, **(sizes or {})}, is_tuning)
-
-
-def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
-    """Raises InputError where a size has no such name or is below 1, or 0 where that is known."""
-    for name, value in given.items():
-        if name not in known:
-            raise InputError(
-                "no such size",
-                got=name,
-                allowed=", ".join(sorted(known)) or "none",
-                fix="choose one of them",
-            )
-        minimum = min(known[name], 1)
-        if value < minimum:
-            raise InputError(
-                f"{name} is out of range", got=value, allowed=f"{minimum} or more", fix="raise it"
-            )
+        check_sizes(self.defaults.sizes, sizes or {})
+        return self.make(dataset, {**self.defaults.sizes, **(sizes or {})}, is_tuning)
 
 
 def _check_split(dataset: Dataset, split: str) -> None:

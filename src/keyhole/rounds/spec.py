@@ -6,7 +6,7 @@ Plan: what stays the same in every round of a run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -51,6 +51,7 @@ class Plan:
             keys are the same for everybody, "fixed" in section 5.3, while keys that only depend on
             a client's data stay as they are. Of asynchronous rounds, those draw the same who
             start in one round.
+        for_devices: what devices are told of the run, as `RunSpec.for_devices` returns it.
 
     Raises:
         InputError: `over` or a number is not allowed, or asynchronous rounds do not go with the
@@ -68,6 +69,7 @@ class Plan:
     privacy: Privacy | None = None
     buffering: Buffering | None = None
     shared_keys: bool = False
+    for_devices: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.over not in get_args(Over):
@@ -97,7 +99,7 @@ class Plan:
         Raises:
             InputError: a part of the plan has no identity; see `identity_of`.
         """
-        return {field.name: _text(getattr(self, field.name)) for field in fields(self)}
+        return {each.name: _text(getattr(self, each.name)) for each in fields(self)}
 
     def account(self, layout: Layout) -> Account | None:
         """What rounds spend; None where nothing is promised."""

@@ -266,12 +266,14 @@ def _sum_sent(results: Sequence[ClientResult], layout: Layout) -> BlockSum:
 
 
 def round_settings(t: int, plan: Plan) -> dict[str, object]:
-    """The settings of round t, with which devices choose and train as clients in process do;
-    `RunSettings` of `device/take_part.py` reads them."""
+    """Returns the settings of round t, with which devices choose and train as clients in process
+    do; `DeviceSettings` reads them."""
+    told = {"spec": dict(plan.for_devices)} if plan.for_devices else {}
     return {
         "round": t,
         "seed": plan.seed,
         "trial": plan.trial,
         "keys_per_client": dict(plan.keys_per_client),
         "shared_keys": plan.shared_keys,
+        **told,
     }

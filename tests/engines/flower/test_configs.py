@@ -12,13 +12,14 @@ from flwr.app import Message
 
 from keyhole.cli.flower import flower
 from keyhole.engines.flower.client_app import make_client_app
-from keyhole.engines.flower.config import RoundsConfig, arm_config, read_arm
+from keyhole.engines.flower.config import RoundsConfig, read_spec, spec_config
 from keyhole.engines.flower.local import QUIET, Children, environment
 from keyhole.engines.flower.messages import TRAIN, RoundCall, assign, write
 from keyhole.engines.flower.node_config import NodeConfig
 from keyhole.engines.flower.project import write_project
 from keyhole.errors import InputError, NotAdmittedError, ServiceError
-from keyhole.experiments.arms import arm_of
+from keyhole.experiments.specs import name_of, spec_of
+from keyhole.rounds.runspec import flatten
 from tests.engines.flower.in_process_grid import InProcessGrid
 from tests.helpers import LONG
 
@@ -30,7 +31,7 @@ CALL = RoundCall("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (7,))
 
 def test_what_a_run_config_leaves_out_is_as_documented():
     config = RoundsConfig.of(MIN)
-    assert (config.over_selection, config.min_nodes, config.token_key) == (1.3, 1, None)
+    assert (config.round_seconds, config.min_nodes, config.token_key) == (300.0, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,9 @@ def test_what_a_run_config_leaves_out_is_as_documented():
         {"run": 3},
         {"round-seconds": 0},
         {"round-seconds": "60"},
-        {"over-selection": 0.9},
         {"min-nodes": 0},
         {"min-nodes": 1.5},
-        {"min-updates": True},
+        {"node-seconds": True},
         {"delivery": "mail"},
         {"delivery": "pir"},
         {"second": "http://127.0.0.1:2"},
@@ -105,41 +105,40 @@ def test_every_client_has_one_node_and_loads_are_even():
 
 
 @pytest.mark.parametrize(
-    "arm",
+    "spec",
     [
-        arm_of("emnist_2nn", sizes={"neurons": 16}, keys_per_client={"neuron": None}),
-        arm_of(
-            "so_tag", changes={"client_lr": 1e-5, "max_examples": None}, over="choosers", seed=9
-        ),
-        arm_of("so_word", negatives=0.5, shared_keys=True, sampling="cyclic"),
-        arm_of(
+        spec_of("emnist_2nn", {"sizes.neurons": 16, "keys.neuron.count": None}),
+        spec_of("so_tag", {"client.lr": 1e-5, "client.max_examples": None}, seed=9),
+        spec_of("so_word", {"client.negatives": 0.5, "cohort.sampling": "cyclic"}),
+        spec_of(
             "so_tag",
-            aggregation="secure-sparse",
-            value_clip=2.5,
-            ring_bits=16,
+            aggregation={"name": "secure-sparse", "value_clip": 2.5, "ring_bits": 16},
             privacy={"noise": 0.5, "clip": 1.0, "budget": 8.0},
         ),
-        arm_of("so_tag", aggregation="secure-sparse", privacy={"noise": 0.0, "clip": inf}),
+        spec_of("so_tag", privacy={"noise": 0.0, "clip": inf}),
     ],
-    ids=lambda arm: arm.name,
+    ids=name_of,
 )
-def test_an_arm_comes_back_from_the_run_config_of_a_project(tmp_path, arm):
-    write_project(tmp_path, arm_config(arm))
+def test_a_run_comes_back_from_the_run_config_of_a_project(tmp_path, spec):
+    write_project(tmp_path, spec_config(spec))
     told = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    flat = {}
-    for name, value in told.items():
-        flat |= (
-            {f"{name}.{k}": v for k, v in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
-        )
-    assert read_arm(flat) == arm
+    assert read_spec(flatten(told)) == spec
 
 
-@pytest.mark.parametrize("name", ["settings.epochs", "privacy.epsilon"])
-def test_settings_that_no_task_has_are_refused(name):
-    with pytest.raises(InputError, match=f"got {name.partition('.')[2]}"):
-        read_arm({"task": "so_tag", name: 3})
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"spec.client.epochs": 3}, "unknown field `epochs` - at `client`"),
+        ({"spec.privacy.epsilon": 3}, "- at `privacy`"),
+        ({"spec.client.lr": "high"}, "Expected `float`, got `str` - at `client.lr`"),
+        ({"spec.version": 1}, "another version: got version 1"),
+        ({"spec.version": 0}, "another version: got version unknown"),
+    ],
+)
+def test_fields_that_no_run_has_are_refused(told, said):
+    with pytest.raises(InputError) as refused:
+        read_spec({"spec.version": 2, "spec.task": "so_tag", **told})
+    assert said in str(refused.value)
 
 
 def test_a_project_is_not_written_over(tmp_path):
@@ -156,7 +155,7 @@ def test_the_command_writes_a_project_without_the_address_of_a_package_index(tmp
     text = (tmp_path / "p" / "pyproject.toml").read_text()
     assert "index" not in text
     config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
-    assert (config["settings"]["rounds"], config["over-selection"]) == (5, 1.3)
+    assert (config["spec"]["rounds"], config["spec"]["cohort"]["over_selection"]) == (5, 1.3)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,8 @@ def test_the_command_names_the_services_of_a_secure_round_in_the_project(tmp_pat
     assert (config.delivery, config.second) == ("pir", "http://127.0.0.1:4")
     assert config.aggregators == tuple(urls.split(","))
     assert [path.name for path in config.aggregator_tokens] == ["a", "b"]
-    assert (told["aggregation"], told["privacy"]) == ("secure-sparse", {"noise": 0.5, "clip": 1.0})
+    assert told["spec"]["aggregation"]["name"] == "secure-sparse"
+    assert told["spec"]["privacy"]["noise"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 
+from keyhole.experiments.specs import spec_of
 from keyhole.rounds.record import RoundRecord, encode_records
 
 
@@ -37,31 +38,22 @@ def write_trial(
     rounds=20,
     size=(1000, 100),
     seconds=90.0,
-    **settings,
+    changes=None,
 ):
-    """curve: validation after every `every` rounds. A trial whose test is None is unfinished."""
+    """curve: validation after every `every` rounds; changes: fields of the record, by dotted names.
+
+    A trial whose test is None is unfinished.
+    """
     directory = out / arm / f"trial-{trial}"
     directory.mkdir(parents=True)
+    spec = spec_of(
+        "emnist_cnn", {"keys.filter.count": 4, "rounds": rounds, "seed": 7, "trial": trial}
+    ).changed(changes or {})
     run = {
-        "task": "emnist_cnn",
+        "spec": spec.describe(),
         "arm": arm,
-        "data": {"name": "synthetic", "kind": "writers", "sha256": "ab" * 32},
-        "settings": {
-            "algorithm": "FedAvg",
-            "client_lr": 0.1,
-            "server_lr": 1.0,
-            "batch_size": 20,
-            "cohort": 50,
-            "rounds": rounds,
-            **settings,
-        },
-        "model": {},
-        "keys": {"filter": "independent"},
-        "keys_per_client": {"filter": 4},
-        "shared_keys": False,
+        "dataset": {"name": "synthetic", "kind": "writers", "sha256": "ab" * 32},
         "curve": "validation",
-        "seed": 7,
-        "trial": trial,
         "size": {"server": size[0], "client": size[1]},
         "metric": metric,
         "versions": {"keyhole": "0.1.0", "python": "3.11"},

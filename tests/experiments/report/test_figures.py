@@ -32,11 +32,18 @@ def sweep(tmp_path_factory):
             lines.append((panel, f"m = {m:,}", m, arm))
             for trial in range(2):
                 last = 0.5 + 0.1 * j - 0.05 * i
-                rates = {"client_lr": RATES[j], "server_lr": RATES[i]}
+                rates = {"client.lr": RATES[j], "server.lr": RATES[i]}
                 curve = rising(last, trial)
                 size = (2000, m + 50 * i)
                 write_trial(
-                    tmp_path, arm, trial, curve, last + 0.01 * trial, rounds=200, size=size, **rates
+                    tmp_path,
+                    arm,
+                    trial,
+                    curve,
+                    last + 0.01 * trial,
+                    rounds=200,
+                    size=size,
+                    changes=rates,
                 )
     return make_sweep(tmp_path, list(FIGURES), lines)
 
@@ -117,8 +124,8 @@ def test_the_grid_prints_its_values_and_frames_the_best(tmp_path):
         for j, server in enumerate(RATES):
             lines.append(("", f"{client}, {server}", None, f"arm-{i}-{j}"))
             value = 0.1 * (i + j)
-            rates = {"client_lr": client, "server_lr": server}
-            write_trial(tmp_path, f"arm-{i}-{j}", 0, (value,), 0.9, **rates)
+            rates = {"client.lr": client, "server.lr": server}
+            write_trial(tmp_path, f"arm-{i}-{j}", 0, (value,), 0.9, changes=rates)
     (axes,) = draw_sweep(make_sweep(tmp_path, ["grid"], lines))["grid"].axes
     printed = {text.get_position(): text.get_text() for text in axes.texts}
     assert printed[(2, 1)] == "30.00", "validation, not test, chooses rates"

@@ -43,7 +43,7 @@ def page(tmp_path_factory):
     title = '<img src=x onerror="alert(1)"> & "more"'
     lines = [("<b>", "</td><script>alert(1)</script>", 1, "evil")]
     write_sweep(out, "other", lines, title=title, data="<i>")
-    write_trial(out, "evil", 0, algorithm="<script>alert(2)</script>")
+    write_trial(out, "evil", 0, changes={"client.algorithm": "<script>alert(2)</script>"})
     return page_of(out, out / "report")
 
 
@@ -75,7 +75,7 @@ def test_the_page_tells_paper_figures_table_and_settings(page):
     assert "The paper has no such experiment." in page
     assert page.count("<figure>") == 4
     assert "75.02 ± 0.92" in page
-    assert "<dt>client_lr</dt><dd>0.1</dd>" in page
+    assert "<dt>client.lr</dt><dd>0.1</dd>" in page
     assert "<dt>seed</dt><dd>7</dd>" in page
     assert "synthetic (writers, sha256 abababababab...)" in page
 

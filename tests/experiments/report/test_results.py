@@ -26,7 +26,7 @@ def test_trials_of_a_line_are_read_and_averaged(tmp_path):
     assert line.test.mean == pytest.approx(0.55)
     assert line.relative_size == pytest.approx(0.1)
     assert line.minutes == pytest.approx(1.5)
-    assert line.trials[0].settings["client_lr"] == 0.1
+    assert line.trials[0].settings["client.lr"] == 0.1
 
 
 def test_unfinished_trials_are_counted_and_not_averaged(tmp_path):
@@ -129,7 +129,7 @@ def test_a_foreign_file_is_one_error(tmp_path, text):
     ("file", "text"),
     [
         ("run.json", "{}"),
-        ("run.json", '{"size": {"server": 0, "client": 1}, "settings": {}}'),
+        ("run.json", '{"size": {"server": 0, "client": 1}, "spec": {"version": 1}}'),
         ("result.json", '{"rounds": 3}'),
         ("result.json", '{"rounds": 3, "seconds": 1, "metrics": {"accuracy": "high"}}'),
         ("records.jsonl", "not json\n"),
@@ -148,15 +148,15 @@ def test_a_trial_in_the_wrong_directory_is_refused(tmp_path):
     write_sweep(tmp_path, "s", [LINE])
     directory = write_trial(tmp_path, "arm", 0)
     directory.rename(directory.with_name("trial-1"))
-    with pytest.raises(InputError, match="field trial"):
+    with pytest.raises(InputError, match=r"field spec\.trial"):
         read_sweeps(tmp_path)
 
 
 def test_trials_that_were_set_up_differently_are_told(tmp_path):
     write_sweep(tmp_path, "s", [LINE])
-    write_trial(tmp_path, "arm", 0, client_lr=0.1)
-    write_trial(tmp_path, "arm", 1, client_lr=0.2)
-    assert read_one(tmp_path).lines[0].differing == ("client_lr",)
+    write_trial(tmp_path, "arm", 0, changes={"client.lr": 0.1})
+    write_trial(tmp_path, "arm", 1, changes={"client.lr": 0.2})
+    assert read_one(tmp_path).lines[0].differing == ("client.lr",)
 
 
 def test_a_run_that_diverged_is_read(tmp_path):

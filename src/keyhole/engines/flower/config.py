@@ -5,9 +5,7 @@
     service = "https://..."          the slice service, as devices reach it
     token-key = "/srv/keys"          signing keys of the service; leave out if it has none
     round-seconds = 300.0            a round closes after so long with what has arrived
-    over-selection = 1.3             how many times more clients are called than are waited for
-    least-updates = 1                with fewer, a round makes no step
-    least-nodes = 1                  a round waits for so many nodes,
+    min-nodes = 1                    a round waits for so many nodes,
     node-seconds = 120.0             for so long
     delivery = "clear"               or "pir": slices from two servers that do not collude
     second = "https://..."           the second of them
@@ -17,54 +15,46 @@
 
 Paths are those of the machine that the ServerApp runs on.
 
-The tasks of keyhole on Flower: server and nodes read one run config, and train the same arm.
+The tasks of keyhole on Flower: server and nodes read one run config, and train the same run.
 
-task = "emnist_2nn"                     as for `keyhole train`
-data = "synthetic"                      likewise; a node may name its own with --node-config
-seed = 0
-trial = 0
-settings.rounds = 3                     what differs from the task's settings, likewise
-sizes.neurons = 100                     sizes.*, keys.* and keys-per-client.* (0: every key)
-keys.neuron = "independent"
-keys-per-client.neuron = 50
-shared-keys, over, negatives, sampling  as `Arm` has them
-concurrency = 20                        asynchronous rounds; most-staleness as `Arm` has it
-aggregation                             with two aggregators; value-clip and ring-bits of their sums
-privacy.noise = 1.0                     privacy.*: noise that they add, as `Privacy` has it
+    spec.version = 2                 fields of `RunSpec` by their dotted names
+    spec.task = "emnist_2nn"
+    spec.client.lr = 0.1             what is not named is the task's
+    spec.keys.neuron.count = 50      "none" stands for none: every key
+
+A node may name data of its own with --node-config.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 
-from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset
 from keyhole.data.open import open_dataset
 from keyhole.data.synthetic import make_synthetic
-from keyhole.device.take_part import Participant, PopulationClient, RunSettings
+from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient
 from keyhole.engines.flower.node_config import DELIVERIES, NodeConfig
 from keyhole.errors import InputError
-from keyhole.experiments.arms import Arm, arm_of
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import task_named
-from keyhole.experiments.task import Settings
+from keyhole.experiments.specs import spec_for_device, spec_of
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.cores import keep_compiled, use_one_thread
 from keyhole.rounds.record import RoundRecord
+from keyhole.rounds.runspec import RunSpec, flatten
 from keyhole.service.served import Served
 
 _NUMBERS = {
     "round-seconds": (300.0, 0.0),
-    "over-selection": (1.3, 1.0),
-    "min-updates": (1, 1),
     "min-nodes": (1, 1),
     "node-seconds": (120.0, 0.0),
 }
@@ -81,8 +71,6 @@ class RoundsConfig:
         service: its URL.
         token_key: file of its signing keys.
         round_seconds: deadline of a round.
-        over_selection: how many times more clients are called than are waited for.
-        min_updates: with fewer, a round makes no step.
         min_nodes: that a round waits for.
         node_seconds: for how long.
         delivery: how slices are fetched.
@@ -97,8 +85,6 @@ class RoundsConfig:
     service: str
     token_key: Path | None = None
     round_seconds: float = 300.0
-    over_selection: float = 1.3
-    min_updates: int = 1
     min_nodes: int = 1
     node_seconds: float = 120.0
     delivery: str = "clear"
@@ -172,91 +158,39 @@ def _bad(name: str, got: str, allowed: str) -> InputError:
 
 
 _LOG = logging.getLogger("flwr.keyhole")
-_FURTHER = (
-    "shared_keys",
-    "over",
-    "negatives",
-    "aggregation",
-    "value_clip",
-    "ring_bits",
-    "is_signed",
-    "sampling",
-    "concurrency",
-    "max_staleness",
-    "seed",
-)
-_TABLES = ("settings", "sizes", "keys", "keys-per-client", "privacy")
+_SPEC = "spec."
 _USUAL_WORDS = 10_000  # of synthetic posts, as `keyhole train` has it
 
 
-def arm_config(arm: Arm) -> dict[str, Any]:
-    """An arm as the run config has it; `read_arm` gives it back.
+def spec_config(spec: RunSpec) -> dict[str, Any]:
+    """Returns the record of a run as the run config has it; `read_spec` gives it back.
 
-    >>> arm = arm_of("emnist_2nn", changes={"rounds": 3})
-    >>> read_arm(arm_config(arm)) == arm
+    >>> spec = spec_of("emnist_2nn", rounds=3)
+    >>> read_spec(spec_config(spec)) == spec
     True
     """
-    settings = {f.name: getattr(arm.settings, f.name) or 0 for f in fields(Settings)}
-    counts = {space: 0 if m is None else m for space, m in arm.keys_per_client.items()}
-    told: dict[str, Any] = {"task": arm.task}
-    further = {name.replace("_", "-"): getattr(arm, name) for name in _FURTHER}
-    told |= {name: value for name, value in further.items() if value is not None}
-    privacy = {name: value for name, value in (arm.privacy or {}).items() if value is not None}
-    tables = (settings, arm.sizes, arm.keys, counts, privacy)
-    for table, values in zip(_TABLES, tables, strict=True):
-        told |= {f"{table}.{name}": value for name, value in values.items()}
-    return told
+    return {f"{_SPEC}{name}": value for name, value in flatten(spec.describe()).items()}
 
 
-def read_arm(config: Mapping[str, Any]) -> Arm:
-    """The arm that a run config describes; what it does not name is the task's.
+def read_spec(config: Mapping[str, Any]) -> RunSpec:
+    """Returns the record that a run config holds; what it does not name is the task's.
 
     Raises:
-        InputError: there is no such task, setting, size or key space.
+        InputError: there is no such task, field, size or key space, or it is of another version.
     """
-    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
-    for name, value in config.items():
-        table, _, entry = name.partition(".")
-        if entry and table in tables:
-            tables[table][entry] = value
-    for table, kind in (("settings", Settings), ("privacy", Privacy)):
-        _check_names(table, tables[table], {f.name for f in fields(kind)})
-    limit = tables["settings"].get("max_examples")
-    changes = tables["settings"] | ({"max_examples": None} if limit == 0 else {})
-    further = {name: config[name.replace("_", "-")] for name in _FURTHER if _has(config, name)}
-    return arm_of(
-        str(config.get("task", "")),
-        sizes=tables["sizes"],
-        keys=tables["keys"],
-        keys_per_client={space: m or None for space, m in tables["keys-per-client"].items()},
-        changes=changes,
-        privacy=tables["privacy"] or None,
-        **further,
-    )
+    told = {
+        name.removeprefix(_SPEC): value for name, value in config.items() if name.startswith(_SPEC)
+    }
+    return spec_of(str(told.pop("task", "")), {"version": None, **told})
 
 
-def _check_names(table: str, given: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(given.keys() - known)
-    if unknown:
-        raise InputError(
-            f"the run config has {table} that no task has",
-            got=", ".join(unknown),
-            allowed=", ".join(sorted(known)),
-            fix="check how they are spelled",
-        )
-
-
-def _has(config: Mapping[str, Any], name: str) -> bool:
-    return name.replace("_", "-") in config
-
-
-def _load(source: str, arm: Arm) -> Dataset:
+def _load(source: str, spec: RunSpec) -> Dataset:
     """The data, as `keyhole train` finds or makes them."""
     if source != "synthetic":
         return open_dataset(source)
-    words = arm.sizes.get("words", 0)
+    words = spec.sizes.get("words", 0)
     sizes = {"words": max(words, _USUAL_WORDS)} if words else {}
-    return make_synthetic(task_named(arm.task).kind, arm.seed, **sizes)
+    return make_synthetic(task_named(spec.task).kind, spec.seed, **sizes)
 
 
 def _use_one_core() -> None:
@@ -267,16 +201,10 @@ def _use_one_core() -> None:
 def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
     """Trains the task of the run config; a `Train` of `make_server_app`."""
     _use_one_core()
-    told = context.run_config
-    arm, trial = read_arm(told), int(told.get("trial", 0))
-    experiment = Experiment(
-        arm,
-        _load(str(told.get("data", "synthetic")), arm),
-        over_selection=config.over_selection,
-        min_updates=config.min_updates,
-    )
+    spec = read_spec(context.run_config)
+    experiment = Experiment(spec, _load(spec.data, spec))
     experiment.check()
-    result = experiment.run(trial, config.run, kind=rounds, on_round=_tell)
+    result = experiment.run(spec.trial, config.run, kind=rounds, on_round=_tell)
     if result is not None:
         _LOG.info("done: %s", ", ".join(f"{k} {v:.4f}" for k, v in result.metrics.items()))
 
@@ -293,20 +221,18 @@ class TaskClients:
     One that lives as long as its process: clients of one node share the data and what is compiled.
     """
 
-    _made: dict[tuple[Any, ...], Clients] = field(default_factory=dict, repr=False)
+    _made: dict[str, Clients] = field(default_factory=dict, repr=False)
 
     def __call__(self, client: int, context: Context) -> Participant:
         """What a client of the population does in a round."""
-        told = context.run_config
-        data = NodeConfig.of(context.node_config).data or str(told.get("data", "synthetic"))
-        arm = read_arm(told)
+        spec = read_spec(context.run_config)
+        data = NodeConfig.of(context.node_config).data or spec.data
 
-        def population(settings: RunSettings) -> Clients:
-            counts = settings.keys_per_client
-            name = (data, settings.seed, *sorted(counts.items()))
+        def population(told: DeviceSettings) -> Clients:
+            mine = spec_for_device(told.run)
+            name = json.dumps([data, told.spec], sort_keys=True)
             if name not in self._made:
                 _use_one_core()
-                mine = replace(arm, keys_per_client=counts, seed=settings.seed)
                 self._made = {name: Experiment(mine, _load(data, mine)).clients}
             return self._made[name]
 

@@ -28,28 +28,28 @@ from keyhole.engines.ray.schedule import (
 )
 from keyhole.engines.ray.session import connected
 from keyhole.errors import InputError
-from keyhole.experiments.arms import Arm
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import task_named
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.rounds.clients import Choosing, Clients, Job, choose_all
 from keyhole.rounds.cores import keep_compiled
 from keyhole.rounds.round import add_up_jobs
+from keyhole.rounds.runspec import RunSpec
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up
 
 
 @dataclass(frozen=True)
 class Population:
-    """Makes the clients of an arm: a factory that can be sent to other machines.
+    """Makes the clients of a run: a factory that can be sent to other machines.
 
     Args:
-        arm: how they train.
+        spec: how they train.
         directory: of an imported dataset, at the same path on every machine; None makes synthetic
-            data, with the arm's seed.
+            data, with the run's seed.
         sizes: of synthetic data, where they differ from its defaults.
     """
 
-    arm: Arm
+    spec: RunSpec
     directory: Path | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
 
@@ -61,8 +61,8 @@ class Population:
         """
         keep_compiled(cache_root() / "compiled")
         if self.directory is None:
-            kind = task_named(self.arm.task).kind
-            data = make_synthetic(kind, self.arm.seed, **self.sizes)
+            kind = task_named(self.spec.task).kind
+            data = make_synthetic(kind, self.spec.seed, **self.sizes)
         elif self.directory.is_dir():
             data = load(self.directory)
         else:
@@ -72,7 +72,7 @@ class Population:
                 allowed="the imported dataset at the same path on every machine",
                 fix="let KEYHOLE_CACHE be a folder that all machines share, or copy it to them",
             )
-        return Experiment(self.arm, data).clients
+        return Experiment(self.spec, data).clients
 
 
 class RayEngine:

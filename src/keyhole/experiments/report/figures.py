@@ -76,10 +76,7 @@ def _cells(sweep: SweepResults, lines: Sequence[Series]) -> Cells:
         if not line.trials:
             continue
         settings = line.trials[0].settings
-        try:
-            rates = float(settings["server_lr"]), float(settings["client_lr"])
-        except (KeyError, TypeError, ValueError):
-            raise _refuse(sweep, line, "no client_lr and server_lr that are numbers") from None
+        rates = float(settings["server.lr"]), float(settings["client.lr"])
         if rates in cells:
             raise _refuse(sweep, line, f"the rates of {cells[rates].arm}")
         cells[rates] = line

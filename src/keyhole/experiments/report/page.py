@@ -178,8 +178,8 @@ def _settings(sweep: SweepResults) -> str:
         "sweep": sweep.name,
         "scale": sweep.scale,
         "data": _values(map(_data, trials)) or sweep.data,
-        "task": _values(trial.run.get("task") for trial in trials),
-        "seed": _values(trial.run.get("seed") for trial in trials),
+        "task": _values(trial.spec.task for trial in trials),
+        "seed": _values(trial.spec.seed for trial in trials),
         "trials": str(sweep.trials),
     }
     for name in dict.fromkeys(name for trial in trials for name in trial.settings):
@@ -195,7 +195,7 @@ def _settings(sweep: SweepResults) -> str:
 
 def _data(trial: Trial) -> str:
     """The name of the data, what it holds, and the start of its checksum."""
-    data = trial.run.get("data")
+    data = trial.run.get("dataset")
     if not isinstance(data, dict):
         return str(data)
     checksum = str(data.get("sha256", ""))[:12]

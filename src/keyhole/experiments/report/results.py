@@ -20,6 +20,7 @@ from typing import Any
 from keyhole.errors import InputError
 from keyhole.experiments.report.spread import Curve, Spread, mean_curve, spread_of
 from keyhole.rounds.record import RoundRecord, decode_records
+from keyhole.rounds.runspec import RunSpec, flatten
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ class Trial:
 
     Args:
         number: k, from 0.
-        run: `run.json`, which says how the run was set up.
+        spec: how the run was set up.
+        run: `run.json`, which holds it beside versions and facts about data.
         rounds_done: by now.
         rounds_planned: in all.
         relative_size: numbers in the largest sub-model over numbers in the server's model.
@@ -185,6 +187,7 @@ class Trial:
     """
 
     number: int
+    spec: RunSpec
     run: Mapping[str, Any]
     rounds_done: int
     rounds_planned: int
@@ -195,9 +198,11 @@ class Trial:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Rates, cohort, batch and rounds."""
+        """Rates, cohort, batch and rounds, by their names in the record."""
+        told = self.spec.describe()
+        parts = {name: told[name] for name in ("evaluate_every", "cohort", "client", "server")}
         # A run may have gone on for more rounds than it was set up with.
-        return {**self.run["settings"], "rounds": self.rounds}
+        return {"rounds": self.rounds, **flatten(parts)}
 
     @property
     def rounds(self) -> int:
@@ -406,24 +411,35 @@ def _number(run: Path) -> int | None:
 def _read_trial(directory: Path) -> Trial:
     run = read_json(directory / "run.json", "the set-up of a run")
     size = run.record("size")
-    settings = run.record("settings")
+    spec = _read_spec(run)
     size.require("server", size.count("server") > 0, "1 or more")
-    run.require("trial", run.count("trial") == _number(run.path), "the number of the directory")
+    is_right = spec.trial == _number(run.path)
+    run.record("spec").require("trial", is_right, "the number of the directory")
     records = _read_records(directory / "records.jsonl")
     metrics = {name for record in records for name in record.metrics}
     done = max((record.round + 1 for record in records), default=0)
     result = _read_result(directory / "result.json")
     return Trial(
-        number=run.count("trial"),
+        number=spec.trial,
+        spec=spec,
         run=run.values,
         rounds_done=done,
-        rounds_planned=max(settings.count("rounds"), done),
+        rounds_planned=max(spec.rounds, done),
         relative_size=size.count("client") / size.count("server"),
         split=run.text("curve", ""),
         curves={name: curve_of(records, name) for name in sorted(metrics)},
         # Records beyond the result are of a run that was asked to go on and has not ended yet.
         result=result if result is not None and result.rounds >= done else None,
     )
+
+
+def _read_spec(run: Fields) -> RunSpec:
+    """The record of a run; an error names the file."""
+    try:
+        return RunSpec.read(run.record("spec").values)
+    except InputError as error:
+        wrong = f"{short(run.path)}: {error.wrong}"
+        raise InputError(wrong, got=error.got, allowed=error.allowed, fix=error.fix) from error
 
 
 def _read_records(path: Path) -> list[RoundRecord]:

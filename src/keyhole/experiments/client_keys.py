@@ -1,0 +1,108 @@
+"""How the clients of a run choose keys, and what their examples say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import InputError
+from keyhole.experiments.task import Task
+from keyhole.identity import resolve
+from keyhole.keys.choice import Choice
+from keyhole.keys.combined import always, choice_named, sampled_correction, with_negatives
+from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.layout import ClientKeys
+from keyhole.rounds.runspec import RunSpec
+
+STRUCTURED = ("top", "random", "random-top")  # as many of a client's own keys as it may hold
+
+
+def choices_of(spec: RunSpec, task: Task, own: Mapping[str, Choice]) -> dict[str, Choice]:
+    """Returns the choice of each key space: what everybody has, what is named, what is drawn.
+
+    Args:
+        spec: names choices.
+        task: says what everybody has.
+        own: key space -> a choice in place of the one that the record names.
+
+    Raises:
+        InputError: there is no such choice, a client could not hold what everybody has, or words
+            are drawn where there is no softmax or no own words to tell them from.
+    """
+    _check_negatives(spec, task)
+    _check_always(spec, task)
+    return {space: _choice(spec, task, space, own.get(space)) for space in spec.keys}
+
+
+def localize_of(spec: RunSpec, task: Task) -> Callable[[Any, ClientKeys], Any]:
+    """Returns the task's `localize`, with the correction of a sampled softmax where words are
+    drawn."""
+    if not spec.client.negatives:
+        return task.localize
+    assert task.outputs is not None
+    name = task.outputs
+
+    def localize(data: Any, keys: ClientKeys) -> Any:
+        examples = task.localize(data, keys)
+        (words,) = [z for z in ([keys] if isinstance(keys, Keys) else keys) if z.space.name == name]
+        first = task.always.get(name, np.empty(0, np.int64)).tolist()
+        own, correction = sampled_correction(
+            words, task.count_keys(data)[name], spec.client.negatives, first
+        )
+        count = len(next(iter(examples.values())))
+        return {
+            **examples,
+            "own": np.full(count, own, np.int32),
+            "correction": np.full(count, correction, np.float32),
+        }
+
+    return localize
+
+
+def choice_called(name: str) -> Choice:
+    """Returns the choice of that name, or the one that "module:NAME" names."""
+    found: Choice = resolve(name) if ":" in name else choice_named(name)
+    return found
+
+
+def _choice(spec: RunSpec, task: Task, space: str, own: Choice | None) -> Choice:
+    name = spec.keys[space].choice
+    choice, is_all = own or choice_called(name), name == "all"
+    if space in task.always and not is_all:
+        choice = always(task.always[space].tolist(), choice)
+    if spec.client.negatives and space == task.outputs and not is_all:
+        choice = with_negatives(choice, spec.client.negatives)
+    return choice
+
+
+def _check_negatives(spec: RunSpec, task: Task) -> None:
+    if not spec.client.negatives:
+        return
+    if task.outputs is None:
+        raise InputError(
+            f"task {spec.task} has no softmax that is cut",
+            got=f"negatives {spec.client.negatives}",
+            allowed="0",
+            fix="leave negatives out; so_word has them",
+        )
+    if spec.keys[task.outputs].choice not in STRUCTURED:
+        raise InputError(
+            f"negatives need own keys of {task.outputs!r} to tell them from",
+            got=spec.keys[task.outputs].choice,
+            allowed=", ".join(STRUCTURED),
+            fix="choose one of them, or leave negatives out",
+        )
+
+
+def _check_always(spec: RunSpec, task: Task) -> None:
+    for space, first in task.always.items():
+        m = spec.keys[space].count
+        if m is not None and m < len(first):
+            raise InputError(
+                f"a client cannot hold the keys of {space!r} that everybody has",
+                got=f"{m} keys",
+                allowed=f"{len(first)} or more",
+                fix="raise --m",
+            )

@@ -1,0 +1,212 @@
+"""The records of runs of each task: what the task's defaults are, and what differs from them.
+
+Imports neither JAX nor Numba: the command line checks what it was given before it loads either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keyhole.errors import InputError
+from keyhole.rounds.runspec import (
+    AsyncSpec,
+    ClientSpec,
+    CohortSpec,
+    DeviceSpec,
+    KeySpec,
+    RunSpec,
+    ServerSpec,
+    nest,
+)
+
+_COHORT = CohortSpec(size=50)
+_ROUNDS = 1500
+
+
+def _fed_avg(lr: float) -> ClientSpec:
+    return ClientSpec(algorithm="FedAvg", lr=lr, batch_size=20)
+
+
+DEFAULTS: dict[str, RunSpec] = {
+    spec.task: spec
+    for spec in (
+        RunSpec(
+            task="so_tag",
+            sizes={"words": 10_000, "tags": 500},
+            rounds=_ROUNDS,
+            cohort=_COHORT,
+            client=ClientSpec(algorithm="FedAdagrad", lr=10.0, batch_size=100, max_examples=1000),
+            keys={"word": KeySpec(choice="top", count=1000)},
+            server=ServerSpec(lr=1.0),
+        ),
+        RunSpec(
+            task="emnist_cnn",
+            sizes={"filters": 64, "hidden": 512, "ink": 0},
+            rounds=_ROUNDS,
+            cohort=_COHORT,
+            client=_fed_avg(0.1),
+            keys={"filter": KeySpec(choice="independent", count=16)},
+            server=ServerSpec(lr=1.0),
+        ),
+        RunSpec(
+            task="emnist_2nn",
+            sizes={"neurons": 200, "hidden": 200, "ink": 0},
+            rounds=_ROUNDS,
+            cohort=_COHORT,
+            client=_fed_avg(0.1),
+            keys={"neuron": KeySpec(choice="independent", count=100)},
+            server=ServerSpec(lr=1.0),
+        ),
+        RunSpec(
+            task="so_word",
+            sizes={"words": 10_000, "embedding": 96, "width": 512, "heads": 8, "neurons": 2048},
+            rounds=3000,
+            cohort=_COHORT,
+            client=ClientSpec(algorithm="FedAdam", lr=0.1, batch_size=16, max_examples=64),
+            keys={
+                "word": KeySpec(choice="top", count=1004),
+                "neuron": KeySpec(choice="independent", count=None),
+            },
+            server=ServerSpec(lr=0.03),
+        ),
+        RunSpec(
+            task="experts",
+            sizes={"experts": 8, "features": 32, "hidden": 128, "ink": 1},
+            rounds=_ROUNDS,
+            cohort=_COHORT,
+            client=_fed_avg(0.3),
+            keys={"expert": KeySpec(choice="top", count=2)},
+            server=ServerSpec(lr=1.0),
+        ),
+        RunSpec(
+            task="movies",
+            sizes={"factors": 8},
+            rounds=300,
+            cohort=_COHORT,
+            # All of a client's ratings in one step: m or more.
+            client=ClientSpec(algorithm="FedAvg", lr=0.3, batch_size=1024, max_examples=1024),
+            keys={"movie": KeySpec(choice="random", count=500)},
+            server=ServerSpec(lr=1.0),
+        ),
+    )
+}
+"""Task -> its defaults, which are the paper's where the task is the paper's. A choice of keys holds
+for the counts that a caller gives; a count of None takes every key."""
+
+
+def defaults_of(task: str) -> RunSpec:
+    """Returns the defaults of a task.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    if task not in DEFAULTS:
+        raise InputError("no such task", got=task, allowed=", ".join(DEFAULTS), fix="choose one")
+    return DEFAULTS[task]
+
+
+def spec_of(task: str, changes: Mapping[str, Any] | None = None, **more: Any) -> RunSpec:
+    """Returns the record of a run: the task's defaults, but for what is given.
+
+    Args:
+        task: its name.
+        changes: fields that differ, nested or with dotted names.
+        more: the same, as keywords.
+
+    Raises:
+        InputError: there is no such task, field, size or key space.
+
+    >>> name_of(spec_of("emnist_2nn", {"keys.neuron.count": 50}))
+    'emnist_2nn-independent50-neurons'
+    >>> name_of(spec_of("emnist_2nn", keys={"neuron": {"count": 50}}, cohort={"size": 5}))
+    'emnist_2nn-independent50-neurons'
+    """
+    defaults = defaults_of(task)
+    given = nest({**(changes or {}), **more})
+    _check_spaces(defaults, given.get("keys", {}))
+    made = defaults.changed(given)
+    check_sizes(defaults.sizes, made.sizes)
+    return made.changed({"keys": {space: _normal(each) for space, each in made.keys.items()}})
+
+
+def spec_for_device(told: DeviceSpec) -> RunSpec:
+    """Returns the record with which a device trains: what its round tells it, and nothing else that
+    would matter to a client."""
+    given = told.describe()
+    return spec_of(given.pop("task"), given)
+
+
+def _normal(keys: KeySpec) -> dict[str, Any]:
+    """Whoever takes every key chooses none."""
+    is_all = keys.count is None or keys.choice == "all"
+    return {"choice": "all", "count": None} if is_all else {}
+
+
+def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
+    """Raises InputError where a size has no such name or is below 1, or 0 where that is known."""
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(
+                "no such size",
+                got=name,
+                allowed=", ".join(sorted(known)) or "none",
+                fix="choose one of them",
+            )
+        minimum = min(known[name], 1)
+        if value < minimum:
+            raise InputError(
+                f"{name} is out of range", got=value, allowed=f"{minimum} or more", fix="raise it"
+            )
+
+
+def _check_spaces(defaults: RunSpec, given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in defaults.keys:
+            raise InputError(
+                f"task {defaults.task} has no such key space",
+                got=name,
+                allowed=", ".join(defaults.keys),
+                fix="name one of them",
+            )
+
+
+def name_of(spec: RunSpec) -> str:
+    """Returns what tells a run from others of its task, as the name of a directory."""
+    usual = defaults_of(spec.task).sizes
+    words = [spec.task]
+    words += [f"{size}{n}" for size, n in spec.sizes.items() if n != usual[size]]
+    words += [_keys_word(space, each) for space, each in spec.keys.items()]
+    words += ["fixed"] * spec.shared_keys + ["per-key"] * (spec.mean_over == "choosers")
+    if spec.client.negatives:
+        words.append(f"negatives{spec.client.negatives:g}")
+    words += [spec.delivery] if spec.delivery else []
+    sums = spec.aggregation
+    words += [sums.name] if sums.name else []
+    words += ["ring16"] * (sums.ring_bits == 16) + ["signed"] * sums.signed
+    words += [spec.cohort.sampling] if spec.cohort.sampling != "fixed" else []
+    words += [*_privacy_words(spec), *_async_words(spec)]
+    if spec.tuning:
+        words.append(f"client{spec.client.lr:g}-server{spec.server.lr:g}")
+    return "-".join(words)
+
+
+def _keys_word(space: str, keys: KeySpec) -> str:
+    return f"all-{space}s" if keys.count is None else f"{keys.choice}{keys.count}-{space}s"
+
+
+def _privacy_words(spec: RunSpec) -> list[str]:
+    private = spec.privacy
+    if private is None:
+        return []
+    kind = [private.kind] if private.kind != "all-rows" else []
+    return [f"noise{private.noise:g}-clip{private.clip:g}", *kind]
+
+
+def _async_words(spec: RunSpec) -> list[str]:
+    stream = spec.asynchronous
+    if stream is None:
+        return []
+    usual = AsyncSpec(concurrency=1).max_staleness
+    stale = [f"stale{stream.max_staleness}"] if stream.max_staleness != usual else []
+    return [f"async{stream.concurrency}", *stale]
