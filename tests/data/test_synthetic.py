@@ -82,9 +82,9 @@ def test_it_is_named_synthetic_and_says_so(kind):
 
 
 OTHER = {
-    "writers": {"seed": 6, "writers": 5, "minimum": 21, "limit": 190},
+    "writers": {"seed": 6, "writers": 5, "min_images": 21, "max_images": 190},
     "posts": {"seed": 6, "users": 21, "words": 2001, "tags": 61, "topics": 11},
-    "ratings": {"seed": 6, "users": 5, "items": 401, "minimum": 21, "limit": 190},
+    "ratings": {"seed": 6, "users": 5, "items": 401, "min_ratings": 21, "max_ratings": 190},
 }
 
 
@@ -100,7 +100,7 @@ def test_no_two_datasets_have_the_same_facts(kind):
 
 
 def test_a_size_that_is_a_default_is_told_like_any_other():
-    assert make_synthetic("ratings", 5).facts == make_synthetic("ratings", 5, limit=200).facts
+    assert make_synthetic("ratings", 5).facts == make_synthetic("ratings", 5, max_ratings=200).facts
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_a_size_that_is_a_default_is_told_like_any_other():
         ("letters", {}, "letters"),
         ("posts", {"writers": 3}, "writers"),
         ("writers", {"writers": 0}, "writers"),
-        ("writers", {"minimum": 1}, "minimum"),
-        ("writers", {"minimum": 30, "limit": 29}, "limit"),
+        ("writers", {"min_images": 1}, "min_images"),
+        ("writers", {"min_images": 30, "max_images": 29}, "max_images"),
         ("writers", {"writers": 2.5}, "2.5"),
         ("posts", {"users": 9}, "users"),
         ("posts", {"words": 199}, "words"),

@@ -32,7 +32,7 @@ def test_each_user_tests_on_the_last_tenth(data):
 
 
 def test_few_ratings_still_leave_one_to_test_on():
-    data = make_ratings(3, users=5, items=10, minimum=2, limit=3)
+    data = make_ratings(3, users=5, items=10, min_ratings=2, max_ratings=3)
     assert data.splits["test"].counts.tolist() == [1] * 5
 
 
@@ -57,7 +57,7 @@ def test_all_half_stars_are_used_and_none_rules(data):
 def test_taste_has_the_rank_that_was_asked_for():
     """Where everybody rates everything, biases taken out, RANK singular values stand out."""
     users, items = 300, 60
-    data = make_ratings(3, users=users, items=items, minimum=items, limit=items)
+    data = make_ratings(3, users=users, items=items, min_ratings=items, max_ratings=items)
     table = np.zeros((users, items))
     for i in range(users):
         for part in data.splits.values():

@@ -28,7 +28,7 @@ KEYS = {
 }
 SYNTHETIC = {
     "posts": {"users": 60, "words": 2000, "tags": 100},
-    "writers": {"writers": 8, "limit": 40},
+    "writers": {"writers": 8, "max_images": 40},
     "ratings": {"users": 30, "items": 200},
 }
 FILES = {

@@ -20,8 +20,8 @@ from tests.golden.pinned import run_case
 RESULTS = Path(__file__).with_name("results.json")
 
 POSTS = {"users": 20, "words": 200, "tags": 10, "topics": 4}
-WRITERS = {"writers": 8, "minimum": 50, "limit": 60}
-RATINGS = {"users": 10, "items": 60, "minimum": 10, "limit": 20}
+WRITERS = {"writers": 8, "min_images": 50, "max_images": 60}
+RATINGS = {"users": 10, "items": 60, "min_ratings": 10, "max_ratings": 20}
 FEW = {"cohort": 5, "batch_size": 4, "max_examples": 48, "client_lr": 0.2}
 
 TAGS = {

@@ -21,7 +21,7 @@ TEST_PART = 10  # one rating in so many is for testing
 
 
 def make_ratings(
-    seed: int, *, users: int = 600, items: int = 3000, minimum: int = 20, limit: int = 200
+    seed: int, *, users: int = 600, items: int = 3000, min_ratings: int = 20, max_ratings: int = 200
 ) -> Dataset:
     """Returns ratings by user, a function of the arguments alone.
 
@@ -32,9 +32,9 @@ def make_ratings(
     Args:
         seed: 0 or more.
         users: 1 or more; all are in both splits.
-        items: `limit` or more: nobody rates an item twice.
-        fewest: ratings of a user, 2 or more.
-        limit: ratings of a user, `minimum` or more.
+        items: `max_ratings` or more: nobody rates an item twice.
+        min_ratings: ratings of a user, 2 or more.
+        max_ratings: ratings of a user, `min_ratings` or more.
 
     Raises:
         InputError: a size is out of range.
@@ -45,12 +45,12 @@ def make_ratings(
     """
     check_size("seed", seed, 0)
     check_size("users", users, 1)
-    check_size("minimum", minimum, 2)
-    check_size("limit", limit, minimum)
-    check_size("items", items, limit)
+    check_size("min_ratings", min_ratings, 2)
+    check_size("max_ratings", max_ratings, min_ratings)
+    check_size("items", items, max_ratings)
     world = _make_world(seed, items)
     streams = [stream(seed, Stream.RATINGS_USER, i) for i in range(users)]
-    rated = [_rate(*world, rng, minimum, limit) for rng in streams]
+    rated = [_rate(*world, rng, min_ratings, max_ratings) for rng in streams]
     kept = [len(item) - max(1, len(item) // TEST_PART) for item, _ in rated]
     splits = {
         "train": _join([(i[:k], r[:k]) for (i, r), k in zip(rated, kept, strict=True)]),
@@ -74,14 +74,14 @@ def _rate(
     bias: Array,
     factors: Array,
     rng: np.random.Generator,
-    minimum: int,
-    limit: int,
+    min_ratings: int,
+    max_ratings: int,
 ) -> tuple[Array, Array]:
     """The items that one user rates, in order of time, and the half stars it gives them."""
     own_bias = USER_BIAS * rng.standard_normal()
     taste = rng.standard_normal(RANK) * (TASTE / np.sqrt(RANK))
     count = int(
-        minimum * ((limit + 1) / minimum) ** rng.random()
+        min_ratings * ((max_ratings + 1) / min_ratings) ** rng.random()
     )  # as many have 20..40 as 100..200
     liked = bias + factors @ taste
     # The largest of log odds plus Gumbel noise are a draw without replacement.

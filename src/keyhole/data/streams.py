@@ -28,7 +28,7 @@ class Stream(IntEnum):
 def stream(seed: int, source: Stream, client: int = 0) -> np.random.Generator:
     """Returns the generator of one client, whatever other clients there are.
 
-    >>> stream(7, Source.WRITER, 3).integers(100) == stream(7, Source.WRITER, 3).integers(100)
+    >>> stream(7, Stream.WRITER, 3).integers(100) == stream(7, Stream.WRITER, 3).integers(100)
     np.True_
     """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, source, client])))
@@ -52,7 +52,7 @@ def check_size(name: str, value: int, minimum: int, limit: int | None = None) ->
 
     >>> check_size("writers", 0, 1)
     Traceback (most recent call last):
-    keyhole.errors.InputError: synthetic data cannot have this number of writers: got 0, ...
+    keyhole.errors.InputError: synthetic data cannot have this number of writers: got 0; ...
     """
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not (is_whole and minimum <= value and (limit is None or value <= limit)):

@@ -65,7 +65,9 @@ class _Style:
     ink: float  # how dark a stroke is
 
 
-def make_writers(seed: int, *, writers: int = 200, minimum: int = 20, limit: int = 200) -> Dataset:
+def make_writers(
+    seed: int, *, writers: int = 200, min_images: int = 20, max_images: int = 200
+) -> Dataset:
     """Returns images of characters by writer, a function of the arguments and the fonts alone.
 
     The last tenth of each writer's images is in "test", at least one; the rest in "train". The
@@ -75,25 +77,25 @@ def make_writers(seed: int, *, writers: int = 200, minimum: int = 20, limit: int
     Args:
         seed: 0 or more.
         writers: 1 or more; all are in both splits.
-        fewest: images of a writer, 2 or more.
-        limit: images of a writer, `minimum` or more.
+        min_images: images of a writer, 2 or more.
+        max_images: images of a writer, `min_images` or more.
 
     Raises:
         InputError: a size is out of range.
 
-    >>> data = make_writers(7, writers=2, fewest=10, most=10)
+    >>> data = make_writers(7, writers=2, min_images=10, max_images=10)
     >>> data.splits["train"].client(0)["pixels"].shape, data.names["classes"][10]
     ((9, 28, 28), 'A')
     """
     check_size("seed", seed, 0)
     check_size("writers", writers, 1)
-    check_size("minimum", minimum, 2)
-    check_size("limit", limit, minimum)
+    check_size("min_images", min_images, 2)
+    check_size("max_images", max_images, min_images)
     streams = [stream(seed, Stream.WRITER, i) for i in range(writers)]
     styles = [_draw_style(rng) for rng in streams]
     masters = {font: _make_masters(FONTS[font]) for font in sorted({s.font for s in styles})}
     written = [
-        _write(style, masters[style.font], rng, minimum, limit)
+        _write(style, masters[style.font], rng, min_images, max_images)
         for style, rng in zip(styles, streams, strict=True)
     ]
     train, test = zip(*map(_cut, written), strict=True)
@@ -116,11 +118,11 @@ def _join(written: Sequence[_Written]) -> FederatedData:
 
 
 def _write(
-    style: _Style, masters: Array, rng: np.random.Generator, minimum: int, limit: int
+    style: _Style, masters: Array, rng: np.random.Generator, min_images: int, max_images: int
 ) -> _Written:
     """The images of one writer, uint8 (n, 28, 28), and their labels, uint8 (n,)."""
     count = int(
-        minimum * ((limit + 1) / minimum) ** rng.random()
+        min_images * ((max_images + 1) / min_images) ** rng.random()
     )  # as many have 20..40 as 100..200
     labels = rng.choice(len(CHARACTERS), count, p=style.classes)
     at = _warp(

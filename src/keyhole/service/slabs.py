@@ -46,7 +46,7 @@ class SliceSlab:
     Raises:
         InputError: not even one record fits.
 
-    >>> slab = Slab(2**62, 4, max_bytes=10**6)
+    >>> slab = SliceSlab(2**62, 4, max_bytes=10**6)
     >>> slab.claim(np.array([7, 2**61, 7]))
     array([0, 1, 0])
     """

@@ -59,7 +59,8 @@ class TaskBoard:
         tasks: each takes results of earlier ones only. Those that are taken are `inner`, the others
             the call's.
 
-    >>> board = Board([Task(clients=3, home="a"), Task(clients=2, home="b"), Task((0, 1))])
+    >>> first, second = WorkTask(clients=3, home="a"), WorkTask(clients=2, home="b")
+    >>> board = TaskBoard([first, second, WorkTask((0, 1))])
     >>> board.take("b"), board.take("b"), board.take("b")
     (1, 0, None)
     >>> board.finish(0)

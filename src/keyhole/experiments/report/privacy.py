@@ -55,7 +55,7 @@ class PriceTable:
         num_keys: K.
         slice_bytes: of one slice.
 
-    >>> round(SliceTable(10_000, 2_000).kept("pir", 1_000), 1)
+    >>> round(PriceTable(10_000, 2_000).kept("pir", 1_000), 1)
     0.8
     """
 
