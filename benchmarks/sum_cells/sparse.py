@@ -9,8 +9,8 @@ import numpy as np
 
 from harness import Goal
 from keyhole.aggregation.two_servers.client import SparseShares, share_rows
+from keyhole.aggregation.two_servers.server import SparsePart
 from keyhole.aggregation.two_servers.sparse import SparseParams
-from keyhole.aggregation.two_servers.sparse_server import SparseServer
 from sum_cells.cohort import Cohort, timed
 
 BYTES_GOAL = 1.5  # times the bytes in the clear
@@ -76,7 +76,7 @@ def measure_sparse(cohort: Cohort) -> Cell:
         made, took = timed(lambda update=update: share_rows(terms, *update))
         shares.append(made)
         spent.append(took)
-    totals, worked = _serve(terms, cohort, shares)
+    totals, worked = _serve(terms, shares)
     np.add(totals[0], totals[1], out=totals[0])
     unplaced = sum(int((~made.is_placed).sum()) for made in shares)
     _compare(cohort, totals[0], shares)
@@ -85,26 +85,17 @@ def measure_sparse(cohort: Cohort) -> Cell:
     return Cell(cohort, up, cohort.clear_bytes, statistics.median(spent), server, unplaced)
 
 
-def _serve(
-    terms: SparseParams, cohort: Cohort, shares: list[SparseShares]
-) -> tuple[list[np.ndarray], list[float]]:
+def _serve(terms: SparseParams, shares: list[SparseShares]) -> tuple[list[np.ndarray], list[float]]:
     """Both servers' shares of the sum, and what they took in all."""
-    servers = [SparseServer(terms, party) for party in (0, 1)]
-    worked = [0.0, 0.0]
-    for party, server in enumerate(servers):
-        arrived = [
-            (client, made.public, made.to[party])
-            for client, made in zip(cohort.survivors, shares, strict=True)
-        ]
-        worked[party] += timed(lambda s=server, a=arrived: s.add_many(a))[1]
-    lists = [server.accepted for server in servers]
-    totals = []
-    for party, server in enumerate(servers):
-        server.agree(lists[1 - party])
-        total, took = timed(server.share)
-        totals.append(total)
-        worked[party] += took
-    return totals, worked
+
+    def serve(party: int) -> np.ndarray:
+        part = SparsePart(terms, party)
+        for made in shares:
+            part.add(made.public, made.to[party])
+        return part.take()
+
+    totals, worked = zip(*(timed(lambda p=party: serve(p)) for party in (0, 1)), strict=True)
+    return list(totals), list(worked)
 
 
 def _compare(cohort: Cohort, total: np.ndarray, shares: list[SparseShares]) -> None:
@@ -127,4 +118,4 @@ def _warm_up() -> None:
     """Compiles."""
     small = Cohort(2, 0, 2000, 100, 8)
     terms = SparseParams(bytes(16), 2000, 8, 100, bits=32, min_clients=2)
-    _serve(terms, small, [share_rows(terms, *small.update(client)) for client in range(2)])
+    _serve(terms, [share_rows(terms, *small.update(client)) for client in range(2)])

@@ -1,12 +1,12 @@
-"""Sparse sums in one place: clients, both servers, and what must come out."""
+"""Sums of one sparse part: clients, both servers, and what must come out."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from keyhole.aggregation.two_servers.client import share_rows
+from keyhole.aggregation.two_servers.server import SparsePart, combine
 from keyhole.aggregation.two_servers.sparse import SparseParams, convert, tree_aes
-from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
 from keyhole.crypto.dpf import apply_corrections, extend, root_seeds
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.pir.database import name_of_round
@@ -46,19 +46,17 @@ def client_of(terms, keys, seed=0, rows=None):
 
 
 def servers_of(terms, clients):
-    """Both servers, with these clients added at once."""
-    servers = SparseServer(terms, 0), SparseServer(terms, 1)
+    """The part at both servers, with these clients added."""
+    servers = SparsePart(terms, 0), SparsePart(terms, 1)
     for party, server in enumerate(servers):
-        server.add_many([(place, *client.to(party)) for place, client in enumerate(clients)])
+        for client in clients:
+            server.add(*client.to(party))
     return servers
 
 
 def shares_of(servers):
-    """What both release after they have agreed."""
-    lists = [server.accepted for server in servers]
-    for server, other in zip(servers, reversed(lists), strict=True):
-        server.agree(other)
-    return [server.share() for server in servers]
+    """What both have added."""
+    return [server.take() for server in servers]
 
 
 def secure_sum(terms, clients):

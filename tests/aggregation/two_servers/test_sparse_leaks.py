@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.two_servers import sparse as sparse_points
-from keyhole.aggregation.two_servers.sparse_server import SparseServer
+from keyhole.aggregation.two_servers.server import SparsePart
 from keyhole.crypto import dpf
 from tests.aggregation.two_servers.sparse_sums import client_of, servers_of, shares_of, terms_of
 from tests.delivery.pir.distinguisher import bits_of, compare
@@ -171,7 +171,7 @@ def work_of(server, client, party):
     before = sys.gettrace()
     sys.settrace(watch)
     try:
-        server.add(0, *client.to(party))
+        server.add(*client.to(party))
         server._work()
     finally:
         sys.settrace(before)
@@ -184,7 +184,7 @@ def test_a_server_does_the_same_work_in_the_same_order_for_all_keys(party):
     terms.placement.members()  # what is worked out once, on first use
     kinds = [], [0], [299], range(10), range(5, 300, 60)
     work = [
-        work_of(SparseServer(terms, party), client_of(terms, keys, seed), party)
+        work_of(SparsePart(terms, party), client_of(terms, keys, seed), party)
         for seed, keys in enumerate(kinds)
     ]
     assert len(work[0]) > 100

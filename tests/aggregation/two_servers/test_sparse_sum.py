@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.aggregation.two_servers import batches as sparse_batches
-from keyhole.aggregation.two_servers import sparse_server
+from keyhole.aggregation.two_servers import server as sum_server
 from keyhole.aggregation.two_servers.batches import ClientShare, add_clients
 from keyhole.aggregation.two_servers.client import dense_shares, share_rows
+from keyhole.aggregation.two_servers.server import SparsePart, combine
 from keyhole.aggregation.two_servers.sparse import (
     read_sparse_own,
     read_sparse_public,
     sparse_public_bytes,
 )
-from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
 from keyhole.crypto import cuckoo
 from keyhole.crypto.ring import add_mask
-from keyhole.errors import InputError, KeySpaceError, ShapeError
+from keyhole.errors import KeySpaceError, ReplayError, ShapeError
 from tests.aggregation.two_servers.sparse_sums import (
     client_of,
     plain_share,
@@ -138,11 +138,11 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
     monkeypatch.setattr(sparse_batches, "_TILE", 160)
     monkeypatch.setattr(sparse_batches, "_NODES", 2000)
     monkeypatch.setattr(sparse_batches, "_MAX_NODES", 1000)
-    monkeypatch.setattr(sparse_server, "_MAX_WAITING", 5)
-    servers = SparseServer(terms, 0), SparseServer(terms, 1)
+    monkeypatch.setattr(sum_server, "_MAX_WAITING", 5)
+    servers = SparsePart(terms, 0), SparsePart(terms, 1)
     for party, server in enumerate(servers):
-        for place, client in enumerate(clients):
-            server.add(place, *client.to(party))
+        for client in clients:
+            server.add(*client.to(party))
     for share, same in zip(shares_of(servers), expected, strict=True):
         np.testing.assert_array_equal(share, same)
 
@@ -150,10 +150,10 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
 def test_messages_that_wait_are_added_before_they_take_too_much_memory(monkeypatch):
     terms = terms_of()
     clients = [client_of(terms, [at], at) for at in range(5)]
-    monkeypatch.setattr(sparse_server, "_MAX_BYTES", 2 * sparse_public_bytes(terms))
-    server, waiting = SparseServer(terms, 0), []
-    for place, client in enumerate(clients):
-        server.add(place, *client.to(0))
+    monkeypatch.setattr(sum_server, "_MAX_BYTES", 2 * sparse_public_bytes(terms))
+    server, waiting = SparsePart(terms, 0), []
+    for client in clients:
+        server.add(*client.to(0))
         waiting.append(len(server._waiting))
     assert waiting == [1, 0, 1, 0, 1]
 
@@ -161,9 +161,9 @@ def test_messages_that_wait_are_added_before_they_take_too_much_memory(monkeypat
 def test_the_order_in_which_clients_arrive_does_not_matter():
     terms = terms_of()
     clients = [client_of(terms, [at, at + 1], at) for at in range(4)]
-    servers = servers_of(terms, clients)[0], SparseServer(terms, 1)
+    servers = servers_of(terms, clients)[0], SparsePart(terms, 1)
     for place in (2, 0, 3, 1):
-        servers[1].add(place, *clients[place].to(1))
+        servers[1].add(*clients[place].to(1))
     np.testing.assert_array_equal(combine(*shares_of(servers)), plain_sum(terms, clients))
 
 
@@ -231,9 +231,37 @@ def test_dense_vectors_add_up_from_a_seed_and_a_rest(bits):
     assert all((rest != vector).mean() > 0.9 for rest, vector in zip(rests, vectors, strict=True))
 
 
-def test_there_is_no_third_server():
-    with pytest.raises(InputError):
-        SparseServer(terms_of(), 2)
+def test_a_share_is_given_out_once():
+    terms = terms_of()
+    server, _ = servers_of(terms, [client_of(terms, [1])])
+    server.take()
+    for _ in range(2):
+        with pytest.raises(ReplayError):
+            server.take()
+
+
+def test_a_sum_whose_adding_broke_off_is_not_released(monkeypatch):
+    terms = terms_of()
+    server, _ = servers_of(terms, [client_of(terms, [1]), client_of(terms, [2], 1)])
+
+    def breaks_off(total, *_):
+        total += 1
+        raise MemoryError
+
+    monkeypatch.setattr(sum_server, "add_clients", breaks_off)
+    with pytest.raises(MemoryError):
+        server.take()
+    monkeypatch.undo()
+    with pytest.raises(ReplayError):
+        server.take()
+
+
+def test_two_sums_of_one_round_would_show_what_one_client_sent():
+    """Why the name of a sum is used once: nothing else stops it."""
+    terms = terms_of()
+    clients = [client_of(terms, [at], at) for at in range(3)]
+    three, two = secure_sum(terms, clients), secure_sum(terms, clients[:2])
+    np.testing.assert_array_equal(three - two, plain_sum(terms, clients[2:]))
 
 
 def test_shares_of_different_sums_do_not_combine():

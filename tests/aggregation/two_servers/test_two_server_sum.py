@@ -42,6 +42,7 @@ from tests.aggregation.two_servers.two_server_sums import (
     shares_of,
     terms_of,
 )
+from tests.delivery.pir.mutations import bit_flips, extensions, truncations
 
 SETS = [reached for size in range(4) for reached in combinations(COHORT[:3], size)]
 
@@ -196,6 +197,54 @@ def test_servers_with_different_cohorts_lists_or_terms_do_not_agree():
     fewer.close()
     with pytest.raises(MismatchError):
         one.agree(fewer.reduce(mine))
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_every_damaged_list_is_refused_and_a_foreign_one(party):
+    terms = terms_of()
+    _, sent = sent_by(terms, COHORT[:2])
+    servers = servers_of(terms, sent)
+    lists = [server.close() for server in servers]
+    good = lists[1 - party]
+    for bad in (*truncations(good), *extensions(good), *bit_flips(good), lists[party]):
+        with pytest.raises(MalformedError):
+            servers[party].reduce(bad)
+    for other in (terms_of(round=bytes(16)), terms_of(min_clients=3)):
+        with pytest.raises(StaleError):
+            servers[party].reduce(SumServer(other, 1 - party, COHORT).close())
+    servers[party].reduce(good)
+
+
+def test_a_client_that_tells_each_server_another_public_message_is_left_out():
+    terms = terms_of()
+    rows, sent = sent_by(terms, COHORT[:2])
+    servers = servers_of(terms, sent)
+    one, other = (shares_of(terms, rows_of(terms, 9), seed) for seed in (8, 9))
+    servers[0].accept(COHORT[2], one.to[0])
+    servers[1].accept(COHORT[2], other.to[1])
+    agree(servers)
+    assert servers[0].clients == servers[1].clients == tuple(COHORT[:2])
+    add_all(servers, sent)
+    total = combine_shares(*(server.share() for server in servers))
+    for found, expected in zip(total, plain_sum(terms, rows.values()), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_every_flipped_public_message_is_refused():
+    terms = terms_of(parts=(PartParams(6, 1, 1, True),))
+    _, sent = sent_by(terms, COHORT[:2])
+    servers = servers_of(terms, sent)
+    agree(servers)
+    public, own = sent[COHORT[0]].public, sent[COHORT[0]].to[1]
+    for bad in bit_flips(public):
+        with pytest.raises(MismatchError):
+            servers[1].add(COHORT[0], bad, own)
+    servers[1].add(COHORT[0], public, own)
+
+
+def test_there_is_no_third_server():
+    with pytest.raises(InputError):
+        SumServer(terms_of(), 2, COHORT)
 
 
 def test_a_list_that_names_a_client_twice_is_refused():

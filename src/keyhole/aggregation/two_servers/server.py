@@ -47,7 +47,6 @@ from keyhole.aggregation.two_servers.sparse import (
     read_sparse_public,
     sparse_public_bytes,
 )
-from keyhole.aggregation.two_servers.sparse_server import combine
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import RingArray, add_mask
 from keyhole.errors import (
@@ -55,6 +54,7 @@ from keyhole.errors import (
     MismatchError,
     NotAdmittedError,
     ReplayError,
+    ShapeError,
     ThresholdError,
     TooLateError,
     ViolationError,
@@ -412,6 +412,26 @@ def check_public(terms: SumParams, public: bytes) -> list[bytes]:
 def cohort_digest(cohort: Sequence[str]) -> bytes:
     """SHA-256 of the names, each followed by a zero byte."""
     return sha256(b"".join(name.encode() + b"\0" for name in cohort)).digest()
+
+
+def combine(one: RingArray, other: RingArray) -> RingArray:
+    """Returns the sum of all rows of all keys, from both servers' shares.
+
+    Args:
+        one: (num_keys, row) ring.
+        other: of the same shape and ring.
+
+    Raises:
+        ShapeError: shares of different sums.
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        raise ShapeError(
+            "shares of different sums",
+            got=f"{one.dtype} {one.shape} and {other.dtype} {other.shape}",
+            allowed="the same shape and ring",
+            fix="combine the shares of both servers of one sum",
+        )
+    return one + other
 
 
 def combine_shares(one: Share, other: Share) -> tuple[RingArray, ...]:

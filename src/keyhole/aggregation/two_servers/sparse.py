@@ -23,8 +23,6 @@ holds both roots.
              per level, of all buckets, 8 per byte from the lowest), seed corrections (16 per level
              and bucket), row corrections (a row of little-endian ring elements per bucket)
     own      client to one server: head, root (16), SHA-256 of public (32), check (16)
-    list     one server to the other: head, number of clients (u64), SHA-256 of all places and
-             digests (32), places of the clients, ascending (u64 each), check (16)
 
 A head (`Framing`) is magic (4, here "KHW1"), kind (u8), server (u8, 0 in what both get), zero
 (u16), name of the round (16), SHA-256 of the params (32). The check is the first half of the
@@ -327,25 +325,11 @@ def share_rows_at(
     )
 
 
-_SPARSE_FRAMING = Framing(b"KHW1", {"public": 1, "own": 2, "list": 3})
+_SPARSE_FRAMING = Framing(b"KHW1", {"public": 1, "own": 2})
 _DIGEST_BYTES = 32
-_LIST = struct.Struct("<Q32s")
 
 SPARSE_OWN_BYTES = HEAD_BYTES + SEED_BYTES + _DIGEST_BYTES + CHECK_BYTES
 """Of a client's own message to one server."""
-
-
-@dataclass(frozen=True)
-class ClientList:
-    """Whom a server has added up.
-
-    Args:
-        clients: (n,) uint64, ascending.
-        digest: 32 bytes, of the places and of the digests of all public messages.
-    """
-
-    clients: NDArray[np.uint64]
-    digest: bytes
 
 
 def sparse_public_bytes(terms: SparseParams) -> int:
@@ -407,42 +391,6 @@ def read_sparse_own(terms: SparseParams, party: int, data: bytes) -> tuple[bytes
     _SPARSE_FRAMING.check_head(terms, "own", party, data)
     body = bytes(data[HEAD_BYTES:-CHECK_BYTES])
     return body[:SEED_BYTES], body[SEED_BYTES:]
-
-
-def pack_sparse_list(terms: SparseParams, party: int, digests: Mapping[int, bytes]) -> bytes:
-    """Returns the list of a server's clients.
-
-    Args:
-        terms: of the sum.
-        party: whose list it is.
-        digests: of the public message of each client, by its place.
-    """
-    clients = sorted(digests)
-    places = np.array(clients, "<u8").tobytes()
-    whole = sha256(places + b"".join(digests[client] for client in clients)).digest()
-    return _SPARSE_FRAMING.sealed(
-        _SPARSE_FRAMING.head(terms, "list", party), _LIST.pack(len(clients), whole), places
-    )
-
-
-def read_sparse_list(terms: SparseParams, party: int, data: bytes) -> ClientList:
-    """Returns the list of server `party`.
-
-    Raises:
-        MalformedError: another length, check or head, or from the other server.
-        StaleError: of another round, or under other terms.
-    """
-    start = HEAD_BYTES + _LIST.size
-    if len(data) < start + CHECK_BYTES:
-        raise malformed(f"{len(data)} bytes", f"{start + CHECK_BYTES} bytes or more")
-    _SPARSE_FRAMING.check_seal(data)
-    _SPARSE_FRAMING.check_head(terms, "list", party, data)
-    count, digest = _LIST.unpack_from(data, HEAD_BYTES)
-    _SPARSE_FRAMING.check_length(data, start + 8 * count + CHECK_BYTES)
-    clients = np.frombuffer(data, "<u8", count, start).astype(np.uint64)
-    if (clients[1:] <= clients[:-1]).any():
-        raise malformed("places that do not ascend", "each client once, ascending")
-    return ClientList(clients, digest)
 
 
 def _public_parts(terms: SparseParams) -> tuple[int, int, int]:
