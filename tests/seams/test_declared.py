@@ -1,9 +1,10 @@
 """A sum says itself what a privacy account needs to know, or it is refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
+from keyhole.about import Leak
 from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import Aggregation, AggregationAbout, SumResult
 from keyhole.aggregation.plain import PLAIN
@@ -102,3 +103,23 @@ def test_a_ring_that_cannot_be_changed_is_refused_under_privacy():
 
     with pytest.raises(InputError, match="with_ring"):
         start(Stiff(aggregation_named("secure-sparse")))
+
+
+def test_a_record_shows_what_a_sum_declares_and_that_another_declares_nothing():
+    def silent(request) -> SumResult:
+        return replace(PLAIN.add(request), seen_by={})
+
+    @dataclass(frozen=True)
+    class Silent:
+        about = replace(PLAIN.about, name="own", leaks={"auditor": Leak(updates="every update")})
+
+        def add(self, request):
+            return silent(request)
+
+    seen = []
+    for own in (Silent(), Sum(silent)):
+        plan = toy.make_plan(aggregate=own)
+        (record,) = start_run(toy.make_state(), toy.make_clients(), plan).rounds(1)
+        seen.append(record.seen_in_sum)
+    assert seen[0] == {"auditor": "every update"}
+    assert "declares nothing" in seen[1]["server"]

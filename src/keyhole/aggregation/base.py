@@ -158,7 +158,7 @@ class Rounding:
         return self.for_clients(len(request.results))
 
     def for_clients(self, clients: int) -> FixedPoint:
-        """For so many clients.
+        """Returns the fixed-point scale that cannot overflow with this many summands.
 
         Raises:
             InputError: the ring is too small for them.
@@ -361,8 +361,8 @@ class PartSum:
 
 
 def derived(purpose: bytes, place: tuple[int, int, int], *more: int) -> Prg:
-    """Randomness of a simulation, from its seed, trial and round: whoever knows the seed of a run
-    knows it too."""
+    """Returns the randomness of a simulation, from its seed, trial and round: it is no secret from
+    a party that knows the seed of the run."""
     numbers = struct.pack(f"<{3 + len(more)}q", *place, *more)
     return Prg(sha256(b"keyhole-" + purpose + b"\0" + numbers).digest()[:16])
 

@@ -38,7 +38,7 @@ _NEVER = -1
 
 
 class Participation:
-    """The last round of every client; whoever makes the rounds keeps it.
+    """Notes the last round of every client, and refuses those that are back too soon.
 
     Args:
         population: clients, numbered from 0.
@@ -53,7 +53,7 @@ class Participation:
     def __init__(self, population: int, separation: int) -> None:
         if population < 1 or separation < 1:
             raise InputError(
-                "a separation that cannot be",
+                "separation and population must be positive",
                 got=f"{separation} rounds, {population} clients",
                 allowed="1 or more of each",
                 fix="pass those of the strategy and of the population",
@@ -185,7 +185,7 @@ class Account:
         return spent | {"epsilon": spent["epsilon"] if isfinite(spent["epsilon"]) else None}
 
     def _after(self, rounds: int) -> Accountant:
-        """The accountant after so many rounds, which were those of the plan: each was held against
+        """The accountant after `rounds` rounds, which were those of the plan: each was held against
         it when it was made, and a run only goes on with the plan it began with."""
         accountant = Accountant(self._mechanism(), self.privacy.delta, self.privacy.budget)
         made_for = accountant.mechanism

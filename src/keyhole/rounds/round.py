@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, withheld
+from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.arrays import ClientId, KeyArray, Tree
@@ -378,8 +378,11 @@ def add_up(
     place = plan.seed, plan.trial, t
     request = SumRequest(layout, results, plan.over, plan.keys_per_client, place, blocks=blocks)
     if plan.privacy is not None:
-        return PrivateSum(plan.aggregate, plan.privacy, plan.cohorts).add(request)
-    return plan.aggregate.add(request)
+        total = PrivateSum(plan.aggregate, plan.privacy, plan.cohorts).add(request)
+    else:
+        total = plan.aggregate.add(request)
+    # A sum of one's own need not repeat in every result what it declares.
+    return total if total.seen_by else replace(total, seen_by=about_of(plan.aggregate).seen_by())
 
 
 def record_round(

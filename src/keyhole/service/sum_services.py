@@ -52,7 +52,7 @@ class SumClient:
     Args:
         client: of its service.
         token: of the trainer there, from its operator.
-        party: which of both it is.
+        party: 0 or 1, which of the two it is.
     """
 
     def __init__(self, client: HttpClient, token: str, party: int) -> None:

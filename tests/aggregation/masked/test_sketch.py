@@ -333,5 +333,5 @@ def test_other_numbers_of_clients_than_there_is_room_for_are_refused(clients):
     ids=str,
 )
 def test_impossible_shapes_are_refused(wrong):
-    with pytest.raises(InputError, match="a sketch that cannot be"):
+    with pytest.raises(InputError, match="the shape of a sketch is invalid"):
         shape_of(**wrong)

@@ -180,8 +180,8 @@ class SecAggClient:
     round and has forgotten its secrets.
 
     Args:
-        settings: of the sum. Whoever decides that a device takes part checks them: a threshold that
-            is low makes a sum of few.
+        settings: of the sum. The device checks them before it takes part: a threshold that is low
+            makes a sum of few.
         place: which of the clients this one is.
         prg: where secrets come from; by default a fresh one. One of one's own is for tests.
         identity: what it signs with, if the settings ask for signatures.
@@ -423,7 +423,7 @@ def _check_party(settings: SecAggParams, place: int, identity: Identity | None) 
             "no such client in a secure sum",
             got=f"place {place}, an identity that knows everyone: {knows}",
             allowed=f"places 0..{settings.cohort - 1}, with an identity if the sum is signed",
-            fix="take the place and the public keys of the cohort from whoever invites",
+            fix="take the place and the public keys of the cohort from the party that invites",
         )
 
 

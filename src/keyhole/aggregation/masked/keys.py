@@ -38,7 +38,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         lengths = {len(key) for key in (self.secret, *self.everyone)}
-        # Whoever holds one key at two places would be counted twice among those who sign.
+        # A client that holds one key at two places would be counted twice among those who sign.
         if lengths != {32} or len(set(self.everyone)) < len(self.everyone):
             raise InputError(
                 "keys of identities of another length, or one of them twice",

@@ -267,7 +267,7 @@ class VectorLayout(Protocol):
         ...
 
     def read(self, total: Ring, clients: int) -> list[tuple[np.ndarray, Ring, np.ndarray | None]]:
-        """Keys, rows and counts of each part, from the sum of the vectors of so many clients.
+        """Keys, rows and counts of each part, from the sum of the vectors of `clients` clients.
 
         Raises:
             SketchError: it does not decode.
@@ -343,7 +343,7 @@ class SecureSum:
 
 
 def _price(name: str, load: Workload, length: int, reading: float) -> SumPrice:
-    """Of vectors of so many numbers under masks that cancel; reading is that of the sum."""
+    """Of vectors of `length` numbers under masks that cancel; `reading` is that of the sum."""
     speeds, clients = SumSpeeds(), load.cohort
     # Two neighbours: limits are checked, and the lists of neighbours are not made.
     SecAggParams(bytes(16), clients, length, threshold=2, degree=2 if clients > 2 else None)

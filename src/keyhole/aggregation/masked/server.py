@@ -374,7 +374,7 @@ class SecAggServer:
         place: int | None = None,
     ) -> None:
         """Ends a step: those who are there must be enough for everyone who needs their shares.
-        Whoever asks without being there does not end it."""
+        A request of a client that is not there does not end it."""
         if self._step == following and following != "over":
             return
         if self._step != step:

@@ -16,7 +16,7 @@ what that rests on. Not hidden: the counts, and the row of a key that one client
 its name). Nothing here is differentially private.
 
 What a client puts in is not checked beyond its form. A sum that decodes is the sketch of what was
-decoded, whoever made it up; one client that sends nonsense makes the sum fail.
+decoded, no matter who made it up; one client that sends nonsense makes the sum fail.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SketchShape:
 
     There is one sub-table for each hash, so that the cells of a key are distinct. Where they lie,
     and the check of a key, come from AES under the public seed. Keys that were chosen before the
-    seed was known crowd no more than random ones do, whoever chose them, if AES is a pseudo-random
+    seed was known crowd no more than random ones do if AES is a pseudo-random
     function; so each round draws its seed afresh, after the clients have their keys. Keys chosen
     with the seed at hand can be made to collide, and then the sum does not decode.
 
@@ -223,7 +223,7 @@ class SketchShape:
 
 def _bad(got: str) -> InputError:
     return InputError(
-        "a sketch that cannot be",
+        "the shape of a sketch is invalid",
         got=got,
         allowed=(
             f"a seed of {SEED_BYTES} bytes, 16 or 32 bits, 3..{_MAX_HASHES} hashes, a cell or more"

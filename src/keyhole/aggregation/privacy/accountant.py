@@ -95,7 +95,7 @@ class Mechanism:
                 raise _unknown(name, getattr(self, name), get_args(kinds))
         if not 1 <= self.cohort <= self.population or not 0 <= self.noise_multiplier < inf:
             raise InputError(
-                "a mechanism that cannot be",
+                "cohort, population and noise do not make a mechanism",
                 got=f"{self.cohort} of {self.population} clients, noise {self.noise_multiplier}",
                 allowed="1 to all clients, and noise of 0 or more, finite",
                 fix="check cohort, population and noise_multiplier",
@@ -150,7 +150,7 @@ def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
     """
     if not 0 < delta < 1:
         raise InputError(
-            "a delta that cannot be",
+            "delta must be in (0, 1)",
             got=delta,
             allowed="between 0 and 1",
             fix="take less than one over the number of clients",
@@ -309,7 +309,7 @@ class Accountant:
     def __init__(self, mechanism: Mechanism, delta: float, budget: float | None = None) -> None:
         if not 0 < delta < 1 / mechanism.population or (budget is not None and not budget > 0):
             raise InputError(
-                "a guarantee that says nothing",
+                "delta or budget guarantee nothing",
                 got=f"delta {delta}, budget {budget}",
                 allowed=f"delta below 1 / {mechanism.population} clients, a budget above 0",
                 fix="take a smaller delta, 1e-6 for instance",

@@ -12,7 +12,7 @@ rounds. Nothing is gained by sampling, so that cohorts may come about in any way
 client takes part twice within `separation` rounds: `Participation` holds every round to that.
 
 Noise of earlier rounds is not stored: it is drawn again from seeds that follow from one secret.
-Whoever knows that secret can take all noise away.
+A party that knows that secret can take all noise away.
 
 References: Fichtenberger, Henzinger, Upadhyay, "Constant matters", 2023 (the square root);
 Kalinin and Lampert, "Banded Square Root Matrix Factorization", 2024 (bands, sensitivity).
@@ -67,7 +67,7 @@ class Strategy:
             is_sound = False
         if not is_sound:
             raise InputError(
-                "a strategy that cannot be",
+                "the noise strategy is invalid",
                 got=f"{self.rounds} rounds, separation {self.separation}, {self.kind!r} with "
                 f"{self.bands} bands",
                 allowed="separation and bands of 1 to rounds; 'full' with none, 'banded' or "
@@ -146,7 +146,7 @@ def add_correlated_noise(
         A new array.
 
     Raises:
-        InputError: a round that was not planned, or a standard deviation that cannot be.
+        InputError: a round that was not planned, or a standard deviation out of range.
         ShapeError: numbers of another kind.
     """
     _check(values, strategy, round_index, sd)
@@ -219,7 +219,7 @@ def _check(values: Array, strategy: Strategy, round_index: int, sd: float) -> No
         )
     if not 0 <= sd < inf:
         raise InputError(
-            "a standard deviation that cannot be",
+            "the standard deviation of the noise is out of range",
             got=sd,
             allowed="0 or more, and finite",
             fix="multiply noise multiplier and clipping norm anew",

@@ -16,12 +16,12 @@ less than n 2^-65: 2^-39 for 5 x 10^7 of them. Add that to delta. (2) Words and 
 reals: they move a number by less than 2^-46 sd, and the steps of u by another 2^-60 sd on average.
 The integer it is rounded to becomes another one where it lies that near to the middle between two:
 a share of 2^-45 sd of the numbers, 2^-20 at sd = 2^25. No proof here turns that into a delta.
-(3) Noise on floats is exact in none of its bits: whoever sees the
-sum in full precision can learn from which float values it may have come (Mironov, 2012). Where the
-sum is released to people who would try, add integers in the ring.
+(3) Noise on floats is exact in none of its bits: a person who sees the sum in full precision can
+learn from which float values it may have come (Mironov, 2012). Where the sum is released to people
+who would try, add integers in the ring.
 
-**Who may know the noise.** Whoever knows the seed can take the noise away. With two servers, each
-adds noise of the full standard deviation from a seed of its own, so that the sum is protected
+**Who may know the noise.** A party that knows the seed can take the noise away. With two servers,
+each adds noise of the full standard deviation from a seed of its own, so that the sum is protected
 against either of them; others see sqrt(2) times the noise, which the accountant does not count.
 """
 
@@ -159,7 +159,7 @@ def _add_rounded(numbers, sd, out):  # type: ignore[no-untyped-def]
 def _check_sd(sd: float, limit: float) -> None:
     if not 0 <= sd < inf or sd > limit:
         raise InputError(
-            "a standard deviation that cannot be",
+            "the standard deviation of the noise is out of range",
             got=f"{sd:g}",
             allowed="0 or more, and finite" if limit == inf else f"0 to {limit:g} in this ring",
             fix="multiply noise multiplier, clipping norm and scale anew",

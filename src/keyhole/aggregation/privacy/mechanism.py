@@ -49,15 +49,15 @@ class Privacy:
     """What a run promises about one client.
 
     Args:
-        clip: C, the most that one client's whole update may measure (Euclidean).
+        clip: C, the L2 clipping norm of one client's update.
         noise: z, standard deviation of the noise on a sum over C.
         delta: for which epsilon is stated; below one over the population.
         budget: the most epsilon that may be spent; a round that would spend more does not start.
         kind: how noise is laid.
         threshold: of "thresholded": noisy counts below it drop a row, in clients.
         rounds: of "correlated": for how many the noise is planned.
-        bands: of "correlated": noise takes back that of so many rounds, its own among them (a
-            banded inverse); 0 for all rounds (the square root).
+        bands: of "correlated": number of bands of the noise-correlation matrix (a banded inverse,
+            BandMF); 0 for all rounds (the square root).
 
     Raises:
         InputError: a number is out of range.
@@ -82,7 +82,7 @@ class Privacy:
             )
         if not (self.clip > 0 and 0 <= self.noise < inf) or (self.noise and self.clip == inf):
             raise InputError(
-                "privacy that cannot be",
+                "clip and noise are inconsistent",
                 got=f"clip {self.clip}, noise {self.noise}",
                 allowed="a clip above 0, finite where there is noise; noise of 0 or more",
                 fix="take the median norm of an update as clip, and noise from `noise_for`",
@@ -97,11 +97,11 @@ class Privacy:
 
 @dataclass(frozen=True)
 class PrivateSum:
-    """An aggregation of clipped updates, with noise on the sum.
+    """Adds up clipped updates by another aggregation, with noise on the sum.
 
-    A sum is divided by the planned cohort, whoever arrived: what it is divided by must not depend
-    on one client. Nor may the step to which secure sums round, which all other updates meet: their
-    ring is made for the largest cohort that can be drawn, not for the one that was.
+    A sum is divided by the planned cohort, no matter who arrived: what it is divided by must not
+    depend on one client. Nor may the step to which secure sums round, which all other updates meet:
+    their ring is made for the largest cohort that can be drawn, not for the one that was.
 
     Args:
         inner: adds up.

@@ -39,8 +39,8 @@ class AdaFest:
 
     Args:
         cohort: N, planned.
-        max_keys: m: distinct keys of one client, at the most. Whoever takes the updates in must
-            refuse more; the guarantee rests on it.
+        max_keys: m: distinct keys of one client, at the most. The server must refuse more; the
+            guarantee rests on it.
         count_multiplier: s1: noise on counts over sqrt(m).
         row_multiplier: s2: noise on rows over the clipping norm.
         threshold: tau, in clients; -infinity keeps all keys and never looks at the counts.
@@ -65,14 +65,14 @@ noise of 69.6 on every count; expected more than 209 clients, three standard dev
     def __post_init__(self) -> None:
         if not (0 <= self.count_multiplier < inf and 0 <= self.row_multiplier < inf):
             raise InputError(
-                "noise that cannot be",
+                "noise multipliers are out of range",
                 got=f"multipliers {self.count_multiplier} and {self.row_multiplier}",
                 allowed="0 or more, and finite",
                 fix="take them from AdaFest.split",
             )
         if self.max_keys < 1 or self.threshold != self.threshold:
             raise InputError(
-                "counts that cannot be",
+                "the threshold or the number of keys is invalid",
                 got=f"{self.max_keys} keys of a client, threshold {self.threshold}",
                 allowed="1 key or more, and a threshold that is a number",
                 fix="pass the most keys that a client may ask for",

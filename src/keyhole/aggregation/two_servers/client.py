@@ -41,7 +41,7 @@ from keyhole.errors import KeySpaceError, ShapeError
 
 @dataclass(frozen=True, repr=False)
 class SparseShares:
-    """What one client sends, once. Whoever has both messages of `to` can read the rows.
+    """What one client sends, once. A party that has both messages of `to` can read the rows.
 
     Args:
         public: for both servers alike: sent to server 0, which relays it to server 1.
@@ -150,7 +150,7 @@ def _check_rows(terms: SparseParams, count: int, rows: RingArray) -> None:
 
 @dataclass(frozen=True, repr=False)
 class SumShares:
-    """What one client sends, once. Whoever has both messages of `to` can read the update.
+    """What one client sends, once. A party that has both messages of `to` can read the update.
 
     Args:
         public: for both servers alike: sent to server 0, which relays it to server 1.

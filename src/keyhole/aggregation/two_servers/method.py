@@ -158,7 +158,7 @@ def ring_rows(terms: SumParams, layout: Layout, one: ClientResult, prg: Prg) -> 
         terms: of the sum.
         layout: the model and its cuts.
         one: with an update.
-        prg: the client's own coin: whoever foresees it learns a little more than the sum says.
+        prg: the client's own coin: a party that foresees it learns a little more than the sum.
 
     Raises:
         NotFiniteError: NaN or infinity in the update.

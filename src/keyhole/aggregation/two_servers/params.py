@@ -57,12 +57,12 @@ class SumParams:
     Args:
         round: 16 bytes: its name. A name is used once.
         parts: of an update, in order.
-        max_clients: so many may be added at most; the ring holds no more.
+        max_clients: the most that may be added; the ring holds no more.
         min_clients: below which neither server releases anything.
         clip: numbers beyond it are clipped by the client.
         bits: of an element of the ring.
-        with_counts: a row has one more element: how many clients sent the key. Whoever combines the
-            shares learns it.
+        with_counts: a row has one more element: how many clients sent the key. The trainer learns
+            it.
         norm: clients shorten an update that measures more (Euclidean, all parts together); infinite
             for none. Nobody can check that a client did.
         noise: standard deviation of the noise that each server adds to its share, in the units of

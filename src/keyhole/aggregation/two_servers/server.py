@@ -164,11 +164,11 @@ _Phase: TypeAlias = Literal["open", "closed", "reduced", "agreed", "over"]
 
 
 class SumServer:
-    """One of both servers, for one sum.
+    """Adds up one sum at one of the two servers.
 
     Args:
         terms: of the sum.
-        party: 0 or 1: which of both this one is.
+        party: 0 or 1: which of the two this one is.
         cohort: names of everybody asked, in an order that both servers are told.
 
     Raises:
@@ -340,8 +340,8 @@ class SumServer:
         """Returns this server's share of the sum, once.
 
         Args:
-            noise: of each part, where its noise comes from; fresh if left out. Whoever knows it can
-                take the noise away.
+            noise: of each part, where its noise comes from; fresh if left out. A party that knows
+                it can take the noise away.
 
         Raises:
             ViolationError: the servers have not agreed, or the share has been given out.

@@ -15,8 +15,8 @@ in the ring, where convert stretches a seed to a row and the correction makes bo
 the secret row at the secret position (Boyle, Gilboa and Ishai, EUROCRYPT 2015 and CCS 2016, for
 any group). Everywhere else both parties have the same seed and bit, and the shares cancel.
 
-Hidden: position and row, from a party that holds one of both roots, for seeds of 127 bits and AES
-under a fixed key as a circular correlation-robust hash. Not hidden: anything from a party that
+Hidden: position and row, from a party that holds one of the two roots, for seeds of 127 bits and
+AES under a fixed key as a circular correlation-robust hash. Not hidden: anything from a party that
 holds both roots.
 
     public   client to server 0, which relays it to server 1: head, nonce (16), control bits (two
@@ -151,7 +151,7 @@ class SparseParams:
         min_clients: below which neither server releases anything. With 1 the sum may be one
             client's update.
         with_counts: a row has one more element, the last: how many clients sent the key, modulo
-            the ring. Whoever combines the shares learns it.
+            the ring. The trainer, which combines the shares, learns it.
 
     Raises:
         InputError: a number is out of range.
