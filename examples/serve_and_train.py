@@ -28,10 +28,11 @@ from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.service.access import Keyring, new_key
-from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.inbox import SpoolInbox
 from keyhole.service.publishing import Publisher
 from keyhole.service.served import Served
 from keyhole.service.spool import UpdateSpool
+from keyhole.wire.assignment import device_name
 
 DEVICES, ROUNDS, FEATURES, OUTPUTS = 5, 4, 10_000, 16
 FEATURE = kh.KeySpace("feature", FEATURES)

@@ -100,8 +100,15 @@ def make_directory(path: Path) -> None:
     Raises:
         StorageError: the system refuses.
     """
-    with storage_errors(path, "make"):
+    try:
         path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make directory {path}",
+            got=error.strerror or repr(error),
+            allowed="a path below a directory that may be written",
+            fix="choose another path, or ask for the right to write there",
+        ) from error
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from tests.service.scripted import answer, refusal, scripted
 from tests.service.small_service import small_service
 
 SIZES = {"neurons": 16, "hidden": 8}
+OPEN = b'{"round": "7-0123456789abcdef", "number": 7, "phase": "open"}'
 
 
 @pytest.fixture(scope="module")
@@ -157,16 +158,18 @@ def test_whoever_else_is_asked_has_a_name_in_what_is_told(way, names):
 
 def test_a_device_says_once_that_it_waits_and_why_it_missed_a_round(capsys):
     wait = answer(200, b'{"wait": 4.26}')
+    now = answer(200, OPEN)
     late = refusal(410, "TooLateError", "the round is over")
     options = {"task": "so_tag", "data": None, "client": 0, "rounds": None}
     with (
-        scripted(wait, wait, late, late, wait, refusal(401, "AccessError")) as script,
+        scripted(wait, now, wait, late, late, wait, refusal(401, "AccessError")) as script,
         Device(f"http://127.0.0.1:{script.port}", clock=Clock(sleep=lambda _: None)) as made,
         pytest.raises(AccessError),
     ):
         _take_part(made, Device.fetch, options, Notices())
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "no round for this device, asking again in 4.3 s"
+    why = "this device is not in the cohort of round 7, or has sent its update"
+    assert first == f"{why}, asking again in 4.3 s"
     assert second.startswith("missed a round: the round is over: got 1")
 
 
@@ -186,9 +189,40 @@ def test_keys_without_a_place_are_told_with_the_round():
     assert "no place" not in _line_of(replace(taken, missing=0))
 
 
+def test_the_token_of_another_client_is_refused_before_the_service_is_asked(token_file):
+    args = ("--task", "so_tag", "--token-file", token_file, "--client", 4)
+    with scripted() as script, pytest.raises(InputError) as refused:
+        run(f"http://127.0.0.1:{script.port}", *args)
+    assert "a token for device-3, with --client 4" in str(refused.value)
+
+
+def test_another_task_than_the_run_s_is_one_error(service, token_file, few_writers):
+    settings = {"seed": 0, "trial": 0, "keys_per_client": {"row": 1}}
+    spec = spec_of("emnist_2nn").for_devices()
+    service.publish(LAYOUTS["rows"], settings={**settings, "spec": spec})
+    args = ("--task", "emnist_cnn", "--token-file", token_file, "--client", 3, "--rounds", 1)
+    with pytest.raises(InputError, match="runs another task: got --task emnist_cnn; expected emni"):
+        run(service.url, *args)
+
+
+@pytest.mark.parametrize("spec", [None, {"version": 1}, {"version": 2, "task": "so_tag"}])
+def test_a_round_that_does_not_say_how_to_train_is_refused(service, token_file, spec):
+    settings = {"seed": 0, "trial": 0, "keys_per_client": {"row": 1}, "spec": spec}
+    service.publish(LAYOUTS["rows"], settings=settings)
+    args = ("--task", "so_tag", "--token-file", token_file, "--client", 3, "--rounds", 1)
+    with pytest.raises(InputError, match="the record of a run that the round carries"):
+        run(service.url, *args)
+
+
+@pytest.mark.parametrize("flag", ["--client-lr", "--batch-size", "--m", "--keys", "--size"])
+def test_a_device_cannot_be_told_another_way_to_train(flag):
+    assert flag not in {name for param in device.params for name in param.opts}
+
+
 def test_a_round_without_a_plan_cannot_be_taken_part_in_as_a_client(service, token_file):
     service.publish(LAYOUTS["rows"])
-    args = (service.url, "--task", "so_tag", "--token-file", token_file, "--rounds", 1)
+    task = ("--task", "so_tag", "--client", 3)
+    args = (service.url, *task, "--token-file", token_file, "--rounds", 1)
     with pytest.raises(InputError, match="run of a population"):
         run(*args)
     with pytest.raises(AccessError):

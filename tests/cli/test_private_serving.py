@@ -145,16 +145,18 @@ def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
     experiment = Experiment(spec, load_data(str(few_writers), "images", 5))
     told, state = run_settings(experiment), experiment.start(2, None).state
     task = ["--task", "emnist_2nn", "--client", "3", "--data", str(few_writers), "--rounds", "1"]
-    with services_for(delivery, tmp_path / "rounds") as (service, needed):
-        published = service.publish_state(state, settings=told).published
-        for name, way in (("plain", []), ("private", ["--delivery", delivery, *needed])):
-            file = tmp_path / name
-            file.write_text(service.token(name))
+    updates = {}
+    for is_private in (False, True):
+        with services_for(delivery, tmp_path / f"rounds-{is_private}") as (service, needed):
+            published = service.publish_state(state, settings=told).published
+            way = ["--delivery", delivery, *needed] if is_private else []
+            file = tmp_path / "token"
+            file.write_text(service.token("device-3"))
             done = CliRunner().invoke(device, [service.url, "--token-file", str(file), *task, *way])
             assert done.exit_code == 0, (done.output, done.exception)
-        updates = service.stored(published.id)
-    assert set(updates) == {"plain", "private"}
-    assert updates["plain"] == updates["private"]
+            updates[is_private] = service.stored(published.id)
+    assert set(updates[False]) == {"device-3"}
+    assert updates[False] == updates[True]
 
 
 @pytest.mark.parametrize(

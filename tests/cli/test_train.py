@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from keyhole.experiments.named import TASKS
 from keyhole.experiments.sweeps import SWEEPS
 from keyhole.rounds.record import read_records
+from keyhole.rounds.runspec import spec_fields
 from tests.cli.conftest import COMMAND
 from tests.helpers import LONG, ROOT
 
@@ -185,6 +187,78 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
     assert "the same command goes on" in err
     (found,) = tmp_path.glob("*/trial-0/records.jsonl")
     assert len(found.read_bytes().splitlines()) >= 3
+
+
+def test_a_file_says_what_to_train_and_options_come_before_it(
+    trained, keyhole, few_writers, tmp_path
+):
+    first, out = trained
+    told = tmp_path / "run.toml"
+    told.write_text(
+        f"""
+version = 2
+task = "emnist_2nn"
+data = "{few_writers}"
+rounds = 7
+cohort.size = 3
+keys.neuron.count = 8
+[sizes]
+neurons = 16
+hidden = 8
+"""
+    )
+    for file in (told, next(out.glob("*/trial-0/run.json"))):
+        again = keyhole(
+            *("train", "--spec", file, "--rounds", 2, "--trials", 2, "--out", out, "--json")
+        )
+        assert again.stdout == first.stdout, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version = 1", "is of another version: got version 1"),
+        ("client.epochs = 2", "unknown field `epochs` - at `client`"),
+        ("task = 'so_tag'", "--spec is of task so_tag"),
+        ("[", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_run_is_one_line(keyhole, tmp_path, text, said):
+    (tmp_path / "run.toml").write_text(text)
+    done = keyhole("train", "emnist_2nn", "--spec", tmp_path / "run.toml", "--out", tmp_path / "r")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["train", "so_tag", "--m", "-5"], ["train", "so_tag", "--keys", "best"], ["train", "--help"]],
+    ids=" ".join,
+)
+def test_a_wrong_value_and_help_do_not_wait_for_jax(args, environment):
+    code = f"import sys; sys.argv = {['keyhole', *args]!r}\n" + (
+        "from keyhole.cli.main import main\n"
+        "try:\n    main()\nfinally:\n    assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "AssertionError" not in done.stderr
+    assert done.returncode == (0 if "--help" in args else 2)
+
+
+def test_help_fits_80_columns_and_shows_every_default(keyhole, environment, monkeypatch):
+    monkeypatch.setitem(environment, "COLUMNS", "80")
+    text = keyhole("train", "--help").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    roles = ["Model and data", "Clients", "Keys", "Delivery", "Aggregation", "Privacy"]
+    found = [text.index(f"\n{role}:\n") for role in [*roles, "Where it runs"]]
+    assert found == sorted(found)
+    for field in spec_fields():
+        if field.flag and f"\n  {field.flag}" in text:
+            told = text.split(f"\n  {field.flag}", 1)[1].split("\n  --", 1)[0]
+            assert "[default:" in told, field.flag
 
 
 def words_of(text):

@@ -34,11 +34,12 @@ from keyhole.rounds.loop import Evaluation, start_run
 from keyhole.rounds.round import in_process
 from keyhole.rounds.spec import Buffering, exponential
 from keyhole.service.gateway import gateway_routes
-from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.inbox import SpoolInbox
 from keyhole.service.relay import Mix, RelayApp
 from keyhole.service.served import Served
 from keyhole.service.sum_services import SumServices
 from keyhole.service.transport import serving
+from keyhole.wire.assignment import device_name
 from keyhole.wire.sockets import Clock
 from tests.service.living_devices import living
 from tests.service.pir.pair import ONE, TWO, pair

@@ -7,7 +7,7 @@ from keyhole.device.take_part import PopulationClient
 from keyhole.errors import TooLateError
 from keyhole.rounds.machine import Dropped
 from keyhole.sampling import Place, generator
-from keyhole.service.inbox import device_name
+from keyhole.wire.assignment import device_name
 from tests.rounds import toy
 
 

@@ -4,7 +4,7 @@ import threading
 from contextlib import ExitStack, contextmanager
 
 from keyhole.device.take_part import PopulationClient, keep_taking_part
-from keyhole.service.inbox import device_name
+from keyhole.wire.assignment import device_name
 from keyhole.wire.sockets import Clock
 from tests.rounds import toy
 

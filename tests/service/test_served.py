@@ -13,9 +13,10 @@ from keyhole.device.take_part import PopulationClient, fetch_at_home, take_part
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD, Adam
-from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.inbox import SpoolInbox
 from keyhole.service.publishing import Publisher
 from keyhole.service.served import Served
+from keyhole.wire.assignment import device_name
 from tests.rounds import toy
 from tests.service.killed_trainer import die_at_every_moment
 from tests.service.living_devices import devices

@@ -11,8 +11,9 @@ from keyhole.errors import InputError
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.sampling import sample_cohort
-from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.inbox import SpoolInbox
 from keyhole.service.served import Served
+from keyhole.wire.assignment import device_name
 from tests.rounds import toy
 from tests.service.in_turn import InTurn
 from tests.service.killed_trainer import die_at_every_moment

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from keyhole.cli.aggregators import device_sum_options, send_of
 from keyhole.cli.options import data_option, load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
-from keyhole.cli.token import read_token
-from keyhole.errors import InputError, MalformedError
+from keyhole.cli.token import device_in, read_token
+from keyhole.errors import InputError, KeyholeError, MalformedError
+from keyhole.wire.assignment import device_name
 
 if TYPE_CHECKING:
     from keyhole.device.device import Device
@@ -175,6 +176,8 @@ def device(url: str, **options: Any) -> None:
         raise click.UsageError("--table fetches in the clear: leave out --delivery")
     from keyhole.rounds.loop import stop_on_signals
 
+    if options["task"] is not None and options["token_file"] is not None:
+        _check_token(read_token(options["token_file"]), options["client"])
     with stop_on_signals() as stop, ExitStack() as stack:
         notices = Notices()
 
@@ -190,6 +193,18 @@ def device(url: str, **options: Any) -> None:
             return
         fetch, send = fetch_of(options, connect), send_of(options, connect)
         _take_part(made, fetch, options, notices, send)
+
+
+def _check_token(token: str, client: int) -> None:
+    """Raises InputError where a token is for another client: its update would count as theirs."""
+    named, mine = device_in(token), device_name(client)
+    if named is not None and named != mine:
+        raise InputError(
+            "the token is for another device",
+            got=f"a token for {named}, with --client {client}",
+            allowed=f"a token for {mine}",
+            fix="pass the --client that the token is for, or ask the operator for another token",
+        )
 
 
 def _tell(notices: Notices, name: str, reason: str) -> None:
@@ -241,7 +256,8 @@ def _take_part(
         click.echo(_line_of(taken))
 
     def wait(seconds: float) -> None:
-        notices.tell(f"no round for this device, asking again in {seconds:.1f} s", kind="wait")
+        if notices.is_new("wait"):
+            notices.tell(f"{_why_wait(made)}, asking again in {seconds:.1f} s", kind="wait")
 
     taken = keep_taking_part(
         made,
@@ -252,6 +268,17 @@ def _take_part(
         on_wait=wait,
     )
     click.echo(f"took part in {taken} rounds")
+
+
+def _why_wait(made: Device) -> str:
+    """Why the service has no round for this device, as far as it tells."""
+    try:
+        now = made.current()
+    except KeyholeError:
+        return "no round for this device"
+    if now.phase != "open":
+        return f"round {now.number} is over, and the next one is not there yet"
+    return f"this device is not in the cohort of round {now.number}, or has sent its update"
 
 
 def _population(task: str, data: str) -> Callable[[DeviceSettings], Clients]:

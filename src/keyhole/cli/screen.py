@@ -130,6 +130,10 @@ class Notices:
             self._told.add(kind)
             click.echo(text, err=True)
 
+    def is_new(self, kind: str) -> bool:
+        """Whether no line of a kind is there yet."""
+        return kind not in self._told
+
     def forget(self) -> None:
         """Things go on: what happens from now on is news again."""
         self._told.clear()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from base64 import urlsafe_b64decode
 from pathlib import Path
 
 import click
@@ -112,6 +114,19 @@ def issue(key: Path, device: str, days: float, max_keys: int | None) -> None:
     ring = Keyring.load(key)
     made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, max_keys=max_keys)
     click.echo(made)
+
+
+def device_in(token: str) -> str | None:
+    """Returns the name of the device that a token says it is for; None where it does not say.
+
+    Nothing is checked: the service does that.
+    """
+    try:
+        payload = token.split(".")[1]
+        told = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return str(told["device"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
 
 
 def read_token(path: Path) -> str:

@@ -18,16 +18,8 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import Outcome
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block, usable
 from keyhole.service.spool import UpdateSpool
+from keyhole.wire.assignment import device_name
 from keyhole.wire.messages import decode_update
-
-
-def device_name(client: int) -> str:
-    """What client number n of the population is called at the service.
-
-    >>> device_name(7)
-    'device-7'
-    """
-    return f"device-{client}"
 
 
 def nothing_of(client: int, outcome: Outcome) -> ClientResult:

@@ -25,16 +25,10 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import sample_cohort
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
-from keyhole.service.inbox import (
-    CheckIns,
-    Inbox,
-    SpoolInbox,
-    Summons,
-    device_name,
-    round_settings,
-)
+from keyhole.service.inbox import CheckIns, Inbox, SpoolInbox, Summons, round_settings
 from keyhole.service.publishing import Publisher
 from keyhole.service.streamed import Streamed
+from keyhole.wire.assignment import device_name
 
 
 @dataclass

@@ -27,14 +27,9 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import ClientStream, Outcome
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
-from keyhole.service.inbox import (
-    SpoolInbox,
-    Summons,
-    device_name,
-    nothing_of,
-    round_settings,
-)
+from keyhole.service.inbox import SpoolInbox, Summons, nothing_of, round_settings
 from keyhole.service.publishing import Publisher
+from keyhole.wire.assignment import device_name
 from keyhole.wire.manifest import number_of
 
 _MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step

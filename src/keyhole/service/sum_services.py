@@ -36,7 +36,8 @@ from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.spec import Plan
 from keyhole.sampling import Outcome
-from keyhole.service.inbox import Gathered, device_name
+from keyhole.service.inbox import Gathered
+from keyhole.wire.assignment import device_name
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sums import Closing, Summaries, SumOpening, SumStatus, read_message, sum_settings
 

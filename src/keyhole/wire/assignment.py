@@ -89,3 +89,12 @@ def admit(
 
 def _takes_part(device: str, current: Current) -> bool:
     return current.cohort is None or device in current.cohort
+
+
+def device_name(client: int) -> str:
+    """What client number n of the population is called at the service.
+
+    >>> device_name(7)
+    'device-7'
+    """
+    return f"device-{client}"

@@ -11,8 +11,9 @@ from keyhole.device.take_part import PopulationClient, take_part
 from keyhole.errors import TooLateError
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
-from keyhole.service.inbox import SpoolInbox, device_name
+from keyhole.service.inbox import SpoolInbox
 from keyhole.service.served import Served
+from keyhole.wire.assignment import device_name
 from tests.helpers import LONG
 from tests.rounds import toy
 from tests.service.pir.pair import ONE, TWO, pair

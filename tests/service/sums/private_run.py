@@ -18,9 +18,9 @@ from keyhole.rounds.spec import Plan
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.service.inbox import device_name
 from keyhole.service.served import Served
 from keyhole.service.sum_services import SumServices
+from keyhole.wire.assignment import device_name
 from keyhole.wire.sockets import Clock
 from tests.service.living_devices import living
 

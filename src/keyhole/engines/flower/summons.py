@@ -31,7 +31,7 @@ from keyhole.engines.flower.messages import (
 from keyhole.errors import MalformedError
 from keyhole.rounds.machine import Dropped, Event, Reached, Refused
 from keyhole.service.access import Keyring
-from keyhole.service.inbox import device_name
+from keyhole.wire.assignment import device_name
 
 _LOG = logging.getLogger("flwr.keyhole")
 # A message whose time is up says no more than the deadline, which follows at once.

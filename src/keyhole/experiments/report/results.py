@@ -341,11 +341,14 @@ def read_sweeps(out: Path) -> list[SweepResults]:
     """
     paths = sorted(out.glob("*.json"))
     if not paths:
+        is_run = next(out.glob("**/trial-*/run.json"), None) is not None or out.match("trial-*")
         raise InputError(
             f"{out} holds no sweep",
-            got="no .json file in it",
+            got="runs of `keyhole train`" if is_run else "no .json file in it",
             allowed="the directory that `keyhole sweep` wrote",
-            fix="run `keyhole sweep` first, or point at its directory",
+            fix="read trial-N/result.json and records.jsonl, or the --json of `keyhole train`"
+            if is_run
+            else "run `keyhole sweep` first, or point at its directory",
         )
     trials: dict[str, tuple[Trial, ...]] = {}
     return [_read_sweep(path, trials) for path in paths]
