@@ -8,11 +8,10 @@ trains, and shares its update so that the servers together learn the sum and nei
 
 import numpy as np
 
-from keyhole.aggregation.two_servers.client import share_rows
-from keyhole.aggregation.two_servers.sparse import SparseParams
-from keyhole.aggregation.two_servers.sparse_server import SparseServer, combine
+from keyhole.aggregation.two_servers.client import share_update
+from keyhole.aggregation.two_servers.params import PartParams, SumParams
+from keyhole.aggregation.two_servers.server import SumServer, combine_shares
 from keyhole.crypto.prg import Prg
-from keyhole.crypto.ring import FixedPoint
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database, name_of_round
 
@@ -37,37 +36,47 @@ def retrieve(asker, servers, keys, views):
     return found.records.view(np.float32), found.is_found
 
 
+def add_up(adders, sent):
+    """Both servers agree whom they have, add them, and give out their shares of the sum."""
+    one, other = adders
+    lists = one.close(), other.close()
+    agreed = one.reduce(lists[1]), other.reduce(lists[0])
+    one.agree(agreed[1])
+    other.agree(agreed[0])
+    for party, adder in enumerate(adders):
+        for name in adder.clients:
+            adder.add(name, sent[name].public, sent[name].to[party])
+    return one.share(), other.share()
+
+
 def main():
     database = Database.of(name_of_round("1-example"), MODEL.view(np.uint8).reshape(WORDS, -1))
     terms = two_server.terms_of(database, MAX_KEYS)
     asker = two_server.TwoServerAsker(terms)
     servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
-    fixed = FixedPoint(clip=4.0, cohort=len(CLIENTS))
-    sums = SparseParams(bytes(16), WORDS, WIDTH, MAX_KEYS, bits=32, min_clients=2)
-    adders = [SparseServer(sums, party) for party in (0, 1)]
+    part = PartParams(WORDS, WIDTH, MAX_KEYS, is_sparse=True)
+    sums = SumParams(bytes(16), (part,), max_clients=len(CLIENTS), min_clients=2, clip=4.0)
+    fixed, adders = sums.fixed_point, [SumServer(sums, party, list(CLIENTS)) for party in (0, 1)]
 
-    expected, views = np.zeros_like(MODEL), ([], [])
-    for place, (name, words) in enumerate(CLIENTS.items()):
+    expected, views, sent = np.zeros_like(MODEL), ([], []), {}
+    for name, words in CLIENTS.items():
         keys = np.array(words)
         rows, is_found = retrieve(asker, servers, keys, views)
         keys, rows = keys[is_found], rows[is_found]  # one client in thousands misses a key
         update = train(rows)
-        shares = share_rows(sums, keys, fixed.encode(update, Prg.fresh()))
+        sent[name] = shares = share_update(sums, [(keys, fixed.encode(update, Prg.fresh()))])
         for adder, own, view in zip(adders, shares.to, views, strict=True):
-            adder.add(place, shares.public, own)
+            adder.accept(name, own)
             view += [shares.public, own]
         expected[keys] += update
         print(f"{name}: {len(keys)} words, retrieved, trained, shared")
 
-    lists = [adder.accepted for adder in adders]
-    adders[0].agree(lists[1])
-    adders[1].agree(lists[0])
-    one, other = (adder.share() for adder in adders)
-    total = fixed.decode(combine(one, other))
+    one, other = add_up(adders, sent)
+    total = fixed.decode(combine_shares(one, other)[0])
 
     for number, (view, share) in enumerate(zip(views, (one, other), strict=True)):
         lengths = sorted({len(message) for message in view})
-        touched = np.count_nonzero(share.any(axis=1))
+        touched = np.count_nonzero(share.parts[0].any(axis=1))
         print(
             f"server {number} saw {len(view)} messages of {lengths} bytes, the same for everyone,"
         )
