@@ -36,8 +36,8 @@ def choose(words: np.ndarray, limit: dict[str, int], rng: np.random.Generator) -
     return WORD.keys(words[: limit["word"]])
 
 
-def localize(words: np.ndarray, keys: kh.Keys) -> np.ndarray:
-    return TRUTH[keys.array]
+def localize(words: np.ndarray, keys: dict[str, kh.Keys]) -> np.ndarray:
+    return TRUTH[keys["word"].array]
 
 
 def train(slices: dict, truth: np.ndarray, rng: np.random.Generator) -> dict:

@@ -55,7 +55,7 @@ def choose(data, limit, rng):
 
 def localize(data, keys):
     """Features as places among the device's own keys."""
-    return np.searchsorted(keys.array, data[0]), data[1]
+    return np.searchsorted(keys["feature"].array, data[0]), data[1]
 
 
 def train(model, data, rng):

@@ -38,7 +38,7 @@ def make_plan(**changes):
 
 def make_jobs(count=COUNT):
     state = toy.make_state()
-    chosen = [toy.choose(EXAMPLES[c], {"feature": 60}, None) for c in range(count)]
+    chosen = [toy.chosen(EXAMPLES[c]) for c in range(count)]
     return [Job.of(0, 0, 0, c, z, state.select(z)) for c, z in enumerate(chosen)]
 
 

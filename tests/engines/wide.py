@@ -23,7 +23,7 @@ LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"x": 0}))
 
 
 def choose(client, limit, rng):
-    return [ROW.keys(rng.choice(ROW.num_keys, limit["row"], replace=False))]
+    return {"row": ROW.keys(rng.choice(ROW.num_keys, limit["row"], replace=False))}
 
 
 def train(submodel, client, rng):

@@ -71,10 +71,10 @@ def test_a_client_holds_the_movies_it_rated_and_counts_them_among_its_own():
     counts = task.count_keys(own)["movie"]
     assert counts.keys.tolist() == [2, 5, 7]
     space = counts.space
-    examples = task.localize(own, [space.keys([7, 5])])
+    examples = task.localize(own, {"movie": space.keys([7, 5])})
     assert examples["movie"].tolist() == [1, 0]
     assert examples["stars"].tolist() == [4.0, 5.0]
-    nothing = task.localize(own, [space.keys([0])])
+    nothing = task.localize(own, {"movie": space.keys([0])})
     assert nothing["movie"].tolist() == [-1]
 
 

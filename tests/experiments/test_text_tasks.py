@@ -27,7 +27,7 @@ def test_a_bag_holds_each_known_word_once_and_the_title():
 def test_words_that_were_not_selected_are_left_out():
     task = TASKS["so_tag"].on(posts(), {"words": 5, "tags": 4})
     keys = KeySpace("word", 5).keys([4, 0])
-    examples = task.localize(task.data(0), [keys])
+    examples = task.localize(task.data(0), {"word": keys})
     assert [sorted(p for p in row if p >= 0) for row in examples["words"].tolist()] == [[0, 1], [1]]
 
 
@@ -71,7 +71,10 @@ def test_the_special_tokens_come_first_and_unselected_words_are_unknown():
     word, neuron = task.model.layout.spaces
     special = task.always["word"]
     assert special.tolist() == [0, 6, 7, 8]
-    keys = [word.keys([*special, 2]), neuron.keys([0])]  # word 1, whose token is 2
+    keys = {
+        "word": word.keys([*special, 2]),
+        "neuron": neuron.keys([0]),
+    }  # the token of word 1 is 2
     examples = task.localize(task.data(0), keys)
     # ann's first sentence: words 0 1 1, of which word 0 was not selected
     assert examples["tokens"][0, :6].tolist() == [2, 1, 4, 4, 3, 0]

@@ -41,7 +41,7 @@ def test_a_run_is_algorithm_2_step_by_step():
 
     def train(slices, place, keys):
         rng = generator(plan.seed, plan.trial, Place.CLIENT, *place)
-        return toy.train(slices, toy.localize(toy.EXAMPLES[place[1]], keys), rng)
+        return toy.train(slices, toy.localize(toy.EXAMPLES[place[1]], {"feature": keys}), rng)
 
     *_, last = train_with_select(
         kh.at_server({"x": np.zeros(60, np.float32)}),
@@ -163,7 +163,7 @@ def chosen_keys(choice, rounds=3, **plan):
         return {"x": np.zeros_like(submodel["x"])}
 
     def deliver(state, keys):
-        seen[len(seen)] = dict(observe(keys))
+        seen[len(seen)] = {c: (z["feature"],) for c, z in observe(keys).items()}
         return on_demand(state, keys)
 
     clients = replace(

@@ -86,7 +86,7 @@ def squares(scale):
         return {"taste": np.zeros((12, 1), np.float32)}
 
     def localize(own, keys):
-        place = {key: at for at, key in enumerate(keys)}
+        place = {key: at for at, key in enumerate(keys["film"])}
         return {**own, "film": np.array([place[f] for f in own["film"].tolist()], np.int32)}
 
     model = Model(init, loss, predict, cuts=(kh.Cut(film, {"taste": 0}),))

@@ -27,7 +27,7 @@ def choose(words, limit, rng):
 
 def localize(words, keys):
     """One example for each word that the client holds."""
-    held = [at for at, word in enumerate(keys) if word in words]
+    held = [at for at, word in enumerate(keys["word"]) if word in words]
     return {"words": np.array(held, np.int64)[:, None], "tags": np.ones((len(held), 2), np.float32)}
 
 

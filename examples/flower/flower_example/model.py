@@ -41,7 +41,7 @@ def choose(data, limit, rng):
 
 def localize(data, keys):
     """Ratings in the order of the client's own vectors."""
-    place = {item: i for i, item in enumerate(keys)}
+    place = {item: i for i, item in enumerate(keys["item"])}
     items, liked = data
     return np.array([place[item] for item in items if item in place]), liked[: len(place)]
 

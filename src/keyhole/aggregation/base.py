@@ -24,8 +24,7 @@ from keyhole.crypto.ring import FixedPoint, RingBits
 from keyhole.errors import InputError, ThresholdError
 from keyhole.pricing import Workload
 from keyhole.primitives.deselect import divide
-from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.layout import KeysBySpace, Layout
 from keyhole.sampling import Cohorts, Outcome
 from keyhole.server.row_sums import BlockSum, Over, RowUpdate
 from keyhole.server.rows import sum_rows
@@ -50,7 +49,7 @@ class ClientResult:
 
     client: int
     outcome: Outcome
-    keys: Mapping[str, Keys]
+    keys: KeysBySpace
     update: Tree
     size: int = 0
     bytes_down: int = 0

@@ -7,7 +7,7 @@ randomness derives from there, so a run over the service gives the bytes of a ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, TypeAlias
@@ -27,8 +27,7 @@ from keyhole.errors import (
     StaleError,
     TooLateError,
 )
-from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.clients import Choosing, Clients, Job, check_keys_per_client, choose_keys
 from keyhole.rounds.runspec import DeviceSpec
 from keyhole.wire.assignment import Wait
@@ -305,25 +304,22 @@ class PopulationClient:
     client: int
     population: Callable[[DeviceSettings], Clients]
     _met: dict[bytes, Clients] = field(default_factory=dict, repr=False)
-    _chosen: dict[str, ClientKeys] = field(default_factory=dict, repr=False)
 
     def participant(self, fetch: Fetch = Device.fetch, send: Send = Device.send) -> Participant:
         """What it does in a round."""
         return Participant(self.choose, self.train, fetch, send)
 
-    def choose(self, known: KnownRound) -> ClientKeys:
+    def choose(self, known: KnownRound) -> KeysBySpace:
         """The keys that the client chooses in process, too."""
         settings = DeviceSettings.of(known)
         clients = self._clients(settings)
         check_keys_per_client(known.layout, settings.keys_per_client)
         number, choosing = known.manifest.number, settings.choosing
-        keys = choose_keys(self.client, number, known.layout, clients, choosing)
-        self._chosen = {known.id: keys}
-        return keys
+        return choose_keys(self.client, number, known.layout, clients, choosing)
 
     def train(self, known: KnownRound, fetched: Submodel) -> Tree:
         """The update that the client makes in process, too."""
-        settings, keys = DeviceSettings.of(known), _kept(self._chosen[known.id], fetched.keys)
+        settings, keys = DeviceSettings.of(known), fetched.keys
         run = settings.seed, settings.trial, known.manifest.number
         return Job.of(*run, self.client, keys, fetched.model).run(self._clients(settings))
 
@@ -340,10 +336,3 @@ class PopulationClient:
                 )
             self._met = {name: clients}  # a device follows one run at a time
         return self._met[name]
-
-
-def _kept(chosen: ClientKeys, fetched: Mapping[str, Keys]) -> ClientKeys:
-    """What was fetched of the keys that were chosen, in the form in which they were."""
-    if isinstance(chosen, Keys):
-        return fetched[chosen.space.name]
-    return tuple(fetched[keys.space.name] for keys in chosen)

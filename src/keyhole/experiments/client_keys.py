@@ -12,8 +12,7 @@ from keyhole.experiments.task import Task
 from keyhole.identity import resolve
 from keyhole.keys.choice import Choice
 from keyhole.keys.combined import always, choice_named, sampled_correction, with_negatives
-from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.runspec import RunSpec
 
 STRUCTURED = ("top", "random", "random-top")  # as many of a client's own keys as it may hold
@@ -36,7 +35,7 @@ def choices_of(spec: RunSpec, task: Task, own: Mapping[str, Choice]) -> dict[str
     return {space: _choice(spec, task, space, own.get(space)) for space in spec.keys}
 
 
-def localize_of(spec: RunSpec, task: Task) -> Callable[[Any, ClientKeys], Any]:
+def localize_of(spec: RunSpec, task: Task) -> Callable[[Any, KeysBySpace], Any]:
     """Returns the task's `localize`, with the correction of a sampled softmax where words are
     drawn."""
     if not spec.client.negatives:
@@ -44,12 +43,11 @@ def localize_of(spec: RunSpec, task: Task) -> Callable[[Any, ClientKeys], Any]:
     assert task.outputs is not None
     name = task.outputs
 
-    def localize(data: Any, keys: ClientKeys) -> Any:
+    def localize(data: Any, keys: KeysBySpace) -> Any:
         examples = task.localize(data, keys)
-        (words,) = [z for z in ([keys] if isinstance(keys, Keys) else keys) if z.space.name == name]
         first = task.always.get(name, np.empty(0, np.int64)).tolist()
         own, correction = sampled_correction(
-            words, task.count_keys(data)[name], spec.client.negatives, first
+            keys[name], task.count_keys(data)[name], spec.client.negatives, first
         )
         count = len(next(iter(examples.values())))
         return {

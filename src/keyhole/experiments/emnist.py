@@ -20,7 +20,7 @@ from keyhole.keys.choice import KeyCounts
 from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
 from keyhole.models.model import Model
-from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.evaluate import accuracy, predictor
 from keyhole.server.state import ServerState
 
@@ -69,7 +69,7 @@ def _examples(columns: Mapping[str, Column], ink: int) -> dict[str, Array]:
     return {"pixels": pixels.astype(np.float32) / np.float32(255), "label": label.astype(np.int32)}
 
 
-def _as_they_are(data: Any, _: ClientKeys) -> Any:
+def _as_they_are(data: Any, _: KeysBySpace) -> Any:
     """Pixels name no keys."""
     return data
 

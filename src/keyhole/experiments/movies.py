@@ -17,8 +17,7 @@ from keyhole.experiments.task import Metrics, Task, TaskKind, places_of
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.factorization import factorization
 from keyhole.models.model import Model
-from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.evaluate import predictor
 from keyhole.server.state import ServerState
 
@@ -91,10 +90,9 @@ def _divide(own: Ratings) -> tuple[Ratings, Ratings]:
     return known, asked
 
 
-def _localize(own: Ratings, keys: ClientKeys) -> Ratings:
+def _localize(own: Ratings, keys: KeysBySpace) -> Ratings:
     """The ratings of the movies that the client holds; at least one rating, if of no movie."""
-    (chosen,) = [keys] if isinstance(keys, Keys) else keys
-    place = places_of(own["movie"], chosen.array).astype(np.int32)
+    place = places_of(own["movie"], keys["movie"].array).astype(np.int32)
     kept = np.flatnonzero(place >= 0) if (place >= 0).any() else np.arange(1)
     return {"movie": place[kept], "stars": own["stars"][kept]}
 

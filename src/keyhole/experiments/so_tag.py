@@ -25,8 +25,8 @@ from keyhole.experiments.task import (
 )
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.logistic import sparse_scores, tag_regression
-from keyhole.primitives.keyspace import Keys, KeySpace
-from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.evaluate import recall_at
 from keyhole.server.state import ServerState
 
@@ -83,10 +83,9 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
     )
 
 
-def _localize(bags: Bags, keys: ClientKeys) -> dict[str, Array]:
+def _localize(bags: Bags, keys: KeysBySpace) -> dict[str, Array]:
     """Examples of the tag model: the places of a post's words among the client's keys."""
-    (chosen,) = [keys] if isinstance(keys, Keys) else keys
-    place = places_of(bags.word, chosen.array)
+    place = places_of(bags.word, keys["word"].array)
     is_own = place >= 0
     words = pad_rows(bags.post[is_own], place[is_own], len(bags.tags))
     return {"words": words, "tags": bags.tags.astype(np.float32)}

@@ -19,8 +19,8 @@ from keyhole.experiments.task import Metrics, Task, TaskKind, check_words, place
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.model import Model
 from keyhole.models.transformer import PAD, TransformerSizes, transformer
-from keyhole.primitives.keyspace import Keys, KeySpace
-from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.evaluate import masked_accuracies, predictor
 from keyhole.server.state import ServerState
 
@@ -121,11 +121,9 @@ def _count_words(space: KeySpace, sentences: Array, tokens: Tokens) -> KeyCounts
     return KeyCounts.of(space, sentences[is_word])
 
 
-def _localize(sentences: Array, keys: ClientKeys) -> dict[str, Array]:
+def _localize(sentences: Array, keys: KeysBySpace) -> dict[str, Array]:
     """Tokens counted among the client's words; a word it did not select is an unknown one."""
-    assert not isinstance(keys, Keys)
-    (words,) = [chosen.array for chosen in keys if chosen.space.name == "word"]
-    place = places_of(sentences, words)
+    place = places_of(sentences, keys["word"].array)
     unknown = 1  # second of the special tokens, which come first
     return {"tokens": np.where(place < 0, unknown, place).astype(np.int32)}
 

@@ -19,7 +19,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.specs import check_sizes
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.model import Model
-from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.runspec import RunSpec
 from keyhole.server.state import ServerState
 
@@ -46,7 +46,7 @@ class Task:
     clients: int
     data: Callable[[int], Any] = field(compare=False)
     count_keys: Callable[[Any], Mapping[str, KeyCounts]]
-    localize: Callable[[Any, ClientKeys], Any]
+    localize: Callable[[Any, KeysBySpace], Any]
     metrics: Mapping[str, Metrics] = field(compare=False)  # as data: no part of an identity
     always: Mapping[str, KeyArray] = field(default_factory=dict)
     outputs: str | None = None

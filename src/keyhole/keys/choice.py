@@ -15,7 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Array, KeyArray
 from keyhole.primitives.keyspace import KeySpace
-from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.layout import KeysBySpace
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Choice(Protocol):
 
 def choose_with(
     choices: Mapping[str, Choice], count_keys: Callable[[Any], Mapping[str, KeyCounts]]
-) -> Callable[[Any, Mapping[str, int], np.random.Generator], ClientKeys]:
+) -> Callable[[Any, Mapping[str, int], np.random.Generator], KeysBySpace]:
     """Returns what `Clients.choose` takes: one choice for each key space (section 4.1.3).
 
     Each key space has random numbers of its own, so what is drawn in one does not depend on the
@@ -107,18 +107,17 @@ def choose_with(
     ...     lambda own: {"word": KeyCounts.of(word, own), "neuron": KeyCounts.none(neuron)},
     ... )
     >>> most = {"word": 1, "neuron": 3}
-    >>> words, neurons = choose(np.array([5, 9, 9]), most, np.random.default_rng(0))
-    >>> list(words), len(neurons)
+    >>> keys = choose(np.array([5, 9, 9]), most, np.random.default_rng(0))
+    >>> list(keys["word"]), len(keys["neuron"])
     ([9], 3)
     """
 
-    def choose(data: Any, limit: Mapping[str, int], rng: np.random.Generator) -> ClientKeys:
+    def choose(data: Any, limit: Mapping[str, int], rng: np.random.Generator) -> KeysBySpace:
         counted = count_keys(data)
-        return [
-            counts.space.keys(choices[name](counts, limit[name], own_rng))
-            for (name, counts), own_rng in zip(
-                counted.items(), rng.spawn(len(counted)), strict=True
-            )
-        ]
+        own_rngs = rng.spawn(len(counted))
+        return {
+            name: counts.space.keys(choices[name](counts, limit[name], own_rng))
+            for (name, counts), own_rng in zip(counted.items(), own_rngs, strict=True)
+        }
 
     return choose

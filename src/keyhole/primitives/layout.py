@@ -224,8 +224,12 @@ class Part:
         return {field.path: np.asarray(row[field.path], field.dtype) for field in self.fields}
 
 
-ClientKeys: TypeAlias = Keys | Sequence[Keys]
-"""One client's keys: one `Keys` for each key space; one alone need not be wrapped."""
+KeysBySpace: TypeAlias = Mapping[str, Keys]
+"""One client's keys by the name of their key space: the form that rounds pass on."""
+
+ClientKeys: TypeAlias = Keys | Sequence[Keys] | KeysBySpace
+"""One client's keys as a caller may give them: one `Keys` for each key space; one alone need not be
+wrapped."""
 
 
 class RowSource(Protocol):
@@ -353,7 +357,8 @@ class Layout:
 
     def keys_by_space(self, keys: ClientKeys) -> dict[str, Keys]:
         """Returns a client's keys by the name of their key space; all must be there."""
-        given = (keys,) if isinstance(keys, Keys) else tuple(keys)
+        held = (keys,) if isinstance(keys, Keys) else keys
+        given: tuple[Keys, ...] = tuple(held.values() if isinstance(held, Mapping) else held)
         found = {k.space.name: k for k in given}
         is_each_there = all(s.name in found and found[s.name].space == s for s in self.spaces)
         if not is_each_there or len(given) != len(self.spaces):

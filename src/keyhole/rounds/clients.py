@@ -1,9 +1,4 @@
-"""What a client computes: the settings of its local training, and what every client update is.
-
-Clients: what the simulator knows of the devices of a run, and how they choose keys.
-
-Jobs: the work of clients in one round, each made when it is taken.
-"""
+"""Describes clients: their data, how they choose keys and train, and their work in one round."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from keyhole.arrays import Tree
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
 from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import ClientKeys, Layout, RowSource
+from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, RowSource
 from keyhole.sampling import Place, generator
 
 
@@ -99,7 +94,7 @@ def _check(name: str, value: object, is_allowed: bool, allowed: str) -> None:
         )
 
 
-def _as_they_are(data: Any, _: ClientKeys) -> Any:
+def _as_they_are(data: Any, _: KeysBySpace) -> Any:
     return data
 
 
@@ -110,17 +105,19 @@ class Clients:
     Args:
         count: how many there are; they are numbered from 0.
         data: `client -> its data`; may load it from disk.
-        choose: `(data, most keys of each key space, rng) -> keys`.
+        choose: `(data, max keys of each key space, rng) -> keys`: one `Keys`, or several in a list
+            or by the name of their key space.
         train: `(sub-model, data, rng) -> update`, start minus end, shaped as the sub-model.
         localize: `(data, keys) -> data` in which keys are counted among the client's own, as the
-            sub-model has them; data that name no keys stay as they are.
+            sub-model has them; `keys` are by the name of their key space. Data that name no keys
+            stay as they are.
     """
 
     count: int
     data: Callable[[int], Any]
     choose: Callable[[Any, Mapping[str, int], np.random.Generator], ClientKeys]
     train: ClientUpdateFn
-    localize: Callable[[Any, ClientKeys], Any] = _as_they_are
+    localize: Callable[[Any, KeysBySpace], Any] = _as_they_are
 
 
 @dataclass(frozen=True)
@@ -144,8 +141,8 @@ class Choosing:
 
 def choose_keys(
     client: int, t: int, layout: Layout, clients: Clients, choosing: Choosing
-) -> ClientKeys:
-    """What a client chooses in round t, within its budget.
+) -> KeysBySpace:
+    """Returns what a client chooses in round t, within its budget.
 
     Raises:
         InputError: it chose more keys than it may hold.
@@ -157,9 +154,10 @@ def choose_keys(
         fits = keys_within(layout, device.model_bytes)
         limit = {name: min(m, fits[name]) for name, m in limit.items()}
     place = (Place.ROUND_KEYS, t) if choosing.shared_keys else (Place.KEYS, t, client)
-    keys = clients.choose(clients.data(client), limit, generator(*run, *place))
-    _check_chosen(keys)
-    for name, z in layout.keys_by_space(keys).items():
+    chosen = clients.choose(clients.data(client), limit, generator(*run, *place))
+    _check_chosen(chosen)
+    keys = layout.keys_by_space(chosen)
+    for name, z in keys.items():
         if len(z) > limit[name]:
             raise InputError(
                 f"a client chose more keys of {name!r} than it may hold",
@@ -172,20 +170,21 @@ def choose_keys(
 
 def _check_chosen(keys: object) -> None:
     """Raises InputError unless `choose` has returned keys of key spaces."""
-    given = [keys] if isinstance(keys, Keys) else keys
+    held = list(keys.values()) if isinstance(keys, Mapping) else keys
+    given = [keys] if isinstance(keys, Keys) else held
     if not isinstance(given, list | tuple) or not all(isinstance(z, Keys) for z in given):
         raise InputError(
             "choose has returned what are no keys",
             got=f"a {type(keys).__name__}",
-            allowed="Keys, or a list of them with one for each key space",
+            allowed="Keys, or a list or dict of them with one for each key space",
             fix="return space.keys(numbers), with the KeySpace of the model's cut",
         )
 
 
 def choose_all(
     clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
-) -> list[ClientKeys]:
-    """What each of some clients chooses in round t, in order; see `choose_keys`."""
+) -> list[KeysBySpace]:
+    """Returns what each of some clients chooses in round t, in order; see `choose_keys`."""
     return [choose_keys(client, t, layout, clients, choosing) for client in asked]
 
 
@@ -224,7 +223,7 @@ class Job:
 
     client: int
     place: tuple[int, ...]
-    keys: ClientKeys
+    keys: KeysBySpace
     submodel: Tree
 
     def run(self, clients: Clients) -> Tree:
@@ -237,7 +236,7 @@ class Job:
             return NOTHING
 
     @staticmethod
-    def of(seed: int, trial: int, t: int, client: int, keys: ClientKeys, submodel: Tree) -> Job:
+    def of(seed: int, trial: int, t: int, client: int, keys: KeysBySpace, submodel: Tree) -> Job:
         """The job of a client in round t; its randomness is the client's in that round."""
         return Job(client, (seed, trial, Place.CLIENT, t, client), keys, submodel)
 
@@ -255,7 +254,7 @@ class Jobs(Sequence[Job]):
     def __init__(
         self,
         place: tuple[int, int, int],
-        keys: Mapping[int, ClientKeys],
+        keys: Mapping[int, KeysBySpace],
         submodel: Callable[[int], Tree],
         source: RowSource | None = None,
     ) -> None:

@@ -20,8 +20,8 @@ from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.arrays import ClientId, KeyArray, Tree
 from keyhole.delivery.base import Cost
-from keyhole.primitives.keyspace import Keys, key_bytes
-from keyhole.primitives.layout import ClientKeys, Layout, RowSource
+from keyhole.primitives.keyspace import key_bytes
+from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
 from keyhole.primitives.placement import ClientValue, observe
 from keyhole.rounds.clients import Choosing, Clients, Job, Jobs, choose_all, is_nothing
 from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMachine, Terms, Why
@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     def choose(
         self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
-    ) -> Iterable[ClientKeys]:
+    ) -> Iterable[KeysBySpace]:
         """What `choose_all` returns."""
         ...
 
@@ -135,7 +135,7 @@ def choose(
     layout: Layout,
     plan: Plan,
     execute: Executor = in_process,
-) -> dict[int, ClientKeys]:
+) -> dict[int, KeysBySpace]:
     """Lets clients choose keys in round t, where they train."""
     choosing = execute.choose if isinstance(execute, Engine) else choose_all
     return dict(zip(asked, choosing(clients, asked, t, layout, plan.choosing), strict=True))
@@ -155,24 +155,25 @@ class CohortSlices:
     """
 
     layout: Layout
-    chosen: Mapping[int, ClientKeys]
-    keys: Mapping[int, ClientKeys]
+    chosen: Mapping[int, KeysBySpace]
+    keys: Mapping[int, KeysBySpace]
     submodels: Mapping[ClientId, Tree]
     cost: Cost
     source: RowSource | None
 
 
 def deliver(
-    state: ServerState, keys: Mapping[int, ClientKeys], machine: RoundMachine, plan: Plan
+    state: ServerState, keys: Mapping[int, KeysBySpace], machine: RoundMachine, plan: Plan
 ) -> CohortSlices:
     """Delivers slices to all clients that are not lost before."""
     lost = machine.outcomes
-    reached: dict[ClientId, ClientKeys] = {
+    reached: dict[ClientId, KeysBySpace] = {
         c: z for c, z in keys.items() if lost.get(c) != "lost_before"
     }
     delivered = plan.deliver(state, ClientValue(machine.asked, reached))
     placed = observe(delivered.keys)
-    received = {c: placed.get(c, z) for c, z in keys.items()}
+    by_space = state.layout.keys_by_space
+    received = {c: by_space(placed[c]) if c in placed else z for c, z in keys.items()}
     submodels = observe(delivered.submodels)
     return CohortSlices(state.layout, keys, received, submodels, delivered.cost, delivered.source)
 
@@ -236,10 +237,8 @@ def train(
 
 
 def _result(client: int, outcome: Outcome, slices: CohortSlices, update: Tree) -> ClientResult:
-    layout = slices.layout
-    keys = layout.keys_by_space(slices.keys[client])
-    wanted = layout.keys_by_space(slices.chosen[client])
-    result = result_of(client, outcome, keys, update, layout, slices.cost)
+    keys, wanted = slices.keys[client], slices.chosen[client]
+    result = result_of(client, outcome, keys, update, slices.layout, slices.cost)
     return replace(result, unplaced_keys=_count(wanted) - _count(keys))
 
 
@@ -309,7 +308,7 @@ def add_up_jobs(
 
 
 def _in_blocks(
-    keys: Sequence[ClientKeys], updates: Iterable[Tree], layout: Layout
+    keys: Sequence[KeysBySpace], updates: Iterable[Tree], layout: Layout
 ) -> Iterator[BlockSum]:
     """Adds up block after block; no more updates are held than one has."""
     pairs = zip(keys, updates, strict=True)
@@ -318,13 +317,13 @@ def _in_blocks(
 
 
 def _add_block(
-    brought: Sequence[tuple[ClientKeys, Tree]],
+    brought: Sequence[tuple[KeysBySpace, Tree]],
     layout: Layout,
     before: BlockSum | None = None,
 ) -> BlockSum:
     """Adds up what clients of one block brought; those without a usable update are left out."""
     empty = [at for at, (_, update) in enumerate(brought) if is_nothing(update)]
-    found = [(layout.keys_by_space(z), usable(update)) for z, update in brought]
+    found = [(z, usable(update)) for z, update in brought]
     refused = [at for at, (_, update) in enumerate(found) if update is None]
     sent = [pair for at, pair in enumerate(found) if at not in {*empty, *refused}]
     summed = sum_block(layout, [update for _, update in sent], [z for z, _ in sent], before)
@@ -336,14 +335,14 @@ def _add_block(
     )
 
 
-def _count(keys: Mapping[str, Keys]) -> int:
+def _count(keys: KeysBySpace) -> int:
     return sum(len(z) for z in keys.values())
 
 
 def result_of(
     client: int,
     outcome: Outcome,
-    keys: Mapping[str, Keys],
+    keys: KeysBySpace,
     update: Tree,
     layout: Layout,
     cost: Cost,

@@ -57,7 +57,7 @@ def test_the_module_makes_the_update_that_numpy_makes(example):
     keys = example.choose(data, {"item": 40}, None)
     model = example.make_model()
     slices = {**model, "items": {"weight": model["items"]["weight"][keys.array]}}
-    local = example.localize(data, keys)
+    local = example.localize(data, {"item": keys})
     ours = example.train_numpy(slices, local, None)
     theirs = train_torch(slices, local, np.random.default_rng(0))
     for a, b in zip(ours.values(), theirs.values(), strict=True):

@@ -30,7 +30,7 @@ from keyhole.engines.ray.session import connected
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import task_named
-from keyhole.primitives.layout import ClientKeys, Layout
+from keyhole.primitives.layout import KeysBySpace, Layout
 from keyhole.rounds.clients import Choosing, Clients, Job, choose_all
 from keyhole.rounds.cores import keep_compiled
 from keyhole.rounds.round import add_up_jobs
@@ -140,7 +140,7 @@ class RayEngine:
 
     def choose(
         self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
-    ) -> list[ClientKeys]:
+    ) -> list[KeysBySpace]:
         """Lets workers choose for clients; implements `Engine.choose`."""
         if len(asked) <= BLOCK:  # sooner done than asked for
             return choose_all(clients, asked, t, layout, choosing)

@@ -21,7 +21,7 @@ from keyhole import tree
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.delivery.sources import Excerpt
 from keyhole.primitives.keyspace import Keys, KeySpace
-from keyhole.primitives.layout import ClientKeys, RowSource, select_rows
+from keyhole.primitives.layout import KeysBySpace, RowSource, select_rows
 from keyhole.rounds.clients import Job, Jobs
 
 
@@ -30,44 +30,42 @@ class KeyBundle:
     """Keys of clients, end to end.
 
     Args:
-        shapes: for each client the key spaces that it named, and in what they were wrapped, as a
-            place in `kinds`; clients of one task mostly have one kind.
-        kinds: the type of a client's keys, and its key spaces in order.
+        shapes: for each client the key spaces that it named, as a place in `kinds`; clients of one
+            task mostly have one kind.
+        kinds: the key spaces of a client, in order.
         keys: of all clients and spaces, one after the other.
         ends: where those of each client and space end.
 
     >>> word = KeySpace("word", 10)
-    >>> bundle = KeyBundle.of([word.keys([3, 1]), (word.keys([]),)])
-    >>> [type(keys).__name__ for keys in bundle.unpack()]
-    ['Keys', 'tuple']
+    >>> bundle = KeyBundle.of([{"word": word.keys([3, 1])}, {"word": word.keys([])}])
+    >>> [list(keys["word"]) for keys in bundle.unpack()]
+    [[3, 1], []]
     """
 
     shapes: KeyArray
-    kinds: tuple[tuple[type, tuple[KeySpace, ...]], ...]
+    kinds: tuple[tuple[KeySpace, ...], ...]
     keys: KeyArray
     ends: KeyArray
 
     @staticmethod
-    def of(keys: Sequence[ClientKeys]) -> KeyBundle:
+    def of(keys: Sequence[KeysBySpace]) -> KeyBundle:
         """Bundles the keys of clients."""
-        kinds: dict[tuple[type, tuple[KeySpace, ...]], int] = {}
+        kinds: dict[tuple[KeySpace, ...], int] = {}
         shapes, arrays = [], [np.empty(0, np.int64)]
         for own in keys:
-            wrapped = (own,) if isinstance(own, Keys) else tuple(own)
-            kind = type(own), tuple(z.space for z in wrapped)
+            kind = tuple(z.space for z in own.values())
             shapes.append(kinds.setdefault(kind, len(kinds)))
-            arrays += [z.array for z in wrapped]
+            arrays += [z.array for z in own.values()]
         ends = np.cumsum([len(array) for array in arrays])
         return KeyBundle(np.array(shapes, np.int64), tuple(kinds), np.concatenate(arrays), ends)
 
-    def unpack(self) -> list[ClientKeys]:
+    def unpack(self) -> list[KeysBySpace]:
         """The keys of each client, as they were."""
         spans = iter([self.keys[start:stop] for start, stop in pairwise(self.ends.tolist())])
-        found: list[ClientKeys] = []
+        found: list[KeysBySpace] = []
         for shape in self.shapes.tolist():
-            wrapper, spaces = self.kinds[shape]
-            own = [Keys(space, next(spans)) for space in spaces]
-            found.append(own[0] if wrapper is Keys else wrapper(own))
+            spaces = self.kinds[shape]
+            found.append({space.name: Keys(space, next(spans)) for space in spaces})
         return found
 
 
