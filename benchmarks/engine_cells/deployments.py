@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import Goal, progress
-from keyhole.engines.flower.local import (
+from engine_cells.flower_processes import (
     CONNECTION,
     Children,
     environment,
@@ -29,6 +28,7 @@ from keyhole.engines.flower.local import (
     superlink_command,
     supernode_command,
 )
+from harness import Goal, progress
 from keyhole.engines.flower.project import write_project
 from keyhole.service.access import new_key
 

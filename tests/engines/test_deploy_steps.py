@@ -11,9 +11,11 @@ from importlib import import_module
 
 import pytest
 
-from keyhole.engines.flower.local import QUIET
+from benchmarks.engine_cells.flower_processes import QUIET
+from keyhole.rounds.record import read_records
 from keyhole.service.reading import RoundsDirectory
 from tests.engines.deploy_steps import HERE, PAGE, commands, machine
+from tests.helpers import ROOT
 from tests.service.fronts import certificate
 
 FEWER = {"--rounds 20": "--rounds 2", "--cohort 10": "--cohort 3"}
@@ -169,10 +171,11 @@ def test_two_slice_servers_and_two_aggregators_train_together(tmp_path):
 
 @pytest.mark.slow
 def test_flower_on_one_machine_trains(tmp_path):
-    line = next(line for line in commands(6) if line.startswith("keyhole flower local"))
-    with machine(tmp_path, {"--rounds 3": "--rounds 1 --cohort 2"}) as laptop:
+    line = next(line for line in commands(6) if line.startswith("python examples/"))
+    places = {"--rounds 3": "--rounds 1 --cohort 2", "examples/": f"{ROOT}/examples/"}
+    with machine(tmp_path, places) as laptop:
         laptop.run(line, seconds=280)
-    assert len(records_of(tmp_path, "flower-runs")) == 1
+    assert len(read_records(tmp_path / "flower-runs" / "run" / "records.jsonl")) == 1
 
 
 @pytest.mark.slow

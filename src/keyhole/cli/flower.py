@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,16 +15,13 @@ from keyhole.cli.options import (
     GroupedCommand,
     in_group,
     keys_options,
-    load_data,
     name_of_option,
     size_option,
     spec_from,
     spec_option,
     spec_options,
-    synthetic_sizes,
 )
 from keyhole.cli.train_options import check_privacy_flags, check_sum_flags
-from keyhole.experiments.specs import name_of
 
 if TYPE_CHECKING:
     from keyhole.rounds.runspec import RunSpec
@@ -69,15 +64,9 @@ def secure_round_options(command: _Command) -> _Command:
     return named_options(command)
 
 
-def _spec_of_round(context: click.Context, task: str, is_secure: bool, flag: str) -> RunSpec:
+def _spec_of_round(context: click.Context, task: str) -> RunSpec:
     """The record that the options describe, with the sum that two aggregators make where there are
     two.
-
-    Args:
-        context: of the command.
-        task: its name, or none.
-        is_secure: whether there are aggregators.
-        flag: what asks for them.
 
     Raises:
         click.UsageError: options that would do nothing.
@@ -85,10 +74,10 @@ def _spec_of_round(context: click.Context, task: str, is_secure: bool, flag: str
     options = context.params
     check_privacy_flags(options)
     spec = spec_from(context, task)
-    if not is_secure:
+    if not options["aggregators"]:
         for name in (*_SUMS, "--aggregator-tokens", "--aggregator-ca"):
             if options.get(name_of_option(name)):
-                raise click.UsageError(f"{name} goes with {flag}")
+                raise click.UsageError(f"{name} goes with --aggregators")
         return spec
     spec = spec.changed({"aggregation.name": SHARED})
     check_sum_flags(options, spec)
@@ -156,54 +145,6 @@ def flower() -> None:
 
 
 @flower.command(cls=GroupedCommand)
-@click.argument("task")
-@_options
-@in_group(
-    PLACE,
-    "--nodes",
-    type=click.IntRange(1, 64),
-    default=2,
-    show_default=True,
-    help="SuperNodes, each of which stands in for any client. One takes some 150 MB, and as much "
-    "again and more while it trains.",
-)
-@in_group(
-    PLACE,
-    "--out",
-    type=_DIRECTORY,
-    default=Path("keyhole-flower"),
-    show_default=True,
-    help="Where the run is kept; the same command goes on with a run that was stopped.",
-)
-@in_group(
-    PLACE,
-    "--secure",
-    is_flag=True,
-    help="Slices by private retrieval from two servers, updates in shares to two aggregators: four "
-    "services in place of one. On one machine they show the way and hide nothing.",
-)
-@click.pass_context
-def local(
-    context: click.Context, /, task: str, nodes: int, out: Path, secure: bool, **options: Any
-) -> None:
-    """Train TASK with a whole Flower deployment on this machine.
-
-    Starts a slice service, a SuperLink and SuperNodes, runs the task, and ends them all. Their
-    logs stay in OUT/ARM/flower/logs. Nothing that is started here leaves this machine.
-    """
-    spec = _spec_of_round(context, task, secure, "--secure")
-    _check_fits(spec)
-    from keyhole.engines.flower.local import LocalRun
-
-    home = out / name_of(spec)
-    run = home / "trial-0"
-    made = LocalRun(home / "flower", run, nodes, _config(spec, options), secure, _note)
-    with _ended_by_signals(), _rounds_shown(home.name, run, spec.rounds) as is_done:
-        made(is_done)
-    click.echo(f"run: {run}")
-
-
-@flower.command(cls=GroupedCommand)
 @click.argument("directory", type=_DIRECTORY)
 @_options
 @secure_round_options
@@ -240,7 +181,7 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
     from keyhole.engines.flower.config import RoundsConfig
     from keyhole.engines.flower.project import write_project
 
-    spec = _spec_of_round(context, task, bool(options["aggregators"]), "--aggregators")
+    spec = _spec_of_round(context, task)
     key = options["token_key"]
     told = {
         "run": str(options["run"].absolute()),
@@ -255,15 +196,6 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
     click.echo(f"flwr run {shlex.quote(str(directory))}")
 
 
-def _check_fits(spec: RunSpec) -> None:
-    """Raises InputError where the run does not fit its data: children take a minute to say so."""
-    from keyhole.experiments.experiment import Experiment
-    from keyhole.experiments.named import task_named
-
-    sizes = synthetic_sizes(spec.data, [spec])
-    Experiment(spec, load_data(spec.data, task_named(spec.task).kind, spec.seed, **sizes)).check()
-
-
 def _config(spec: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     """The run config: the record of the run, and how its rounds are made."""
     from keyhole.engines.flower.config import spec_config
@@ -272,40 +204,3 @@ def _config(spec: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     spec = spec.changed({"data": str(data.absolute())}) if data.exists() else spec
     rounds = {name: options[name_of_option(name)] for name in ("round-seconds", "node-seconds")}
     return {**spec_config(spec), **rounds}
-
-
-@contextmanager
-def _rounds_shown(name: str, run: Path, rounds: int) -> Iterator[Callable[[], bool]]:
-    """Bars that move with the records of a run; tells whether the run is done."""
-    from keyhole.cli.screen import progress_bars
-
-    records, result = run / "records.jsonl", run / "result.json"
-    with progress_bars() as bars:
-        bar = bars.add_task(name, total=rounds, note="")
-
-        def is_done() -> bool:
-            made = records.read_bytes().count(b"\n") if records.exists() else 0
-            bars.update(bar, completed=made)
-            return made >= rounds and result.exists()
-
-        yield is_done
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: with all that it has started."""
-
-    def end(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise click.Abort from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)

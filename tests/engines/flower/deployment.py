@@ -1,6 +1,7 @@
 """A deployment of Flower in processes, as operators start them, with the toy problem as its app."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from keyhole.engines.flower.local import (
+from benchmarks.engine_cells.flower_processes import (
     CONNECTION,
     Children,
     environment,
@@ -54,6 +55,16 @@ class Deployment:
         (self.directory / "home").mkdir(exist_ok=True)
         told = CONNECTION.format(address=self.link)
         (self.directory / "home" / "config.toml").write_text(told)
+
+    def write_task(self, task, *options):
+        """The app of a task, as `keyhole flower app` writes it, in place of the toy's."""
+        shutil.rmtree(self.app)
+        command = [*_SERVE[:-1], "flower", "app", self.app, "--task", task, *options]
+        command += ["--service", f"http://127.0.0.1:{self.service_port}", "--run", self.run]
+        command += ["--rounds-directory", self.rounds, "--token-key", self.keys]
+        for name, value in self.config.items():
+            command += [f"--{name}", str(value).replace(" ", ",")]
+        subprocess.run(list(map(str, command)), env=self.children.env, check=True)
 
     def serve(self, *options, name="service", port=None):
         port = self.service_port if port is None else port

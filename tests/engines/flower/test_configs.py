@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from flwr.app import Message
 
+from benchmarks.engine_cells.flower_processes import QUIET, Children, environment
 from keyhole.cli.flower import flower
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.config import RoundsConfig, read_spec, spec_config
-from keyhole.engines.flower.local import QUIET, Children, environment
 from keyhole.engines.flower.messages import TRAIN, RoundCall, assign, write
 from keyhole.engines.flower.node_config import NodeConfig
 from keyhole.engines.flower.project import write_project
@@ -26,6 +26,8 @@ from tests.helpers import LONG
 MIN = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
 APP = ["app", "x", "--task", "so_tag", "--service", "http://127.0.0.1:1", "--run", "r"]
 APP += ["--rounds-directory", "d"]
+SECURE = [*APP, "--aggregators", "http://127.0.0.1:1,http://127.0.0.1:2"]
+SECURE += ["--aggregator-tokens", "a,b"]
 CALL = RoundCall("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (7,))
 
 
@@ -161,16 +163,15 @@ def test_the_command_writes_a_project_without_the_address_of_a_package_index(tmp
 @pytest.mark.parametrize(
     "args",
     [
-        ["local"],
-        ["local", "so_tag", "--nodes", "0"],
-        ["local", "so_tag", "--over-selection", "0.5"],
-        ["local", "so_tag", "--round-seconds", "0"],
-        ["local", "so_tag", "--delivery", "pir"],
+        ["app"],
         ["app", "x", "--task", "so_tag"],
-        ["local", "so_tag", "--dp-noise", "1", "--dp-clip", "1"],
-        ["local", "so_tag", "--ring-bits", "16"],
-        ["local", "so_tag", "--secure", "--dp-noise", "1"],
-        ["local", "so_tag", "--secure", "--value-clip", "1", "--dp-noise", "1", "--dp-clip", "1"],
+        [*APP, "--min-nodes", "0"],
+        [*APP, "--over-selection", "0.5"],
+        [*APP, "--round-seconds", "0"],
+        [*APP, "--dp-noise", "1", "--dp-clip", "1"],
+        [*APP, "--ring-bits", "16"],
+        [*SECURE, "--dp-noise", "1"],
+        [*SECURE, "--value-clip", "1", "--dp-noise", "1", "--dp-clip", "1"],
         [*APP, "--aggregators", "http://127.0.0.1:1"],
         [*APP, "--aggregator-tokens", "a,b"],
     ],
@@ -207,10 +208,11 @@ def test_services_that_are_missing_are_told_before_a_project_is_written(tmp_path
     assert not (tmp_path / "p").exists()
 
 
-def test_an_unknown_task_is_refused_before_anything_starts(tmp_path):
-    done = CliRunner().invoke(flower, ["local", "nonsense", "--out", str(tmp_path / "o")])
+def test_an_unknown_task_is_refused_before_a_project_is_written(tmp_path):
+    args = ["nonsense" if word == "so_tag" else word for word in APP[2:]]
+    done = CliRunner().invoke(flower, ["app", str(tmp_path / "p"), *args])
     assert isinstance(done.exception, InputError)
-    assert not (tmp_path / "o").exists()
+    assert not (tmp_path / "p").exists()
 
 
 def _run(code, env=None):
@@ -226,7 +228,7 @@ def _run(code, env=None):
 def test_help_does_not_wait_for_flower():
     loaded = _run(
         "import sys; from keyhole.cli.main import keyhole\n"
-        "keyhole.main(['flower', 'local', '--help'], standalone_mode=False)\n"
+        "keyhole.main(['flower', 'app', '--help'], standalone_mode=False)\n"
         "print(*sys.modules)"
     )
     assert not {"flwr", "jax"} & set(loaded)
@@ -308,7 +310,7 @@ def test_children_end_when_their_parent_is_killed(tmp_path):
     code = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from keyhole.engines.flower.local import Children\n"
+        "from benchmarks.engine_cells.flower_processes import Children\n"
         f"children = Children(Path({str(tmp_path)!r}), os.environ).__enter__()\n"
         "children.start('one', [sys.executable, '-c', 'import time; print(1, flush=True); "
         "time.sleep(60)'])\n"

@@ -1,4 +1,4 @@
-"""`keyhole flower local`: one command trains, ends all it has started, goes on, and stays here."""
+"""`examples/flower/local.py`: one command trains, ends what it has started, and stays here."""
 
 import os
 import signal
@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 
 from keyhole.rounds.record import read_records
+from tests.engines.flower.deployment import deployment
 from tests.engines.flower.outward import outward, started, variables
+from tests.engines.flower.test_secure_rounds import private_services
+from tests.helpers import ROOT
 
 KEYHOLE = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]
 TASK = ["so_tag", "--m", "10", "--size", "words=500", "--rounds", "2", "--cohort", "2"]
+LOCAL = [sys.executable, str(ROOT / "examples" / "flower" / "local.py"), "--out", "on-flower"]
 SOON = 20.0  # seconds for all processes to end
 PARTS = ("flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-clientapp", "serve")
 
 
 class Command:
-    """`keyhole flower local` in a folder of its own."""
+    """The script in a folder of its own."""
 
     def __init__(self, folder, *args):
         self.folder, self.args, self.last = folder, [*TASK, *args], None
@@ -31,9 +35,8 @@ class Command:
         }
 
     def start(self, *command):
-        command = command or ("flower", "local", "--out", "on-flower", "--over-selection", "1")
         self.last = subprocess.Popen(
-            [*KEYHOLE, *command, *self.args],
+            [*(command or LOCAL), *self.args],
             cwd=self.folder,
             env=self.env,
             stdout=subprocess.PIPE,
@@ -73,17 +76,6 @@ class Command:
             assert process.poll() is None, process.stdout.read()
             time.sleep(0.2)
 
-    def is_gone(self, seconds=5.0):
-        """Whether all of it ends soon: what was killed takes a moment to go."""
-        until = time.monotonic() + seconds
-        while self.processes() and time.monotonic() < until:
-            time.sleep(0.1)
-        return not self.processes()
-
-    def found(self, pattern):
-        (path,) = self.folder.glob(pattern)
-        return path
-
 
 def _read(path):
     try:
@@ -95,27 +87,27 @@ def _read(path):
 def tables_of(folder):
     """Numbers of the last model and of its optimizer, for 500 words and 500 tags; what the file has
     before them tells of the run."""
-    last = max(folder.glob("*/trial-0/state/snapshot-*"))
+    last = max(folder.glob("**/state/snapshot-*"))
     return last.name, last.read_bytes()[-2 * 500 * 500 * 4 :]
 
 
+def ended(records):
+    return [(record.closed, len(record.staleness)) for record in records]
+
+
 @pytest.mark.slow
-def test_signals_end_a_run_with_all_its_processes_and_the_same_command_goes_on(tmp_path):
-    with Command(tmp_path) as command:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            process = command.start()
-            command.wait_for_a_client(process)
-            process.send_signal(number)
-            code, printed = command.finish(process, SOON)
-            assert (code, printed.splitlines()[-1]) == (130, "keyhole: interrupted")
-            assert command.is_gone()
+def test_one_command_trains_and_goes_on_where_it_was_stopped(tmp_path):
+    with Command(tmp_path, "--over-selection", "1") as command:
+        process = command.start()
+        command.wait_for_a_client(process)
+        process.send_signal(signal.SIGTERM)
+        assert command.finish(process, SOON)[0] == 143
         code, printed = command.finish(command.start())
         assert code == 0, printed
-        assert command.is_gone()
-        alone = command.finish(command.start("train", "--out", "alone"))
+        command.args = TASK
+        alone = command.finish(command.start(*KEYHOLE, "train", "--out", "alone"))
         assert alone[0] == 0, alone[1]
-    records = read_records(command.found("on-flower/*/trial-0/records.jsonl"))
-    assert [(record.closed, len(record.staleness)) for record in records] == [("goal", 2)] * 2
+    assert ended(read_records(tmp_path / "on-flower/run/records.jsonl")) == [("goal", 2)] * 2
 
     # The model is that of a run in one process, byte for byte.
     name, tables = tables_of(tmp_path / "alone")
@@ -128,39 +120,27 @@ def test_signals_end_a_run_with_all_its_processes_and_the_same_command_goes_on(t
 
 
 @pytest.mark.slow
-def test_one_command_makes_secure_rounds_with_noise(tmp_path):
-    with Command(tmp_path, "--secure", "--dp-noise", "0.5", "--dp-clip", "1") as command:
-        process = command.start()
-        command.wait_for_a_client(process)
-        # Two slice servers and two aggregators; each may have several processes.
-        assert len(set(command.processes(" --pir "))) == 2
-        assert len(set(command.processes(" --party "))) == 2
-        code, printed = command.finish(process)
+def test_a_task_makes_asynchronous_rounds(tmp_path):
+    with Command(tmp_path, "--concurrency", "4") as command:
+        code, printed = command.finish(command.start())
         assert code == 0, printed
-        assert command.is_gone()
-    (folder,) = (tmp_path / "on-flower").iterdir()
-    assert folder.name.endswith("secure-sparse-noise0.5-clip1")
-    records = read_records(folder / "trial-0" / "records.jsonl")
+    assert ended(read_records(tmp_path / "on-flower/run/records.jsonl")) == [("goal", 2)] * 2
+
+
+@pytest.mark.slow
+def test_a_task_makes_secure_rounds_with_noise(tmp_path):
+    with deployment(tmp_path, 2, before=private_services) as made:
+        made.write_task(*TASK, "--over-selection", "1", "--dp-noise", "0.5", "--dp-clip", "1")
+        made.start_run()
+        made.wait((made.run / "result.json").exists, 300.0)
+        records = made.records()
     assert [len(record.staleness) for record in records] == [2, 2]
     for record in records:
         assert record.seen_by["second server"] == "who takes part"
         assert record.privacy["noise_multiplier"] == 0.5
     assert records[0].privacy["epsilon"] < records[1].privacy["epsilon"]
     # No update has been at a slice server.
-    assert list((folder / "flower" / "rounds" / "updates").glob("*/*")) == []
-
-
-@pytest.mark.slow
-def test_one_command_makes_asynchronous_rounds(tmp_path):
-    with Command(tmp_path, "--concurrency", "4") as command:
-        process = command.start()
-        code, printed = command.finish(process)
-        assert code == 0, printed
-        assert command.is_gone()
-    (folder,) = (tmp_path / "on-flower").iterdir()
-    assert folder.name.endswith("-async4")
-    records = read_records(folder / "trial-0" / "records.jsonl")
-    assert [(record.closed, len(record.staleness)) for record in records] == [("goal", 2)] * 2
+    assert list((made.rounds / "updates").glob("*/*")) == []
 
 
 def test_a_process_that_looks_beyond_this_machine_is_noted(tmp_path):

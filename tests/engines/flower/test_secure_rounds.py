@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.engine_cells.flower_processes import free_port
 from keyhole.aggregation.two_servers.method import TwoServers
-from keyhole.engines.flower.local import free_port
 from keyhole.rounds.loop import start_run
 from tests.engines.flower.deployment import deployment
 from tests.engines.flower.toy_app import plan_of
