@@ -28,6 +28,7 @@ from house_runs import PACKAGE, SOURCE, run_code
 # --- What a change of names touches; commands and entry points are at the top of house_runs.py.
 
 WAY_FOLDERS = ("delivery", "aggregation")
+SHARED_BY_WAYS = ("delivery/records", "delivery/sources")  # what is delivered, by any way
 WAY_LITERALS = ("DeliveryName", "AggregationName")  # their members are names of ways,
 WAY_RECORDS = ("About", "AggregationAbout")  # and so is `name=` of these
 SHOWN_WAYS = ("pir-one-server", "secure-sparse")
@@ -208,7 +209,8 @@ def _imported_ways(module: Module) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             path = str(node.module).removeprefix(PACKAGE).strip(".").replace(".", "/")
             folder = path if (SOURCE / path).is_dir() else path.rpartition("/")[0]
-            if folder != module.folder and _is_in_ways(folder):
+            is_way = _is_in_ways(folder) and path not in SHARED_BY_WAYS
+            if folder != module.folder and is_way:
                 found |= {alias.asname or alias.name for alias in node.names}
     return found
 

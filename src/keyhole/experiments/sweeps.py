@@ -22,7 +22,7 @@ Scale: TypeAlias = Literal["small", "paper"]
 
 
 @dataclass(frozen=True)
-class Line:
+class SweepLine:
     """One line of a figure: the panel it is drawn in, what it is called, where it stands on x."""
 
     panel: str
@@ -50,7 +50,7 @@ class Sweep:
     task: str
     figures: tuple[str, ...]
     x_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[SweepLine, ...]
     trials: int
 
     def describe(self, scale: Scale, data: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _spec(
 def _tag_recall(scale: Scale) -> Sweep:
     """Recall by size of the vocabulary and keys per client."""
     lines = [
-        Line(
+        SweepLine(
             f"n = {n:,}",
             f"m = {m:,}",
             m,
@@ -155,7 +155,7 @@ def _tag_recall(scale: Scale) -> Sweep:
 def _tag_keys(scale: Scale) -> Sweep:
     """Recall by how a client chooses its words."""
     lines = [
-        Line(
+        SweepLine(
             f"n = {n:,}, m = {m:,}",
             label,
             place,
@@ -179,7 +179,7 @@ def _emnist(task: str, space: str, counts: tuple[int, ...], title: str) -> Calla
     """Accuracy by number of random keys."""
 
     def sweep(scale: Scale) -> Sweep:
-        lines = [Line("", f"m = {m}", m, _spec(task, scale, {space: m})) for m in counts]
+        lines = [SweepLine("", f"m = {m}", m, _spec(task, scale, {space: m})) for m in counts]
         return Sweep(
             task.replace("_", "-"),
             f"{title}: test accuracy by random keys per client m",
@@ -198,7 +198,7 @@ def _fixed(task: str, space: str, counts: tuple[int, ...], title: str) -> Callab
 
     def sweep(scale: Scale) -> Sweep:
         lines = [
-            Line(
+            SweepLine(
                 f"m = {m}",
                 "fixed" if shared else "independent",
                 m,
@@ -236,8 +236,8 @@ def _word_alpha(scale: Scale) -> Sweep:
             counts["word"] += 4  # the special words come on top
             chosen: Mapping[str, int | None] = {**whole, **{name: counts[name] for name in cut}}
             spec = _spec("so_word", scale, chosen)
-            lines.append(Line(scheme, f"alpha = {alpha:g}", alpha, spec))
-        lines.append(Line(scheme, "alpha = 1", 1.0, _spec("so_word", scale, whole)))
+            lines.append(SweepLine(scheme, f"alpha = {alpha:g}", alpha, spec))
+        lines.append(SweepLine(scheme, "alpha = 1", 1.0, _spec("so_word", scale, whole)))
     return Sweep(
         "word-alpha",
         "Next-word prediction: test accuracy against the size of a client's model",
@@ -252,7 +252,7 @@ def _word_alpha(scale: Scale) -> Sweep:
 def _divisor(scale: Scale) -> Sweep:
     """Accuracy when sums are divided by the cohort (Eq. 5), and by those who chose the key."""
     lines = [
-        Line(
+        SweepLine(
             f"m = {m}",
             "over the cohort" if over == "cohort" else "over those who chose the key",
             m,
@@ -285,7 +285,7 @@ def _rates(task: str) -> Callable[[Scale], Sweep]:
     def sweep(scale: Scale) -> Sweep:
         whole = _without_select(task)
         lines = [
-            Line(
+            SweepLine(
                 "",
                 f"client {client:g}, server {server:g}",
                 client,

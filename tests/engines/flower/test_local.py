@@ -13,12 +13,11 @@ from keyhole.rounds.record import read_records
 from tests.engines.flower.deployment import deployment
 from tests.engines.flower.outward import outward, started, variables
 from tests.engines.flower.test_secure_rounds import private_services
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 
 KEYHOLE = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]
 TASK = ["so_tag", "--m", "10", "--size", "words=500", "--rounds", "2", "--cohort", "2"]
 LOCAL = [sys.executable, str(ROOT / "examples" / "flower" / "local.py"), "--out", "on-flower"]
-SOON = 20.0  # seconds for all processes to end
 PARTS = ("flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-clientapp", "serve")
 
 
@@ -52,7 +51,7 @@ class Command:
         self.last.terminate()  # a test that has failed leaves it running
         self.last.communicate()
 
-    def finish(self, process, seconds=200.0):
+    def finish(self, process, seconds=2 * LONG):
         """The exit code, and what was printed."""
         try:
             printed, _ = process.communicate(timeout=seconds)
@@ -68,7 +67,7 @@ class Command:
         lines = [_read(path / "cmdline") for path in found if home in _read(path / "environ")]
         return [line for line in lines if part in line]
 
-    def wait_for_a_client(self, process, seconds=120.0):
+    def wait_for_a_client(self, process, seconds=LONG):
         """Until a round is under way."""
         until = time.monotonic() + seconds
         while not self.processes("flwr-clientapp"):
@@ -101,7 +100,7 @@ def test_one_command_trains_and_goes_on_where_it_was_stopped(tmp_path):
         process = command.start()
         command.wait_for_a_client(process)
         process.send_signal(signal.SIGTERM)
-        assert command.finish(process, SOON)[0] == 143
+        assert command.finish(process)[0] == 143
         code, printed = command.finish(command.start())
         assert code == 0, printed
         command.args = TASK

@@ -34,7 +34,7 @@ fab-include = ["{package}/**/*.py"]
 serverapp = "{package}.server:app"
 clientapp = "{package}.client:app"
 
-# What may stand here is told in keyhole.engines.flower.config and .tasks.
+# What may stand here is told in keyhole.engines.flower.config.
 [tool.flwr.app.config]
 {config}
 """
@@ -48,20 +48,19 @@ _FILES = {
 }
 
 
-def write_project(directory: Path, config: Mapping[str, Any], *, replace: bool = False) -> None:
+def write_project(directory: Path, config: Mapping[str, Any]) -> None:
     """Writes a Flower project that trains a task.
 
     Args:
         directory: is made where it is missing.
         config: the run config: texts, whole numbers, numbers and truth values by name.
-        replace: whether a project that is there is written anew.
 
     Raises:
         InputError: the directory holds a project already, or a value is of another kind.
         StorageError: it cannot be written.
     """
     path = directory / "pyproject.toml"
-    if path.exists() and not replace:
+    if path.exists():
         raise InputError(
             f"{directory} holds a project already",
             got=path.name,
