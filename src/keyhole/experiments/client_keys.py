@@ -1,4 +1,4 @@
-"""How the clients of a run choose keys, and what their examples say of it."""
+"""Chooses keys for the clients of a run, from what their examples say."""
 
 from __future__ import annotations
 

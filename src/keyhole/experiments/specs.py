@@ -1,4 +1,4 @@
-"""The records of runs of each task: what the task's defaults are, and what differs from them.
+"""Describes the run of each task: its defaults, and what differs from them.
 
 Imports neither JAX nor Numba: the command line checks what it was given before it loads either.
 """
