@@ -73,7 +73,7 @@ RESERVED = {
 CIRCULAR = {"delivery"}
 
 # Public classes of one name that mean two things.
-TWICE = {"Answered", "Line", "Tally", "Terms"}
+TWICE = {"Answered", "Tally", "Terms"}
 
 # Words that are a way's name and occur, as a string of their own, in further files.
 NAMED_ELSEWHERE = {
@@ -112,7 +112,6 @@ NAMED_ELSEWHERE = {
         "cli/flower.py",
         "cli/serve.py",
         "engines/flower/config.py",
-        "engines/flower/local.py",
         "engines/flower/node_config.py",
         "engines/flower/server_app.py",
         "experiments/report/privacy.py",
@@ -154,7 +153,7 @@ NAMED_ELSEWHERE = {
 }
 
 # Questions for a way's class: file and class.
-ASKED_FOR = {("service/segments.py", "StateSource")}
+ASKED_FOR = set()
 
 MODULES = [house.Module(path) for path in sorted(house.SOURCE.rglob("*.py"))]
 KNOWN = {module.name: module for module in MODULES}
