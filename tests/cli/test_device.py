@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.device import _line_of, _take_part, device, fetch_of
-from keyhole.cli.options import load_data
-from keyhole.cli.runs import run_settings
+from keyhole.cli.runs import load_data, run_settings
 from keyhole.cli.screen import Notices
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource

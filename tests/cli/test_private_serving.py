@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.device import device
-from keyhole.cli.options import load_data
-from keyhole.cli.runs import run_settings
+from keyhole.cli.runs import load_data, run_settings
 from keyhole.cli.serve import check_tables, extra_routes, serve
 from keyhole.cli.token import token
 from keyhole.delivery.pir.database import Terms

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import listen_of, listen_options
+from keyhole.cli.listen import listen_of, listen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

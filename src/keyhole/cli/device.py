@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.cli.aggregators import device_sum_options, send_of
-from keyhole.cli.options import data_option, load_data, start_jax, synthetic_sizes
+from keyhole.cli.options import data_option
+from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.token import device_in, read_token
 from keyhole.errors import InputError, KeyholeError, MalformedError

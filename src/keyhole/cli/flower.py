@@ -21,6 +21,7 @@ from keyhole.cli.options import (
     spec_option,
     spec_options,
 )
+from keyhole.cli.runs import load_data, synthetic_sizes
 from keyhole.cli.train_options import check_privacy_flags, check_sum_flags
 
 if TYPE_CHECKING:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
 from keyhole.errors import InputError
 from keyhole.experiments.specs import DEFAULTS, defaults_of, spec_of
-from keyhole.rounds.runspec import VERSION, RunSpec, SpecField, merge, nest, spec_fields
-
-if TYPE_CHECKING:
-    from keyhole.data.federated import Dataset
-    from keyhole.data.readers.source import Kind
-    from keyhole.service.transport import Listen
-
+from keyhole.rounds.runspec import VERSION, RunSpec, SpecField, flatten, merge, nest, spec_fields
 
 SYNTHETIC = "synthetic"
-USUAL_WORDS = 10_000
 FIXED = "fixed"
 """Keys drawn once per round for all clients: the word for `independent` keys that are shared."""
 
@@ -329,7 +323,10 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
     usual = defaults_of(task)
     sizes = {name: _whole("--size", text) for name, text in options.get("sizes", {}).items()}
     given = {"sizes": sizes, **changes_of(context)}
-    return spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
+    made = spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
+    if any(":" in str(value) for value in flatten(made.describe()).values()):
+        sys.path.insert(0, str(Path.cwd()))  # where people keep parts of their own
+    return made
 
 
 def _read_file(path: Path | None) -> dict[str, Any]:
@@ -476,85 +473,4 @@ def json_option(command: _Command) -> _Command:
     """`--json`."""
     return in_group(PLACE, "--json", "as_json", is_flag=True, help="Print the results as JSON.")(
         command
-    )
-
-
-def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
-    """Opens a dataset, importing it first where that has not been done; shows how far it is.
-
-    Args:
-        source: as `--data` takes it.
-        kind: what a synthetic dataset is to hold.
-        seed: of a synthetic dataset.
-        sizes: of a synthetic dataset, where they differ from its defaults.
-    """
-    from keyhole.cli.screen import import_shown
-    from keyhole.data.cache import load
-    from keyhole.data.synthetic import make_synthetic
-
-    if source == SYNTHETIC:
-        return make_synthetic(kind, seed, **sizes)
-    return load(import_shown(source))
-
-
-def synthetic_sizes(source: str, specs: Iterable[RunSpec]) -> dict[str, int]:
-    """Sizes of synthetic data that has as many words as runs ask for, or the usual number."""
-    words = max((spec.sizes.get("words", 0) for spec in specs), default=0)
-    return {"words": max(words, USUAL_WORDS)} if source == SYNTHETIC and words else {}
-
-
-def start_jax() -> None:
-    """One thread for each client that trains, and compiled code kept between runs."""
-    # Starting JAX takes a second: commands that do not train go without.
-    from keyhole.data.cache import cache_root
-    from keyhole.rounds.cores import keep_compiled, use_one_thread
-
-    use_one_thread()
-    keep_compiled(cache_root() / "compiled")
-
-
-def listen_options(port: int) -> Callable[[_Command], _Command]:
-    """Adds the options, with a port of the command's own."""
-    options = [
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Address to listen at."
-        ),
-        click.option(
-            "--port",
-            default=port,
-            show_default=True,
-            type=click.IntRange(0, 65535),
-            help="Port to listen at; 0 takes any that is free.",
-        ),
-        click.option(
-            "--tls-cert", type=_FILE, help="Certificate chain, PEM; without it plain HTTP."
-        ),
-        click.option("--tls-key", type=_FILE, help="Its key, PEM; if it is not in the same file."),
-        click.option(
-            "--client-ca", type=_FILE, help="Demand client certificates signed by this, PEM."
-        ),
-        click.option(
-            "--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways."
-        ),
-    ]
-
-    def add(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-def listen_of(options: Mapping[str, Any]) -> Listen:
-    """What the options say."""
-    from keyhole.service.transport import Listen
-
-    return Listen(
-        options["host"],
-        options["port"],
-        options["tls_cert"],
-        options["tls_key"],
-        options["client_ca"],
-        insecure=options["insecure"],
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from keyhole.cli.options import load_data, synthetic_sizes
+from keyhole.cli.options import SYNTHETIC
 from keyhole.delivery.records import CodingKind
 from keyhole.errors import InputError
 from keyhole.rounds.runspec import RunSpec
 
 if TYPE_CHECKING:
+    from keyhole.data.federated import Dataset
+    from keyhole.data.readers.source import Kind
     from keyhole.experiments.experiment import Experiment
 
 
@@ -77,3 +79,40 @@ def run_settings(experiment: Experiment) -> dict[str, Any]:
         "shared_keys": spec.shared_keys,
         "spec": spec.for_devices(),
     }
+
+
+USUAL_WORDS = 10_000
+
+
+def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
+    """Opens a dataset, importing it first where that has not been done; shows how far it is.
+
+    Args:
+        source: as `--data` takes it.
+        kind: what a synthetic dataset is to hold.
+        seed: of a synthetic dataset.
+        sizes: of a synthetic dataset, where they differ from its defaults.
+    """
+    from keyhole.cli.screen import import_shown
+    from keyhole.data.cache import load
+    from keyhole.data.synthetic import make_synthetic
+
+    if source == SYNTHETIC:
+        return make_synthetic(kind, seed, **sizes)
+    return load(import_shown(source))
+
+
+def synthetic_sizes(source: str, specs: Iterable[RunSpec]) -> dict[str, int]:
+    """Sizes of synthetic data that has as many words as runs ask for, or the usual number."""
+    words = max((spec.sizes.get("words", 0) for spec in specs), default=0)
+    return {"words": max(words, USUAL_WORDS)} if source == SYNTHETIC and words else {}
+
+
+def start_jax() -> None:
+    """One thread for each client that trains, and compiled code kept between runs."""
+    # Starting JAX takes a second: commands that do not train go without.
+    from keyhole.data.cache import cache_root
+    from keyhole.rounds.cores import keep_compiled, use_one_thread
+
+    use_one_thread()
+    keep_compiled(cache_root() / "compiled")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from keyhole.cli.options import data_option, listen_of, listen_options
+from keyhole.cli.listen import listen_of, listen_options
+from keyhole.cli.options import data_option
 from keyhole.cli.runs import coding_option
 from keyhole.errors import InputError
 

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import (
-    data_option,
-    json_option,
-    load_data,
-    out_option,
-    seed_option,
-    start_jax,
-    synthetic_sizes,
-)
+from keyhole.cli.options import data_option, json_option, out_option, seed_option
+from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:

@@ -25,16 +25,14 @@ from keyhole.cli.options import (
     in_group,
     json_option,
     keys_options,
-    load_data,
     out_option,
     size_option,
     spec_from,
     spec_option,
     spec_options,
-    start_jax,
-    synthetic_sizes,
     task_defaults,
 )
+from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.train_options import (
     check_engine_flags,
     check_privacy_flags,

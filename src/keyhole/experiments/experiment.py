@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import name_of
 from keyhole.experiments.task import Task
 from keyhole.files import make_directory, replacing, write_all
-from keyhole.identity import identity_of
+from keyhole.identity import identity_of, resolve
 from keyhole.keys.choice import Choice, choose_with
 from keyhole.planner.planner import check_model_worth
 from keyhole.rounds.clients import Clients
@@ -291,6 +291,8 @@ class Experiment:
     @property
     def _aggregate(self) -> Aggregation:
         sums = self.spec.aggregation
+        if sums.name is not None and ":" in sums.name:
+            return cast(Aggregation, resolve(sums.name))
         rounding = Rounding(sums.value_clip, sums.ring_bits)
         return aggregation_named(sums.name or PLAIN.about.name, rounding, signed=sums.signed)
 
@@ -307,6 +309,8 @@ class Experiment:
         """How slices travel; trials share what it keeps."""
         is_select = any(keys.choice != "all" for keys in self.spec.keys.values())
         name = self.spec.delivery or ("on-demand" if is_select else "broadcast")
+        if ":" in name:
+            return cast(Delivery, resolve(name))
         return delivery_named(name, self.keys_per_client, allow_simulation=self.allow_simulation)
 
     def check(self) -> None:
@@ -413,6 +417,7 @@ class Experiment:
             "identity": {
                 "client": identity_of(self.algorithm.client),
                 "server": identity_of(self.algorithm.server),
+                **self._own_parts,
             },
             "metric": kind.metric,
             "curve": self._curve_split,
@@ -436,6 +441,16 @@ class Experiment:
         named = {space: keys.choice for space, keys in self.spec.keys.items()}
         found = {space: choice_called(name) for space, name in named.items() if ":" in name}
         return found | dict(self.choices)
+
+    @property
+    def _own_parts(self) -> dict[str, str]:
+        """Which delivery and aggregation "module:NAME" stands for."""
+        parts = {"delivery": self.spec.delivery, "aggregation": self.spec.aggregation.name}
+        return {
+            part: identity_of(resolve(name))
+            for part, name in parts.items()
+            if name is not None and ":" in name
+        }
 
     @property
     def _curve_split(self) -> str:

@@ -188,7 +188,7 @@ def name_of(spec: RunSpec) -> str:
     words += [*_privacy_words(spec), *_async_words(spec)]
     if spec.tuning:
         words.append(f"client{spec.client.lr:g}-server{spec.server.lr:g}")
-    return "-".join(words)
+    return "-".join(words).replace(":", ".")
 
 
 def _keys_word(space: str, keys: KeySpec) -> str:
