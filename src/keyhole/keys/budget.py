@@ -1,9 +1,8 @@
-"""Budgets: how many keys a device can afford, by the memory it has.
+"""Says how many keys a device can afford, by the memory it has.
 
 The paper's section 3 notes that select lets devices of different strength train models of different
-size. A device class says how common such devices are and how many bytes of model they hold.
-
-Shares: how many keys of each key space, where several are cut alike (sections 4.1.3 and 5.4).
+size. A device class says how common such devices are and how many bytes of model they hold. Where
+several key spaces are cut alike, `share_of_keys` gives each the same share (sections 4.1.3, 5.4).
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Key counts: how often the keys of a space occur in one client's data.
-
-Draws: some of the numbers below n, each at most once, at the cost of those drawn.
-
-Choices: which keys a client selects, given what occurs in its data.
-"""
+"""Counts the keys in a client's data, and chooses among them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Sampled softmax: what the random words of a client stand for in its loss (section 4.1.1).
+"""Combines choices of keys, and names those that need no settings (section 4.1.1).
 
-Combined keys: choices made of other choices.
-
-Choices by name, as a command takes them.
+`sampled_correction` says what the random words of a client stand for in a sampled softmax.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Sampled keys: a client chooses among all keys, whatever its data (section 4.1.2).
+"""Chooses among all keys, whatever a client's data, or among groups of keys (section 4.1.2).
 
 Nothing in the pixels of an image names a filter. Every client draws keys of its own, or all clients
 of a round draw the same ones ("fixed" in section 5.3): that is `Plan.shared_keys`.
 
-Bucketed keys: a client chooses groups of keys, so that fewer slices need to be made (section 6).
-
-Either the groups are the keys of the model, as with `select_buckets`: then a client counts buckets
-and any choice picks among them. Or the model is cut by single keys and a client takes all members
-of the buckets it picks, so that whoever sees its keys sees no more than its buckets.
+With groups, fewer slices need to be made (section 6). Either the groups are the keys of the model,
+as with `select_buckets`: then a client counts buckets and any choice picks among them. Or the model
+is cut by single keys and a client takes all members of the buckets it picks, so that what its keys
+tell is no more than its buckets.
 """
 
 from __future__ import annotations

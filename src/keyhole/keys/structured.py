@@ -1,7 +1,7 @@
-"""Structured keys: a client chooses among the keys that occur in its own data (section 4.1.1).
+"""Chooses among the keys that occur in a client's own data (section 4.1.1).
 
-A client with fewer own keys than it may hold gets those it has, none included. The three ways are
-compared in the ablation of section 5.2.
+A client with fewer own keys than it may hold gets those it has, none included. The three choices
+are compared in the ablation of section 5.2.
 """
 
 from __future__ import annotations

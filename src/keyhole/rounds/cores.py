@@ -1,4 +1,4 @@
-"""A cohort on the cores of one process: clients in sequence in each thread, threads in parallel."""
+"""Trains a cohort on the cores of one process: threads in parallel, clients in sequence in each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Metrics of the paper's tasks, on NumPy arrays.
+"""Computes what a model predicts on many examples, and the metrics of the paper's tasks.
 
-Evaluation: what a model predicts on many examples, in compiled batches of one shape.
+Predictions are made in compiled batches of one shape; metrics are on NumPy arrays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Local training in JAX: a whole client in one compiled call.
+"""Trains a whole client of a JAX model in one compiled call.
 
 Compilation is what clients of unequal size would drown in, so their shapes are rounded up to powers
 of two: examples (as a number of batches) and the slots of each key space. Padding costs memory, not

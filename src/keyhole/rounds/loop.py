@@ -1,9 +1,10 @@
-"""The loop: rounds in order, durable, resumable, stopped by a signal without losing a round.
+"""Makes rounds in order, durable and resumable; a signal stops a run without losing a round.
 
-A run directory holds `records.jsonl` and `state/`, the store of the server's state. A round is in
-the store before it counts, and its record with it, so a run that is killed at any moment goes on
-from the last durable round and ends with the bytes of a run that was never killed. Metrics are a
-function of the state: where the last ones were lost, they are computed again.
+A run directory holds `plan.json`, which says what the run is made of, `records.jsonl` and `state/`,
+the store of the server's state. A round is in the store before it counts, and its record with it,
+so a run that is killed at any moment goes on from the last durable round and ends with the bytes of
+a run that was never killed. Metrics are a function of the state: where the last ones were lost,
+they are computed again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Algorithms by name: a client update and a server optimizer that belong together.
+"""Names algorithms: a client update and a server optimizer that belong together.
 
 Reddi et al., Adaptive Federated Optimization (2021), for the adaptive ones; Li et al., Federated
 Optimization in Heterogeneous Networks (2020), for FedProx.

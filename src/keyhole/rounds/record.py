@@ -1,8 +1,7 @@
-"""Records: what happened in a round, one line of JSON each.
+"""Records what happened in a round: one line of JSON, or TensorBoard event files.
 
-A record holds nothing that differs between two runs of the same seed: no times, no host.
-
-Records of a run as TensorBoard event files; needs the extra `tensorboard`.
+A record holds nothing that differs between two runs of the same seed: no times, no host. Event
+files need the extra `tensorboard`.
 """
 
 from __future__ import annotations

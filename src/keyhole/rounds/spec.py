@@ -1,7 +1,4 @@
-"""Buffering: how asynchronous rounds go.
-
-Plan: what stays the same in every round of a run.
-"""
+"""Plans a run: what stays the same in every round, and what two runs must share to be one."""
 
 from __future__ import annotations
 

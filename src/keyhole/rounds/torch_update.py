@@ -1,4 +1,4 @@
-"""A `torch.nn.Module` as a client update; needs the extra `torch`.
+"""Trains a `torch.nn.Module` as a client update; needs the extra `torch`.
 
 Slices arrive as NumPy arrays and the update leaves as such: PyTorch sees neither keys nor rounds.
 A leaf at the path "items/weight" is the tensor "items.weight" of the module's state dict.

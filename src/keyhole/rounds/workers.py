@@ -1,4 +1,4 @@
-"""Worker processes: client training spread over cores, with the bytes of a single process.
+"""Spreads client training over worker processes, with the bytes of a single process.
 
 Workers are started anew (not forked), build the population themselves from a factory, and receive
 one job at a time. A worker that dies is replaced, and its job is done again by another.
