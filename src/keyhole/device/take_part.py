@@ -321,7 +321,7 @@ class PopulationClient:
         """The update that the client makes in process, too."""
         settings, keys = DeviceSettings.of(known), fetched.keys
         run = settings.seed, settings.trial, known.manifest.number
-        return Job.of(*run, self.client, keys, fetched.model).run(self._clients(settings))
+        return Job.of(*run, self.client, keys, fetched.model).train(self._clients(settings))
 
     def _clients(self, settings: DeviceSettings) -> Clients:
         name = msgspec.json.encode(settings)

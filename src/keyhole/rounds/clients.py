@@ -227,13 +227,20 @@ class Job:
     submodel: Tree
 
     def run(self, clients: Clients) -> Tree:
-        """Returns the update, a function of the job and the client's data alone; `NOTHING` where
-        the client has no examples."""
-        data = clients.localize(clients.data(self.client), self.keys)
+        """Returns the update; `NOTHING` where the client has no examples."""
         try:
-            return clients.train(self.submodel, data, generator(*self.place))
+            return self.train(clients)
         except NoExamplesError:
             return NOTHING
+
+    def train(self, clients: Clients) -> Tree:
+        """Returns the update, a function of the job and the client's data alone.
+
+        Raises:
+            NoExamplesError: the client has no examples.
+        """
+        data = clients.localize(clients.data(self.client), self.keys)
+        return clients.train(self.submodel, data, generator(*self.place))
 
     @staticmethod
     def of(seed: int, trial: int, t: int, client: int, keys: KeysBySpace, submodel: Tree) -> Job:
