@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 import keyhole as kh
-from keyhole.delivery.base import PARTIES
+from keyhole.delivery.catalogue import delivery_named
+from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.device.device import Device
 from keyhole.device.private import PirFetch
 from keyhole.device.relayed import RelayedFetch
@@ -54,7 +55,7 @@ def show(way, fetched, expected):
     same = np.array_equal(fetched.model["kernel"], expected)
     print(f"{way}: {traffic.bytes_up:,} bytes sent, {traffic.bytes_down:,} received")
     print(f"  the slices that were asked for: {same}")
-    for party, learned in PARTIES[way].seen_by.items():
+    for party, learned in delivery_named(way).about.leaks.items():
         print(f"  {party}: {learned}")
 
 
@@ -82,7 +83,7 @@ def main():
         expected = MODEL["kernel"][keys["word"]]
         show("pregenerated", device.fetch(round_id, keys), expected)
         show("relay", RelayedFetch(through.client)(device, round_id, keys), expected)
-        show("pir", PirFetch(from_second)(device, round_id, keys), expected)
+        show("pir", PirFetch(TwoServerPir(), (from_second,))(device, round_id, keys), expected)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.aggregation.two_servers.server import SumServer, combine_shares
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.pir import two_server
-from keyhole.delivery.pir.database import Database, name_of_round
+from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.pir.database import Database
 
 WORDS, WIDTH, MAX_KEYS = 2_000, 16, 100
 CLIENTS = {"ann": range(60), "ben": range(40, 140), "cem": range(1_900, 1_990)}
@@ -25,14 +26,14 @@ def train(rows):
     return 0.1 * rows
 
 
-def retrieve(asker, servers, keys, views):
+def retrieve(client, servers, keys, views):
     """The rows of some words, from servers that do not learn which."""
-    question = asker.ask(keys)
-    messages = question.messages()
+    query = client.query(keys)
+    messages = query.messages()
     for view, message in zip(views, messages, strict=True):
         view.append(message)
-    replies = [s.answer_many([m])[0] for s, m in zip(servers, messages, strict=True)]
-    found = question.open(replies)
+    replies = [s.answer([m])[0] for s, m in zip(servers, messages, strict=True)]
+    found = query.decode(replies)
     return found.records.view(np.float32), found.is_found
 
 
@@ -51,8 +52,8 @@ def add_up(adders, sent):
 
 def main():
     database = Database.of(name_of_round("1-example"), MODEL.view(np.uint8).reshape(WORDS, -1))
-    terms = two_server.terms_of(database, MAX_KEYS)
-    asker = two_server.TwoServerAsker(terms)
+    terms = two_server.params_of(database, MAX_KEYS)
+    client = two_server.TwoServerClient(terms)
     servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
     part = PartParams(WORDS, WIDTH, MAX_KEYS, is_sparse=True)
     sums = SumParams(bytes(16), (part,), max_clients=len(CLIENTS), min_clients=2, clip=4.0)
@@ -61,7 +62,7 @@ def main():
     expected, views, sent = np.zeros_like(MODEL), ([], []), {}
     for name, words in CLIENTS.items():
         keys = np.array(words)
-        rows, is_found = retrieve(asker, servers, keys, views)
+        rows, is_found = retrieve(client, servers, keys, views)
         keys, rows = keys[is_found], rows[is_found]  # one client in thousands misses a key
         update = train(rows)
         sent[name] = shares = share_update(sums, [(keys, fixed.encode(update, Prg.fresh()))])

@@ -73,81 +73,27 @@ RESERVED = {
 CIRCULAR = {"delivery"}
 
 # Public classes of one name that mean two things.
-TWICE = {"Answered", "Tally", "Terms"}
+TWICE: set[str] = set()
 
 # Words that are a way's name and occur, as a string of their own, in further files.
 NAMED_ELSEWHERE = {
-    "broadcast": {
-        "cli/device.py",
-        "cli/plan.py",
-        "delivery/clear.py",
-        "delivery/named.py",
-        "experiments/experiment.py",
-        "experiments/report/privacy.py",
-        "planner/capacity.py",
-        "planner/prices.py",
-        "service/slice_routes.py",
-    },
+    "broadcast": {"service/slice_routes.py"},  # a path of the service
     "dense": {
         "engines/ray/shards.py",
         "models/dense.py",
         "server/snapshots.py",
     },
-    "enclave": {
-        "cli/train.py",
-        "delivery/named.py",
-        "experiments/report/privacy.py",
-        "planner/capacity.py",
-        "planner/prices.py",
-    },
-    "on-demand": {
-        "delivery/clear.py",
-        "delivery/named.py",
-        "experiments/experiment.py",
-        "planner/capacity.py",
-        "planner/prices.py",
-    },
-    "pir": {
-        "cli/device.py",
-        "cli/flower.py",
-        "cli/serve.py",
-        "engines/flower/config.py",
-        "engines/flower/node_config.py",
-        "engines/flower/server_app.py",
-        "experiments/report/privacy.py",
-        "planner/capacity.py",
-        "planner/prices.py",
-    },
-    "pir-one-server": {
-        "cli/device.py",
-        "experiments/report/privacy.py",
-        "planner/capacity.py",
-        "planner/prices.py",
-    },
+    "pir": {"cli/serve.py"},  # the option that makes a service a server of private retrieval
     "plain": {
         "cli/runs.py",
         "delivery/records.py",
         "service/segments.py",
         "service/transport.py",
     },
-    "pregenerated": {
-        "delivery/clear.py",
-        "delivery/named.py",
-        "engines/flower/server_app.py",
-        "experiments/report/privacy.py",
-        "planner/capacity.py",
-        "planner/prices.py",
-        "service/served.py",
-    },
-    "relay": {
+    "relay": {  # the party: its verb, its option, its name in messages
         "cli/device.py",
         "cli/main.py",
-        "delivery/named.py",
-        "delivery/relay/way.py",
         "device/relayed.py",
-        "experiments/report/privacy.py",
-        "planner/capacity.py",
-        "planner/prices.py",
         "service/relay.py",
     },
 }

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole import errors
 from keyhole.crypto.dpf import Domain
-from keyhole.delivery.enclave.evidence import EnclaveTerms
+from keyhole.delivery.enclave.evidence import EnclaveParams
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import REFUSAL, seal
@@ -104,15 +104,15 @@ def test_terms_frames_and_tags_follow_from_the_page_alone():
     records = np.arange(60, dtype=np.uint8).reshape(20, 3)
     name = blake2b(b"3-00ff/tables/1", digest_size=16, person=b"keyhole-round").digest()
     assert name == name_table("3-00ff", 1)
-    terms = two_server.terms_of(Database.of(name, records), 2)
+    params = two_server.params_of(Database.of(name, records), 2)
     digest = database_by_the_page(name, records)
     by_page = b"KHT1\2\0\0\0" + name + struct.pack("<QQQ", 20, 3, 2) + digest
-    assert terms.encode() == by_page
+    assert params.encode() == by_page
     about = b"\1\0\0" + name + sha256(by_page).digest()
     query, reply = b"KHP1\1" + about + b"body", b"KHP1\2" + about + b"body"
-    assert seal("query", terms, 1, b"body") == query + sha256(query).digest()[:16]
+    assert seal("query", params, 1, b"body") == query + sha256(query).digest()[:16]
     check = AESGCM(b"keyhole-pir-repl").encrypt(bytes(12), b"", reply)
-    assert seal("reply", terms, 1, b"body") == reply + check
+    assert seal("reply", params, 1, b"body") == reply + check
     assert b"KHP1\3" + bytes(67) == REFUSAL
 
 
@@ -120,12 +120,12 @@ def test_terms_frames_and_tags_follow_from_the_page_alone():
 def test_a_reply_begins_with_the_check_of_its_query_as_the_page_says(num_keys):
     records = np.arange(3 * num_keys).astype(np.uint8).reshape(num_keys, 3)
     database = Database.of(bytes(16), records)
-    terms = two_server.terms_of(database, 110)
-    query = two_server.TwoServerAsker(terms).ask(np.array([5])).messages()[0]
-    (reply,) = two_server.TwoServer(database, terms, 0).answer_many([query])
+    params = two_server.params_of(database, 110)
+    query = two_server.TwoServerClient(params).query(np.array([5])).messages()[0]
+    (reply,) = two_server.TwoServer(database, params, 0).answer([query])
     assert reply[56:72] == query[-16:]
-    assert len(reply) == 56 + 16 + Batch.of(terms).num_queries * (3 + 16) + 16
-    assert two_server.reply_bytes(terms) == len(reply)
+    assert len(reply) == 56 + 16 + Batch.of(params).num_queries * (3 + 16) + 16
+    assert two_server.reply_bytes(params) == len(reply)
 
 
 @pytest.mark.parametrize("num_points", [1, 24, 231, 2308, 23256, 10**6])
@@ -139,8 +139,8 @@ def test_the_shape_of_a_point_function_is_that_of_the_page(num_points):
 
 def test_a_two_server_query_is_as_long_as_the_page_says():
     name = bytes(16)
-    terms = two_server.terms_of(Database.of(name, np.zeros((1500, 9), np.uint8)), 110)
-    batch = Batch.of(terms)
+    params = two_server.params_of(Database.of(name, np.zeros((1500, 9), np.uint8)), 110)
+    batch = Batch.of(params)
 
     def corrections(n, domain):
         d, leaf = domain.depth, domain.leaf_bytes
@@ -150,10 +150,10 @@ def test_a_two_server_query_is_as_long_as_the_page_says():
     body = 32 + corrections(shape.num_buckets, batch.bucket)
     body += corrections(shape.stash, batch.table)
     assert shape.num_buckets > 0
-    assert two_server.query_bytes(terms) == 72 + body
+    assert two_server.query_bytes(params) == 72 + body
 
 
 def test_what_the_page_says_of_relays_and_enclaves_is_there():
     for name in (relay.RELAY_PATH, relay.RELAY_KEYS_PATH, gateway_routes.GATEWAY_PATH):
         assert name in PAGE
-    assert len(EnclaveTerms(bytes(16), 1, 1, 1, bytes(32)).encode()) == 80
+    assert len(EnclaveParams(bytes(16), 1, 1, 1, bytes(32)).encode()) == 80

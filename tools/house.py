@@ -29,8 +29,8 @@ from house_runs import PACKAGE, SOURCE, run_code
 
 WAY_FOLDERS = ("delivery", "aggregation")
 SHARED_BY_WAYS = ("delivery/records", "delivery/sources")  # what is delivered, by any way
-WAY_LITERALS = ("DeliveryName", "AggregationName")  # their members are names of ways,
-WAY_RECORDS = ("About", "AggregationAbout")  # and so is `name=` of these
+WAY_LITERALS = ("AggregationName",)  # their members are names of ways,
+WAY_RECORDS = ("About", "AggregationAbout", "DeliveryAbout")  # and so is `name=` of these
 SHOWN_WAYS = ("pir-one-server", "secure-sparse")
 
 GOALS = {

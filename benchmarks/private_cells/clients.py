@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from harness import Goal
-from keyhole.delivery.pir.two_server import TwoServer, TwoServerAsker, terms_of
+from keyhole.delivery.pir.two_server import TwoServer, TwoServerClient, params_of
 from keyhole.wire.messages import Ask, encode_query
 from private_cells.tables import Table
 
@@ -78,31 +78,31 @@ class Cell:
 
 def measure_clients(table: Table, keys_per_client: int) -> Cell:
     """Clients one after the other, then some in one pass; every slice is compared."""
-    terms = terms_of(table.database, keys_per_client)
-    servers = [TwoServer(table.database, terms, server) for server in (0, 1)]
-    asker, rng = TwoServerAsker(terms), np.random.default_rng(2)
+    params = params_of(table.database, keys_per_client)
+    servers = [TwoServer(table.database, params, server) for server in (0, 1)]
+    asker, rng = TwoServerClient(params), np.random.default_rng(2)
     asks, opens, answers, firsts = [], [], [], []
     for turn in range(TURNS + 1):  # the first one compiles and finds the buckets
         keys = rng.choice(table.database.num_keys, keys_per_client, replace=False)
-        messages, ask = timed(lambda keys=keys: asker.ask(keys))
+        messages, ask = timed(lambda keys=keys: asker.query(keys))
         question, messages = messages, messages.messages()
         replies = []
         for server, message in zip(servers, messages, strict=True):
-            (reply,), spent = timed(lambda s=server, m=message: s.answer_many([m]))
+            (reply,), spent = timed(lambda s=server, m=message: s.answer([m]))
             replies.append(reply)
             (answers if turn else firsts).append(spent)
-        found, opened = timed(lambda q=question, r=replies: q.open(r))
+        found, opened = timed(lambda q=question, r=replies: q.decode(r))
         if not np.array_equal(found.records, table.records[keys]):
             raise SystemExit("a client found other slices than it asked for")
         if turn:
             asks.append(ask)
             opens.append(opened)
     return Cell(
-        terms.num_keys,
+        params.num_keys,
         keys_per_client,
         sum(map(len, messages)),
         sum(map(len, replies)),
-        len(encode_query([Ask(0, keys, None)])) + keys_per_client * terms.record_bytes,
+        len(encode_query([Ask(0, keys, None)])) + keys_per_client * params.record_bytes,
         statistics.median(asks),
         statistics.median(opens),
         statistics.median(answers),
@@ -111,16 +111,16 @@ def measure_clients(table: Table, keys_per_client: int) -> Cell:
     )
 
 
-def _measure_together(asker: TwoServerAsker, server: TwoServer, rng: np.random.Generator) -> float:
+def _measure_together(asker: TwoServerClient, server: TwoServer, rng: np.random.Generator) -> float:
     """ms of a server for each of some clients in one pass."""
     spent = []
     for _ in range(4):  # the first one compiles
         keys = [
-            rng.choice(asker.terms.num_keys, asker.terms.max_keys, replace=False)
+            rng.choice(asker.params.num_keys, asker.params.max_keys, replace=False)
             for _ in range(TOGETHER)
         ]
-        messages = [asker.ask(some).messages()[0] for some in keys]
-        spent.append(timed(lambda m=messages: server.answer_many(m))[1])
+        messages = [asker.query(some).messages()[0] for some in keys]
+        spent.append(timed(lambda m=messages: server.answer(m))[1])
     return statistics.median(spent[1:]) / TOGETHER
 
 

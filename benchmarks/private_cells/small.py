@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal
-from keyhole.delivery.pir.two_server import TwoServer, TwoServerAsker, terms_of
+from keyhole.delivery.pir.two_server import TwoServer, TwoServerClient, params_of
 from private_cells.clients import timed
 from private_cells.tables import make_table
 
@@ -46,18 +46,18 @@ class Cell:
 def measure_small() -> Cell:
     """Fresh queries one after the other; each is opened and compared."""
     table = make_table(ENTRIES, ENTRY_BYTES)
-    terms = terms_of(table.database, 1)
-    servers = [TwoServer(table.database, terms, server) for server in (0, 1)]
-    asker, rng, spent = TwoServerAsker(terms), np.random.default_rng(4), []
+    params = params_of(table.database, 1)
+    servers = [TwoServer(table.database, params, server) for server in (0, 1)]
+    asker, rng, spent = TwoServerClient(params), np.random.default_rng(4), []
     for turn in range(TURNS):
         key = rng.integers(0, ENTRIES, 1)
-        question = asker.ask(key)
+        question = asker.query(key)
         replies = []
         for server, message in zip(servers, question.messages(), strict=True):
-            (reply,), ms = timed(lambda s=server, m=message: s.answer_many([m]))
+            (reply,), ms = timed(lambda s=server, m=message: s.answer([m]))
             replies.append(reply)
             if turn:  # the first one compiles
                 spent.append(ms)
-        if not np.array_equal(question.open(replies).records, table.records[key]):
+        if not np.array_equal(question.decode(replies).records, table.records[key]):
             raise SystemExit("a client found another slice than it asked for")
     return Cell(ENTRIES, ENTRY_BYTES, 1e3 / statistics.median(spent), PUBLISHED)

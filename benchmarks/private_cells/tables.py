@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.delivery.pir.database import Database, name_of_round
+from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.pir.database import Database
 
 RECORD = 2048  # bytes of a slice
 _PIECE = 1 << 16  # slices drawn at a time

@@ -11,8 +11,7 @@ import keyhole as kh
 from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import Rounding
 from keyhole.aggregation.privacy.mechanism import Privacy
-from keyhole.delivery.base import DELIVERIES
-from keyhole.delivery.named import delivery_named
+from keyhole.delivery.catalogue import DELIVERY_NAMES, delivery_named
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.spec import Plan
@@ -35,7 +34,7 @@ def combinations():
     """All of them. A quarter is fast, in which each delivery meets each aggregation; an enclave
     seals and attests for more than a second a round."""
     for (i, delivery), (j, way), (k, kind) in product(
-        enumerate(DELIVERIES), enumerate(AGGREGATIONS), enumerate(KINDS)
+        enumerate(DELIVERY_NAMES), enumerate(AGGREGATIONS), enumerate(KINDS)
     ):
         is_fast = (i + j + k) % len(KINDS) == 0 and delivery != "enclave"
         yield pytest.param(delivery, way, kind, marks=[] if is_fast else pytest.mark.slow)
@@ -66,7 +65,7 @@ def trained(delivery, aggregate, kind, noise=0.0, clip=inf):
         Cohorts(12, COHORT, sampling),
         keys_per_client={"row": MAX},
         seed=2,
-        deliver=delivery_named(delivery, {"row": MAX}, allow_simulation=True),
+        delivery=delivery_named(delivery).for_run({"row": MAX}, allow_simulation=True),
         aggregate=aggregate,
         privacy=privacy,
     )

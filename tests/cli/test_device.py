@@ -140,7 +140,7 @@ def test_a_service_that_fails_is_told_before_it_is_asked_again(tmp_path):
     [
         ({"delivery": "pir", "second": "http://127.0.0.1:9"}, ["second server"]),
         ({"delivery": "relay", "relay": "http://127.0.0.1:9"}, ["relay"]),
-        ({"delivery": "clear"}, []),
+        ({"delivery": "pregenerated"}, []),
     ],
 )
 def test_whoever_else_is_asked_has_a_name_in_what_is_told(way, names):

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from keyhole.cli import main as cli
-from keyhole.delivery.base import DELIVERIES
+from keyhole.delivery.catalogue import DELIVERY_NAMES
 from keyhole.planner.capacity import Fleet, delivery_needs
-from keyhole.planner.planner import TRUSTS
-from keyhole.planner.prices import price_of
+from keyhole.planner.planner import TRUSTS, price_of
 from keyhole.pricing import Workload
 
 PAPER = ("--num-keys", "1e4", "--keys-per-client", "1_000", "--slice-bytes", "2000")
@@ -33,7 +32,7 @@ def test_every_way_has_its_line_and_every_requirement_its_best(plan):
     assert code == 0
     lines = out.splitlines()
     assert "50 clients, each 1,000 of 10,000 slices of 2.0 kB" in lines[0]
-    for way in DELIVERIES:
+    for way in DELIVERY_NAMES:
         assert (
             sum(line.split()[:1] == [way] for line in lines) == 3
         )  # what it costs, what a server makes, who learns
@@ -66,15 +65,15 @@ def test_json_holds_exact_numbers_and_who_learns_what(plan):
     found = json.loads(out)
     assert code == 0
     need = Workload(10_000, 1_000, 2_000, 50, distinct=4_000, broadcast_bytes=77)
-    assert found["need"] == vars(need)
+    assert found["workload"] == vars(need)
     prices = {price["way"]: price for price in found["prices"]}
-    for way in DELIVERIES:
+    for way in DELIVERY_NAMES:
         assert prices[way]["bytes_down"] == price_of(way, need).bytes_down
         assert prices[way]["bytes_up"] == price_of(way, need).bytes_up
     assert prices["on-demand"]["slices_generated"] == 4_000
     assert prices["relay"]["seen_by"]["gateway"]["in_words"] == "keys, not whose they are"
     assert found["best"].keys() == TRUSTS.keys()
-    assert found["machine"]["pass_queries"] == 32
+    assert found["speeds"]["pass_queries"] == 32
     assert prices["pir"]["building_by"] == price_of("pir", need).building_by
 
 
@@ -84,19 +83,19 @@ def test_one_requirement_names_one_way(plan):
 
 
 def test_a_way_dearer_than_broadcast_is_refused_unless_forced(plan):
-    code, out, said = plan(*PAPER, *COHORT, "--way", "pir-one-server")
+    code, out, said = plan(*PAPER, *COHORT, "--delivery", "pir-one-server")
     assert code == 2
     assert "pir-one-server" in out
     assert said.startswith("keyhole: pir-one-server sends more than the whole model: got 52,")
     assert said.count("\n") == 1
-    assert plan(*PAPER, *COHORT, "--way", "pir-one-server", "--force")[0] == 0
-    assert plan(*PAPER, *COHORT, "--way", "pir")[0] == 0
+    assert plan(*PAPER, *COHORT, "--delivery", "pir-one-server", "--force")[0] == 0
+    assert plan(*PAPER, *COHORT, "--delivery", "pir")[0] == 0
 
 
 def test_a_way_that_is_not_private_is_never_refused(plan):
     tiny = ("--num-keys", "100", "--keys-per-client", "99", "--slice-bytes", "1", *COHORT)
-    assert plan(*tiny, "--way", "on-demand")[0] == 0
-    assert plan(*tiny, "--way", "pir")[0] == 2
+    assert plan(*tiny, "--delivery", "on-demand")[0] == 0
+    assert plan(*tiny, "--delivery", "pir")[0] == 2
 
 
 def test_the_crowd_is_named_and_one_client_is_none(plan):
@@ -112,7 +111,7 @@ def test_a_way_beyond_its_limits_is_named_and_refused(plan):
     code, out, _ = plan(*huge)
     assert code == 0
     assert "beyond the limits of its messages: enclave" in out
-    code, _, said = plan(*huge, "--way", "enclave")
+    code, _, said = plan(*huge, "--delivery", "enclave")
     assert (code, said.count("\n")) == (2, 1)
 
 
@@ -129,8 +128,8 @@ def test_a_way_beyond_its_limits_is_named_and_refused(plan):
         ((*PAPER, *COHORT, "--distinct", "3"), "distinct is out of range"),
         ((*PAPER, *COHORT, "--keys-per-client", "1e5"), "keys_per_client is out of range"),
         ((*PAPER, *COHORT, "--trust", "blind"), "blind"),
-        ((*PAPER, *COHORT, "--way", "pigeon"), "pigeon"),
-        ((*PAPER, *COHORT, "--force"), "--force goes with --way"),
+        ((*PAPER, *COHORT, "--delivery", "pigeon"), "pigeon"),
+        ((*PAPER, *COHORT, "--force"), "--force goes with --delivery"),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_exit_code_2(args, about, plan):
@@ -148,7 +147,7 @@ def test_servers_are_counted_for_each_party_of_deliveries_and_sums(plan):
     assert code == 0
     assert "servers of 8 cores, 10 Gbit/s and 64 GB, 70% in use" in out
     lines = [line.split() for line in out.splitlines()]
-    for way in DELIVERIES:
+    for way in DELIVERY_NAMES:
         assert any(line[:1] == [way] for line in lines)
     for party in ("coordinator", "trainer", "gateway"):
         assert any(party in line for line in lines)

@@ -11,7 +11,8 @@ from keyhole.cli.device import device
 from keyhole.cli.runs import load_data, run_settings
 from keyhole.cli.serve import check_tables, extra_routes, serve
 from keyhole.cli.token import token
-from keyhole.delivery.pir.database import Terms
+from keyhole.delivery.pir.database import PirParams
+from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.device.device import Device
 from keyhole.device.private import PirFetch
@@ -49,12 +50,12 @@ def test_two_programs_answer_one_device_each_with_half_a_question(tmp_path):
             Device(first.url) as device,
             Device(second.url) as other,
         ):
-            found = PirFetch(other)(device, published.id, {"row": [5, 0]})
+            found = PirFetch(TwoServerPir(), (other,))(device, published.id, {"row": [5, 0]})
             assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
             path = f"{first.url}/v1/rounds/{published.id}/tables/0/pir"
-            terms = httpx.get(f"{path}/two-server", timeout=LONG)
-            assert Terms.decode(terms.content).max_keys == 3
-            assert terms.headers["keyhole-server"] == "0"
+            params = httpx.get(f"{path}/two-server", timeout=LONG)
+            assert PirParams.decode(params.content).max_keys == 3
+            assert params.headers["keyhole-server"] == "0"
             assert httpx.get(f"{path}/one-server", timeout=LONG).status_code == 404
 
 
@@ -68,15 +69,15 @@ def test_a_server_has_the_role_and_the_numbers_of_its_options(pir, keys, server,
     options = {"pir": pir, "pir_keys": keys, "pir_memory_mb": 1, "gateway_key": None}
     app = App(rounds, extra_routes=extra_routes(options, workers=1)(rounds))
 
-    async def terms():
+    async def params():
         scheme = "one-server" if pir == "one" else "two-server"
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.get(f"/v1/rounds/{opened.id}/tables/1/pir/{scheme}")
 
-    answer = asyncio.run(terms())
+    answer = asyncio.run(params())
     assert answer.headers["keyhole-server"] == str(server)
-    assert Terms.decode(answer.content).max_keys == limit
+    assert PirParams.decode(answer.content).max_keys == limit
 
 
 def test_a_service_with_a_gateway_key_is_a_gateway_beside(tmp_path):

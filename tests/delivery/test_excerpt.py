@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery.clear import Coded, on_demand
+from keyhole.delivery.clear import OnDemand
 from keyhole.delivery.records import Coding
 from keyhole.delivery.sources import Excerpt
 from keyhole.errors import KeySpaceError
@@ -43,7 +43,7 @@ def test_sub_models_are_those_of_the_server_whatever_keys_are_repeated_or_missin
 @pytest.mark.parametrize("kind", ["half", "uint8", "uint4"])
 def test_coded_slices_are_those_that_clients_receive(kind):
     chosen = [(ROW.keys([4, 0]), COLUMN.keys([1])), (ROW.keys([0, 3, 3]), COLUMN.keys([2, 1]))]
-    delivered = Coded(on_demand, Coding(kind, seed=3))(STATE, at_clients(chosen))
+    delivered = OnDemand(Coding(kind, seed=3)).deliver(STATE, at_clients(chosen))
     source = delivered.source
     excerpt = Excerpt.of_everyone(source) | Excerpt.of_keys(source, chosen)
     for client, submodel in observe(delivered.submodels).items():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery.clear import Coded, broadcast, on_demand, pregenerated
+from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
 from keyhole.delivery.records import Coding, RecordField, Records, records_of
 from keyhole.delivery.sources import FunctionSource, sources_of
 from keyhole.errors import InputError, NotFiniteError, ShapeError
@@ -46,13 +46,13 @@ def test_a_record_stands_for_what_the_select_function_returns(kind, name, data):
                 assert coded[place].tobytes() == part.pack(part.select_fn(x, int(key)))
 
 
-@grid("kind, way", TRANSFORMS, [broadcast, on_demand, pregenerated])
+@grid("kind, way", TRANSFORMS, [Broadcast, OnDemand, Pregenerated])
 @given(data=st.data())
 def test_every_way_delivers_the_same_coded_slices(way, kind, data):
     layout = LAYOUTS["neurons in and out"]
     state = ServerState.dense(layout, data.draw(model_of(layout)), SGD(1.0))
     z = data.draw(client_keys(layout))
-    received = read(Coded(way, Coding(kind, 5))(state, kh.at_clients([z])).submodels)[0]
+    received = read(way(Coding(kind, 5)).deliver(state, kh.at_clients([z])).submodels)[0]
     chosen = layout.keys_by_space(z)
     for source, part in zip(sources_of(state, Coding(kind, 5)), layout.parts, strict=True):
         rows = source.records.decode_rows(source.read(part.keys_of(chosen).array))
@@ -72,9 +72,9 @@ def test_coded_slices_cost_their_bytes():
         layout, {"kernel": np.ones((7, 3), "f4"), "bias": np.ones(3, "f4")}, SGD(1.0)
     )
     keys = layout.spaces[0].place([[1, 2]])
-    cost = Coded(on_demand, Coding("uint8"))(state, keys).cost
+    cost = OnDemand(Coding("uint8")).deliver(state, keys).cost
     assert dict(cost.bytes_down) == {0: 2 * (3 + 8) + 3 * 4}
-    cost = Coded(broadcast, Coding("uint4"))(state, keys).cost
+    cost = Broadcast(Coding("uint4")).deliver(state, keys).cost
     assert dict(cost.bytes_down) == {0: 7 * (2 + 8) + 3 * 4}
 
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.delivery.base import KEYS_AND_WHOSE, NOTHING
-from keyhole.delivery.clear import broadcast, on_demand, pregenerated
+from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, grid, model_of, read
 
-WAYS = {"broadcast": broadcast, "on demand": on_demand, "pregenerated": pregenerated}
+WAYS = {"broadcast": Broadcast(), "on demand": OnDemand(), "pregenerated": Pregenerated()}
 ROW = kh.KeySpace("row", 100)
 MODEL = {"w": np.ones((100, 3), np.float32), "b": np.zeros(2, np.float32)}
 KEYS = [[5, 7, 5], [7], []]
@@ -25,7 +25,7 @@ def test_every_way_delivers_what_select_means(way, name, data):
     x = data.draw(model_of(layout))
     keys = kh.at_clients([data.draw(client_keys(layout)) for _ in range(2)])
     state = ServerState.dense(layout, x, SGD(1.0))
-    received = read(WAYS[way](state, keys).submodels)
+    received = read(WAYS[way].deliver(state, keys).submodels)
     for client, z in read(keys).items():
         assert_trees_equal(received[client], layout.select(x, z))
 
@@ -33,7 +33,7 @@ def test_every_way_delivers_what_select_means(way, name, data):
 def cost_of(way):
     layout = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
     state = ServerState.dense(layout, MODEL, SGD(1.0))
-    return WAYS[way](state, ROW.place(KEYS)).cost
+    return WAYS[way].deliver(state, ROW.place(KEYS)).cost
 
 
 def test_broadcast_sends_everything_and_nobody_learns_a_key():
@@ -59,7 +59,7 @@ def test_pregenerated_computes_every_slice():
 def test_clients_that_are_gone_receive_nothing():
     layout = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
     state = ServerState.dense(layout, MODEL, SGD(1.0))
-    delivered = on_demand(state, ROW.place(KEYS).drop([0]))
+    delivered = OnDemand().deliver(state, ROW.place(KEYS).drop([0]))
     assert set(delivered.cost.bytes_down) == {1, 2}
     assert delivered.submodels.lost == (0,)
 
@@ -72,5 +72,5 @@ def test_a_parameter_cut_twice_has_a_slice_for_each_pair_of_keys(way, calls, hit
     layout = kh.Layout.of(model, kh.Cut(a, {"w": 0}), kh.Cut(b, {"w": 1}))
     state = ServerState.dense(layout, model, SGD(1.0))
     keys = [(a.keys([1, 2, 3]), b.keys([4, 5])), (a.keys([1, 2]), b.keys([4, 5, 6]))]
-    cost = WAYS[way](state, kh.at_clients(keys)).cost
+    cost = WAYS[way].deliver(state, kh.at_clients(keys)).cost
     assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (calls, hits, 8)

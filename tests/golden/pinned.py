@@ -17,10 +17,10 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.data.synthetic import make_synthetic
-from keyhole.delivery.clear import Coded
+from keyhole.delivery.pir.way import OneServerPir
 from keyhole.delivery.records import Coding
 from keyhole.delivery.relay.ohttp import GatewayKey
-from keyhole.device.private import OneServerFetch
+from keyhole.device.private import PirFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.device.sums import SumPolicy, SumSend
 from keyhole.device.take_part import PopulationClient, fetch_at_home, keep_taking_part
@@ -231,7 +231,7 @@ def _plan(experiment, case):
     cohorts = replace(plan.cohorts, **{f"lost_{name}": share for name, share in lost.items()})
     plan = replace(plan, cohorts=cohorts)
     if "coding" in case:
-        plan = replace(plan, deliver=Coded(plan.deliver, Coding(case["coding"])))
+        plan = replace(plan, delivery=replace(plan.delivery, coding=Coding(case["coding"])))
     if "devices" in case:
         plan = replace(plan, devices=tuple(DeviceClass(*each) for each in case["devices"]))
     if "asynchronous" in case:
@@ -322,7 +322,7 @@ def _whole_rounds(case, clients, directory):
 def _two_servers(case, clients, directory):
     def fetch(stack):
         made = both.fetch()
-        stack.callback(made.second.close)
+        stack.callback(made.others[0].close)
         return made
 
     with pair(directory, TWO) as both, _devices(both.service, clients, fetch):
@@ -331,7 +331,7 @@ def _two_servers(case, clients, directory):
 
 @contextmanager
 def _one_server(case, clients, directory):
-    fetch = lambda stack: OneServerFetch()  # noqa: E731
+    fetch = lambda stack: PirFetch(OneServerPir())  # noqa: E731
     with pair(directory, ONE) as both, _devices(both.service, clients, fetch):
         yield _rounds(both.service, case, fetched="pir-one-server")
 

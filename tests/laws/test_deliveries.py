@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.delivery.clear import Coded, broadcast, on_demand, pregenerated
+from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
+from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
 from keyhole.delivery.records import Coding
 from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.delivery.sources import sources_of
 from keyhole.device.cache import SliceCache
 from keyhole.device.device import Device
-from keyhole.device.private import OneServerFetch, PirFetch
+from keyhole.device.private import PirFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.service.app import App
 from keyhole.service.gateway import gateway_routes
@@ -66,8 +67,8 @@ class World:
         relay = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
         near = HttpClient(stack.enter_context(serving(relay)))
         self.relayed = RelayedFetch(stack.enter_context(closing(near)))
-        self.pir, self.alone = PirFetch(other("1")), other("one")
-        self.one_server = OneServerFetch()
+        self.pir, self.alone = PirFetch(TwoServerPir(), (other("1"),)), other("one")
+        self.one_server = PirFetch(OneServerPir())
 
     def hold(self, name, coding):
         """Publishes a state, unless it is the one that is there."""
@@ -89,12 +90,12 @@ class World:
         self.round_on_demand = self.computed.publish(sources, self.state.layout, number=number)
 
     def in_process(self, way, keys):
-        return read(Coded(way, self.coding)(self.state, kh.at_clients([keys])).submodels)[0]
+        return read(way(self.coding).deliver(self.state, kh.at_clients([keys])).submodels)[0]
 
 
 WAYS = {
-    "broadcast, in process": lambda w, z: w.in_process(broadcast, z),
-    "on demand, in process": lambda w, z: w.in_process(on_demand, z),
+    "broadcast, in process": lambda w, z: w.in_process(Broadcast, z),
+    "on demand, in process": lambda w, z: w.in_process(OnDemand, z),
     "broadcast, over HTTP": lambda w, z: w.device.fetch_all(w.round).select(z).model,
     "on demand, over HTTP": lambda w, z: w.asking.fetch(w.round_on_demand, z).model,
     "pregenerated, over HTTP": lambda w, z: w.device.fetch(w.round, z).model,
@@ -122,7 +123,7 @@ def world(tmp_path_factory):
 def test_every_way_delivers_the_same_bytes(world, kind, name, data):
     world.hold(name, Coding(kind, seed=7))
     keys = data.draw(client_keys(LAYOUTS[name]))
-    expected = world.in_process(pregenerated, keys)
+    expected = world.in_process(Pregenerated, keys)
     if kind == "plain":
         assert_trees_equal(expected, LAYOUTS[name].select(world.state.model(), keys))
     for way in WAYS.values():
@@ -137,7 +138,7 @@ def test_every_private_way_over_http_delivers_the_same_bytes(world, kind, name, 
     """In process: `tests/delivery/test_private_ways.py`."""
     world.hold(name, Coding(kind, seed=7))
     keys = data.draw(client_keys(LAYOUTS[name]))
-    expected = world.in_process(pregenerated, keys)
+    expected = world.in_process(Pregenerated, keys)
     for way in PRIVATE_WAYS.values():
         found = way(world, keys)
         assert_trees_equal(found.model, expected)

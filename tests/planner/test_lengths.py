@@ -6,8 +6,8 @@ import pytest
 import keyhole as kh
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.clear import broadcast, on_demand, pregenerated
-from keyhole.delivery.enclave import evidence as enclave_terms
+from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
+from keyhole.delivery.enclave import evidence as enclave_params
 from keyhole.delivery.enclave import sealed
 from keyhole.delivery.enclave.evidence import NONCE_BYTES, Evidence
 from keyhole.delivery.pir import one_server, two_server
@@ -15,7 +15,7 @@ from keyhole.delivery.pir.database import Database
 from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway
 from keyhole.delivery.relay.ohttp import GatewayKey
-from keyhole.planner.prices import price_of, traffic_of
+from keyhole.planner.planner import price_of
 from keyhole.pricing import Workload
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -43,23 +43,23 @@ def pir_traffic(way, num_keys, m, slice_bytes):
     if way == "pir-one-server":
         server = one_server.OneServer.of(database, m)
         servers, hint = [server], server.hint
-        asker = one_server.OneServerAsker(server.terms, hint)
+        asker = one_server.OneServerClient(server.params, hint)
     else:
-        terms = two_server.terms_of(database, m)
-        servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
-        asker = two_server.TwoServerAsker(terms)
-    question = asker.ask(keys_of(num_keys, max(1, m // 2)))
+        params = two_server.params_of(database, m)
+        servers = [two_server.TwoServer(database, params, place) for place in (0, 1)]
+        asker = two_server.TwoServerClient(params)
+    question = asker.query(keys_of(num_keys, max(1, m // 2)))
     sent = question.messages()
-    replies = [server.answer_many([one])[0] for server, one in zip(servers, sent, strict=True)]
-    question.open(replies)
+    replies = [server.answer([one])[0] for server, one in zip(servers, sent, strict=True)]
+    question.decode(replies)
     return len(hint) + sizes(replies), sizes(sent)
 
 
 @pytest.mark.parametrize(("num_keys", "m", "slice_bytes"), SHAPES)
 @pytest.mark.parametrize("way", ["pir", "pir-one-server"])
 def test_retrieval_is_priced_as_long_as_its_messages_are(way, num_keys, m, slice_bytes):
-    priced = traffic_of(way, Workload(num_keys, m, slice_bytes, cohort=1))
-    assert (priced.down, priced.up) == pir_traffic(way, num_keys, m, slice_bytes)
+    priced = price_of(way, Workload(num_keys, m, slice_bytes, cohort=1))
+    assert (priced.bytes_down, priced.bytes_up) == pir_traffic(way, num_keys, m, slice_bytes)
 
 
 @pytest.mark.parametrize(("num_keys", "m", "slice_bytes"), SHAPES)
@@ -67,46 +67,46 @@ def test_a_relay_is_priced_as_long_as_its_messages_are(num_keys, m, slice_bytes)
     key = GatewayKey.fresh()
     gateway = Gateway([key], slice_handler(ROUND, [records_of(num_keys, slice_bytes)]))
     client = BlindClient(key.config, ROUND, [TableShape(0, num_keys, slice_bytes, m)])
-    question = client.ask([keys_of(num_keys, m)])
+    question = client.query([keys_of(num_keys, m)])
     sent = question.messages()
     replies = gateway.answer_many(sent)
-    question.open(replies)
-    priced = traffic_of("relay", Workload(num_keys, m, slice_bytes, cohort=1))
-    assert (priced.down, priced.up) == (sizes(replies), sizes(sent))
+    question.decode(replies)
+    priced = price_of("relay", Workload(num_keys, m, slice_bytes, cohort=1))
+    assert (priced.bytes_down, priced.bytes_up) == (sizes(replies), sizes(sent))
 
 
 @pytest.mark.parametrize(("num_keys", "m", "slice_bytes"), SHAPES)
 def test_an_enclave_is_priced_as_long_as_its_messages_are(num_keys, m, slice_bytes):
     """With evidence as long as a genuine TDX quote and its collateral."""
     records = records_of(num_keys, slice_bytes)
-    terms = enclave_terms.terms_of(bytes(16), records, m)
+    params = enclave_params.params_of(bytes(16), records, m)
     private, nonce = PrivateKey.fresh(), bytes(NONCE_BYTES)
-    request, _ = sealed.seal_request(private.public, terms, nonce, keys_of(num_keys, m))
-    _, context = sealed.open_request(private, terms, request)
-    reply = sealed.seal_reply(context, terms, nonce, records[:m], Prg.fresh())
+    request, _ = sealed.seal_request(private.public, params, nonce, keys_of(num_keys, m))
+    _, context = sealed.open_request(private, params, request)
+    reply = sealed.seal_reply(context, params, nonce, records[:m], Prg.fresh())
     quote = vector_file("tdx_quote.bin").read_bytes()
     collateral = vector_file("tdx_collateral.json").read_bytes()
-    evidence = Evidence("tdx", quote, collateral, private.public, terms.digest).encode()
-    priced = traffic_of("enclave", Workload(num_keys, m, slice_bytes, cohort=1))
-    assert priced.down == len(evidence) + len(reply)
-    assert priced.up == len(nonce) + len(request)
+    evidence = Evidence("tdx", quote, collateral, private.public, params.digest).encode()
+    priced = price_of("enclave", Workload(num_keys, m, slice_bytes, cohort=1))
+    assert priced.bytes_down == len(evidence) + len(reply)
+    assert priced.bytes_up == len(nonce) + len(request)
 
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("broadcast", broadcast), ("on-demand", on_demand), ("pregenerated", pregenerated)],
+    [("broadcast", Broadcast()), ("on-demand", OnDemand()), ("pregenerated", Pregenerated())],
 )
 @pytest.mark.parametrize("count", [3, 20])
 def test_clear_ways_are_priced_as_they_deliver(name, way, count):
     row = kh.KeySpace("row", 20)
     model = {"w": np.ones((20, 3), np.float32), "b": np.zeros(2, np.float32)}
     state = ServerState.dense(kh.Layout.of(model, kh.Cut(row, {"w": 0})), model, SGD(1.0))
-    cost = way(state, row.place([range(count), range(20 - count, 20)])).cost
+    cost = way.deliver(state, row.place([range(count), range(20 - count, 20)])).cost
     need = Workload(20, count, 12, 2, distinct=min(20, 2 * count), broadcast_bytes=8)
     price = price_of(name, need)
     assert set(cost.bytes_down.values()) == {price.bytes_down}
     assert set(cost.bytes_up.values()) == {price.bytes_up}
-    assert dict(cost.seen_by) == dict(price.seen_by)
+    assert dict(cost.seen_by) == dict(price.about.leaks)
     if name != "broadcast":  # there, clients select at home
         assert cost.select_calls == price.slices_generated
 
@@ -129,7 +129,7 @@ def test_bytes_are_those_of_the_prototypes(num_keys, m, relay, two, one):
     """The prototype of one server split slices to make columns of the best length; ours are whole
     slices, which costs up to a tenth."""
     need = Workload(num_keys, m, 2_000, 50)
-    assert traffic_of("relay", need).total / 1e6 == pytest.approx(relay, rel=0.03)
-    assert traffic_of("pir", need).total / 1e6 == pytest.approx(two, rel=0.03)
-    assert one / 1.01 <= traffic_of("pir-one-server", need).total / 1e6 <= 1.1 * one
-    assert traffic_of("pir", need).total <= 2.8 * need.asked_bytes
+    assert price_of("relay", need).bytes_total / 1e6 == pytest.approx(relay, rel=0.03)
+    assert price_of("pir", need).bytes_total / 1e6 == pytest.approx(two, rel=0.03)
+    assert one / 1.01 <= price_of("pir-one-server", need).bytes_total / 1e6 <= 1.1 * one
+    assert price_of("pir", need).bytes_total <= 2.8 * need.asked_bytes

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.delivery.base import DELIVERIES, PRIVATE_DELIVERIES
+from keyhole.delivery.catalogue import DELIVERIES, DELIVERY_NAMES
 from keyhole.errors import CostlyError, InputError
-from keyhole.planner.planner import TRUSTS, best, break_even, check_worth, satisfies
-from keyhole.planner.prices import price_all, price_of, traffic_of
+from keyhole.planner.planner import (
+    TRUSTS,
+    best,
+    break_even,
+    check_worth,
+    price_all,
+    price_of,
+    satisfies,
+)
 from keyhole.pricing import Workload
 
 NEEDS = st.builds(
@@ -37,14 +44,14 @@ def test_broadcast_sends_the_model_and_satisfies_every_requirement(need):
 def test_the_best_keeps_what_was_asked_for_and_nothing_that_does_is_smaller(need, trust):
     prices = price_all(need)
     chosen = best(prices, need, trust)
-    learned = chosen.seen_by.values()
+    learned = chosen.about.leaks.values()
     if trust != "open":
         assert not any(party.keys and party.whose for party in learned)
     if trust.startswith("hidden"):
         assert not any(party.keys for party in learned)
     if trust in ("hidden-one-server", "hidden-enclave"):
-        assert len(chosen.seen_by) == 1  # no second operator
-    assert ("enclave host" in chosen.seen_by) <= (trust == "hidden-enclave")
+        assert len(chosen.about.leaks) == 1  # no second operator
+    assert ("enclave host" in chosen.about.leaks) <= (trust == "hidden-enclave")
     assert chosen.bytes_total <= price_of("broadcast", need).bytes_total
     for price in prices:
         if satisfies(price, trust, need):
@@ -57,7 +64,7 @@ def test_the_best_keeps_what_was_asked_for_and_nothing_that_does_is_smaller(need
 @given(NEEDS)
 def test_numbers_of_every_size_have_a_price(need):
     prices = {price.way: price for price in price_all(need)}
-    assert set(DELIVERIES) - prices.keys() <= {"enclave"}
+    assert set(DELIVERY_NAMES) - prices.keys() <= {"enclave"}
     for price in prices.values():
         assert price.bytes_down >= need.broadcast_bytes
         assert price.bytes_up >= 0
@@ -66,7 +73,7 @@ def test_numbers_of_every_size_have_a_price(need):
         assert json.dumps(dict(price.seconds_by))
 
 
-@given(st.integers(2, 10**7), st.data(), st.sampled_from(DELIVERIES))
+@given(st.integers(2, 10**7), st.data(), st.sampled_from(DELIVERY_NAMES))
 def test_more_keys_are_never_cheaper(num_keys, data, way):
     """Two servers: twice as many, since a batch gets smaller where it changes its shape; and for
     slices that are not much smaller than a query. In the clear: but for all keys, which need no
@@ -98,11 +105,11 @@ def test_slices_on_demand_are_as_many_as_distinct_keys(num_keys, data):
     assert price_of("pregenerated", Workload(num_keys, m, 100, cohort)).slices_generated == num_keys
 
 
-@given(st.integers(1, 10**9), st.integers(1, 5_000), st.sampled_from(DELIVERIES[1:-1]))
+@given(st.integers(1, 10**9), st.integers(1, 5_000), st.sampled_from(DELIVERY_NAMES[1:-1]))
 def test_break_even_is_where_the_sign_changes(num_keys, slice_bytes, way):
     def saves(m):
         need = Workload(num_keys, m, slice_bytes, 1)
-        return traffic_of(way, need).total <= traffic_of("broadcast", need).total
+        return price_of(way, need).bytes_total <= price_of("broadcast", need).bytes_total
 
     m = break_even(num_keys, slice_bytes, way)
     assert m == 0 or saves(m)
@@ -153,7 +160,7 @@ def test_a_way_dearer_than_broadcast_is_refused_with_its_numbers():
 
 def test_a_way_whose_messages_cannot_hold_it_is_left_out():
     need = Workload(10**9, 10**7, 2_000, 1)
-    assert [p.way for p in price_all(need)] == [way for way in DELIVERIES if way != "enclave"]
+    assert [p.way for p in price_all(need)] == [way for way in DELIVERY_NAMES if way != "enclave"]
     with pytest.raises(InputError, match="enclave"):
         price_of("enclave", need)
 
@@ -172,10 +179,11 @@ def test_private_ways_are_those_that_keep_whose_keys_are_whose():
     linked = {
         way
         for way, price in prices.items()
-        if any(party.keys and party.whose for party in price.seen_by.values())
+        if any(party.keys and party.whose for party in price.about.leaks.values())
     }
-    assert linked == set(DELIVERIES) - set(PRIVATE_DELIVERIES) - {"broadcast"}
-    assert all(price.assumption.endswith(".") for price in prices.values())
+    private = {each.about.name for each in DELIVERIES if each.about.is_private}
+    assert linked == set(DELIVERY_NAMES) - private - {"broadcast"}
+    assert all(price.about.rests_on.endswith(".") for price in prices.values())
 
 
 @pytest.mark.parametrize(("cohort", "way"), [(1, "pir"), (2, "relay")])

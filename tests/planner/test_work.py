@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from keyhole.delivery.pir.database import Database
-from keyhole.delivery.pir.two_server import Batch, terms_of
+from keyhole.delivery.pir.two_server import Batch, params_of
+from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.planner.calibration import calibrate
-from keyhole.planner.prices import price_all, price_of
+from keyhole.planner.planner import price_all, price_of
 from keyhole.pricing import Speeds, Workload
-from keyhole.wire.private import table_bytes
+from keyhole.wire.private import held_bytes
 from tests.helpers import ROOT
 
 CELLS = json.loads((ROOT / "benchmarks/results/private_select.json").read_text())["cells"]
@@ -74,11 +75,11 @@ def test_building_does_not_grow_with_the_cohort_and_answering_has_nothing_else_i
 def test_a_server_holds_what_planner_and_service_say(num_keys, m):
     """Rows, and the keys of all buckets where there are any."""
     database = Database.of(bytes(16), np.zeros((num_keys, 21), np.uint8))
-    placement = Batch.of(terms_of(database, m)).placement
+    placement = Batch.of(params_of(database, m)).placement
     held = database.rows.nbytes + (placement.members().nbytes if placement else 0)
     assert (placement is None) == (m == 12)
     assert price_of("pir", Workload(num_keys, m, 21, 1)).server_memory == held
-    assert table_bytes("two-server", num_keys, 21, m) == held
+    assert held_bytes(TwoServerPir(), num_keys, 21, m) == held
 
 
 def test_both_servers_work_alike_and_a_larger_cohort_works_more():

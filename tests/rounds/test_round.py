@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.delivery.clear import broadcast, on_demand, pregenerated
+from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
 from keyhole.errors import InputError
 from keyhole.keys.budget import DeviceClass
 from keyhole.keys.choice import KeyCounts, choose_with
@@ -55,9 +55,9 @@ def test_a_run_is_algorithm_2_step_by_step():
     assert last.value["x"].tobytes() == run()[0]
 
 
-@pytest.mark.parametrize("deliver", [broadcast, on_demand, pregenerated])
-def test_every_delivery_trains_the_same_bytes(deliver):
-    assert run(deliver=deliver)[0] == run()[0]
+@pytest.mark.parametrize("delivery", [Broadcast(), OnDemand(), Pregenerated()])
+def test_every_delivery_trains_the_same_bytes(delivery):
+    assert run(delivery=delivery)[0] == run()[0]
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
@@ -162,14 +162,17 @@ def chosen_keys(choice, rounds=3, **plan):
     def train(submodel, data, rng):
         return {"x": np.zeros_like(submodel["x"])}
 
-    def deliver(state, keys):
-        seen[len(seen)] = {c: (z["feature"],) for c, z in observe(keys).items()}
-        return on_demand(state, keys)
+    class Watched:
+        about = OnDemand().about
+
+        def deliver(self, state, keys):
+            seen[len(seen)] = {c: (z["feature"],) for c, z in observe(keys).items()}
+            return OnDemand().deliver(state, keys)
 
     clients = replace(
         toy.make_clients(), choose=choose_with({"feature": choice}, count), train=train
     )
-    run(rounds, clients, keys_per_client={"feature": 7}, deliver=deliver, **plan)
+    run(rounds, clients, keys_per_client={"feature": 7}, delivery=Watched(), **plan)
     return [[tuple(*z) for z in keys.values()] for keys in seen.values()]
 
 

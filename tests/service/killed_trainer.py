@@ -13,7 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from keyhole.delivery.clear import pregenerated
+from keyhole.delivery.clear import Pregenerated
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.service.inbox import SpoolInbox
@@ -75,5 +75,5 @@ if __name__ == "__main__":
     warnings.simplefilter("error")
     *flags, directory, path, rounds, last, moment = sys.argv[1:]
     buffering = Buffering(1, 2) if flags else None
-    plan = toy.make_plan(deliver=pregenerated, buffering=buffering)
+    plan = toy.make_plan(delivery=Pregenerated(), buffering=buffering)
     main(plan, Path(directory), Path(path), int(rounds), int(last), moment)

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from keyhole.delivery.clear import Coded, pregenerated
+from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.device.take_part import PopulationClient, fetch_at_home, take_part
 from keyhole.rounds.loop import resume_run, start_run
@@ -38,7 +38,7 @@ def in_process(plan, optimizer):
 @pytest.mark.parametrize("kind", ["plain", "uint8"])
 def test_a_run_over_the_service_equals_the_run_in_process(tmp_path, optimizer, kind):
     coding = Coding(kind)
-    plan = toy.make_plan(deliver=Coded(pregenerated, coding))
+    plan = toy.make_plan(delivery=Pregenerated(coding))
     with small_service(tmp_path) as service, devices(service):
         run = start_run(
             toy.make_state(optimizer),
@@ -95,7 +95,7 @@ def test_a_trainer_that_is_killed_at_any_moment_goes_on_with_the_same_updates(tm
     with small_service(directory) as service, devices(service, pause=0.2):
         service.publisher.close()  # the trainer is the one that publishes
         printed = die_at_every_moment(directory, path, ROUNDS)
-    expected, _ = in_process(toy.make_plan(deliver=pregenerated), SGD(1.0))
+    expected, _ = in_process(toy.make_plan(delivery=Pregenerated()), SGD(1.0))
     assert printed == toy.model_bytes(expected.state).hex()
 
 
@@ -119,7 +119,7 @@ def test_a_stop_while_waiting_loses_nothing(tmp_path):
             )
             list(run.rounds(ROUNDS))
         run.close()
-    expected, _ = in_process(toy.make_plan(deliver=pregenerated), SGD(1.0))
+    expected, _ = in_process(toy.make_plan(delivery=Pregenerated()), SGD(1.0))
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
 
 

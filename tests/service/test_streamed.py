@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from keyhole.delivery.clear import pregenerated
+from keyhole.delivery.clear import Pregenerated
 from keyhole.errors import InputError
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering
@@ -39,7 +39,7 @@ def in_few_moments(rng):
 
 
 def plan_of(*numbers, **rest):
-    return toy.make_plan(deliver=pregenerated, buffering=Buffering(*numbers, **rest))
+    return toy.make_plan(delivery=Pregenerated(), buffering=Buffering(*numbers, **rest))
 
 
 def served(service, *summons, **options):

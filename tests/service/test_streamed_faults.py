@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from keyhole.delivery.clear import pregenerated
+from keyhole.delivery.clear import Pregenerated
 from keyhole.errors import InputError
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering
@@ -22,7 +22,7 @@ def at_once(rng):
 
 
 def plan_of(buffering):
-    return toy.make_plan(deliver=pregenerated, buffering=buffering)
+    return toy.make_plan(delivery=Pregenerated(), buffering=buffering)
 
 
 class Trainer:

@@ -20,10 +20,17 @@ from keyhole.cli.options import data_option
 from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.token import device_in, read_token
+from keyhole.delivery.catalogue import (
+    DEFAULT_SERVED,
+    DELIVERIES,
+    SERVED_NAMES,
+    delivery_named,
+)
 from keyhole.errors import InputError, KeyholeError, MalformedError
 from keyhole.wire.assignment import device_name
 
 if TYPE_CHECKING:
+    from keyhole.delivery.base import DeliveryAbout
     from keyhole.device.device import Device
     from keyhole.device.take_part import DeviceSettings, Fetch, Send, Taken
     from keyhole.rounds.clients import Clients
@@ -31,11 +38,12 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+_PARTIES = {"second": "second server", "relay": "relay"}  # as what is told names them
 _OPTIONS = (
     click.option(
         "--delivery",
-        type=click.Choice(["clear", "broadcast", "pir", "pir-one-server", "relay"]),
-        default="clear",
+        type=click.Choice(SERVED_NAMES),
+        default=DEFAULT_SERVED,
         show_default=True,
         help="How slices are fetched: by keys that the service sees, by downloading whole rounds, "
         "by private queries to two servers or to one, or through a relay that hides who asks.",
@@ -77,38 +85,29 @@ def fetch_of(
     Raises:
         InputError: the file of --gateway-config holds no keys.
     """
-    from keyhole.device.device import Device
-    from keyhole.device.take_part import fetch_at_home
+    from keyhole.device.fetching import fetch_by
 
-    _check(options)
-    way = options["delivery"]
-    if way == "pir":
-        from keyhole.device.private import PirFetch
-
-        return PirFetch(connect("second server", options["second"], options["second_token_file"]))
-    if way == "pir-one-server":
-        from keyhole.device.private import OneServerFetch
-
-        return OneServerFetch()
-    if way == "relay":
-        from keyhole.device.relayed import RelayedFetch
-
-        pinned = _pinned(options["gateway_config"])
-        relay = connect("relay", options["relay"], None)  # never a token
-        return RelayedFetch(relay.client, pinned)
-    return fetch_at_home if way == "broadcast" else Device.fetch
+    delivery = delivery_named(options["delivery"])
+    _check(delivery.about, options)
+    pinned = _pinned(options["gateway_config"])
+    # A token goes to the service that it is for, and to no other party.
+    others = {
+        name: connect(_PARTIES[name], options[name], options.get(f"{name}_token_file"))
+        for name in delivery.about.connects_to
+    }
+    return fetch_by(delivery, others, pinned)
 
 
-def _check(options: Mapping[str, Any]) -> None:
-    """Each URL belongs to one delivery, which needs it: nothing falls back to a plainer way."""
-    way = options["delivery"]
-    for name, needed in (("second", "pir"), ("relay", "relay")):
-        if (options[name] is None) == (way == needed):
-            raise click.UsageError(f"--{name} and --delivery {needed} belong together")
-    for name, needed in (("second_token_file", "pir"), ("gateway_config", "relay")):
-        if options[name] is not None and way != needed:
-            flag = name.replace("_", "-")
-            raise click.UsageError(f"--{flag} and --delivery {needed} belong together")
+def _check(about: DeliveryAbout, options: Mapping[str, Any]) -> None:
+    """Each URL belongs to one delivery, which needs it: nothing falls back to a plainer one."""
+    for party, belonging in (("second", "second_token_file"), ("relay", "gateway_config")):
+        is_needed = party in about.connects_to
+        (owner,) = (way.about.name for way in DELIVERIES if party in way.about.connects_to)
+        if (options[party] is None) == is_needed:
+            raise click.UsageError(f"--{party} and --delivery {owner} belong together")
+        if options[belonging] is not None and not is_needed:
+            flag = belonging.replace("_", "-")
+            raise click.UsageError(f"--{flag} and --delivery {owner} belong together")
 
 
 def _pinned(path: Path | None) -> bytes | None:
@@ -173,7 +172,7 @@ def device(url: str, **options: Any) -> None:
     """
     if (options["task"] is None) == (options["table"] is None):
         raise click.UsageError("pass either --task or --table")
-    if options["table"] is not None and options["delivery"] != "clear":
+    if options["table"] is not None and options["delivery"] != DEFAULT_SERVED:
         raise click.UsageError("--table fetches in the clear: leave out --delivery")
     from keyhole.rounds.loop import stop_on_signals
 

@@ -23,6 +23,7 @@ from keyhole.cli.options import (
 )
 from keyhole.cli.runs import load_data, synthetic_sizes
 from keyhole.cli.train_options import check_privacy_flags, check_sum_flags
+from keyhole.delivery.catalogue import DEFAULT_SERVED, SERVED_NAMES
 
 if TYPE_CHECKING:
     from keyhole.rounds.runspec import RunSpec
@@ -36,8 +37,8 @@ _SERVICES = (
     in_group(
         PLACE,
         "--delivery",
-        type=click.Choice(["clear", "pir"]),
-        default="clear",
+        type=click.Choice(SERVED_NAMES),
+        default=DEFAULT_SERVED,
         show_default=True,
         help="How devices fetch: by keys that the service sees, or from two servers that learn "
         "none while they do not work together.",

@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from keyhole.cli.options import json_option
-from keyhole.delivery.base import DELIVERIES, DeliveryName
+from keyhole.delivery.catalogue import DELIVERY_NAMES
 from keyhole.planner.planner import TRUSTS, Trust
 from keyhole.pricing import Workload
 
 if TYPE_CHECKING:
+    from keyhole.about import Leak
+    from keyhole.delivery.base import Price
     from keyhole.planner.capacity import Fleet, PartyNeed
-    from keyhole.planner.prices import Price
     from keyhole.pricing import Speeds, Workload
 
 
@@ -234,11 +235,11 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
     help="Name the best way for this requirement only.",
 )
 @click.option(
-    "--way",
-    type=click.Choice(DELIVERIES),
-    help="Check this way: a private one that sends more than the whole model is refused.",
+    "--delivery",
+    type=click.Choice(DELIVERY_NAMES),
+    help="Check this one: a private one that sends more than the whole model is refused.",
 )
-@click.option("--force", is_flag=True, help="With --way: do not refuse it.")
+@click.option("--force", is_flag=True, help="With --delivery: do not refuse it.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine first, for a few seconds.")
 @fleet_options
 @json_option
@@ -250,7 +251,7 @@ def plan(
     distinct: int | None,
     broadcast_bytes: int | None,
     trust: Trust | None,
-    way: DeliveryName | None,
+    delivery: str | None,
     force: bool,
     calibrate: bool,
     as_json: bool,
@@ -265,12 +266,11 @@ def plan(
     With --round-seconds it says how many servers the round takes, of deliveries and of sums, and
     which of their resources runs out first; docs/deploy.md works from that.
     """
-    # Lengths come from the private protocols, which take a while to import: not for --help.
-    from keyhole.planner.planner import best, check_worth
-    from keyhole.planner.prices import price_all, price_of
+    from keyhole.delivery.clear import Broadcast
+    from keyhole.planner.planner import best, check_worth, price_all, price_of
 
-    if force and way is None:
-        raise click.UsageError("--force goes with --way")
+    if force and delivery is None:
+        raise click.UsageError("--force goes with --delivery")
     need = Workload(
         num_keys,
         keys_per_client,
@@ -289,8 +289,10 @@ def plan(
         show_fleet(need, fleet, prices)
     else:
         _show(need, prices, chosen)
-    if way is not None and not force:
-        check_worth(price_of(way, need, machine), price_of("broadcast", need, machine))
+    if delivery is not None and not force:
+        check_worth(
+            price_of(delivery, need, machine), price_of(Broadcast().about.name, need, machine)
+        )
 
 
 def _machine(calibrate: bool) -> Speeds:
@@ -309,8 +311,8 @@ def _as_json(
 ) -> dict[str, Any]:
     """Everything for programs."""
     return {
-        "need": asdict(need),
-        "machine": asdict(machine),
+        "workload": asdict(need),
+        "speeds": asdict(machine),
         "prices": [_price_as_json(price) for price in prices],
         "best": {trust: price.way for trust, price in chosen.items()},
     }
@@ -321,7 +323,7 @@ def _show(need: Workload, prices: Sequence[Price], chosen: Mapping[Trust, Price]
     console = Console()
     for table in (_cost_table(need, prices), _server_table(prices), _trust_table(prices)):
         console.print(table)
-    if beyond := set(DELIVERIES) - {price.way for price in prices}:
+    if beyond := set(DELIVERY_NAMES) - {price.way for price in prices}:
         click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
     for trust, price in chosen.items():
         click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}{_write_provided(need, price)}")
@@ -329,10 +331,10 @@ def _show(need: Workload, prices: Sequence[Price], chosen: Mapping[Trust, Price]
 
 def _write_provided(need: Workload, price: Price) -> str:
     """What a choice comes with, in a few words."""
-    if price.basis == "hardware":
+    if price.about.basis == "hardware":
         # No attester of real hardware comes with keyhole, only one that simulates it.
         return ", with hardware and an attester of your own"
-    if any(party.keys and not party.whose for party in price.seen_by.values()):
+    if any(party.keys and not party.whose for party in price.about.leaks.values()):
         return f", in a crowd of {_write_clients(need)}"
     return ""
 
@@ -383,8 +385,8 @@ def _trust_table(prices: Sequence[Price]) -> Table:
     for name in ("way", "who learns what", "which assumes"):
         table.add_column(name, no_wrap=name == "way")
     for price in prices:
-        learned = "\n".join(f"{party}: {learned}" for party, learned in price.seen_by.items())
-        table.add_row(price.way, learned, price.assumption)
+        learned = "\n".join(f"{party}: {learned}" for party, learned in price.about.leaks.items())
+        table.add_row(price.way, learned, price.about.rests_on)
     return table
 
 
@@ -417,13 +419,21 @@ def _write_split(seconds_by: Mapping[str, float]) -> str:
 def _price_as_json(price: Price) -> dict[str, Any]:
     """A price as plain values."""
     return {
-        **vars(price),
+        **{name: value for name, value in vars(price).items() if name != "about"},
+        "way": price.way,
+        "basis": price.about.basis,
+        "assumption": price.about.rests_on,
         "bytes_total": price.bytes_total,
         "server_seconds": price.server_seconds,
         "seconds_by": dict(price.seconds_by),
         "building_by": dict(price.building_by),
         "seen_by": {
-            party: {**asdict(learned), "in_words": str(learned)}
-            for party, learned in price.seen_by.items()
+            party: {**_leak_as_json(learned), "in_words": str(learned)}
+            for party, learned in price.about.leaks.items()
         },
     }
+
+
+def _leak_as_json(leak: Leak) -> dict[str, bool]:
+    """What a party learns of keys; a delivery has nothing to do with updates."""
+    return {"keys": leak.keys, "whose": leak.whose, "how_many": leak.how_many}

@@ -40,6 +40,7 @@ from keyhole.cli.train_options import (
     engine_options,
     opened_engine,
 )
+from keyhole.delivery.catalogue import delivery_named
 from keyhole.experiments.specs import name_of
 
 if TYPE_CHECKING:
@@ -198,10 +199,11 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     is_alone = options["devices"] and not options["aggregators"]
     if is_alone and (spec.aggregation.name or spec.privacy):
         raise click.UsageError("--aggregation and --dp-noise with --devices take --aggregators")
-    if options["force"] and delivery not in PRIVATE_DELIVERIES:
+    if options["force"] and not (delivery and delivery_named(delivery).about.is_private):
         raise click.UsageError("--force goes with a private --delivery")
-    if options["allow_simulation"] and delivery != "enclave":
-        raise click.UsageError("--allow-simulation goes with --delivery enclave")
+    about = delivery_named(delivery).about if delivery else None
+    if options["allow_simulation"] and (about is None or about.basis != "hardware"):
+        raise click.UsageError("--allow-simulation goes with a --delivery that rests on hardware")
     check_sum_flags(options, spec)
     check_engine_flags(options)
 

@@ -13,7 +13,7 @@ from rich.progress import (
 from rich.table import Table
 
 from keyhole.cli.screen import progress_bars
-from keyhole.delivery.base import PARTIES
+from keyhole.delivery.catalogue import DELIVERIES
 from keyhole.experiments.experiment import Experiment, Hold, Result, hold_here
 from keyhole.experiments.named import task_named
 from keyhole.rounds.cores import Cores
@@ -106,6 +106,6 @@ def privacy_line(record: RoundRecord) -> str:
 
 
 def _in_order(parties: Iterable[str]) -> list[str]:
-    """Those that a client meets first come first, as `PARTIES` has them; records sort by letter."""
-    known = list(dict.fromkeys(party for way in PARTIES.values() for party in way.seen_by))
+    """Those that a client meets first come first, as deliveries list them."""
+    known = list(dict.fromkeys(party for way in DELIVERIES for party in way.about.leaks))
     return sorted(parties, key=lambda party: known.index(party) if party in known else len(known))

@@ -1,59 +1,52 @@
-"""What a party learns of the keys that a client asks for: an output of every delivery.
+"""Defines a delivery: what it declares, what it gives clients, and what it costs.
 
-What a delivery costs and who sees what: reported with the slices, by every way alike.
-
-The names of all ways of delivery.
-
-Parties: who takes part in each way of delivery, what each learns, and what that rests on.
-
-`docs/trust.md` says the same at length, with what is not covered.
+`docs/trust.md` says at length what each party learns, with what is not covered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from keyhole.about import About, Leak
 from keyhole.arrays import ClientId, Tree
-from keyhole.delivery.pir.database import Scheme
+from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.layout import RowSource
 from keyhole.primitives.placement import ClientValue
-from keyhole.server.state import ServerState
+
+if TYPE_CHECKING:
+    from keyhole.server.state import ServerState
+
+NOTHING = Leak()
+WHO_TAKES_PART = Leak(whose=True)
+KEYS_OF_SOMEBODY = Leak(keys=True)
+KEYS_AND_WHOSE = Leak(keys=True, whose=True, how_many=True)
+
+Basis: TypeAlias = Literal["nothing", "no collusion", "cryptography", "hardware"]
+"""What must hold for parties to learn no more than they are said to: nothing; that two of them do
+not work together; that a problem is hard, with one server alone; that hardware keeps its promise.
+"""
+
+DeviceRoute: TypeAlias = Literal["whole", "slices", "queries", "sealed requests"]
+"""What a device asks the service for: the whole model; slices by their keys; replies to private
+queries; answers to sealed requests that another party passes on."""
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What one party learns.
+@dataclass(frozen=True, kw_only=True)
+class DeliveryAbout(About):
+    """What a delivery declares.
 
     Args:
-        keys: which keys are asked for.
-        whose: which client asks; with `keys`, which client asks for which.
-        how_many: how many keys that client asks for, rather than a public maximum.
-
-    >>> str(Learned(keys=True, whose=True, how_many=True))
-    'keys and whose they are'
-    >>> str(Learned(whose=True))
-    'who takes part'
+        basis: the kind of assumption that `rests_on` spells out.
+        route: what a device asks the service for; None where devices cannot use it.
+        connects_to: parties beside the service that a device connects to, as the options of a
+            device name them.
     """
 
-    keys: bool = False
-    whose: bool = False
-    how_many: bool = False
-
-    def __str__(self) -> str:
-        if self.keys:
-            return "keys and whose they are" if self.whose else "keys, not whose they are"
-        if self.how_many:
-            return "who takes part, and how many keys each asks for"
-        return "who takes part" if self.whose else "nothing"
-
-
-NOTHING = Learned()
-WHO_TAKES_PART = Learned(whose=True)
-KEYS_OF_SOMEBODY = Learned(keys=True)
-KEYS_AND_WHOSE = Learned(keys=True, whose=True, how_many=True)
+    basis: Basis = "nothing"
+    route: DeviceRoute | None = "slices"
+    connects_to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class Cost:
     select_calls: int
     cache_hits: int
     distinct_slices: int
-    seen_by: Mapping[str, Learned]
+    seen_by: Mapping[str, Leak]
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ class Delivered:
     Args:
         submodels: of each client; may be computed when it is read, so read before the next step.
         keys: those that the sub-model holds, in order: what the client asked for, but for keys that
-            a private way could not place in its query. The client trains without those.
+            a private delivery could not place in its query. The client trains without those.
         cost: of the round.
         source: where the rows of sub-models are read, so that they can be selected elsewhere; None
             where what a client received is not a function of its keys.
@@ -96,96 +89,90 @@ class Delivered:
     source: RowSource | None = None
 
 
-Delivery: TypeAlias = Callable[[ServerState, ClientValue[Any]], Delivered]
-"""`deliver(state, keys)`: keys are each client's `Keys`, one for each key space."""
-
-
-DeliveryName: TypeAlias = Literal[
-    "broadcast",
-    "on-demand",
-    "pregenerated",
-    "relay",
-    "pir",
-    "pir-one-server",
-    "enclave",
-]
-"""A way of delivery: the paper's options 1, 2 and 3, and the private ways over option 3."""
-
-DELIVERIES: tuple[DeliveryName, ...] = get_args(DeliveryName)
-"""All of them, the plain ones first."""
-
-PRIVATE_DELIVERIES: tuple[DeliveryName, ...] = DELIVERIES[3:]
-"""Those that keep something from somebody, and ask for slices all the same."""
-
-PIR_SCHEMES: Mapping[DeliveryName, Scheme] = MappingProxyType(
-    {"pir": "two-server", "pir-one-server": "one-server"}
-)
-"""Way -> its scheme of private information retrieval; the other ways have none."""
-
-
-Basis: TypeAlias = Literal["nothing", "no collusion", "cryptography", "hardware"]
-"""What must hold for parties to learn no more than they are said to: nothing; that two of them do
-not work together; that a problem is hard, with one server alone; that hardware keeps its promise.
-"""
-
-
 @dataclass(frozen=True)
-class Parties:
-    """Those beside the clients.
+class Price:
+    """What one delivery costs in a round. Bytes are exact, seconds are estimates of one core.
 
     Args:
-        seen_by: party -> what it learns.
-        basis: what that rests on.
-        assumption: the same, in a sentence.
+        about: the delivery.
+        bytes_down: that a client receives, from all servers together.
+        bytes_up: that a client sends, to all servers together.
+        seconds_by: party -> CPU seconds of one core for answering the whole cohort.
+        client_seconds: CPU seconds of one client.
+        server_memory: bytes that one server holds.
+        slices_generated: at the server side.
+        building_by: party -> CPU seconds of one core for what it makes before anybody asks, once a
+            round; parties that make nothing are not in it.
+        is_cacheable: whether the same bytes serve many clients, so that caches can give them out.
+        requests: of a device at each party, those for params and hints among them.
+        passed_on_by: the party that passes everything on to the others, which devices then do not
+            connect to; empty if there is none.
     """
 
-    seen_by: Mapping[str, Learned] = field(hash=False)
-    basis: Basis
-    assumption: str
+    about: DeliveryAbout
+    bytes_down: int
+    bytes_up: int
+    seconds_by: Mapping[str, float] = field(hash=False)
+    client_seconds: float
+    server_memory: int
+    slices_generated: int
+    building_by: Mapping[str, float] = field(hash=False, default_factory=dict)
+    is_cacheable: bool = False
+    requests: int = 1
+    passed_on_by: str = ""
+
+    @property
+    def way(self) -> str:
+        """The name of the delivery."""
+        return self.about.name
+
+    @property
+    def bytes_total(self) -> int:
+        """Both directions, of one client."""
+        return self.bytes_down + self.bytes_up
+
+    @property
+    def server_seconds(self) -> float:
+        """CPU seconds of all parties but the clients, together: building and answering."""
+        return sum(self.seconds_by.values()) + sum(self.building_by.values())
 
 
-_TWO_SERVERS = MappingProxyType({"first server": WHO_TAKES_PART, "second server": WHO_TAKES_PART})
-_CACHED = MappingProxyType({"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE})
+class Delivery(Protocol):
+    """How slices travel from the server to clients."""
 
-PARTIES: Mapping[DeliveryName, Parties] = MappingProxyType(
-    {
-        "broadcast": Parties(
-            MappingProxyType({"server": NOTHING}),
-            "nothing",
-            "None: everyone receives the same bytes.",
-        ),
-        "on-demand": Parties(
-            MappingProxyType({"server": KEYS_AND_WHOSE}),
-            "nothing",
-            "None is made: the server is trusted with every client's keys.",
-        ),
-        "pregenerated": Parties(
-            _CACHED,
-            "nothing",
-            "None is made: whoever gives out slices is trusted with every client's keys.",
-        ),
-        "relay": Parties(
-            MappingProxyType({"relay": WHO_TAKES_PART, "gateway": KEYS_OF_SOMEBODY}),
-            "no collusion",
-            "Relay and gateway do not work together, requests of many clients are mixed, and HPKE "
-            "holds.",
-        ),
-        "pir": Parties(
-            _TWO_SERVERS,
-            "no collusion",
-            "The two servers do not work together; AES under a fixed key hides seeds.",
-        ),
-        "pir-one-server": Parties(
-            MappingProxyType({"server": WHO_TAKES_PART}),
-            "cryptography",
-            "Learning with errors is hard for dimension 1,024 and modulus 2^32.",
-        ),
-        "enclave": Parties(
-            MappingProxyType({"enclave host": WHO_TAKES_PART}),
-            "hardware",
-            "The enclave's hardware, its maker's signatures and HPKE hold, and nothing leaks by "
-            "timing.",
-        ),
-    }
-)
-"""Way -> its parties."""
+    @property
+    def about(self) -> DeliveryAbout:
+        """What it declares."""
+        ...
+
+    def for_run(
+        self, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
+    ) -> Delivery:
+        """Returns the delivery with what a run says.
+
+        Args:
+            keys_per_client: key space -> the most keys that a client may ask for; private
+                deliveries pad every request to it.
+            allow_simulation: whether hardware may be simulated, which protects nothing.
+
+        Raises:
+            AttestationError: hardware would be simulated, and that is not allowed.
+        """
+        ...
+
+    def price(self, load: Workload, speeds: Speeds) -> Price:
+        """Returns what a round costs.
+
+        Raises:
+            InputError: the load is beyond what messages of this delivery can hold.
+        """
+        ...
+
+    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+        """Delivers one round; `keys` are each client's `Keys`, one for each key space."""
+        ...
+
+
+def making_seconds(load: Workload, speeds: Speeds) -> float:
+    """CPU seconds for making all slices."""
+    return load.table_bytes / speeds.gather

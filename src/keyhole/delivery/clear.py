@@ -1,18 +1,30 @@
-"""The three ways of section 3.2, in process. They deliver the same bytes and differ in cost.
+"""Delivers slices in the clear, by the three options of section 3.2 of the paper, in process.
 
-Slices of a cut model are rows of the server's tables, so each way gathers the same rows; the costs
-are counted from what the way would have to compute and send. With a coding, clients train on what
-their coded slices stand for.
+Slices of a cut model are rows of the server's tables, so each option gathers the same rows and
+delivers the same bytes; the costs are counted from what it would have to compute and send. With a
+coding, clients train on what their coded slices stand for: fewer bytes, and numbers that are right
+on average. What everyone receives stays plain.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from keyhole.about import Leak
 from keyhole.arrays import Array, KeyArray
-from keyhole.delivery.base import PARTIES, Cost, Delivered, DeliveryName
+from keyhole.delivery.base import (
+    KEYS_AND_WHOSE,
+    NOTHING,
+    Cost,
+    Delivered,
+    DeliveryAbout,
+    Price,
+    making_seconds,
+)
 from keyhole.delivery.records import (
     PLAIN,
     Coding,
@@ -24,78 +36,149 @@ from keyhole.delivery.records import (
     model_bytes,
     records_of,
 )
-from keyhole.primitives.keyspace import key_bytes
+from keyhole.pricing import Speeds, Workload
+from keyhole.primitives.keyspace import bytes_of_keys, key_bytes
 from keyhole.primitives.layout import Layout, select_rows
 from keyhole.primitives.placement import ClientValue, map_clients_later
-from keyhole.server.state import ServerState
 
+if TYPE_CHECKING:
+    from keyhole.server.state import ServerState
 
-class Way(Protocol):
-    """A delivery that can code slices."""
-
-    def __call__(
-        self, state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN
-    ) -> Delivered:
-        """Delivers one round."""
-        ...
+_BROADCAST = DeliveryAbout(
+    name="broadcast",
+    title="broadcast",
+    leaks=MappingProxyType({"server": NOTHING}),
+    rests_on="None: everyone receives the same bytes.",
+    route="whole",
+)
+_ON_DEMAND = DeliveryAbout(
+    name="on-demand",
+    title="on demand",
+    leaks=MappingProxyType({"server": KEYS_AND_WHOSE}),
+    rests_on="None is made: the server is trusted with every client's keys.",
+)
+_PREGENERATED = DeliveryAbout(
+    name="pregenerated",
+    title="in the clear",
+    leaks=MappingProxyType({"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE}),
+    rests_on="None is made: whoever gives out slices is trusted with every client's keys.",
+)
 
 
 @dataclass(frozen=True)
-class Coded:
-    """A delivery of coded slices: fewer bytes, and numbers that are right on average.
-
-    Args:
-        way: `broadcast`, `on_demand` or `pregenerated`.
-        coding: of the cut parts; what everyone receives stays plain.
-    """
-
-    way: Way
-    coding: Coding
-
-    def __call__(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
-        """Delivers one round."""
-        return self.way(state, keys, self.coding)
-
-
-def broadcast(state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN) -> Delivered:
+class Broadcast:
     """Option 1: everyone receives the whole model and selects at home. Nobody learns a key."""
-    demand = demand_of(state.layout, keys)
-    every = {space.name: space.num_keys for space in state.layout.spaces}
-    whole = model_bytes(state.layout, records_of(state.layout, coding), every)
-    cost = Cost(
-        bytes_down=dict.fromkeys(demand, whole),
-        bytes_up=dict.fromkeys(demand, 0),
-        select_calls=count_asked(state.layout, demand),
-        cache_hits=0,
-        distinct_slices=count_distinct(state.layout, demand),
-        seen_by=PARTIES["broadcast"].seen_by,
-    )
-    return _deliver(state, keys, cost, coding)
+
+    coding: Coding = PLAIN
+    about: DeliveryAbout = field(default=_BROADCAST, init=False, repr=False)
+
+    def for_run(
+        self, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
+    ) -> Broadcast:
+        """Returns itself: a run has nothing to say."""
+        return self
+
+    def price(self, load: Workload, speeds: Speeds) -> Price:
+        """Prices the whole table, which caches can give out."""
+        down = load.table_bytes + load.broadcast_bytes
+        (server,) = self.about.leaks
+        return Price(
+            self.about, down, 0, {server: 0.0}, 0.0, load.table_bytes, 0, is_cacheable=True
+        )
+
+    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+        """Delivers one round."""
+        demand = demand_of(state.layout, keys)
+        every = {space.name: space.num_keys for space in state.layout.spaces}
+        whole = model_bytes(state.layout, records_of(state.layout, self.coding), every)
+        cost = Cost(
+            bytes_down=dict.fromkeys(demand, whole),
+            bytes_up=dict.fromkeys(demand, 0),
+            select_calls=count_asked(state.layout, demand),
+            cache_hits=0,
+            distinct_slices=count_distinct(state.layout, demand),
+            seen_by=self.about.leaks,
+        )
+        return _deliver(state, keys, cost, self.coding)
 
 
-def on_demand(state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN) -> Delivered:
-    """Option 2: clients send their keys, each distinct slice is computed once and kept for the
+@dataclass(frozen=True)
+class OnDemand:
+    """Option 2: clients send their keys; each distinct slice is computed once and kept for the
     round."""
-    demand = demand_of(state.layout, keys)
-    return _deliver(state, keys, _served(state.layout, demand, 0, "on-demand", coding), coding)
+
+    coding: Coding = PLAIN
+    about: DeliveryAbout = field(default=_ON_DEMAND, init=False, repr=False)
+
+    def for_run(
+        self, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
+    ) -> OnDemand:
+        """Returns itself: a run has nothing to say."""
+        return self
+
+    def price(self, load: Workload, speeds: Speeds) -> Price:
+        """Prices slices that are made when they are asked for."""
+        made = load.distinct_keys * load.slice_bytes
+        copied = made + load.cohort * load.asked_bytes
+        (server,) = self.about.leaks
+        return Price(
+            self.about,
+            *_clear_bytes(load),
+            {server: copied / speeds.gather},
+            0.0,
+            load.table_bytes + made,
+            load.distinct_keys,
+        )
+
+    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+        """Delivers one round."""
+        demand = demand_of(state.layout, keys)
+        cost = _served(state.layout, demand, 0, self.about.leaks, self.coding)
+        return _deliver(state, keys, cost, self.coding)
 
 
-def pregenerated(state: ServerState, keys: ClientValue[Any], coding: Coding = PLAIN) -> Delivered:
+@dataclass(frozen=True)
+class Pregenerated:
     """Option 3: all slices are computed before the round, and clients fetch theirs."""
-    demand = demand_of(state.layout, keys)
-    return _deliver(state, keys, pregenerated_cost(state.layout, demand, coding), coding)
+
+    coding: Coding = PLAIN
+    about: DeliveryAbout = field(default=_PREGENERATED, init=False, repr=False)
+
+    def for_run(
+        self, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
+    ) -> Pregenerated:
+        """Returns itself: a run has nothing to say."""
+        return self
+
+    def price(self, load: Workload, speeds: Speeds) -> Price:
+        """Prices slices that are made once, and given out by the slice server or its caches."""
+        server = next(iter(self.about.leaks))
+        return Price(
+            self.about,
+            *_clear_bytes(load),
+            {server: load.cohort * load.asked_bytes / speeds.gather},
+            0.0,
+            load.table_bytes,
+            load.num_keys,
+            {server: making_seconds(load, speeds)},
+            is_cacheable=True,
+        )
+
+    def cost(self, layout: Layout, demand: Demand) -> Cost:
+        """Returns what a round costs in which clients ask for `demand`."""
+        every = sum(part.space.num_keys for part in cut_parts(layout))
+        return _served(layout, demand, every, self.about.leaks, self.coding)
+
+    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+        """Delivers one round."""
+        cost = self.cost(state.layout, demand_of(state.layout, keys))
+        return _deliver(state, keys, cost, self.coding)
 
 
-def pregenerated_cost(layout: Layout, demand: Demand, coding: Coding = PLAIN) -> Cost:
-    """What option 3 costs.
-
-    Args:
-        layout: the model and its cuts.
-        demand: client -> its keys by the name of their key space.
-        coding: of the cut parts.
-    """
-    every = sum(part.space.num_keys for part in cut_parts(layout))
-    return _served(layout, demand, every, "pregenerated", coding)
+def _clear_bytes(load: Workload) -> tuple[int, int]:
+    """What a client receives, and sends to name its keys."""
+    up = bytes_of_keys(load.keys_per_client, load.num_keys)
+    return load.asked_bytes + load.broadcast_bytes, up
 
 
 def _deliver(state: ServerState, keys: ClientValue[Any], cost: Cost, coding: Coding) -> Delivered:
@@ -119,10 +202,10 @@ class _CodedRows:
 
 
 def _served(
-    layout: Layout, demand: Demand, computed: int, way: DeliveryName, coding: Coding
+    layout: Layout, demand: Demand, computed: int, leaks: Mapping[str, Leak], coding: Coding
 ) -> Cost:
-    """The cost of a way in which clients ask a server for slices: those that were computed before,
-    or, if none were, each when it is first asked for."""
+    """The cost of asking a server for slices: those that were computed before, or, if none were,
+    each when it is first asked for."""
     tables = records_of(layout, coding)
     asked, distinct = count_asked(layout, demand), count_distinct(layout, demand)
     return Cost(
@@ -134,5 +217,5 @@ def _served(
         select_calls=computed or distinct,
         cache_hits=asked if computed else asked - distinct,
         distinct_slices=distinct,
-        seen_by=PARTIES[way].seen_by,
+        seen_by=leaks,
     )

@@ -1,26 +1,34 @@
-"""Private ways: option 3 with slices that a client retrieves without saying which (section 6).
+"""Drives private retrieval: a client asks without saying for what, in process and on a device.
 
-All of them are alike but for the retrieval itself. Every slice of every cut part is made before
-the round; what everyone receives is sent to everyone, and so is a part of which clients take every
-key; of the others each client retrieves the slices it wants. What a client asks for is padded to
-the most that any client may ask for.
+`retrieve` is the only driver. It knows clients, which turn keys into messages and replies into
+slices, and links, which carry messages to the parties: function calls in process, POSTs on a
+device. No reply is opened before everything has been asked: a client that finds something wrong in
+one table stops, and must not show in which. No message is sent twice: after a failure all keys are
+asked for anew, with fresh secrets. What is asked again shows which reply could not be read, and
+never what was in it.
+
+`deliver_privately` runs it for a cohort. Every slice of every cut part is made before the round;
+what everyone receives is sent to everyone, and so is a part of which clients take every key; of the
+others each client retrieves the slices it wants (section 6 of the paper). What a client asks for is
+padded to the most that any client may ask for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from keyhole.about import Leak
 from keyhole.arrays import ClientId, KeyArray
-from keyhole.delivery.base import Cost, Delivered, Learned
-from keyhole.delivery.pir.messages import Retrieved
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.base import Cost, Delivered
 from keyhole.delivery.records import (
-    PLAIN,
     Coding,
-    Demand,
     RecordArray,
     assemble,
     count_asked,
@@ -30,9 +38,267 @@ from keyhole.delivery.records import (
     keep_found,
     records_of,
 )
-from keyhole.primitives.layout import Layout, max_keys_of
+from keyhole.errors import KeyholeError, MalformedError
+from keyhole.primitives.layout import max_keys_of
 from keyhole.primitives.placement import ClientValue
-from keyhole.server.state import ServerState
+
+if TYPE_CHECKING:
+    from keyhole.server.state import ServerState
+
+KeysT = TypeVar("KeysT")
+KeysT_contra = TypeVar("KeysT_contra", contravariant=True)
+FoundT = TypeVar("FoundT")
+FoundT_co = TypeVar("FoundT_co", covariant=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Retrieved:
+    """What a client found.
+
+    Args:
+        records: (m, record_bytes) uint8 in the order of the keys, checked against their tags where
+            they have some; zeros where `is_found` is false.
+        is_found: (m,) bool. A key that found no place in a query is not retrieved; nobody but the
+            client knows, and it must train without the key.
+    """
+
+    records: NDArray[np.uint8]
+    is_found: NDArray[np.bool_]
+
+    @staticmethod
+    def whole(records: NDArray[np.uint8]) -> Retrieved:
+        """Records of all keys."""
+        return Retrieved(records, np.ones(len(records), bool))
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows how many there are."""
+        return f"Retrieved({self.is_found.sum()} of {len(self.is_found)} keys)"
+
+
+class Query(Protocol[FoundT_co]):
+    """One query of a client, for one use."""
+
+    def messages(self) -> tuple[bytes, ...]:
+        """Returns the messages: one for each server, in their order, or all for the only one.
+
+        Raises:
+            ReplayError: they have been taken before. To ask again, make a new query.
+        """
+        ...
+
+    def decode(self, replies: Sequence[bytes]) -> FoundT_co:
+        """Returns the slices, from one reply to each message.
+
+        Raises:
+            MalformedError, StaleError: a reply is not one to this query.
+            IntegrityError: a slice, wanted or of padding, is not that of its round and key. Nothing
+                is returned; who asks again does so for all keys: what failed must not show.
+            ReplayError: replies have been opened before.
+        """
+        ...
+
+
+class SelectClient(Protocol[KeysT_contra, FoundT_co]):
+    """The client of one table, or of one round."""
+
+    def query(self, keys: KeysT_contra, prg: Prg | None = None) -> Query[FoundT_co]:
+        """Makes a query for keys; repeats and order are the client's own business.
+
+        Args:
+            keys: (n,) int64 with no more different ones than queries hold.
+            prg: where secrets come from; a fresh one if None. Given by tests only.
+
+        Raises:
+            KeySpaceError: keys are outside the table, or too many.
+        """
+        ...
+
+
+class SelectServer(Protocol):
+    """One server of one table: pure, and without a network."""
+
+    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table.
+
+        Raises:
+            MalformedError, StaleError, ReplayError: a query cannot be answered; raised before any
+                slice is read, and none of the others is answered either.
+        """
+        ...
+
+
+@dataclass(frozen=True, repr=False)
+class Retrieval(Generic[KeysT, FoundT]):
+    """What is to be retrieved.
+
+    Args:
+        client: makes queries.
+        keys: what they are for.
+    """
+
+    client: SelectClient[KeysT, FoundT]
+    keys: KeysT
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """Why there is no answer that can be used.
+
+    Args:
+        reason: in a few words.
+        after: seconds to wait, where a server said so.
+        error: what was raised, if anything.
+    """
+
+    reason: str
+    after: float | None = None
+    error: KeyholeError | None = None
+
+
+class AskAgainError(Exception):
+    """Replies that all keys are to be asked for again after. Raised by `Query.decode`."""
+
+    def __init__(self, reason: str, error: KeyholeError | None = None) -> None:
+        super().__init__(reason)
+        self.failure = Unanswered(reason, error=error)
+
+
+class Links(Protocol):
+    """The way of messages to the parties and back."""
+
+    def exchange(
+        self, sent: Mapping[int, tuple[bytes, ...]]
+    ) -> Mapping[int, Sequence[bytes] | Unanswered]:
+        """Carries the messages of queries, each once.
+
+        Args:
+            sent: place of a want -> the messages of its query.
+
+        Returns:
+            Place -> a reply to each message, or why there are none.
+        """
+        ...
+
+    def failed(self, place: int, failure: Unanswered) -> None:
+        """Waits until it makes sense to ask again; raises where it does not."""
+        ...
+
+
+def retrieve(wants: Sequence[Retrieval[KeysT, FoundT]], links: Links) -> list[FoundT]:
+    """Asks until there is a whole answer to every want.
+
+    Raises:
+        KeySpaceError: keys that cannot be asked for; nothing has been sent.
+        KeyholeError: what a reply or `links` found wrong; all wants have been asked by then.
+    """
+    queries = dict(enumerate([want.client.query(want.keys) for want in wants]))
+    found: dict[int, FoundT] = {}
+    while queries:
+        replies = _replies(wants, queries, links)
+        unread = _decode_all(queries, replies, found)
+        for place, failure in unread.items():
+            links.failed(place, failure)
+        queries = {place: wants[place].client.query(wants[place].keys) for place in unread}
+    return [found[place] for place in range(len(wants))]
+
+
+def _replies(
+    wants: Sequence[Retrieval[KeysT, FoundT]], queries: dict[int, Query[FoundT]], links: Links
+) -> dict[int, Sequence[bytes]]:
+    """Whole replies to all queries, not opened; a query that fails is replaced by a new one."""
+    replies: dict[int, Sequence[bytes]] = {}
+    while left := [place for place in queries if place not in replies]:
+        got = links.exchange({place: queries[place].messages() for place in left})
+        for place, answer in got.items():
+            if isinstance(answer, Unanswered):
+                links.failed(place, answer)
+                queries[place] = wants[place].client.query(wants[place].keys)
+            else:
+                replies[place] = answer
+    return replies
+
+
+def _decode_all(
+    queries: Mapping[int, Query[FoundT]],
+    replies: Mapping[int, Sequence[bytes]],
+    found: dict[int, FoundT],
+) -> dict[int, Unanswered]:
+    """Opens all replies, then raises what was wrong with the first of them.
+
+    Returns:
+        The wants whose replies cannot be read.
+    """
+    unread, errors = {}, []
+    for place, query in queries.items():
+        try:
+            found[place] = query.decode(replies[place])
+        except MalformedError as error:
+            unread[place] = Unanswered("a reply that cannot be read", error=error)
+        except AskAgainError as error:
+            unread[place] = error.failure
+        except KeyholeError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return unread
+
+
+@dataclass
+class ByteTally:
+    """Bytes that each client received and sent."""
+
+    down: dict[ClientId, int] = field(default_factory=dict)
+    up: dict[ClientId, int] = field(default_factory=dict)
+
+    def add(self, client: ClientId, down: int = 0, up: int = 0) -> None:
+        """Counts bytes of one client."""
+        self.down[client] = self.down.get(client, 0) + down
+        self.up[client] = self.up.get(client, 0) + up
+
+
+Answer: TypeAlias = Callable[[Sequence[tuple[bytes, ...]]], Sequence[Sequence[bytes]]]
+"""Answers the messages of some queries: for each a reply to each of its messages."""
+
+
+@dataclass(frozen=True)
+class LocalLinks:
+    """Links to parties in this process: what goes wrong is raised.
+
+    Args:
+        answer: all parties.
+        clients: whose the wants are, by their place.
+        tally: what is sent is added here.
+    """
+
+    answer: Answer
+    clients: Sequence[ClientId]
+    tally: ByteTally
+
+    def exchange(self, sent: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, Sequence[bytes]]:
+        """Implements `Links.exchange`."""
+        replies = dict(zip(sent, self.answer(list(sent.values())), strict=True))
+        for place, messages in sent.items():
+            up, down = sum(map(len, messages)), sum(map(len, replies[place]))
+            self.tally.add(self.clients[place], down, up)
+        return replies
+
+    def failed(self, place: int, failure: Unanswered) -> None:
+        """Implements `Links.failed`: nothing in one process gets better with time."""
+        assert failure.error is not None
+        raise failure.error
+
+
+def answer_by(servers: Sequence[SelectServer]) -> Answer:
+    """Returns what has each message answered by the server of its place, many in one pass."""
+
+    def answer(sent: Sequence[tuple[bytes, ...]]) -> Sequence[Sequence[bytes]]:
+        each = [
+            server.answer([messages[place] for messages in sent])
+            for place, server in enumerate(servers)
+        ]
+        return list(zip(*each, strict=True))
+
+    return answer
 
 
 @dataclass(frozen=True)
@@ -51,115 +317,81 @@ class PrivateTable:
     max_keys: int
 
 
-@dataclass
-class Tally:
-    """Bytes that each client received and sent."""
-
-    down: dict[ClientId, int] = field(default_factory=dict)
-    up: dict[ClientId, int] = field(default_factory=dict)
-
-    def add(self, client: ClientId, down: int = 0, up: int = 0) -> None:
-        """Counts bytes of one client."""
-        self.down[client] = self.down.get(client, 0) + down
-        self.up[client] = self.up.get(client, 0) + up
-
-
-class Retrieval(Protocol):
-    """How slices of one table reach clients without anybody learning too much."""
-
-    @property
-    def seen_by(self) -> Mapping[str, Learned]:
-        """Party -> what it learns."""
-        ...
-
-    def retrieve(
-        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: Tally
-    ) -> Mapping[ClientId, Retrieved]:
-        """Returns what each client finds of the keys it wants.
-
-        Args:
-            table: to retrieve from.
-            wanted: keys of each client.
-            tally: what it costs is added here.
-        """
-        ...
+Retrieve: TypeAlias = Callable[
+    [PrivateTable, Mapping[ClientId, KeyArray], ByteTally], Mapping[ClientId, Retrieved]
+]
+"""`(table, wanted, tally)`: what each client finds of the keys it wants; bytes go to the tally."""
 
 
 @dataclass(frozen=True)
-class PrivateWay:
-    """A delivery of pre-generated slices by private retrieval.
-
-    Equal in bytes to `pregenerated`, but for keys that found no place in a query: those are left
-    out of `Delivered.keys`.
+class PrivateRound:
+    """What every private delivery knows of a round.
 
     Args:
-        retrieval: how.
         keys_per_client: key space -> the most keys that a client may ask for; public.
         coding: of the cut parts.
+        leaks: party -> what it learns.
     """
 
-    retrieval: Retrieval
     keys_per_client: Mapping[str, int]
-    coding: Coding = PLAIN
+    coding: Coding
+    leaks: Mapping[str, Leak]
 
-    def __call__(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
-        """Delivers one round."""
-        layout = state.layout
-        demand, tally = demand_of(layout, keys), Tally()
-        tables = records_of(layout, self.coding)
-        limit = max_keys_of(layout, self.keys_per_client)
-        found: dict[ClientId, list[Retrieved]] = {client: [] for client in demand}
-        for client in demand:
-            tally.add(client)
-        for place, (part, records) in enumerate(zip(layout.parts, tables, strict=True)):
-            every = np.arange(part.space.num_keys)
-            table = PrivateTable(
-                f"{state.steps}-{place:016x}",
-                records.encode_rows(state.rows(place, every), every),
-                limit[place],
-            )
-            wanted = {c: part.keys_of(z).array for c, z in demand.items()}
-            # A part of which clients take every key, or none, has nothing to hide.
-            is_private = 0 < limit[place] < part.space.num_keys
-            retrieve = self.retrieval.retrieve if is_private else _send_all
-            for client, got in retrieve(table, wanted, tally).items():
-                found[client].append(got)
-        return self._delivered(layout, keys, demand, found, tally)
 
-    def _delivered(
-        self,
-        layout: Layout,
-        keys: ClientValue[Any],
-        demand: Demand,
-        found: Mapping[ClientId, list[Retrieved]],
-        tally: Tally,
-    ) -> Delivered:
-        tables = records_of(layout, self.coding)
-        submodels, kept = {}, {}
-        for client, got in found.items():
-            records, left = keep_found(
-                layout, [g.records for g in got], [g.is_found for g in got], demand[client]
-            )
-            submodels[client] = assemble(layout, tables, records, left)
-            kept[client] = tuple(left[space.name] for space in layout.spaces)
-        cost = Cost(
-            bytes_down=tally.down,
-            bytes_up=tally.up,
-            select_calls=sum(part.space.num_keys for part in cut_parts(layout)),
-            cache_hits=count_asked(layout, demand),
-            distinct_slices=count_distinct(layout, demand),
-            seen_by=self.retrieval.seen_by,
-        )
-        cohort = keys.cohort
-        return Delivered(ClientValue(cohort, submodels), ClientValue(cohort, kept), cost)
+def deliver_privately(
+    retrieve_from: Retrieve, how: PrivateRound, state: ServerState, keys: ClientValue[Any]
+) -> Delivered:
+    """Delivers one round of pre-generated slices by private retrieval.
+
+    Equal in bytes to slices in the clear, but for keys that found no place in a query: those are
+    left out of `Delivered.keys`.
+    """
+    layout = state.layout
+    demand, tally = demand_of(layout, keys), ByteTally()
+    tables, limit = records_of(layout, how.coding), max_keys_of(layout, how.keys_per_client)
+    found: dict[ClientId, list[Retrieved]] = {client: [] for client in demand}
+    for client in demand:
+        tally.add(client)
+    for place, (part, records) in enumerate(zip(layout.parts, tables, strict=True)):
+        every = np.arange(part.space.num_keys)
+        rows = records.encode_rows(state.rows(place, every), every)
+        table = PrivateTable(f"{state.steps}-{place:016x}", rows, limit[place])
+        wanted = {c: part.keys_of(z).array for c, z in demand.items()}
+        # A part of which clients take every key, or none, has nothing to hide.
+        is_private = 0 < limit[place] < part.space.num_keys
+        for client, got in (retrieve_from if is_private else _send_all)(
+            table, wanted, tally
+        ).items():
+            found[client].append(got)
+    submodels, kept = {}, {}
+    for client, parts in found.items():
+        masks = [got.is_found for got in parts]
+        left, z = keep_found(layout, [got.records for got in parts], masks, demand[client])
+        submodels[client] = assemble(layout, tables, left, z)
+        kept[client] = tuple(z[space.name] for space in layout.spaces)
+    cost = Cost(
+        bytes_down=tally.down,
+        bytes_up=tally.up,
+        select_calls=sum(part.space.num_keys for part in cut_parts(layout)),
+        cache_hits=count_asked(layout, demand),
+        distinct_slices=count_distinct(layout, demand),
+        seen_by=how.leaks,
+    )
+    cohort = keys.cohort
+    return Delivered(ClientValue(cohort, submodels), ClientValue(cohort, kept), cost)
 
 
 def _send_all(
-    table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: Tally
+    table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: ByteTally
 ) -> dict[ClientId, Retrieved]:
     """Every client receives the table and takes from it what it wants: nobody learns a key."""
     found = {}
     for client, keys in wanted.items():
         tally.add(client, down=table.records.nbytes if table.max_keys else 0)
-        found[client] = Retrieved(table.records[keys], np.ones(len(keys), bool))
+        found[client] = Retrieved.whole(table.records[keys])
     return found
+
+
+def name_of_round(round_id: str) -> bytes:
+    """The 16 bytes that stand for a round, its tables and its slices in messages."""
+    return blake2b(round_id.encode("utf-8"), digest_size=16, person=b"keyhole-round").digest()

@@ -1,16 +1,16 @@
-"""Fetches through a relay: the service learns which slices are wanted, and not by whom.
+"""Fetches a sub-model through a relay: the service learns which slices are wanted, not by whom.
 
 One sealed request for each slice, shuffled, all of one length, padded to a public number; the relay
 mixes them with those of other devices. Never is a slice asked for directly: a relay that is away is
 an error. What every device receives is no secret and is fetched directly, as are the manifest, the
 key configuration, and tables of which every device takes every slice.
 
-Hidden is who fetches what. The update that a device sends afterwards carries its keys in the clear,
-unless it is aggregated in a private way too.
-
 A gateway that gave one device a key of its own could tell its requests from all others (RFC 9458,
-section 7). So two sources must agree on the key: the gateway itself and the relay, or a file of the
-device's operator. Two sources that work together can still deceive it.
+section 7). So a device asks the gateway itself and the relay, and both must agree; or it is given a
+file by its operator. Two sources that work together can still deceive it.
+
+Hidden: who fetches what. Not hidden: the keys in the update that a device sends afterwards, unless
+it is aggregated in a private way too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 
 from keyhole.arrays import KeyArray
 from keyhole.crypto.prg import SEED_BYTES, Prg
+from keyhole.delivery.exchange import AskAgainError, Retrieval, Unanswered, retrieve
 from keyhole.delivery.records import RecordArray
 from keyhole.delivery.relay.batches import (
     HEAD_BYTES,
@@ -33,7 +34,7 @@ from keyhole.delivery.relay.batches import (
     encode_requests,
 )
 from keyhole.delivery.relay.binary_http import BinaryResponse
-from keyhole.delivery.relay.client import CHECK_FIELD, BlindClient, BlindQuestion, TableShape
+from keyhole.delivery.relay.client import CHECK_FIELD, BlindClient, BlindQuery, TableShape
 from keyhole.delivery.relay.gateway import ERROR_BYTES
 from keyhole.delivery.relay.ohttp import KeyConfig, decode_configs
 from keyhole.device.device import Assignment, Device, DeviceKeys
@@ -126,7 +127,7 @@ class RelayedFetch:
     max_keys: Mapping[str, int] = field(default_factory=dict)
     max_requests: int = 65_536
     max_bytes: int = 1 << 30
-    _config: KeyConfig | None = field(default=None, init=False, repr=False)
+    config: KeyConfig | None = field(default=None, init=False, repr=False)
 
     def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
         """Returns the sub-model of keys; see `Device.fetch`.
@@ -144,7 +145,11 @@ class RelayedFetch:
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
         shapes = [shape for shape in map(partial(self._shape, known), range(len(wanted))) if shape]
         self._refuse_many(shapes)
-        hidden = self._retrieve(device, known, shapes, [wanted[s.table] for s in shapes], traffic)
+        hidden: list[RecordArray] = []
+        if shapes:
+            client = _RelayedClient(self, device, known.id, shapes)
+            links = _RelayLinks(self, client, device.max_answer, traffic)
+            (hidden,) = retrieve([Retrieval(client, [wanted[s.table] for s in shapes])], links)
         found = {shape.table: records for shape, records in zip(shapes, hidden, strict=True)}
         found |= _plainly(device, round, set(range(len(wanted))) - found.keys(), wanted, traffic)
         records = [found[place] for place in range(len(wanted))]
@@ -175,75 +180,106 @@ class RelayedFetch:
                 fix="raise max_requests or max_bytes, if the service is to be trusted with it",
             )
 
-    def _retrieve(
-        self,
-        device: Device,
-        known: KnownRound,
-        shapes: Sequence[TableShape],
-        keys: Sequence[KeyArray],
-        traffic: FetchTraffic,
-    ) -> list[RecordArray]:
-        """The records of each table, asked for until all are there and right.
 
-        No request is sent twice. What is asked again is sealed anew, all of it and with the same
-        padding, so that repetition does not tell which keys are wanted.
-        """
-        if not shapes:
-            return []
-        attempts, seed = self.relay.attempts(f"POST {RELAY_PATH}"), Prg.fresh().bytes(SEED_BYTES)
-        while True:
-            after: float | None = None
+class _RelayedClient:
+    """The client of a round. What is asked again is sealed anew, all of it and with the same
+    padding, so that repetition does not tell which keys are wanted."""
+
+    def __init__(
+        self, fetch: RelayedFetch, device: Device, round_id: str, shapes: Sequence[TableShape]
+    ) -> None:
+        self._fetch, self._device, self._round, self.shapes = fetch, device, round_id, shapes
+        self._seed = Prg.fresh().bytes(SEED_BYTES)
+        self.reply_bytes: list[int] = []
+
+    def query(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> _RelayedQuery:
+        fetch = self._fetch
+        if fetch.config is None:
+            fetch.config = agreed_config(fetch.relay, self._device.client, fetch.pinned)
+        blind = BlindClient(fetch.config, self._round, self.shapes)
+        self.reply_bytes = [
+            max(blind.reply_bytes(at), _SEALED_ERROR) for at in range(len(self.shapes))
+        ]
+        return _RelayedQuery(blind.query(keys, prg or Prg(self._seed)), self.shapes)
+
+
+@dataclass(frozen=True)
+class _RelayedQuery:
+    """One query through the relay, whose slices are compared with what vouches for them."""
+
+    blind: BlindQuery
+    shapes: Sequence[TableShape]
+
+    def messages(self) -> tuple[bytes, ...]:
+        return self.blind.messages()
+
+    def decode(self, replies: Sequence[bytes]) -> list[RecordArray]:
+        """The records of each table, once all replies are good and right, padding too."""
+        responses = self.blind.responses(replies)
+        for response in responses:
+            if response.status != 200:
+                raise _refusal(response)
+        records = self.blind.records(responses)
+        start = 0
+        for shape in self.shapes:
             try:
-                config = self._config or agreed_config(self.relay, device.client, self.pinned)
-                blind = BlindClient(config, known.id, shapes)
-                question = blind.ask(keys, Prg(seed))
-                replies, reason, after = self._ask(device, blind, shapes, question, traffic)
-                if not reason:
-                    self._config = config
-                    return _opened(question, shapes, replies)
+                _check(responses[start : start + shape.max_keys])
             except DamageError as error:
-                attempts.failed("damage", error=error)
-                continue
-            except _AgainError as error:
-                reason = str(error)
-            except MalformedError:
-                self._config = None  # the gateway may have another key by now
-                reason = "requests that the gateway cannot open, or answers that do not open"
-            attempts.failed(reason, after)
+                raise AskAgainError("damage", error) from error
+            start += shape.max_keys
+        return records
 
-    def _ask(
-        self,
-        device: Device,
-        blind: BlindClient,
-        shapes: Sequence[TableShape],
-        question: BlindQuestion,
-        traffic: FetchTraffic,
-    ) -> tuple[list[bytes], str, float | None]:
-        """Replies of the gateway, or why there are none and how long to wait."""
-        lengths = [max(blind.reply_bytes(at), _SEALED_ERROR) for at in range(len(shapes))]
+
+class _RelayLinks:
+    """The link to the relay, as `retrieve` uses it."""
+
+    def __init__(
+        self, fetch: RelayedFetch, client: _RelayedClient, max_answer: int, traffic: FetchTraffic
+    ) -> None:
+        self._fetch, self._client, self._max_answer = fetch, client, max_answer
+        self._traffic = traffic
+        self._attempts = fetch.relay.attempts(f"POST {RELAY_PATH}")
+
+    def exchange(
+        self, sent: Mapping[int, tuple[bytes, ...]]
+    ) -> Mapping[int, Sequence[bytes] | Unanswered]:
+        """Implements `Links.exchange`: many sealed requests in one body."""
+        return {place: self._exchange(messages) for place, messages in sent.items()}
+
+    def failed(self, place: int, failure: Unanswered) -> None:
+        """Implements `Links.failed`: waits, or raises."""
+        reason = failure.reason
+        if isinstance(failure.error, DamageError):
+            return self._attempts.failed("damage", error=failure.error)
+        if isinstance(failure.error, MalformedError):
+            self._fetch.config = None  # the gateway may have another key by now
+            reason = "requests that the gateway cannot open, or answers that do not open"
+        return self._attempts.failed(reason, failure.after)
+
+    def _exchange(self, messages: Sequence[bytes]) -> Sequence[bytes] | Unanswered:
+        shapes, lengths = self._client.shapes, self._client.reply_bytes
         each = LENGTH_BYTES + max(lengths)
-        refuse_longer("a slice", HEAD_BYTES + each, device.max_answer)
-        at_once = min(_MAX_REQUESTS, (device.max_answer - HEAD_BYTES) // each)
+        refuse_longer("a slice", HEAD_BYTES + each, self._max_answer)
+        at_once = min(_MAX_REQUESTS, (self._max_answer - HEAD_BYTES) // each)
         # What all answers may have together: not each of them can be as long as the longest.
         pairs = zip(shapes, lengths, strict=True)
         room = sum(shape.max_keys * (LENGTH_BYTES + length) for shape, length in pairs)
-        messages, replies = question.messages(), list[bytes]()
+        replies = list[bytes]()
         for start in range(0, len(messages), at_once):
             piece = messages[start : start + at_once]
-            body = encode_requests(piece)
-            got = self._post(body, HEAD_BYTES + min(room, each * len(piece)))
-            traffic.requests += 1
-            traffic.bytes_up += len(body)
-            traffic.bytes_down += len(got.body)
+            got = self._post(encode_requests(piece), HEAD_BYTES + min(room, each * len(piece)))
             if got.problem:
-                return [], got.problem, got.after
-            replies += decode_answers(bytes(got.body), len(piece))
+                return Unanswered(got.problem, got.after)
+            try:
+                replies += decode_answers(bytes(got.body), len(piece))
+            except MalformedError as error:
+                return Unanswered("answers that cannot be read", error=error)
             room -= len(got.body) - HEAD_BYTES
-        return replies, "", None
+        return replies
 
     def _post(self, body: bytes, limit: int) -> Received:
         try:
-            return self.relay.exchange(
+            got = self._fetch.relay.exchange(
                 "POST",
                 RELAY_PATH,
                 body,
@@ -259,6 +295,10 @@ class RelayedFetch:
                 allowed="a relay that takes sealed requests",
                 fix="check the URL of the relay; nothing was asked for without it",
             ) from error
+        self._traffic.requests += 1
+        self._traffic.bytes_up += len(body)
+        self._traffic.bytes_down += len(got.body)
+        return got
 
 
 def _plainly(
@@ -287,26 +327,6 @@ def _plainly(
     return found
 
 
-class _AgainError(Exception):
-    """The gateway could not answer now."""
-
-
-def _opened(
-    question: BlindQuestion, shapes: Sequence[TableShape], replies: Sequence[bytes]
-) -> list[RecordArray]:
-    """The records of each table, once all replies are good and right, padding too."""
-    responses = question.responses(replies)
-    for response in responses:
-        if response.status != 200:
-            raise _refusal(response)
-    records = question.records(responses)
-    start = 0
-    for shape in shapes:
-        _check(responses[start : start + shape.max_keys])
-        start += shape.max_keys
-    return records
-
-
 def _check(responses: Sequence[BinaryResponse]) -> None:
     """Compares slices of one table with what vouches for them; raises DamageError."""
     whole = np.frombuffer(b"".join([r.content for r in responses]), np.uint8)
@@ -321,10 +341,10 @@ def _check(responses: Sequence[BinaryResponse]) -> None:
             )
 
 
-def _refusal(response: BinaryResponse) -> KeyholeError | _AgainError:
+def _refusal(response: BinaryResponse) -> KeyholeError | AskAgainError:
     """What a refusal of the gateway is to the device; it may be a status alone."""
     if response.status >= _PASSING or response.status == ProtocolError.http_status:
-        return _AgainError(f"status {response.status} of the gateway")
+        return AskAgainError(f"status {response.status} of the gateway")
     if response.content:
         return refusal_of(response.status, response.content)
     kind = {404: NotFoundError, 410: TooLateError}.get(response.status, ServiceError)

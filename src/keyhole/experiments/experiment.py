@@ -26,8 +26,9 @@ from keyhole.aggregation.base import Aggregation, Rounding
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.data.federated import Dataset
-from keyhole.delivery.base import PRIVATE_DELIVERIES, Delivery
-from keyhole.delivery.named import delivery_named
+from keyhole.delivery.base import Delivery
+from keyhole.delivery.catalogue import delivery_named
+from keyhole.delivery.clear import Broadcast, OnDemand
 from keyhole.errors import InputError
 from keyhole.experiments.client_keys import choice_called, choices_of, localize_of
 from keyhole.experiments.named import task_named
@@ -268,7 +269,7 @@ class Experiment:
             seed=self.spec.seed,
             trial=trial,
             over=self.spec.mean_over,
-            deliver=self._deliver,
+            delivery=self._delivery,
             aggregate=self._aggregate,
             privacy=self._privacy,
             buffering=self._buffering,
@@ -305,24 +306,30 @@ class Experiment:
         return Cohorts(clients, **asked.values() | {"size": size, "over_selection": over})
 
     @cached_property
-    def _deliver(self) -> Delivery:
+    def _delivery(self) -> Delivery:
         """How slices travel; trials share what it keeps."""
         is_select = any(keys.choice != "all" for keys in self.spec.keys.values())
-        name = self.spec.delivery or ("on-demand" if is_select else "broadcast")
-        if ":" in name:
-            return cast(Delivery, resolve(name))
-        return delivery_named(name, self.keys_per_client, allow_simulation=self.allow_simulation)
+        usual = OnDemand() if is_select else Broadcast()
+        return self._named(usual).for_run(
+            self.keys_per_client, allow_simulation=self.allow_simulation
+        )
 
     def check(self) -> None:
         """Raises InputError where the record does not fit the dataset, before any work is done."""
         self.plan(0).check(self.task.model.layout)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
 
+    def _named(self, usual: Delivery) -> Delivery:
+        """The delivery that the spec names, "module:NAME" too, or else the usual one."""
+        name = self.spec.delivery
+        if name is None:
+            return usual
+        return cast(Delivery, resolve(name)) if ":" in name else delivery_named(name)
+
     def check_worth(self) -> None:
         """Raises CostlyError where the run's delivery is private and dearer than broadcast."""
-        way = self.spec.delivery
-        if way is not None and way in PRIVATE_DELIVERIES:
-            check_model_worth(way, self.task.model.layout, self.keys_per_client)
+        if self._delivery.about.is_private:
+            check_model_worth(self._delivery, self.task.model.layout, self.keys_per_client)
 
     def start(
         self,

@@ -21,9 +21,9 @@ from keyhole.delivery.enclave.program import oblivious_select
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.lwe import DIMENSION, LweShape
 from keyhole.delivery.pir.messages import seal_reply
-from keyhole.delivery.pir.one_server import OneServer, OneServerAsker, hint_of
+from keyhole.delivery.pir.one_server import OneServer, OneServerClient, hint_of
 from keyhole.delivery.pir.scan import scan_buckets, scan_rows
-from keyhole.delivery.pir.two_server import Batch, TwoServer, TwoServerAsker, terms_of
+from keyhole.delivery.pir.two_server import Batch, TwoServer, TwoServerClient, params_of
 from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway, Relay
 from keyhole.delivery.relay.ohttp import GatewayKey
@@ -91,7 +91,7 @@ def _build(records: NDArray[np.uint8]) -> tuple[Database, dict[str, float]]:
 
 def _scans(database: Database, keys: KeyArray, prg: Prg) -> dict[str, float]:
     """What servers do for each query, and an enclave for each key."""
-    rows, batch = database.rows, Batch.of(terms_of(database, len(keys)))
+    rows, batch = database.rows, Batch.of(params_of(database, len(keys)))
     whole, some = _random((_MANY, batch.table.share_bytes), prg), keys[:_MANY]
     found = {
         "scan": rows.nbytes / _seconds(lambda: scan_rows(rows, whole[:1])),
@@ -114,21 +114,21 @@ def _scans(database: Database, keys: KeyArray, prg: Prg) -> dict[str, float]:
 
 def _two_server_client(database: Database, keys: KeyArray) -> dict[str, float]:
     """What a client of two servers does."""
-    terms = terms_of(database, len(keys))
-    asker, queries = TwoServerAsker(terms), Batch.of(terms).num_queries
-    asker_of_few = TwoServerAsker(terms_of(database, min(_FEW_ASKED, len(keys))))
-    servers = [TwoServer(database, terms, place) for place in (0, 1)]
-    questions = [asker.ask(keys) for _ in range(_TURNS + 1)]
+    params = params_of(database, len(keys))
+    asker, queries = TwoServerClient(params), Batch.of(params).num_queries
+    asker_of_few = TwoServerClient(params_of(database, min(_FEW_ASKED, len(keys))))
+    servers = [TwoServer(database, params, place) for place in (0, 1)]
+    questions = [asker.query(keys) for _ in range(_TURNS + 1)]
     sent = [question.messages() for question in questions]
-    replies = [server.answer_many([m[i] for m in sent]) for i, server in enumerate(servers)]
+    replies = [server.answer([m[i] for m in sent]) for i, server in enumerate(servers)]
     waiting = list(zip(questions, *replies, strict=True))
 
     def open_next() -> None:
         question, *both = waiting.pop()
-        question.open(both)
+        question.decode(both)
 
-    few = _seconds(lambda: asker_of_few.ask(keys[:_FEW_ASKED]))
-    many = _seconds(lambda: asker.ask(keys))
+    few = _seconds(lambda: asker_of_few.query(keys[:_FEW_ASKED]))
+    many = _seconds(lambda: asker.query(keys))
     return {
         "ask_seconds": few,
         "share_seconds": max(many - few, many / 10) / queries,
@@ -138,16 +138,16 @@ def _two_server_client(database: Database, keys: KeyArray) -> dict[str, float]:
 
 def _two_server_replies(few: Database, database: Database, keys: KeyArray) -> dict[str, float]:
     """What a server does for each message, on a table that it scans in no time; and for a reply."""
-    terms = terms_of(few, _FEW_ASKED)
-    server, asker = TwoServer(few, terms, 0), TwoServerAsker(terms)
-    waiting = [asker.ask(np.arange(_FEW_ASKED)).messages()[0] for _ in range(_TURNS + 1)]
-    terms = terms_of(database, len(keys))
-    query = TwoServerAsker(terms).ask(keys).messages()[0]
-    rows = database.rows.view(np.uint8)[: Batch.of(terms).num_queries, : terms.row_bytes]
+    params = params_of(few, _FEW_ASKED)
+    server, asker = TwoServer(few, params, 0), TwoServerClient(params)
+    waiting = [asker.query(np.arange(_FEW_ASKED)).messages()[0] for _ in range(_TURNS + 1)]
+    params = params_of(database, len(keys))
+    query = TwoServerClient(params).query(keys).messages()[0]
+    rows = database.rows.view(np.uint8)[: Batch.of(params).num_queries, : params.row_bytes]
     replies = range(_REPLIES)
-    sealing = _seconds(lambda: [seal_reply(query, terms, 0, rows.tobytes()) for _ in replies])
+    sealing = _seconds(lambda: [seal_reply(query, params, 0, rows.tobytes()) for _ in replies])
     return {
-        "read_seconds": _seconds(lambda: server.answer_many([waiting.pop()])),
+        "read_seconds": _seconds(lambda: server.answer([waiting.pop()])),
         "reply": _REPLIES * rows.nbytes / sealing,
     }
 
@@ -168,11 +168,11 @@ def _lattice(database: Database, keys: KeyArray) -> dict[str, float]:
 def _lattice_speeds(database: Database, keys: KeyArray) -> tuple[float, float]:
     """Of the server's answer and of the client's products, for so many keys in one message."""
     server, mine = OneServer.of(database, len(keys)), keys % database.num_keys
-    asker = OneServerAsker(server.terms, server.hint)
-    waiting = [asker.ask(mine).messages() for _ in range(_TURNS + 1)]
-    answer = _seconds(lambda: server.answer_many(waiting.pop()))
-    products = len(keys) * DIMENSION * LweShape.of(server.terms).columns
-    asking = _seconds(lambda: asker.ask(mine))
+    asker = OneServerClient(server.params, server.hint)
+    waiting = [asker.query(mine).messages() for _ in range(_TURNS + 1)]
+    answer = _seconds(lambda: server.answer(waiting.pop()))
+    products = len(keys) * DIMENSION * LweShape.of(server.params).columns
+    asking = _seconds(lambda: asker.query(mine))
     return len(keys) * database.rows.nbytes / answer, products / asking
 
 
@@ -182,15 +182,15 @@ def _relay(records: NDArray[np.uint8], keys: KeyArray) -> dict[str, float]:
     shape = TableShape(0, len(records), _SLICE_BYTES, len(keys))
     gateway = Gateway([key], slice_handler(round_id, [records]))
     client = BlindClient(key.config, round_id, [shape])
-    questions = [client.ask([keys]) for _ in range(_TURNS + 1)]
+    questions = [client.query([keys]) for _ in range(_TURNS + 1)]
     sent = [question.messages() for question in questions]
     answered: list[list[bytes]] = []
     opened = iter(questions)
     passed = iter(sent)
     answer = _seconds(lambda: answered.append([gateway.answer(one) for one in next(passed)]))
     replies = iter(answered)
-    opening = _seconds(lambda: next(opened).open(next(replies)))
-    sealing = _seconds(lambda: client.ask([keys]))
+    opening = _seconds(lambda: next(opened).decode(next(replies)))
+    sealing = _seconds(lambda: client.query([keys]))
     relay = Relay(lambda sealed: sealed)  # a gateway that takes no time
     return {
         "seal_seconds": (sealing + opening) / len(keys),

@@ -22,29 +22,15 @@ from typing import Literal, TypeAlias
 
 from keyhole.aggregation import all_aggregations
 from keyhole.aggregation.base import SumPrice
-from keyhole.delivery.base import DeliveryName
+from keyhole.delivery.base import Price
 from keyhole.errors import InputError
-from keyhole.planner.prices import Price
 from keyhole.pricing import ServiceSpeeds, Workload
 
 Resource: TypeAlias = Literal["line", "CPU", "memory"]
 """What a server can run out of."""
 
-# Requests of a device at each party, the terms and hints it fetches first among them.
-_REQUESTS: Mapping[DeliveryName, int] = MappingProxyType(
-    {
-        "broadcast": 1,
-        "on-demand": 1,
-        "pregenerated": 1,
-        "relay": 1,
-        "pir": 2,
-        "pir-one-server": 3,
-        "enclave": 2,
-    }
-)
 _TOLD_BYTES = 4_000  # of a manifest and the answer to a check-in
 _COORDINATOR, _TRAINER = "coordinator", "trainer"
-_BEHIND = frozenset(("gateway",))  # parties that devices do not connect to
 
 
 @dataclass(frozen=True)
@@ -133,26 +119,24 @@ def delivery_needs(
         fleet: the servers.
         speeds: of the service.
 
-    >>> from keyhole.planner.prices import price_of
+    >>> from keyhole.planner.planner import price_of
     >>> need = Workload(10**9, 1_000, 256, cohort=10**6)
     >>> found = delivery_needs(price_of("pregenerated", need), need, Fleet(seconds=600))
     >>> [(one.party, one.servers, one.first) for one in found]
     [('slice server', 1, 'line')]
     """
     needs = []
-    servers = len(price.seconds_by) if price.way == "pir" else 1
+    servers, front = price.about.servers, price.passed_on_by
     for party, work in price.seconds_by.items():
         load = _Load(
             out=need.cohort * price.bytes_down // servers,
             inward=need.cohort * price.bytes_up // servers,
-            requests=need.cohort * _REQUESTS[price.way],
-            connections=need.cohort * (fleet.new_connections and party not in _BEHIND),
+            requests=need.cohort * price.requests,
+            connections=need.cohort * (fleet.new_connections and party == (front or party)),
             work=work,
             memory=price.server_memory,
         )
-        needs.append(
-            _of_party(party, _passed_on(load) if party == "relay" else load, fleet, speeds)
-        )
+        needs.append(_of_party(party, _passed_on(load) if party == front else load, fleet, speeds))
     return tuple(needs)
 
 

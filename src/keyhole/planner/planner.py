@@ -1,9 +1,9 @@
-"""Planner: which way of delivery to use, given what parties may learn.
+"""Prices every delivery and names the best, given what parties may learn.
 
 A pure function of public numbers. It prefers fewer bytes, then less work of servers, and never a
-private way that sends more than the whole model: broadcast hides everything for less.
-
-Whether a private way is worth its bytes for a whole model: broadcast hides everything too.
+private delivery that sends more than the whole model: broadcast hides everything for less. Bytes
+are exact: slices, keys and the messages of a protocol, without HTTP and TLS around them. Seconds
+are estimates of one core: `Speeds` times what is copied, hashed, scanned and enciphered.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from keyhole.delivery.base import PRIVATE_DELIVERIES, Basis, DeliveryName
+from keyhole.delivery.base import Basis, Delivery, Price
+from keyhole.delivery.catalogue import DELIVERIES, delivery_named
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.errors import CostlyError, InputError
-from keyhole.planner.prices import Price, traffic_of
-from keyhole.pricing import Workload
+from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.layout import Layout, max_keys_of
 
 Trust: TypeAlias = Literal["open", "unlinked", "hidden", "hidden-one-server", "hidden-enclave"]
@@ -45,7 +45,43 @@ _BASES: Mapping[Trust, frozenset[Basis]] = MappingProxyType(
 )
 
 
-def satisfies(price: Price, trust: Trust, need: Workload) -> bool:
+def price_all(load: Workload, speeds: Speeds | None = None) -> tuple[Price, ...]:
+    """Returns the price of every delivery, in the order of `DELIVERIES`; broadcast is the first.
+
+    One that cannot serve the load, because its messages would grow beyond their limits, is left
+    out.
+
+    Args:
+        load: the public numbers.
+        speeds: of one core; None takes those of a machine that was measured.
+
+    >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
+    >>> prices = {price.way: price for price in price_all(load)}
+    >>> prices["broadcast"].bytes_total
+    20000000
+    >>> prices["pir"].bytes_total < prices["broadcast"].bytes_total / 3
+    True
+    """
+    speeds, found = speeds or Speeds(), []
+    for delivery in DELIVERIES:
+        try:
+            found.append(delivery.price(load, speeds))
+        except InputError:  # a load is checked when it is made, so this is a limit of the delivery
+            continue
+    return tuple(found)
+
+
+def price_of(name: str, load: Workload, speeds: Speeds | None = None) -> Price:
+    """Returns the price of one delivery, by its name.
+
+    Raises:
+        InputError: the load is beyond what messages of this delivery can hold, or there is no such
+            delivery.
+    """
+    return delivery_named(name).price(load, speeds or Speeds())
+
+
+def satisfies(price: Price, trust: Trust, load: Workload) -> bool:
     """Whether a way keeps what is asked for, by what its parties learn and what that rests on.
 
     Somebody's keys are unlinked among many clients only: the keys of a cohort of one are its own.
@@ -60,37 +96,37 @@ def satisfies(price: Price, trust: Trust, need: Workload) -> bool:
             allowed=", ".join(TRUSTS),
             fix="choose one of them",
         )
-    if price.basis not in _BASES[trust]:
+    if price.about.basis not in _BASES[trust]:
         return False
-    learned = price.seen_by.values()
+    learned = price.about.leaks.values()
     if trust == "open":
         return True
     if trust == "unlinked":
-        is_crowd = need.cohort > 1
+        is_crowd = load.cohort > 1
         return not any(party.keys and (party.whose or not is_crowd) for party in learned)
     return not any(party.keys for party in learned)
 
 
-def best(prices: Iterable[Price], need: Workload, trust: Trust = "open") -> Price:
+def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Price:
     """Returns the way with the fewest bytes that satisfies a requirement; of several the one that
     servers compute least for.
 
     Broadcast satisfies every requirement, so a private way that is dearer is never the best.
 
     Args:
-        prices: of ways, all for this need.
-        need: the public numbers.
+        prices: of ways, all for this load.
+        load: the public numbers.
         trust: the requirement.
 
     Raises:
         InputError: none of the prices satisfies it, or no such requirement.
 
-    >>> need = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
-    >>> prices = price_all(need)
-    >>> [best(prices, need, trust).way for trust in ("unlinked", "hidden", "hidden-one-server")]
+    >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
+    >>> prices = price_all(load)
+    >>> [best(prices, load, trust).way for trust in ("unlinked", "hidden", "hidden-one-server")]
     ['relay', 'pir', 'broadcast']
     """
-    suitable = [price for price in prices if satisfies(price, trust, need)]
+    suitable = [price for price in prices if satisfies(price, trust, load)]
     if not suitable:
         raise InputError(
             f"no way satisfies {trust!r}",
@@ -102,38 +138,35 @@ def best(prices: Iterable[Price], need: Workload, trust: Trust = "open") -> Pric
 
 
 def check_worth(price: Price, broadcast: Price) -> None:
-    """Refuses a private way that sends more than the whole model.
+    """Refuses a private delivery that sends more than the whole model.
 
     Args:
-        price: of the way.
-        broadcast: of sending everything, for the same need.
+        price: of the delivery.
+        broadcast: of sending everything, for the same load.
 
     Raises:
         CostlyError: it is dearer.
     """
-    refuse_dearer(price.way, price.bytes_total, broadcast.bytes_total)
+    _refuse_dearer(price.way, price.about.is_private, price.bytes_total, broadcast.bytes_total)
 
 
-def refuse_dearer(way: DeliveryName, sent: int, whole: int) -> None:
-    """Refuses a private way with which a client sends and receives more than all slices are.
+def _refuse_dearer(name: str, is_private: bool, sent: int, whole: int) -> None:
+    """Refuses a private delivery with which a client sends and receives more than all slices are.
 
-    A way that is not private may be chosen for other reasons: less work of clients, say.
-
-    Raises:
-        CostlyError: it does.
+    One in the clear may be chosen for other reasons: less work of clients, say.
     """
-    if way in PRIVATE_DELIVERIES and sent > whole:
+    if is_private and sent > whole:
         raise CostlyError(
-            f"{way} sends more than the whole model",
+            f"{name} sends more than the whole model",
             got=f"{sent:,} bytes a client",
             allowed=f"at most {whole:,}, what broadcast sends",
             fix="choose broadcast, another number of keys a client, or force it",
         )
 
 
-def break_even(num_keys: int, slice_bytes: int, way: DeliveryName) -> int:
-    """Returns a number of keys a client up to which a way sends no more than broadcast, and from
-    which on it sends more; 0 if it never saves.
+def break_even(num_keys: int, slice_bytes: int, name: str) -> int:
+    """Returns a number of keys a client up to which a delivery sends no more than broadcast, and
+    from which on it sends more; 0 if it never saves.
 
     Found by bisection on exact bytes. They grow with every key, but for a few places: whoever takes
     every key in the clear names none, and a batch for two servers changes its shape here and there,
@@ -142,7 +175,8 @@ def break_even(num_keys: int, slice_bytes: int, way: DeliveryName) -> int:
     Args:
         num_keys: K.
         slice_bytes: of one slice.
-        way: which is compared. More keys than its messages can hold do not count as saving.
+        name: of the delivery that is compared. More keys than its messages can hold do not count as
+            saving.
 
     Raises:
         InputError: a number is out of range.
@@ -152,10 +186,10 @@ def break_even(num_keys: int, slice_bytes: int, way: DeliveryName) -> int:
     """
 
     def saves(keys_per_client: int) -> bool:
-        need = Workload(num_keys, keys_per_client, slice_bytes, cohort=1)
+        load = Workload(num_keys, keys_per_client, slice_bytes, cohort=1)
         try:
-            return traffic_of(way, need).total <= need.table_bytes
-        except InputError:  # a limit of the way, since the need is sound
+            return price_of(name, load).bytes_total <= load.table_bytes
+        except InputError:  # a limit of the delivery, since the load is sound
             return False
 
     Workload(num_keys, 1, slice_bytes, cohort=1)  # refuses numbers that make no sense
@@ -172,12 +206,12 @@ def _last(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def check_model_worth(
-    way: DeliveryName, layout: Layout, keys_per_client: Mapping[str, int], coding: Coding = PLAIN
+    delivery: Delivery, layout: Layout, keys_per_client: Mapping[str, int], coding: Coding = PLAIN
 ) -> None:
-    """Refuses a way that sends more than the whole model, as `PrivateWay` would deliver it.
+    """Refuses a delivery that sends more than the whole model.
 
     Args:
-        way: of delivery.
+        delivery: to be checked.
         layout: the model and its cuts.
         keys_per_client: key space -> the most keys of a client.
         coding: of the cut parts.
@@ -190,9 +224,9 @@ def check_model_worth(
     for part, records, m in zip(layout.parts, records_of(layout, coding), limit, strict=True):
         table = part.space.num_keys * records.record_bytes
         if 0 < m < part.space.num_keys:
-            need = Workload(part.space.num_keys, m, records.record_bytes, cohort=1)
-            sent += traffic_of(way, need).total
+            load = Workload(part.space.num_keys, m, records.record_bytes, cohort=1)
+            sent += delivery.price(load, Speeds()).bytes_total
         elif m:
             sent += table
         whole += table
-    refuse_dearer(way, sent, whole)
+    _refuse_dearer(delivery.about.name, delivery.about.is_private, sent, whole)

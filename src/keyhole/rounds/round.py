@@ -170,7 +170,7 @@ def deliver(
     reached: dict[ClientId, KeysBySpace] = {
         c: z for c, z in keys.items() if lost.get(c) != "lost_before"
     }
-    delivered = plan.deliver(state, ClientValue(machine.asked, reached))
+    delivered = plan.delivery.deliver(state, ClientValue(machine.asked, reached))
     placed = observe(delivered.keys)
     by_space = state.layout.keys_by_space
     received = {c: by_space(placed[c]) if c in placed else z for c, z in keys.items()}

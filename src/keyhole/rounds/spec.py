@@ -12,7 +12,7 @@ from keyhole.aggregation.base import Aggregation, about_of
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
 from keyhole.delivery.base import Delivery
-from keyhole.delivery.clear import on_demand
+from keyhole.delivery.clear import OnDemand
 from keyhole.errors import InputError
 from keyhole.identity import identity_of
 from keyhole.keys.budget import DeviceClass
@@ -40,7 +40,7 @@ class Plan:
         seed: of everything random.
         trial: which repetition; both arms of a comparison use the same.
         over: what sums are divided by: the cohort (Eq. 5) or those who chose the key.
-        deliver: how slices travel.
+        delivery: how slices travel.
         aggregate: how updates are added up.
         privacy: what the run promises about one client; None promises nothing.
         buffering: asynchronous rounds; None for synchronous ones.
@@ -61,7 +61,7 @@ class Plan:
     seed: int = 0
     trial: int = 0
     over: Over = "cohort"
-    deliver: Delivery = on_demand
+    delivery: Delivery = field(default_factory=OnDemand)
     aggregate: Aggregation = PLAIN
     privacy: Privacy | None = None
     buffering: Buffering | None = None

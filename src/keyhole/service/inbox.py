@@ -8,7 +8,7 @@ from typing import Protocol
 
 from keyhole.aggregation.base import ClientResult, SumResult, about_of
 from keyhole.delivery.base import Cost
-from keyhole.delivery.clear import pregenerated_cost
+from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError, KeyholeError
 from keyhole.primitives.layout import Layout
@@ -214,7 +214,7 @@ class SpoolInbox:
         else:
             results.extend(coming)
         demand: Demand = {result.client: result.keys for result in results if result.keys}
-        cost = pregenerated_cost(layout, demand, coding)
+        cost = Pregenerated(coding).cost(layout, demand)
         return Gathered(results, cost, add_up(t, results, layout, plan, blocks))
 
     def result(self, round_id: str, client: int, outcome: Outcome, coding: Coding) -> ClientResult:
@@ -229,7 +229,7 @@ class SpoolInbox:
             return nothing_of(client, "refused")
         update = usable(update)
         outcome = "refused" if update is None else outcome
-        cost = pregenerated_cost(layout, {client: keys}, coding)
+        cost = Pregenerated(coding).cost(layout, {client: keys})
         return result_of(client, outcome, keys, update, layout, cost)
 
 

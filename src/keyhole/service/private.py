@@ -19,8 +19,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from keyhole.delivery.exchange import SelectServer
 from keyhole.delivery.pir.database import Database
-from keyhole.delivery.pir.messages import Answerer
+from keyhole.delivery.pir.messages import PirServer
+from keyhole.delivery.pir.way import Lengths
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     BusyError,
@@ -34,21 +36,14 @@ from keyhole.server.checksums import sum_records
 from keyhole.service.limits import Gate
 from keyhole.service.metrics import Metrics
 from keyhole.wire.manifest import TableInfo
-from keyhole.wire.private import (
-    Opened,
-    PirSettings,
-    max_keys_of_table,
-    name_table,
-    serve,
-    table_bytes,
-)
+from keyhole.wire.private import PirSettings, held_bytes, max_keys_of_table, name_table
 from keyhole.wire.tables import OpenRound, RoundSource, SliceTable
 
 _Outcome: TypeAlias = bytes | Exception
 _Turn: TypeAlias = tuple[bytes, asyncio.Future[bytes]]
 
 
-def answer_apart(server: Answerer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int]:
+def answer_apart(server: SelectServer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int]:
     """Answers queries in as few passes as possible; one that is refused spoils no other.
 
     A server refuses all queries of a pass if one of them cannot be used, before it reads a slice.
@@ -62,7 +57,7 @@ def answer_apart(server: Answerer, queries: Sequence[bytes]) -> tuple[list[_Outc
         A reply or the refusal of each, in order, and the number of passes over the table.
     """
     try:
-        return [*server.answer_many(queries)], 1
+        return [*server.answer(queries)], 1
     except ProtocolError as error:
         if len(queries) == 1:
             return [error], 0
@@ -84,7 +79,7 @@ class Passes:
 
     def __init__(
         self,
-        server: Answerer,
+        server: SelectServer,
         gate: Gate,
         together: int,
         on_pass: Callable[[int, int], None] = lambda passes, queries: None,
@@ -179,10 +174,12 @@ class ServedTable:
 
     Args:
         opened: its server.
+        lengths: of its messages.
         passes: where queries go.
     """
 
-    opened: Opened
+    opened: PirServer
+    lengths: Lengths
     passes: Passes
 
 
@@ -259,8 +256,8 @@ class Databases:
             with suppress(NotFoundError):  # of a table that is not offered
                 info = _checked(table.info)
                 limit = max_keys_of_table(settings, held.manifest, info)
-                scheme = settings.role.scheme
-                sizes[at] = table_bytes(scheme, info.num_keys, info.record_bytes, limit)
+                numbers = info.num_keys, info.record_bytes, limit
+                sizes[at] = held_bytes(settings.role.delivery, *numbers)
         if sum(sizes.values()) > settings.max_bytes:
             raise NotFoundError(
                 "the round is too large to be retrieved from in private",
@@ -294,20 +291,23 @@ class Databases:
             else:
                 records = await _fetch_all(table)
                 opened = await asyncio.to_thread(_open, records, name, settings, max_keys)
-        passes = Passes(opened.server, self._gate, settings.together, self._count)
-        return ServedTable(opened, passes)
+        passes = Passes(opened, self._gate, settings.together, self._count)
+        lengths = settings.role.delivery.lengths(opened.params)
+        return ServedTable(opened, lengths, passes)
 
     def _count(self, passes: int, queries: int) -> None:
         self._metrics.add("scans", passes)
         self._metrics.add("private", queries)
 
 
-def _open(records: RecordArray, name: bytes, settings: PirSettings, max_keys: int) -> Opened:
-    database = Database.of(name, records)
-    return serve(settings.role, database, max_keys, settings.max_queries)
+def _open(records: RecordArray, name: bytes, settings: PirSettings, max_keys: int) -> PirServer:
+    role, database = settings.role, Database.of(name, records)
+    return role.delivery.open(database, max_keys, settings.max_queries)[role.server]
 
 
-def _open_segments(table: SliceTable, name: bytes, settings: PirSettings, max_keys: int) -> Opened:
+def _open_segments(
+    table: SliceTable, name: bytes, settings: PirSettings, max_keys: int
+) -> PirServer:
     """Copies the files of a table, each record compared with its sum: a device can not do that."""
     info = table.info
     pieces = []

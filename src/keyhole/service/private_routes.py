@@ -1,8 +1,8 @@
-"""Adds the routes of private retrieval: terms, hints, and queries whose keys it cannot read.
+"""Adds the routes of private retrieval: params, hints, and queries whose keys it cannot read.
 
 Whatever is wrong with a message, the answer is the same bytes: a sender of damaged, old or borrowed
 messages does not learn from the answer what they would have meant. What can be seen of a query is
-its length, which follows from the terms, its time, and whose it is.
+its length, which follows from the params, its time, and whose it is.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
 
-from keyhole.delivery.pir.database import Scheme
+from keyhole.delivery.catalogue import PIR_DELIVERIES
 from keyhole.delivery.pir.messages import FRAME_BYTES, REFUSAL, unseal
 from keyhole.errors import NotFoundError, ProtocolError, TooLargeError
 from keyhole.service.access import TokenClaims, not_admitted
@@ -66,18 +65,18 @@ class PirRoutes:
         """All of them."""
         table = "/v1/rounds/{round}/tables/{table}/pir/{scheme}"
         return [
-            Route("pir terms", ("GET",), table, self.terms),
+            Route("pir params", ("GET",), table, self.params),
             Route("pir query", ("POST",), table, self.query),
             Route("pir hint", ("GET",), f"{table}/hint", self.hint),
         ]
 
-    async def terms(self, request: Request) -> Response:
+    async def params(self, request: Request) -> Response:
         """What a device must know of a table before it asks."""
         self._admit(request)
         with self._hold(request) as held:
             opened = (await self._table(request, held)).opened
-        data, server = opened.server.terms.encode(), str(self.settings.role.server)
-        response = self._file(request, data, "t-" + opened.server.terms.digest.hex()[:32])
+        data, server = opened.params.encode(), str(self.settings.role.server)
+        response = self._file(request, data, "t-" + opened.params.digest.hex()[:32])
         response.headers.append((SERVER_HEADER.encode("ascii"), server.encode("ascii")))
         return response
 
@@ -88,7 +87,7 @@ class PirRoutes:
             opened = (await self._table(request, held)).opened
         if not opened.hint:
             raise _missing("hint", "a scheme that needs none", "hints of one server")
-        return self._file(request, opened.hint, "h-" + opened.server.terms.digest.hex()[:32])
+        return self._file(request, opened.hint, "h-" + opened.params.digest.hex()[:32])
 
     async def query(self, request: Request) -> Response:
         """The reply to a query, or the one refusal."""
@@ -108,15 +107,13 @@ class PirRoutes:
     async def _answer(self, table: ServedTable, body: bytes) -> Response:
         guards, opened = self.guards, table.opened
         # Most of what cannot be used is refused here, before it meets others in a pass.
-        length = opened.lengths.query - FRAME_BYTES
-        check = partial(
-            unseal, body, "query", opened.server.terms, self.settings.role.server, length
-        )
+        length = table.lengths.query - FRAME_BYTES
+        check = partial(unseal, body, "query", opened.params, self.settings.role.server, length)
         if len(body) < _LONG:
             check()
         else:
             await asyncio.to_thread(check)
-        weight = opened.lengths.reply
+        weight = table.lengths.reply
         await guards.memory.enter(weight)
         try:
             reply = await table.passes.answer(body)
@@ -142,12 +139,12 @@ class PirRoutes:
 
     def _admit(self, request: Request) -> TokenClaims | None:
         claims = self.guards.admit(request, parse_round(request.params[0]))
-        asked, scheme = request.params[2], self.settings.role.scheme
+        asked, scheme = request.params[2], self.settings.role.delivery.scheme
         if asked != scheme:
             # Whatever else stands in a path is not repeated.
             raise _missing(
                 "scheme of private retrieval",
-                asked if asked in get_args(Scheme) else "another",
+                asked if asked in {each.scheme for each in PIR_DELIVERIES} else "another",
                 f"{scheme} at this service",
             )
         return claims
@@ -158,7 +155,7 @@ class PirRoutes:
     async def _table(self, request: Request, held: OpenRound) -> ServedTable:
         place = parse_place(request.params[1], len(held.tables), "table")
         table = await self.databases.table(held, place)
-        limit, lengths = self.guards.limits, table.opened.lengths
+        limit, lengths = self.guards.limits, table.lengths
         if lengths.query > limit.max_body or lengths.reply > limit.max_answer:
             raise TooLargeError(
                 "private queries of this table are larger than this service takes",
@@ -177,7 +174,7 @@ class PirRoutes:
 
 def _check_allowance(claims: TokenClaims | None, table: ServedTable) -> None:
     """Every query counts as one for as many keys as it could ask for."""
-    limit = table.opened.server.terms.max_keys
+    limit = table.opened.params.max_keys
     if claims is not None and claims.max_keys is not None and limit > claims.max_keys:
         raise not_admitted(f"queries of {limit} keys", f"{claims.max_keys} keys in one query")
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from keyhole.delivery.base import PARTIES, DeliveryName
+from keyhole.delivery.base import Delivery
+from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import PLAIN, Coding
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
@@ -58,7 +59,7 @@ class Served:
     summons: Summons = field(default_factory=CheckIns)
     seconds: float = inf
     coding: Coding = PLAIN
-    fetched: DeliveryName = "pregenerated"
+    fetched: Delivery = field(default_factory=Pregenerated)
     poll: float = 0.05
     stop: threading.Event = field(default_factory=threading.Event)
     on_arrival: Callable[[int, int], None] = lambda here, goal: None
@@ -108,7 +109,7 @@ class Served:
         gathered = self.inbox.add_up(published.id, machine.outcomes, self.coding)
         assert machine.closed is not None
         incidents = [*self.summons.incidents(), *gathered.incidents]
-        cost = replace(gathered.cost, seen_by=PARTIES[self.fetched].seen_by)
+        cost = replace(gathered.cost, seen_by=self.fetched.about.leaks)
         results = CohortResults(gathered.results, cost, machine.closed, incidents=incidents)
         record = record_round(t, state, plan, results, gathered.summed)
         return gathered.summed.rows, record

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
-from keyhole.delivery.base import PARTIES, DeliveryName
-from keyhole.delivery.clear import pregenerated_cost
+from keyhole.delivery.base import Delivery
+from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
@@ -42,7 +42,7 @@ class Front(Protocol):
     summons: Summons
     seconds: float
     coding: Coding
-    fetched: DeliveryName
+    fetched: Delivery
     poll: float
     stop: threading.Event
     goes_on: bool
@@ -302,6 +302,6 @@ class Streamed:
     def _add_costs(self, tally: Tally, layout: Layout) -> None:
         """What devices that ended had fetched, and what went wrong among them."""
         demand: Demand = {result.client: result.keys for result in tally.ended if result.keys}
-        cost = pregenerated_cost(layout, demand, self.served.coding)
-        tally.costs.append(replace(cost, seen_by=PARTIES[self.served.fetched].seen_by))
+        cost = Pregenerated(self.served.coding).cost(layout, demand)
+        tally.costs.append(replace(cost, seen_by=self.served.fetched.about.leaks))
         tally.incidents += self.served.summons.incidents()

@@ -30,7 +30,7 @@ from keyhole.aggregation.two_servers.messages import (
 )
 from keyhole.aggregation.two_servers.method import SharedSum, open_sum
 from keyhole.aggregation.two_servers.params import SumParams
-from keyhole.delivery.clear import pregenerated_cost
+from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
 from keyhole.primitives.layout import Layout
@@ -305,7 +305,7 @@ class SumServices:
         results = [_result(client, outcome, added, summed) for client, outcome in outcomes.items()]
         arrived = [result.client for result in results if result.outcome in ("sent", "late")]
         up = dict.fromkeys(arrived, upload_bytes(now.terms))
-        cost = pregenerated_cost(now.layout, {}, coding)
+        cost = Pregenerated(coding).cost(now.layout, {})
         incidents = ("an aggregator was away for a while",) * self._was_away
         return Gathered(results, cost, replace(summed, bytes_up=up), incidents)
 

@@ -1,18 +1,17 @@
-"""What an operator decides about private retrieval: which server this is, and how much it takes.
-
-The schemes of private retrieval, by name: what stands at a service, and what on a device.
-"""
+"""Says what services and devices agree on for private retrieval: roles, paths, public numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 
-from keyhole.delivery.pir import one_server, two_server
-from keyhole.delivery.pir.database import Database, Scheme, Terms, name_of_round, rows_bytes
-from keyhole.delivery.pir.messages import MAX_QUERIES, Answerer, Asker
-from keyhole.delivery.pir.two_server import Batch
+from keyhole.delivery.catalogue import PIR_DELIVERIES
+from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.pir.database import PirParams
+from keyhole.delivery.pir.messages import MAX_QUERIES
+from keyhole.delivery.pir.way import PirDelivery
 from keyhole.errors import (
     InputError,
     NotFoundError,
@@ -25,20 +24,22 @@ class Role:
     """Which server a service is; it has one role, since whoever held both would learn every key.
 
     Args:
-        scheme: how slices are retrieved.
-        server: 0 or 1 of two; 0 where there is one.
+        delivery: by private queries.
+        server: its place among the servers of the delivery.
     """
 
-    scheme: Scheme
+    delivery: PirDelivery
     server: int
 
 
-ROLES: Mapping[str, Role] = {
-    "0": Role("two-server", 0),
-    "1": Role("two-server", 1),
-    "one": Role("one-server", 0),
-}
-"""Roles by the names that operators give them."""
+ROLES: Mapping[str, Role] = MappingProxyType(
+    {
+        str(server) if delivery.about.servers > 1 else "one": Role(delivery, server)
+        for delivery in PIR_DELIVERIES
+        for server in range(delivery.about.servers)
+    }
+)
+"""Roles by the names that operators give them: the place of a server, or `one`."""
 
 
 @dataclass(frozen=True)
@@ -122,77 +123,18 @@ def _count(per_client: object, name: str) -> int:
 
 
 SERVER_HEADER = "keyhole-server"
-"""The header of terms that says which server gave them."""
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Bytes of a query, a reply and a hint, the same for all keys; 0 where there is no hint."""
-
-    query: int
-    reply: int
-    hint: int = 0
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A table that a server can be asked about.
-
-    Args:
-        server: answers.
-        lengths: of messages.
-        hint: what a client must have before it asks; empty where it needs nothing.
-    """
-
-    server: Answerer
-    lengths: Lengths
-    hint: bytes = b""
+"""The header of params that says which server gave them."""
 
 
 def name_table(round_id: str, place: int) -> bytes:
-    """The 16 bytes that stand for one table of a round in terms, tags and messages."""
+    """The 16 bytes that stand for one table of a round in params, tags and messages."""
     return name_of_round(f"{round_id}/tables/{place}")
 
 
-def table_bytes(scheme: Scheme, num_keys: int, record_bytes: int, max_keys: int) -> int:
-    """What a server keeps in memory for a table: its rows, and its hint or its list of buckets."""
-    rows = rows_bytes(num_keys, record_bytes)
-    terms = Terms(scheme, bytes(16), num_keys, record_bytes, max_keys, bytes(32))
-    if scheme == "two-server":
-        placement = Batch.of(terms).placement
-        return rows + (placement.members_bytes if placement else 0)
-    return rows + lengths_of(terms).hint
-
-
-def serve(role: Role, database: Database, max_keys: int, max_queries: int) -> Opened:
-    """Opens a table at a server, for so many queries of so many keys."""
-    if role.scheme == "one-server":
-        hint = one_server.hint_of(database, max_keys)
-        terms = one_server.terms_of(database, max_keys, hint)
-        one = one_server.OneServer(database, terms, hint, max_queries)
-        return Opened(one, lengths_of(terms), hint)
-    terms = two_server.terms_of(database, max_keys)
-    two = two_server.TwoServer(database, terms, role.server, max_queries)
-    return Opened(two, lengths_of(terms))
-
-
-def lengths_of(terms: Terms) -> Lengths:
-    """The lengths of messages under terms."""
-    if terms.scheme == "one-server":
-        query, reply = one_server.query_bytes(terms), one_server.reply_bytes(terms)
-        return Lengths(query, reply, one_server.hint_bytes(terms))
-    return Lengths(two_server.query_bytes(terms), two_server.reply_bytes(terms))
-
-
-def open_asker(terms: Terms, hint: bytes | memoryview = b"") -> Asker:
-    """The client of a table.
-
-    Raises:
-        ProtocolError: the hint is not the one that the terms cover.
-    """
-    if terms.scheme == "one-server":
-        return one_server.OneServerAsker(terms, bytes(hint))
-    return two_server.TwoServerAsker(terms)
+def held_bytes(delivery: PirDelivery, num_keys: int, record_bytes: int, max_keys: int) -> int:
+    """What a server keeps in memory for a table of these public numbers."""
+    numbers = num_keys, record_bytes, max_keys
+    return delivery.held_bytes(PirParams(delivery.scheme, bytes(16), *numbers, bytes(32)))
 
 
 GATEWAY_PATH = "/v1/gateway"

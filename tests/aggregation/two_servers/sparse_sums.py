@@ -9,7 +9,7 @@ from keyhole.aggregation.two_servers.server import SparsePart, combine
 from keyhole.aggregation.two_servers.sparse import SparseParams, convert, tree_aes
 from keyhole.crypto.dpf import apply_corrections, extend, root_seeds
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir.database import name_of_round
+from keyhole.delivery.exchange import name_of_round
 
 ROUND = name_of_round("round-7")
 

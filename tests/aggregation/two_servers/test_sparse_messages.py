@@ -13,7 +13,7 @@ from keyhole.aggregation.two_servers.sparse import (
     sparse_public_bytes,
     sparse_upload_bytes,
 )
-from keyhole.delivery.pir.database import name_of_round
+from keyhole.delivery.exchange import name_of_round
 from keyhole.errors import InputError, MalformedError, StaleError
 from tests.aggregation.two_servers.sparse_sums import (
     client_of,

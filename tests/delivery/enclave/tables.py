@@ -7,7 +7,7 @@ from datetime import datetime
 import numpy as np
 
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.evidence import Evidence, Measurement, terms_of
+from keyhole.delivery.enclave.evidence import Evidence, Measurement, params_of
 from keyhole.delivery.enclave.program import Inside
 from keyhole.delivery.enclave.verifier import Policy, SimulatedAttester
 from tests.helpers import vector_file
@@ -39,16 +39,16 @@ def table(num_keys=37, record_bytes=29):
 def inside_with(records, max_keys=8, **attester):
     """The enclave program's middle with a table, in this process."""
     inside = Inside(SimulatedAttester(PROGRAM, **attester), clock=lambda: NOW)
-    terms = terms_of(ROUND, records, max_keys)
-    inside.load(terms)
+    params = params_of(ROUND, records, max_keys)
+    inside.load(params)
     inside.add_rows(records.reshape(-1))
-    return inside, terms
+    return inside, params
 
 
-def question(host, terms, keys, policy=SIMULATION, now=NOW):
+def question(host, params, keys, policy=SIMULATION, now=NOW):
     """A client's question to whoever gives evidence."""
     nonce = fresh_nonce()
-    return ask(host.evidence(nonce), nonce, policy, terms, np.array(keys, np.int64), now=now)
+    return ask(host.evidence(nonce), nonce, policy, params, np.array(keys, np.int64), now=now)
 
 
 def genuine(kind):

@@ -1,4 +1,4 @@
-"""Evidence and terms as bytes: one length, one form."""
+"""Evidence and params as bytes: one length, one form."""
 
 from dataclasses import replace
 from hashlib import sha256, sha512
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.delivery.enclave.evidence import EnclaveTerms, Evidence, report_data_of, terms_of
+from keyhole.delivery.enclave.evidence import EnclaveParams, Evidence, params_of, report_data_of
 from keyhole.errors import InputError, MalformedError, ShapeError
 from tests.delivery.enclave.tables import ROUND, flipped, table
 
 EVIDENCE = Evidence("tdx", b"quote", b"collateral", bytes(range(32)), bytes(range(32, 64)))
-TERMS = EnclaveTerms(ROUND, 37, 29, 8, bytes(range(32)))
+PARAMS = EnclaveParams(ROUND, 37, 29, 8, bytes(range(32)))
 
 
 @given(
@@ -35,23 +35,23 @@ def test_the_bytes_of_evidence():
 
 def test_the_bytes_of_terms():
     numbers = b"".join(n.to_bytes(8, "little") for n in (37, 29, 8))
-    assert TERMS.encode() == b"KHT2" + bytes(4) + ROUND + numbers + bytes(range(32))
-    assert TERMS.digest == sha256(TERMS.encode()).digest()
-    assert EnclaveTerms.decode(TERMS.encode()) == TERMS
+    assert PARAMS.encode() == b"KHT2" + bytes(4) + ROUND + numbers + bytes(range(32))
+    assert PARAMS.digest == sha256(PARAMS.encode()).digest()
+    assert EnclaveParams.decode(PARAMS.encode()) == PARAMS
 
 
 @pytest.mark.parametrize("record_bytes", [1, 8, 24])
 def test_a_request_or_reply_that_cannot_be_sealed_at_once_is_refused(record_bytes):
     """2^31 - 4,096 bytes of keys, 8 each, or of records."""
     limit = (2**31 - 4096) // max(8, record_bytes)
-    EnclaveTerms(ROUND, 2**31, record_bytes, limit, bytes(32))
+    EnclaveParams(ROUND, 2**31, record_bytes, limit, bytes(32))
     with pytest.raises(InputError, match="2 GB"):
-        EnclaveTerms(ROUND, 2**31, record_bytes, limit + 1, bytes(32))
+        EnclaveParams(ROUND, 2**31, record_bytes, limit + 1, bytes(32))
 
 
-@pytest.mark.parametrize("kind", [Evidence, EnclaveTerms])
+@pytest.mark.parametrize("kind", [Evidence, EnclaveParams])
 def test_a_cut_extended_or_changed_head_is_refused(kind):
-    data = (EVIDENCE if kind is Evidence else TERMS).encode()
+    data = (EVIDENCE if kind is Evidence else PARAMS).encode()
     changed = [data[:end] for end in range(len(data))] + [data + b"\0"]
     # Magic, kind and reserved bytes; a flipped kind may name another one.
     changed += [flipped(data, bit) for bit in (0, 31, 39, 40, 63)]
@@ -87,17 +87,17 @@ def test_report_data_binds_key_table_and_nonce():
 
 def test_terms_differ_when_anything_does():
     records = table()
-    terms = [
-        terms_of(ROUND, records, 8),
-        terms_of(bytes(16), records, 8),
-        terms_of(ROUND, records[:-1], 8),
-        terms_of(ROUND, records[:, :-1], 8),
-        terms_of(ROUND, records, 7),
-        terms_of(ROUND, records[::-1], 8),
-        terms_of(ROUND, records.reshape(29, 37), 8),
+    params = [
+        params_of(ROUND, records, 8),
+        params_of(bytes(16), records, 8),
+        params_of(ROUND, records[:-1], 8),
+        params_of(ROUND, records[:, :-1], 8),
+        params_of(ROUND, records, 7),
+        params_of(ROUND, records[::-1], 8),
+        params_of(ROUND, records.reshape(29, 37), 8),
     ]
-    assert len({each.digest for each in terms}) == len(terms)
-    assert terms_of(ROUND, records, 1000).max_keys == len(records)
+    assert len({each.digest for each in params}) == len(params)
+    assert params_of(ROUND, records, 1000).max_keys == len(records)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_terms_differ_when_anything_does():
 )
 def test_terms_that_make_no_sense_are_refused(fields):
     with pytest.raises(InputError, match="make no sense"):
-        replace(TERMS, **fields)
+        replace(PARAMS, **fields)
 
 
 @pytest.mark.parametrize("records", [np.zeros(4, np.uint8), np.zeros((4, 4), np.float32)])
 def test_records_are_a_table_of_bytes(records):
     with pytest.raises(ShapeError):
-        terms_of(ROUND, records, 1)
+        params_of(ROUND, records, 1)

@@ -12,7 +12,7 @@ import pytest
 
 from keyhole.delivery.enclave import program as inside_module
 from keyhole.delivery.enclave.client import fresh_nonce
-from keyhole.delivery.enclave.evidence import terms_of
+from keyhole.delivery.enclave.evidence import params_of
 from keyhole.delivery.enclave.host import Channel, Kind
 from keyhole.delivery.enclave.program import Inside, serve
 from keyhole.delivery.enclave.sealed import reply_bytes, request_bytes, seal_request
@@ -37,38 +37,40 @@ def loaded():
 
 
 def test_records_come_back_in_order_and_with_repeats(loaded):
-    inside, terms = loaded
+    inside, params = loaded
     keys = [5, 36, 5, 0, 5]
-    asked = question(inside, terms, keys)
-    np.testing.assert_array_equal(asked.open(inside.answer(asked.message())), RECORDS[keys])
+    asked = question(inside, params, keys)
+    np.testing.assert_array_equal(
+        asked.decode([inside.answer(*asked.messages())]).records, RECORDS[keys]
+    )
 
 
 def test_no_keys_are_a_request_like_any_other(loaded):
-    inside, terms = loaded
-    asked = question(inside, terms, [])
-    message = asked.message()
-    assert len(message) == request_bytes(terms) == 88 + 32 + 8 * 8 + 16
+    inside, params = loaded
+    asked = question(inside, params, [])
+    message = asked.messages()[0]
+    assert len(message) == request_bytes(params) == 88 + 32 + 8 * 8 + 16
     reply = inside.answer(message)
-    assert len(reply) == reply_bytes(terms) == 88 + 16 + 8 * 29 + 16
-    assert asked.open(reply).shape == (0, 29)
+    assert len(reply) == reply_bytes(params) == 88 + 16 + 8 * 29 + 16
+    assert asked.decode([reply]).records.shape == (0, 29)
     assert inside.rows_read == 8 * 37
 
 
 def test_a_question_has_one_use(loaded):
-    inside, terms = loaded
-    asked = question(inside, terms, [3])
-    reply = inside.answer(asked.message())
+    inside, params = loaded
+    asked = question(inside, params, [3])
+    reply = inside.answer(asked.messages()[0])
     with pytest.raises(ReplayError):
-        asked.message()
-    asked.open(reply)
+        asked.messages()[0]
+    asked.decode([reply])
     with pytest.raises(ReplayError):
-        asked.open(reply)
-    assert repr(asked) == "EnclaveQuestion(simulated, ...)"
+        asked.decode([reply])
+    assert repr(asked) == "EnclaveQuery(simulated, ...)"
 
 
 def test_a_replayed_request_is_refused_before_any_row_is_read(loaded):
-    inside, terms = loaded
-    message = question(inside, terms, [3]).message()
+    inside, params = loaded
+    message = question(inside, params, [3]).messages()[0]
     inside.answer(message)
     read = inside.rows_read
     with pytest.raises(ReplayError):
@@ -79,9 +81,9 @@ def test_a_replayed_request_is_refused_before_any_row_is_read(loaded):
 
 
 def test_every_damaged_request_is_refused_before_any_row_is_read(loaded):
-    inside, terms = loaded
-    asked = question(inside, terms, [3])
-    message = asked.message()
+    inside, params = loaded
+    asked = question(inside, params, [3])
+    message = asked.messages()[0]
     damaged = [flipped(message, bit) for bit in range(8 * len(message))]
     damaged += [message[:end] for end in (0, 1, 87, 88, 120, len(message) - 1)]
     damaged += [message + b"\0", message * 2]
@@ -91,34 +93,34 @@ def test_every_damaged_request_is_refused_before_any_row_is_read(loaded):
         assert isinstance(refused.value, MalformedError | StaleError)
     assert inside.rows_read == 0
     # None of them used up the nonce.
-    np.testing.assert_array_equal(asked.open(inside.answer(message)), RECORDS[[3]])
+    np.testing.assert_array_equal(asked.decode([inside.answer(message)]).records, RECORDS[[3]])
 
 
 def test_every_damaged_reply_is_refused(loaded):
-    inside, terms = loaded
-    asked = question(inside, terms, [3])
-    reply = inside.answer(asked.message())
+    inside, params = loaded
+    asked = question(inside, params, [3])
+    reply = inside.answer(asked.messages()[0])
     damaged = [flipped(reply, bit) for bit in range(0, 8 * len(reply), 3)]
     for each in [*damaged, reply[:-1], reply + b"\0", b""]:
         with pytest.raises((MalformedError, StaleError, IntegrityError)):
-            asked.open(each)
-    np.testing.assert_array_equal(asked.open(reply), RECORDS[[3]])
+            asked.decode([each])
+    np.testing.assert_array_equal(asked.decode([reply]).records, RECORDS[[3]])
 
 
 def test_a_reply_to_somebody_else_is_refused(loaded):
-    inside, terms = loaded
-    mine, other = question(inside, terms, [3]), question(inside, terms, [3])
-    inside.answer(mine.message())
+    inside, params = loaded
+    mine, other = question(inside, params, [3]), question(inside, params, [3])
+    inside.answer(mine.messages()[0])
     with pytest.raises(MalformedError):
-        mine.open(inside.answer(other.message()))
+        mine.decode([inside.answer(other.messages()[0])])
 
 
 @pytest.mark.parametrize("bad", [37, -2, 2**62, -(2**63)])
 def test_sealed_keys_outside_the_table_are_refused(loaded, bad):
-    inside, terms = loaded
+    inside, params = loaded
     nonce = fresh_nonce()
     public = inside.evidence(nonce).public
-    message, _ = seal_request(public, terms, nonce, np.array([1, bad]))
+    message, _ = seal_request(public, params, nonce, np.array([1, bad]))
     with pytest.raises(MalformedError) as refused:
         inside.answer(message)
     assert str(bad) not in refused.value.got
@@ -126,41 +128,41 @@ def test_sealed_keys_outside_the_table_are_refused(loaded, bad):
 
 
 def test_a_request_without_evidence_before_it_is_refused(loaded):
-    inside, terms = loaded
+    inside, params = loaded
     public = inside.evidence(fresh_nonce()).public
-    message, _ = seal_request(public, terms, fresh_nonce(), np.array([1]))
+    message, _ = seal_request(public, params, fresh_nonce(), np.array([1]))
     with pytest.raises(StaleError, match="without evidence"):
         inside.answer(message)
 
 
 def test_a_request_of_the_table_before_is_refused(loaded):
-    inside, terms = loaded
-    message = question(inside, terms, [3]).message()
-    inside.load(terms)
+    inside, params = loaded
+    message = question(inside, params, [3]).messages()[0]
+    inside.load(params)
     with pytest.raises(StaleError):
         inside.answer(message)
     inside.add_rows(RECORDS.reshape(-1))
     with pytest.raises(StaleError):  # the same table, under a new key
         inside.answer(message)
-    inside.load(replace(terms, round=bytes(16)))
+    inside.load(replace(params, round=bytes(16)))
     with pytest.raises(IntegrityError):  # the digest of the rows covers the round
         inside.add_rows(RECORDS.reshape(-1))
 
 
 def test_a_new_key_comes_with_every_table(loaded):
-    inside, terms = loaded
+    inside, params = loaded
     before = inside.evidence(fresh_nonce()).public
-    inside.load(terms)
+    inside.load(params)
     inside.add_rows(RECORDS.reshape(-1))
     assert inside.evidence(fresh_nonce()).public != before
 
 
 def test_rows_arrive_in_any_pieces_of_whole_rows():
     inside = Inside(SimulatedAttester(PROGRAM), clock=lambda: 0)
-    terms = terms_of(ROUND, RECORDS, 4)
+    params = params_of(ROUND, RECORDS, 4)
     with pytest.raises(MalformedError):
         inside.add_rows(RECORDS[:1].reshape(-1))
-    inside.load(terms)
+    inside.load(params)
     for start, end in [(0, 1), (1, 30), (30, 37)]:
         with pytest.raises(StaleError):
             inside.evidence(fresh_nonce())
@@ -173,14 +175,14 @@ def test_rows_arrive_in_any_pieces_of_whole_rows():
 @pytest.mark.parametrize("count", [0, 28, 30, 38 * 29])
 def test_rows_that_do_not_fit_are_refused(count):
     inside = Inside(SimulatedAttester(PROGRAM))
-    inside.load(terms_of(ROUND, RECORDS, 4))
+    inside.load(params_of(ROUND, RECORDS, 4))
     with pytest.raises(MalformedError):
         inside.add_rows(np.zeros(count, np.uint8))
 
 
 def test_rows_that_are_not_those_of_the_terms_are_refused():
     inside = Inside(SimulatedAttester(PROGRAM))
-    inside.load(terms_of(ROUND, RECORDS, 4))
+    inside.load(params_of(ROUND, RECORDS, 4))
     changed = RECORDS.copy()
     changed[20, 20] ^= 1
     with pytest.raises(IntegrityError):

@@ -35,7 +35,7 @@ class Watched:
         self.seen = []
         self.process = EnclaveProcess("simulated", watch=self.seen.append, **settings)
         self.policy = simulation_policy()
-        self.terms = self.process.load(ROUND, RECORDS, MAX_KEYS)
+        self.params = self.process.load(ROUND, RECORDS, MAX_KEYS)
         self.loading = self.take()
 
     def take(self):
@@ -48,11 +48,11 @@ class Watched:
         nonce = fresh_nonce()
         evidence = self.process.evidence(nonce)
         keys = np.array(keys, np.int64)
-        return ask(evidence, nonce, self.policy, self.terms, keys, now=int(time.time()))
+        return ask(evidence, nonce, self.policy, self.params, keys, now=int(time.time()))
 
     def select(self, keys):
         asked = self.ask(keys)
-        return asked.open(self.process.answer(asked.message()))
+        return asked.decode([self.process.answer(*asked.messages())]).records
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_lengths_and_work_do_not_depend_on_the_keys(running):
         before = running.process.rows_read()
         asked = running.ask(list(keys))
         running.take()
-        reply = running.process.answer(message := asked.message())
+        reply = running.process.answer(message := asked.messages()[0])
         pieces = tuple(len(piece) for piece in running.seen)
         shapes.add((len(message), len(reply), pieces, running.process.rows_read() - before))
     (shape,) = shapes
@@ -122,8 +122,8 @@ def test_lengths_and_work_do_not_depend_on_the_keys(running):
 
 def test_a_replayed_request_is_refused(running):
     asked = running.ask([1])
-    message = asked.message()
-    asked.open(running.process.answer(message))
+    message = asked.messages()[0]
+    asked.decode([running.process.answer(message)])
     read = running.process.rows_read()
     with pytest.raises(ProtocolError):
         running.process.answer(message)
@@ -131,8 +131,8 @@ def test_a_replayed_request_is_refused(running):
 
 
 def test_every_refusal_is_the_same_frame(running):
-    message = running.ask([1]).message()
-    used = running.ask([1]).message()
+    message = running.ask([1]).messages()[0]
+    used = running.ask([1]).messages()[0]
     running.process.answer(used)
     answers = set()
     for bad in (b"", message[:-1], message + b"\0", message[:-1] + b"x", bytes(len(message)), used):
@@ -148,12 +148,12 @@ def test_every_refusal_is_the_same_frame(running):
 
 
 def test_a_table_can_be_replaced(running):
-    old = running.ask([1]).message()
-    running.terms = running.process.load(bytes(16), RECORDS[::-1], MAX_KEYS)
+    old = running.ask([1]).messages()[0]
+    running.params = running.process.load(bytes(16), RECORDS[::-1], MAX_KEYS)
     with pytest.raises(ProtocolError):
         running.process.answer(old)
     np.testing.assert_array_equal(running.select([0, 5]), RECORDS[[300, 295]])
-    running.terms = running.process.load(ROUND, RECORDS, MAX_KEYS)
+    running.params = running.process.load(ROUND, RECORDS, MAX_KEYS)
 
 
 def test_a_program_killed_amid_a_request_is_an_error(mortal):
@@ -162,13 +162,13 @@ def test_a_program_killed_amid_a_request_is_an_error(mortal):
     killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
     killer.start()
     with pytest.raises(ServiceError, match="the enclave program has ended: got exit code -9"):
-        mortal.process.answer(asked.message())
+        mortal.process.answer(asked.messages()[0])
     killer.join()
     assert is_gone(pid)
     with pytest.raises(ServiceError, match="has ended"):
         mortal.process.evidence(fresh_nonce())
     with pytest.raises(InputError):
-        _ = mortal.process.terms
+        _ = mortal.process.params
     mortal.process.close()
 
 

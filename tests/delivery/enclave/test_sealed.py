@@ -9,10 +9,10 @@ from pyhpke import AEADId, CipherSuite, KDFId, KEMId, KEMKey
 
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.enclave.evidence import EnclaveTerms
+from keyhole.delivery.enclave.evidence import EnclaveParams
 from keyhole.delivery.enclave.sealed import open_request, seal_reply, seal_request
 
-TERMS = EnclaveTerms(bytes(range(16)), 37, 3, 4, bytes(range(32)))
+PARAMS = EnclaveParams(bytes(range(16)), 37, 3, 4, bytes(range(32)))
 NONCE = bytes(range(100, 132))
 PRIVATE = PrivateKey(bytes(range(32)))
 RECORDS = np.arange(12, dtype=np.uint8).reshape(4, 3)
@@ -20,13 +20,13 @@ RECORDS = np.arange(12, dtype=np.uint8).reshape(4, 3)
 
 def messages(seed=bytes(16)):
     """A request for two keys, and the reply to it."""
-    request, _ = seal_request(PRIVATE.public, TERMS, NONCE, np.array([5, 36]), Prg(seed))
-    _, context = open_request(PRIVATE, TERMS, request)
-    return request, seal_reply(context, TERMS, NONCE, RECORDS, Prg(bytes(16)))
+    request, _ = seal_request(PRIVATE.public, PARAMS, NONCE, np.array([5, 36]), Prg(seed))
+    _, context = open_request(PRIVATE, PARAMS, request)
+    return request, seal_reply(context, PARAMS, NONCE, RECORDS, Prg(bytes(16)))
 
 
 def head(number):
-    return b"KHE1" + bytes([number, 0, 0, 0]) + TERMS.round + TERMS.digest + NONCE
+    return b"KHE1" + bytes([number, 0, 0, 0]) + PARAMS.round + PARAMS.digest + NONCE
 
 
 def test_another_implementation_opens_request_and_reply():

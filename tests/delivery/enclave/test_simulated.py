@@ -10,7 +10,7 @@ import pytest
 
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.evidence import NO_HARDWARE_PROTECTION, Measurement, terms_of
+from keyhole.delivery.enclave.evidence import NO_HARDWARE_PROTECTION, Measurement, params_of
 from keyhole.delivery.enclave.verifier import Policy, SimulatedAttester, simulation_policy, verify
 from keyhole.errors import AttestationError, KeySpaceError
 from tests.delivery.enclave.tables import (
@@ -28,10 +28,10 @@ from tests.delivery.enclave.tables import (
 
 @pytest.fixture
 def shown():
-    """A nonce, and the evidence and terms that an enclave shows for it."""
-    inside, terms = inside_with(table())
+    """A nonce, and the evidence and params that an enclave shows for it."""
+    inside, params = inside_with(table())
     nonce = fresh_nonce()
-    return nonce, inside.evidence(nonce), terms
+    return nonce, inside.evidence(nonce), params
 
 
 def reason(evidence, nonce, policy=SIMULATION, now=NOW):
@@ -86,12 +86,12 @@ def test_evidence_with_another_public_key_is_refused(shown):
 
 
 def test_evidence_of_another_table_is_refused(shown):
-    nonce, evidence, terms = shown
+    nonce, evidence, params = shown
     assert reason(replace(evidence, config=bytes(32)), nonce) == UNBOUND
     for other in (
-        terms_of(ROUND, table(38), 8),
-        replace(terms, max_keys=7),
-        replace(terms, round=bytes(16)),
+        params_of(ROUND, table(38), 8),
+        replace(params, max_keys=7),
+        replace(params, round=bytes(16)),
     ):
         with pytest.raises(AttestationError, match="another table"):
             ask(evidence, nonce, SIMULATION, other, np.array([1]), now=NOW)
@@ -106,9 +106,9 @@ def test_evidence_of_another_table_is_refused(shown):
     ],
 )
 def test_an_enclave_that_is_not_good_enough_is_told_nothing(attester, wrong):
-    inside, terms = inside_with(table(), **attester)
+    inside, params = inside_with(table(), **attester)
     with pytest.raises(AttestationError) as refused:
-        question(inside, terms, [1, 2])
+        question(inside, params, [1, 2])
     assert refused.value.wrong == wrong
     assert inside.rows_read == 0
 
@@ -129,7 +129,7 @@ def test_simulated_evidence_has_its_time(shown, late):
 
 @pytest.mark.parametrize("keys", [[-1], [37], [1, 99], list(range(9)), [[1]], [0.5]])
 def test_keys_that_cannot_be_asked_for_are_refused_at_the_client(shown, keys):
-    nonce, evidence, terms = shown
+    nonce, evidence, params = shown
     with pytest.raises(KeySpaceError) as refused:
-        ask(evidence, nonce, SIMULATION, terms, np.array(keys), now=NOW)
+        ask(evidence, nonce, SIMULATION, params, np.array(keys), now=NOW)
     assert "99" not in str(refused.value)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.evidence import Measurement, terms_of
+from keyhole.delivery.enclave.evidence import Measurement, params_of
 from keyhole.delivery.enclave.verifier import Policy, verify, verify_quote
 from keyhole.errors import AttestationError, InputError
 from tests.delivery.enclave.tables import (
@@ -55,9 +55,9 @@ class CountingHost:
 
 def refusal_of(evidence, policy, now):
     """Why a client refuses, after trying to retrieve; it has sent nothing."""
-    host, nonce, terms = CountingHost(evidence), fresh_nonce(), terms_of(ROUND, table(), 3)
+    host, nonce, params = CountingHost(evidence), fresh_nonce(), params_of(ROUND, table(), 3)
     with pytest.raises(AttestationError) as refused:
-        host.answer(ask(host.evidence(nonce), nonce, policy, terms, [1, 2], now=now).message())
+        host.answer(ask(host.evidence(nonce), nonce, policy, params, [1, 2], now=now).messages()[0])
     assert host.received == 0
     return refused.value.wrong
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from keyhole.delivery.pir.database import name_of_round
+from keyhole.delivery.exchange import name_of_round
 from keyhole.delivery.pir.messages import REFUSAL, seal
 from keyhole.errors import MalformedError, ReplayError, StaleError
 from tests.delivery.pir.mutations import (
@@ -23,7 +23,7 @@ MAGIC_BITS = 8 * 8  # of the head that say what it is: magic, kind, server, zero
 
 def bad_queries(scheme, table):
     """Everything but a replay, from one good question."""
-    messages = table.ask(KEYS, seeded(0)).messages()
+    messages = table.query(KEYS, seeded(0)).messages()
     for server, message in enumerate(messages):
         damaged = [*truncations(message), *extensions(message), *bit_flips(message), REFUSAL]
         yield from ((server, [bad], MalformedError) for bad in damaged)
@@ -39,35 +39,35 @@ def _forged(scheme, table, message, server):
         error = MalformedError if at < MAGIC_BITS else StaleError
         yield [resealed(flipped(head, at) + rest)], error
     body = body_of(message)
-    for at in SCHEMES[scheme].zero_bits(table.terms):
+    for at in SCHEMES[scheme].zero_bits(table.params):
         yield [with_body(message, flipped(body, at))], MalformedError
     for length in (0, len(body) - 1, len(body) + 1, 2 * len(body)):
         changed = (body * 2)[:length]
-        yield [seal("query", table.terms, server, changed)], MalformedError
-    yield [seal("reply", table.terms, server, body)], MalformedError
-    yield [seal("query", table.terms, 1 - server, body)], MalformedError
-    yield [seal("query", table.terms, 2, body)], MalformedError
-    for terms in _other_terms(table.terms):
-        yield [seal("query", terms, server, body)], StaleError
+        yield [seal("query", table.params, server, changed)], MalformedError
+    yield [seal("reply", table.params, server, body)], MalformedError
+    yield [seal("query", table.params, 1 - server, body)], MalformedError
+    yield [seal("query", table.params, 2, body)], MalformedError
+    for params in _other_terms(table.params):
+        yield [seal("query", params, server, body)], StaleError
 
 
-def _other_terms(terms):
+def _other_terms(params):
     return [
-        replace(terms, round=name_of_round("round-6")),
-        replace(terms, database=bytes(32)),
-        replace(terms, record_bytes=terms.record_bytes + 1),
-        replace(terms, num_keys=terms.num_keys + 1),
-        replace(terms, max_keys=terms.max_keys - 1),
-        *(replace(terms, scheme=scheme) for scheme in SCHEMES if scheme != terms.scheme),
+        replace(params, round=name_of_round("round-6")),
+        replace(params, database=bytes(32)),
+        replace(params, record_bytes=params.record_bytes + 1),
+        replace(params, num_keys=params.num_keys + 1),
+        replace(params, max_keys=params.max_keys - 1),
+        *(replace(params, scheme=scheme) for scheme in SCHEMES if scheme != params.scheme),
     ]
 
 
 def replayed(table):
     """Queries that were answered before, and one that comes twice at once. Answers two of them."""
-    first, second = (table.ask(KEYS, seeded(number)).messages() for number in (1, 2))
+    first, second = (table.query(KEYS, seeded(number)).messages() for number in (1, 2))
     table.replies(first)
     table.replies(second)
-    new = table.ask(KEYS, seeded(3)).messages()
+    new = table.query(KEYS, seeded(3)).messages()
     for server in range(len(table.servers)):
         yield server, [first[server]], ReplayError
         yield server, [second[server]], ReplayError

@@ -3,13 +3,13 @@ FOCS 1995).
 
 For each key, server 0 gets a uniformly random set of rows, as one bit a row, and server 1 the same
 set with the key's row put in or taken out. Each XORs the rows of its set; the XOR of both replies
-is the row. It is what the two-server scheme is tested against, under the same terms: a query grows
+is the row. It is what the two-server scheme is tested against, under the same params: a query grows
 with the table, so it is no delivery.
 
 Hidden: which keys a client asks for and how many, from each server, if both servers do not collude
 and AES-128 in counter mode is pseudo-random: a set alone is a stretch of the stream of a `Prg`. (In
 the paper sets are truly random, and nothing rests on what a server can compute; here a server that
-finds a seed of 128 bits finds the keys.) Not hidden: who asks, when, and under which terms. What
+finds a seed of 128 bits finds the keys.) Not hidden: who asks, when, and under which params. What
 `two_server.py` says of servers that lie holds here too.
 """
 
@@ -23,14 +23,20 @@ from numpy.typing import NDArray
 from keyhole.arrays import KeyArray
 from keyhole.crypto.once import distinct_keys
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir.database import Database, Terms, check_scheme, check_server, plain_terms
+from keyhole.delivery.pir.database import (
+    Database,
+    PirParams,
+    check_scheme,
+    check_server,
+    plain_params,
+)
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     MAX_QUERIES,
     REPLY_BYTES,
-    Answered,
+    AnsweredQueries,
     Wanted,
-    XorQuestion,
+    XorQuery,
     seal,
     seal_reply,
     unseal,
@@ -41,50 +47,50 @@ from keyhole.errors import MalformedError
 _NONCE_BYTES = 16
 
 
-def terms_of(database: Database, max_keys: int) -> Terms:
-    """Returns the terms of a table; `max_keys` beyond its rows are as many as it has."""
-    return plain_terms("two-server", database, max_keys)
+def params_of(database: Database, max_keys: int) -> PirParams:
+    """Returns the params of a table; `max_keys` beyond its rows are as many as it has."""
+    return plain_params("two-server", database, max_keys)
 
 
-def query_bytes(terms: Terms) -> int:
+def query_bytes(params: PirParams) -> int:
     """Of one query to one server, whatever the keys."""
-    return FRAME_BYTES + _query_body(terms)
+    return FRAME_BYTES + _query_body(params)
 
 
-def reply_bytes(terms: Terms) -> int:
+def reply_bytes(params: PirParams) -> int:
     """Of one reply of one server."""
-    return REPLY_BYTES + terms.max_keys * terms.row_bytes
+    return REPLY_BYTES + params.max_keys * params.row_bytes
 
 
-class ChorAsker:
+class ChorClient:
     """The client of a table at two servers.
 
     Args:
-        terms: of the table, the same from both servers.
+        params: of the table, the same from both servers.
 
     Raises:
-        InputError: terms of another scheme.
+        InputError: params of another scheme.
     """
 
-    def __init__(self, terms: Terms) -> None:
-        check_scheme(terms, "two-server")
-        self.terms = terms
+    def __init__(self, params: PirParams) -> None:
+        check_scheme(params, "two-server")
+        self.params = params
 
-    def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
-        """Makes a question for keys; see `Asker`."""
-        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.max_keys)
+    def query(self, keys: KeyArray, prg: Prg | None = None) -> XorQuery:
+        """Makes a question for keys; see `SelectClient`."""
+        wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
-        points = prg.below(self.terms.num_keys, self.terms.max_keys)
+        points = prg.below(self.params.num_keys, self.params.max_keys)
         points[: len(wanted)] = wanted
-        sets = np.empty((self.terms.max_keys, _set_bytes(self.terms)), np.uint8)
+        sets = np.empty((self.params.max_keys, _set_bytes(self.params)), np.uint8)
         prg.fill(sets)
-        sets[:, -1] &= _last_byte(self.terms)
+        sets[:, -1] &= _last_byte(self.params)
         # Of a small table two clients may draw the same sets: the nonce makes their queries differ.
         nonce = prg.bytes(_NONCE_BYTES)
-        first = seal("query", self.terms, 0, nonce + sets.tobytes())
+        first = seal("query", self.params, 0, nonce + sets.tobytes())
         sets[np.arange(len(points)), points >> 3] ^= (1 << (points & 7)).astype(np.uint8)
-        messages = first, seal("query", self.terms, 1, nonce + sets.tobytes())
-        return XorQuestion(self.terms, messages, Wanted(points, places))
+        messages = first, seal("query", self.params, 1, nonce + sets.tobytes())
+        return XorQuery(self.params, messages, Wanted(points, places))
 
 
 class ChorServer:
@@ -92,43 +98,44 @@ class ChorServer:
 
     Args:
         database: what is retrieved from.
-        terms: of this database.
+        params: of this database.
         server: 0 or 1: which of both this one is.
-        max_queries: that it answers and remembers, see `Answered`.
+        max_queries: that it answers and remembers, see `AnsweredQueries`.
 
     Raises:
-        InputError: terms of something else, or no such server.
+        InputError: params of something else, or no such server.
     """
 
     def __init__(
-        self, database: Database, terms: Terms, server: int, max_queries: int = MAX_QUERIES
+        self, database: Database, params: PirParams, server: int, max_queries: int = MAX_QUERIES
     ) -> None:
-        check_server("two-server", database, terms, server)
-        self.terms = terms
+        check_server("two-server", database, params, server)
+        self.params = params
         self._rows = database.rows
         self._server = server
-        self._answered = Answered(max_queries)
+        self._answered = AnsweredQueries(max_queries)
 
-    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries in one pass over the table; see `Answerer`."""
-        length = _query_body(self.terms)
-        bodies = [unseal(query, "query", self.terms, self._server, length) for query in queries]
-        sets = [_read_sets(body, self.terms) for body in bodies]
+    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table; see `SelectServer`."""
+        length = _query_body(self.params)
+        bodies = [unseal(query, "query", self.params, self._server, length) for query in queries]
+        sets = [_read_sets(body, self.params) for body in bodies]
         if not sets:
             return []
         with self._answered.claim(queries):
             found = scan_rows(self._rows, np.concatenate(sets)).view(np.uint8)
-            cells = found[:, : self.terms.row_bytes].reshape(len(sets), -1)
+            cells = found[:, : self.params.row_bytes].reshape(len(sets), -1)
             pairs = zip(queries, cells, strict=True)
             return [
-                seal_reply(query, self.terms, self._server, rows.tobytes()) for query, rows in pairs
+                seal_reply(query, self.params, self._server, rows.tobytes())
+                for query, rows in pairs
             ]
 
 
-def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:
+def _read_sets(body: memoryview, params: PirParams) -> NDArray[np.uint8]:
     """Returns the sets of one query, (max_keys, bytes)."""
-    sets = np.frombuffer(body[_NONCE_BYTES:], np.uint8).reshape(terms.max_keys, _set_bytes(terms))
-    if (sets[:, -1] & ~_last_byte(terms)).any():
+    sets = np.frombuffer(body[_NONCE_BYTES:], np.uint8).reshape(params.max_keys, _set_bytes(params))
+    if (sets[:, -1] & ~_last_byte(params)).any():
         raise MalformedError(
             "sets of rows cannot be read",
             got="spare bits that are set",
@@ -138,15 +145,15 @@ def _read_sets(body: memoryview, terms: Terms) -> NDArray[np.uint8]:
     return sets
 
 
-def _query_body(terms: Terms) -> int:
+def _query_body(params: PirParams) -> int:
     """A nonce, then a set for each key."""
-    return _NONCE_BYTES + terms.max_keys * _set_bytes(terms)
+    return _NONCE_BYTES + params.max_keys * _set_bytes(params)
 
 
-def _set_bytes(terms: Terms) -> int:
-    return -(-terms.num_keys // 8)
+def _set_bytes(params: PirParams) -> int:
+    return -(-params.num_keys // 8)
 
 
-def _last_byte(terms: Terms) -> np.uint8:
+def _last_byte(params: PirParams) -> np.uint8:
     """The bits of the last byte of a set that stand for rows."""
-    return np.uint8((1 << (terms.num_keys - 1) % 8 + 1) - 1)
+    return np.uint8((1 << (params.num_keys - 1) % 8 + 1) - 1)

@@ -68,14 +68,14 @@ def forbid_tables(table):
 
 def send_bad(scheme, table):
     """Returns how many were refused."""
-    good = table.ask([5], seeded(9)).messages()
+    good = table.query([5], seeded(9)).messages()
     cases = [*bad_queries(scheme, table), *replayed(table)]
     # Some of them after a good one, which must not be answered either.
     mixed = [(server, [good[server], *bad], error) for server, bad, error in cases[::16]]
     forbid_tables(table)
     for server, queries, error in [*cases, *mixed]:
         try:
-            table.servers[server].answer_many(queries)
+            table.servers[server].answer(queries)
         except error:
             continue
         raise RuntimeError("a bad query was answered")
@@ -83,7 +83,7 @@ def send_bad(scheme, table):
 
 
 def send_good(_, table):
-    messages = table.ask([5]).messages()
+    messages = table.query([5]).messages()
     forbid_tables(table)
     table.replies(messages)
     raise RuntimeError("rows were answered from that nobody can read")

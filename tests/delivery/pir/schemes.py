@@ -11,9 +11,10 @@ from types import ModuleType
 import numpy as np
 
 from keyhole.crypto.prg import Prg
+from keyhole.delivery.exchange import SelectClient, name_of_round
 from keyhole.delivery.pir import one_server, two_server
-from keyhole.delivery.pir.database import Database, Terms, name_of_round
-from keyhole.delivery.pir.messages import Answerer, Asker
+from keyhole.delivery.pir.database import Database, PirParams
+from keyhole.delivery.pir.messages import PirServer
 from keyhole.delivery.pir.two_server import Batch
 
 ROUND = name_of_round("round-7")
@@ -29,15 +30,15 @@ class Scheme:
     Args:
         module: with its lengths.
         servers: makes them, in their order, from (database, max_keys).
-        asker: makes a client from (terms, servers).
-        zero_bits: the bits of a query's body that are always zero, and checked, from terms.
+        asker: makes a client from (params, servers).
+        zero_bits: the bits of a query's body that are always zero, and checked, from params.
         small: K for a table with short messages that have every part there is.
     """
 
     module: ModuleType
-    servers: Callable[[Database, int], tuple[Answerer, ...]]
-    asker: Callable[[Terms, tuple[Answerer, ...]], Asker]
-    zero_bits: Callable[[Terms], Iterable[int]]
+    servers: Callable[[Database, int], tuple[PirServer, ...]]
+    asker: Callable[[PirParams, tuple[PirServer, ...]], SelectClient]
+    zero_bits: Callable[[PirParams], Iterable[int]]
     small: int
 
 
@@ -46,29 +47,29 @@ class Table:
     """A table of slices that is retrieved from: all parties in one place."""
 
     records: np.ndarray
-    terms: Terms
-    servers: tuple[Answerer, ...]
-    asker: Asker
+    params: PirParams
+    servers: tuple[PirServer, ...]
+    asker: SelectClient
     query_bytes: int
     reply_bytes: int
 
-    def ask(self, keys, prg=None):
-        return self.asker.ask(np.array(keys, np.int64), prg)
+    def query(self, keys, prg=None):
+        return self.asker.query(np.array(keys, np.int64), prg)
 
     def replies(self, messages):
         """One reply of each server."""
         pairs = zip(self.servers, messages, strict=True)
-        return [server.answer_many([message])[0] for server, message in pairs]
+        return [server.answer([message])[0] for server, message in pairs]
 
     def retrieve(self, keys, prg=None):
-        question = self.ask(keys, prg)
-        return question.open(self.replies(question.messages()))
+        question = self.query(keys, prg)
+        return question.decode(self.replies(question.messages()))
 
 
-def two_server_zero_bits(terms):
+def two_server_zero_bits(params):
     """The control bits of seed corrections, which travel elsewhere; what fills the last byte of the
     control bits; and, if a tree is a single leaf, what lies in it behind the last point."""
-    batch, start = Batch.of(terms), 2 * 128  # behind a nonce and a root
+    batch, start = Batch.of(params), 2 * 128  # behind a nonce and a root
     for domain, count in (
         (batch.bucket, batch.shape.num_buckets),
         (batch.table, batch.shape.stash),
@@ -84,22 +85,22 @@ def two_server_zero_bits(terms):
 
 
 def two_servers(database, max_keys):
-    terms = two_server.terms_of(database, max_keys)
-    return tuple(two_server.TwoServer(database, terms, number) for number in (0, 1))
+    params = two_server.params_of(database, max_keys)
+    return tuple(two_server.TwoServer(database, params, number) for number in (0, 1))
 
 
 SCHEMES = {
     "one-server": Scheme(
         one_server,
         lambda database, max_keys: (one_server.OneServer.of(database, max_keys),),
-        lambda terms, servers: one_server.OneServerAsker(terms, servers[0].hint),
+        lambda params, servers: one_server.OneServerClient(params, servers[0].hint),
         lambda _: [],
         40,
     ),
     "two-server": Scheme(
         two_server,
         two_servers,
-        lambda terms, _: two_server.TwoServerAsker(terms),
+        lambda params, _: two_server.TwoServerClient(params),
         two_server_zero_bits,
         1001,  # trees of two levels
     ),
@@ -122,9 +123,9 @@ def table_of(
     records = records_of(num_keys, record_bytes, name)
     database = database or Database.of(round_name, records)
     servers = how.servers(database, max_keys)
-    terms = servers[0].terms
-    lengths = how.module.query_bytes(terms), how.module.reply_bytes(terms)
-    return Table(records, terms, servers, how.asker(terms, servers), *lengths)
+    params = servers[0].params
+    lengths = how.module.query_bytes(params), how.module.reply_bytes(params)
+    return Table(records, params, servers, how.asker(params, servers), *lengths)
 
 
 def small_table_of(scheme, record_bytes, max_keys, **more):

@@ -7,7 +7,7 @@ from threading import Barrier, Thread
 import pytest
 
 from keyhole.delivery.pir import messages as module
-from keyhole.delivery.pir.messages import MAX_QUERIES, Answered
+from keyhole.delivery.pir.messages import MAX_QUERIES, AnsweredQueries
 from keyhole.errors import ReplayError
 
 QUERIES = [bytes([i]) * 40 for i in range(9)]
@@ -30,7 +30,7 @@ def assert_refused(answered, queries):
 
 
 def test_a_server_that_can_remember_no_more_refuses_and_forgets_nothing():
-    answered = Answered(limit=3)
+    answered = AnsweredQueries(limit=3)
     claim(answered, QUERIES[:2])
     with pytest.raises(ReplayError, match="2 after 2; expected 3 in all"):
         claim(answered, QUERIES[2:4])
@@ -42,7 +42,7 @@ def test_a_server_that_can_remember_no_more_refuses_and_forgets_nothing():
 
 
 def test_one_replay_among_queries_marks_none_of_them_as_answered():
-    answered = Answered()
+    answered = AnsweredQueries()
     claim(answered, QUERIES[:1])
     with pytest.raises(ReplayError, match="1 of 3"):
         claim(answered, QUERIES[:3])
@@ -51,11 +51,11 @@ def test_one_replay_among_queries_marks_none_of_them_as_answered():
 
 def test_a_query_twice_at_once_is_a_replay():
     with pytest.raises(ReplayError, match="1 of 2"):
-        claim(Answered(), [QUERIES[0], QUERIES[0]])
+        claim(AnsweredQueries(), [QUERIES[0], QUERIES[0]])
 
 
 def test_queries_whose_answer_fails_are_given_back_with_their_room():
-    answered = Answered(limit=2)
+    answered = AnsweredQueries(limit=2)
     for error in (MemoryError, KeyboardInterrupt):
         with pytest.raises(error), answered.claim(QUERIES[:2]):
             raise error
@@ -65,7 +65,7 @@ def test_queries_whose_answer_fails_are_given_back_with_their_room():
 
 
 def test_a_query_that_is_being_answered_is_a_replay_and_takes_room():
-    answered = Answered(limit=2)
+    answered = AnsweredQueries(limit=2)
     with answered.claim(QUERIES[:1]):
         assert_refused(answered, QUERIES[:1])
         with pytest.raises(ReplayError, match="2 in all"):
@@ -77,7 +77,7 @@ def test_what_is_sorted_in_is_still_known(monkeypatch):
     """Checks with the same first half among them, which honest ones do not have."""
     monkeypatch.setattr(module, "_FRESH", 4)
     alike = [bytes([7]) * 8 + bytes([i]) * 8 for i in range(5)]
-    queries, answered = [*many(50), *alike], Answered()
+    queries, answered = [*many(50), *alike], AnsweredQueries()
     for start in range(0, len(queries), 3):
         claim(answered, queries[start : start + 3])
     assert len(answered) == len(queries)
@@ -93,7 +93,7 @@ def test_memory_is_what_is_stated():
     count = 4 << 14
     tracemalloc.start()
     try:
-        answered = Answered()
+        answered = AnsweredQueries()
         for start in range(0, count + 999, 512):
             claim(answered, many(512, first=start))
         held, _ = tracemalloc.get_traced_memory()
@@ -105,7 +105,7 @@ def test_memory_is_what_is_stated():
 
 
 def test_of_threads_that_claim_one_query_at_once_one_gets_it():
-    answered, start, got = Answered(), Barrier(8), []
+    answered, start, got = AnsweredQueries(), Barrier(8), []
 
     def run():
         start.wait()

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.delivery.pir.database import Database, name_of_round
+from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import FRAME_BYTES, REFUSAL, seal
 from keyhole.errors import IntegrityError, MalformedError, ProtocolError, ReplayError, StaleError
 from tests.delivery.pir.bad_queries import bad_queries, replayed
@@ -68,7 +69,7 @@ def test_a_refusal_tells_the_cause_in_counts_and_nothing_of_the_message(scheme):
     texts = {}
     for server, queries, error in [*bad_queries(scheme, table), *replayed(table)]:
         with pytest.raises(error) as refused:
-            table.servers[server].answer_many(queries)
+            table.servers[server].answer(queries)
         texts.setdefault(error, set()).add(
             re.sub(r"(\d+ bytes|server [01])", "n", str(refused.value))
         )
@@ -82,36 +83,36 @@ def test_a_refusal_tells_the_cause_in_counts_and_nothing_of_the_message(scheme):
 @scheme
 def test_a_bad_query_takes_the_others_of_its_pass_with_it(scheme):
     table = small_table_of(scheme, *SHAPE)
-    question = table.ask(KEYS)
+    question = table.query(KEYS)
     messages = question.messages()
     replies = []
     for server, message in zip(table.servers, messages, strict=True):
         with pytest.raises(MalformedError):
-            server.answer_many([message, flipped(message, 99)])
+            server.answer([message, flipped(message, 99)])
         # What was not answered is no replay.
-        replies += server.answer_many([message])
-    np.testing.assert_array_equal(question.open(replies).records, table.records[KEYS])
+        replies += server.answer([message])
+    np.testing.assert_array_equal(question.decode(replies).records, table.records[KEYS])
 
 
 @scheme
 def test_a_query_is_answered_once(scheme):
     table = small_table_of(scheme, *SHAPE)
     for number, (server, message) in enumerate(
-        zip(table.servers, table.ask(KEYS).messages(), strict=True)
+        zip(table.servers, table.query(KEYS).messages(), strict=True)
     ):
-        server.answer_many([message])
-        for batch in ([message], [table.ask(KEYS).messages()[number], message]):
+        server.answer([message])
+        for batch in ([message], [table.query(KEYS).messages()[number], message]):
             with pytest.raises(ReplayError):
-                server.answer_many(batch)
+                server.answer(batch)
 
 
 @scheme
 def test_a_query_twice_in_one_pass_is_a_replay(scheme):
     table = small_table_of(scheme, *SHAPE)
-    message = table.ask(KEYS).messages()[0]
+    message = table.query(KEYS).messages()[0]
     with pytest.raises(ReplayError):
-        table.servers[0].answer_many([message, message])
-    assert len(table.servers[0].answer_many([message])) == 1
+        table.servers[0].answer([message, message])
+    assert len(table.servers[0].answer([message])) == 1
 
 
 @scheme
@@ -119,12 +120,12 @@ def test_whatever_stands_in_a_well_formed_body_is_answered_at_full_length_or_ref
     """A client that cheats harms itself alone: no other error, no other length."""
     table = small_table_of(scheme, *SHAPE)
     answered = 0
-    for server, message in enumerate(table.ask(KEYS, seeded(0)).messages()):
+    for server, message in enumerate(table.query(KEYS, seeded(0)).messages()):
         body = body_of(message)
         bodies = [bytes(len(body)), b"\xff" * len(body), *list(bit_flips(body))[::3]]
         for forged in bodies:
             try:
-                (reply,) = table.servers[server].answer_many([with_body(message, forged)])
+                (reply,) = table.servers[server].answer([with_body(message, forged)])
             except MalformedError:
                 continue
             assert len(reply) == table.reply_bytes
@@ -137,14 +138,14 @@ def test_whatever_stands_in_a_well_formed_body_is_answered_at_full_length_or_ref
 
 def replies_to(table, keys=KEYS, number=4):
     """The replies to the question that `number` seeds."""
-    return table.replies(table.ask(keys, seeded(number)).messages())
+    return table.replies(table.query(keys, seeded(number)).messages())
 
 
 def opened(table, replies, keys=KEYS, number=4):
     """Opens replies with that same question, made anew: it is for one use."""
-    question = table.ask(keys, seeded(number))
+    question = table.query(keys, seeded(number))
     question.messages()
-    return question.open(replies)
+    return question.decode(replies)
 
 
 def with_reply(replies, server, reply):
@@ -162,13 +163,13 @@ def test_a_question_made_anew_opens_the_replies_to_the_first(scheme):
 @scheme
 def test_every_damaged_reply_is_malformed_and_does_not_use_the_question_up(scheme):
     table = small_table_of(scheme, *SHAPE)
-    question = table.ask(KEYS)
+    question = table.query(KEYS)
     replies = table.replies(question.messages())
     for server, reply in enumerate(replies):
         for bad in [*bit_flips(reply), *truncations(reply), *extensions(reply), REFUSAL]:
             with pytest.raises(MalformedError):
-                question.open(with_reply(replies, server, bad))
-    np.testing.assert_array_equal(question.open(replies).records, table.records[KEYS])
+                question.decode(with_reply(replies, server, bad))
+    np.testing.assert_array_equal(question.decode(replies).records, table.records[KEYS])
 
 
 @scheme
@@ -178,11 +179,11 @@ def test_a_reply_that_belongs_elsewhere_is_refused_though_it_is_whole(scheme):
     for server, reply in enumerate(replies):
         body = body_of(reply)
         cases = [
-            (seal("query", table.terms, server, body), MalformedError),
-            (seal("reply", table.terms, 1 - server, body), MalformedError),
-            (seal("reply", table.terms, server, body + b"\0"), MalformedError),
-            (seal("reply", replace(table.terms, database=bytes(32)), server, body), StaleError),
-            (seal("reply", replace(table.terms, round=bytes(16)), server, body), StaleError),
+            (seal("query", table.params, server, body), MalformedError),
+            (seal("reply", table.params, 1 - server, body), MalformedError),
+            (seal("reply", table.params, server, body + b"\0"), MalformedError),
+            (seal("reply", replace(table.params, database=bytes(32)), server, body), StaleError),
+            (seal("reply", replace(table.params, round=bytes(16)), server, body), StaleError),
         ]
         for bad, error in cases:
             with pytest.raises(error):
@@ -205,7 +206,7 @@ def test_the_reply_of_one_server_does_not_pass_for_that_of_the_other(scheme):
     for bad in ([second, first], [first, first], [second, second]):
         with pytest.raises(MalformedError):
             opened(table, bad)
-    renamed = seal("reply", table.terms, 1, body_of(first))
+    renamed = seal("reply", table.params, 1, body_of(first))
     with pytest.raises((MalformedError, IntegrityError)):
         opened(table, [first, renamed])
 
@@ -217,29 +218,29 @@ def test_the_reply_to_another_question_is_malformed_and_does_not_use_this_one_up
     then is no answer now."""
     table = small_table_of(scheme, *SHAPE)
     others = replies_to(table, keys, number=5)
-    question = table.ask(KEYS)
+    question = table.query(KEYS)
     mine = table.replies(question.messages())
     mixed = [with_reply(mine, server, others[server]) for server in range(len(mine))]
     for bad in [others, *mixed]:
         with pytest.raises(MalformedError, match="another query"):
-            question.open(bad)
-    np.testing.assert_array_equal(question.open(mine).records, table.records[KEYS])
+            question.decode(bad)
+    np.testing.assert_array_equal(question.decode(mine).records, table.records[KEYS])
 
 
 @scheme
 def test_a_question_for_nothing_does_not_open_replies_to_another(scheme):
     table = small_table_of(scheme, *SHAPE)
-    question = table.ask([])
+    question = table.query([])
     question.messages()
     with pytest.raises(MalformedError):
-        question.open(replies_to(table))
+        question.decode(replies_to(table))
 
 
 @scheme
 def test_a_query_whose_answer_failed_can_be_sent_again(scheme, monkeypatch):
     """Memory ran out, say: nothing was answered, so nothing is a replay."""
     table = small_table_of(scheme, *SHAPE)
-    question = table.ask(KEYS)
+    question = table.query(KEYS)
     messages = question.messages()
 
     def fail(*_, **__):
@@ -248,10 +249,10 @@ def test_a_query_whose_answer_failed_can_be_sent_again(scheme, monkeypatch):
     for server, message in zip(table.servers, messages, strict=True):
         monkeypatch.setattr(SCHEMES[scheme].module, "seal_reply", fail)
         with pytest.raises(MemoryError):
-            server.answer_many([message])
+            server.answer([message])
         monkeypatch.undo()
     np.testing.assert_array_equal(
-        question.open(table.replies(messages)).records, table.records[KEYS]
+        question.decode(table.replies(messages)).records, table.records[KEYS]
     )
 
 
@@ -325,7 +326,7 @@ def emptied(rows):
 
 
 def forge(scheme, change):
-    """A table whose servers agree on a lie: they state the terms of the true one."""
+    """A table whose servers agree on a lie: they state the params of the true one."""
     true = Database.of(ROUND, records_of(SCHEMES[scheme].small, SHAPE[0]))
     rows = true.rows.copy()
     change(rows)
@@ -356,11 +357,11 @@ def test_the_slices_of_another_round_are_caught_though_their_tags_are_whole(sche
 def test_a_question_that_met_a_lie_is_used_up(scheme):
     """Whoever asks again makes a new question, for all keys: what failed must not show."""
     table = small_table_of(scheme, *SHAPE)
-    question = table.ask(KEYS)
+    question = table.query(KEYS)
     replies = table.replies(question.messages())
     lie = with_reply(replies, 0, with_rows(replies[0], bytes(len(rows_of(replies[0])))))
     with pytest.raises(IntegrityError):
-        question.open(lie)
+        question.decode(lie)
     for again in (lie, replies):
         with pytest.raises(ReplayError):
-            question.open(again)
+            question.decode(again)

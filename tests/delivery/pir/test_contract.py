@@ -1,5 +1,5 @@
 """The contract of private retrieval, for every scheme: what comes out is what a plain lookup gives,
-and what can be seen from outside is fixed by the terms.
+and what can be seen from outside is fixed by the params.
 
 Renew the golden bytes with KEYHOLE_RENEW_GOLDEN=1.
 """
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir.database import Terms, name_of_round
+from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import Batch
 from keyhole.errors import InputError, KeySpaceError, ReplayError, StaleError
 from tests.delivery.pir.golden import assert_golden
@@ -105,8 +106,8 @@ def test_a_batch_that_is_placed_in_buckets_comes_back(scheme):
 
 
 def test_the_batch_of_these_tests_has_buckets():
-    terms = table_of("two-server", *BATCHED).terms
-    assert Batch.of(terms).shape.num_buckets > 0
+    params = table_of("two-server", *BATCHED).params
+    assert Batch.of(params).shape.num_buckets > 0
 
 
 @scheme
@@ -120,7 +121,7 @@ def test_nothing_asked_is_nothing_found(scheme):
 @scheme
 def test_more_keys_a_query_than_there_are_is_all_of_them(scheme):
     table = table_of(scheme, 5, 4, 50)
-    assert table.terms.max_keys == 5
+    assert table.params.max_keys == 5
     assert_retrieves(table, [4, 3, 2, 1, 0])
 
 
@@ -136,7 +137,7 @@ def test_more_keys_a_query_than_there_are_is_all_of_them(scheme):
 def test_keys_that_cannot_be_asked_are_refused_before_anything_is_made(scheme, keys):
     table = table_of(scheme, 9, 4, 3)
     with pytest.raises(KeySpaceError) as refused:
-        table.ask(keys, NoPrg())
+        table.query(keys, NoPrg())
     # Keys are private, and the text may be logged: it holds counts and bounds.
     assert not any(text in str(refused.value) for text in ("77777", "66666", str(2**62), "-1"))
 
@@ -150,7 +151,7 @@ def test_keys_that_cannot_be_asked_are_refused_before_anything_is_made(scheme, k
 def test_what_is_no_list_of_keys_is_refused(scheme, keys):
     table = table_of(scheme, 9, 4, 3)
     with pytest.raises(InputError):
-        table.asker.ask(keys, NoPrg())
+        table.asker.query(keys, NoPrg())
 
 
 @scheme
@@ -162,9 +163,9 @@ def test_repeats_do_not_count_towards_the_most(scheme):
 def test_the_keys_that_were_given_can_change_afterwards(scheme):
     table = table_of(scheme, 9, 4, 3)
     keys = np.array([8, 2, 8])
-    question = table.asker.ask(keys)
+    question = table.asker.query(keys)
     keys[:] = 0
-    found = question.open(table.replies(question.messages()))
+    found = question.decode(table.replies(question.messages()))
     np.testing.assert_array_equal(found.records, table.records[[8, 2, 8]])
 
 
@@ -177,7 +178,7 @@ def test_messages_have_exactly_the_lengths_that_the_terms_fix(scheme, shape):
     table = table_of(scheme, *shape)
     num_keys, _, max_keys = shape
     for keys in ([], [0], [num_keys - 1] * 5, range(max_keys)):
-        messages = table.ask(keys).messages()
+        messages = table.query(keys).messages()
         assert len(messages) == len(table.servers)
         assert {len(message) for message in messages} == {table.query_bytes}
         assert {len(reply) for reply in table.replies(messages)} == {table.reply_bytes}
@@ -188,16 +189,16 @@ def test_one_seed_gives_one_question_and_a_fresh_one_gives_another(scheme):
     table = table_of(scheme, 20, 4, 3)
     keys = [3, 19]
     seeds = [bytes(16), bytes(16), b"another seed 16b"]
-    first, again, other = [table.ask(keys, Prg(seed)).messages() for seed in seeds]
+    first, again, other = [table.query(keys, Prg(seed)).messages() for seed in seeds]
     assert first == again
-    fresh = [table.ask(keys).messages() for _ in range(3)]
+    fresh = [table.query(keys).messages() for _ in range(3)]
     for many in zip(first, other, *fresh, strict=True):
         assert len(set(many)) == 5
 
 
 @scheme
 def test_the_servers_of_one_question_get_different_messages(scheme):
-    messages = table_of(scheme, 20, 4, 3).ask([3]).messages()
+    messages = table_of(scheme, 20, 4, 3).query([3]).messages()
     assert len(set(messages)) == len(messages)
 
 
@@ -205,7 +206,7 @@ def test_the_servers_of_one_question_get_different_messages(scheme):
 def test_a_reply_depends_on_the_query_alone(scheme):
     """Two servers of one kind and one table, asked the same, say the same."""
     one, two = table_of(scheme, 20, 4, 3), table_of(scheme, 20, 4, 3)
-    messages = one.ask([3, 4]).messages()
+    messages = one.query([3, 4]).messages()
     assert one.replies(messages) == two.replies(messages)
 
 
@@ -213,36 +214,36 @@ def test_a_reply_depends_on_the_query_alone(scheme):
 @pytest.mark.parametrize("shape", [(20, 4, 3), BATCHED], ids=str)
 def test_many_answers_in_one_pass_are_those_of_one_by_one(scheme, shape):
     together, alone = table_of(scheme, *shape), table_of(scheme, *shape)
-    questions = [together.ask([key, 0], seeded(key)) for key in range(5)]
+    questions = [together.query([key, 0], seeded(key)) for key in range(5)]
     by_server = zip(*(question.messages() for question in questions), strict=True)
     replies = []
     for queries, one, other in zip(by_server, together.servers, alone.servers, strict=True):
-        replies.append(one.answer_many(queries))
-        assert replies[-1] == [other.answer_many([query])[0] for query in queries]
+        replies.append(one.answer(queries))
+        assert replies[-1] == [other.answer([query])[0] for query in queries]
     for key, question in enumerate(questions):
-        found = question.open([many[key] for many in replies])
+        found = question.decode([many[key] for many in replies])
         np.testing.assert_array_equal(found.records, together.records[[key, 0]])
 
 
 @scheme
 def test_no_queries_are_no_replies(scheme):
     for server in table_of(scheme, 9, 4, 3).servers:
-        assert server.answer_many([]) == []
+        assert server.answer([]) == []
 
 
 @scheme
 def test_both_sides_hold_the_same_terms(scheme):
     table = table_of(scheme, 9, 4, 3)
-    assert table.terms.scheme == scheme
-    assert {server.terms for server in table.servers} == {table.asker.terms} == {table.terms}
-    assert Terms.decode(table.terms.encode()) == table.terms
+    assert table.params.scheme == scheme
+    assert {server.params for server in table.servers} == {table.asker.params} == {table.params}
+    assert PirParams.decode(table.params.encode()) == table.params
 
 
 @scheme
 def test_nothing_that_is_printed_holds_a_key(scheme):
     table = table_of(scheme, 7920, 2, 3)
-    question = table.ask([7919])
-    found = question.open(table.replies(question.messages()))
+    question = table.query([7919])
+    found = question.decode(table.replies(question.messages()))
     for shown in (question, found, table.asker, *table.servers):
         assert "7919" not in repr(shown) + str(shown)
 
@@ -252,7 +253,7 @@ def test_nothing_that_is_printed_holds_a_key(scheme):
 
 @scheme
 def test_the_messages_of_a_question_are_taken_once(scheme):
-    question = table_of(scheme, 9, 4, 3).ask([1])
+    question = table_of(scheme, 9, 4, 3).query([1])
     question.messages()
     with pytest.raises(ReplayError):
         question.messages()
@@ -261,11 +262,11 @@ def test_the_messages_of_a_question_are_taken_once(scheme):
 @scheme
 def test_the_replies_to_a_question_are_opened_once(scheme):
     table = table_of(scheme, 9, 4, 3)
-    question = table.ask([1])
+    question = table.query([1])
     replies = table.replies(question.messages())
-    question.open(replies)
+    question.decode(replies)
     with pytest.raises(ReplayError):
-        question.open(replies)
+        question.decode(replies)
 
 
 # Versions of a table
@@ -281,8 +282,8 @@ def test_tables_that_differ_have_terms_that_differ(scheme):
         table_of(scheme, 10, 4, 3),
         table_of(scheme, 9, 5, 3),
     ]
-    assert table_of(scheme, 9, 4, 3).terms == table.terms
-    assert len({other.terms.digest for other in [table, *others]}) == 6
+    assert table_of(scheme, 9, 4, 3).params == table.params
+    assert len({other.params.digest for other in [table, *others]}) == 6
 
 
 @scheme
@@ -290,15 +291,15 @@ def test_a_server_of_another_version_refuses_and_is_refused(scheme):
     """Whichever of the servers lags behind."""
     new, old = table_of(scheme, 9, 4, 3), table_of(scheme, 9, 4, 3, name=b"old slices")
     for lagging in range(len(new.servers)):
-        question = new.ask([1, 8])
+        question = new.query([1, 8])
         messages = question.messages()
         with pytest.raises(StaleError):
-            old.servers[lagging].answer_many([messages[lagging]])
+            old.servers[lagging].answer([messages[lagging]])
         replies = new.replies(messages)
-        old_messages = old.ask([1, 8]).messages()
+        old_messages = old.query([1, 8]).messages()
         replies[lagging] = old.replies(old_messages)[lagging]
         with pytest.raises(StaleError):
-            question.open(replies)
+            question.decode(replies)
 
 
 @scheme
@@ -306,7 +307,7 @@ def test_terms_of_another_scheme_are_not_taken_up(scheme):
     table = table_of(scheme, 9, 4, 3)
     foreign = next(table_of(name, 9, 4, 3) for name in SCHEMES if name != scheme)
     with pytest.raises(InputError):
-        SCHEMES[scheme].asker(foreign.terms, table.servers)
+        SCHEMES[scheme].asker(foreign.params, table.servers)
 
 
 # Bytes that others read
@@ -315,11 +316,11 @@ def test_terms_of_another_scheme_are_not_taken_up(scheme):
 @scheme
 def test_bytes_of_a_small_retrieval_are_golden(scheme):
     table = table_of(scheme, 5, 3, 2)
-    question = table.ask([4, 1], Prg(b"keyhole golden !"))
+    question = table.query([4, 1], Prg(b"keyhole golden !"))
     queries = question.messages()
     replies = table.replies(queries)
-    np.testing.assert_array_equal(question.open(replies).records, table.records[[4, 1]])
-    named = {"terms": table.terms.encode(), "records": table.records.tobytes()}
+    np.testing.assert_array_equal(question.decode(replies).records, table.records[[4, 1]])
+    named = {"params": table.params.encode(), "records": table.records.tobytes()}
     named |= {f"query {server}": message for server, message in enumerate(queries)}
     named |= {f"reply {server}": message for server, message in enumerate(replies)}
     assert_golden(f"pir-{scheme}", named)

@@ -51,7 +51,7 @@ def work_of(server, message):
     before = sys.gettrace()
     sys.settrace(watch)
     try:
-        server.answer_many([message])
+        server.answer([message])
     finally:
         sys.settrace(before)
     return lines
@@ -64,7 +64,7 @@ def test_a_server_does_the_same_work_in_the_same_order_for_all_keys(scheme, shap
     num_keys, _, max_keys = shape
     table.retrieve([0])  # what is worked out once, on first use
     asked = [[], [0], [num_keys - 1], [5] * 9, range(max_keys), seeded(0).permutation(2)]
-    questions = [table.ask(keys).messages() for keys in asked]
+    questions = [table.query(keys).messages() for keys in asked]
     for number, server in enumerate(table.servers):
         work = [work_of(server, messages[number]) for messages in questions]
         assert len(work[0]) > 20
@@ -76,19 +76,19 @@ def test_another_line_of_work_would_be_seen():
     tables = [table_of("two-server", 21, 3, max_keys) for max_keys in (2, 3)]
     for table in tables:
         table.retrieve([0])
-    works = [work_of(table.servers[0], table.ask([0]).messages()[0]) for table in tables]
+    works = [work_of(table.servers[0], table.query([0]).messages()[0]) for table in tables]
     assert works[0] != works[1]
 
 
 def visits_of(monkeypatch, scheme, server, queries):
     """How often each row is read while queries are answered together."""
-    visits = np.zeros(server.terms.num_keys, np.int64)
+    visits = np.zeros(server.params.num_keys, np.int64)
     module = SCHEMES[scheme].module
     for name in ("scan_rows", "scan_buckets"):
         if hasattr(module, name):
             counting = partial(getattr(xor_scan, name), visits=visits)
             monkeypatch.setattr(module, name, counting)
-    server.answer_many(queries)
+    server.answer(queries)
     monkeypatch.undo()
     return visits
 
@@ -103,7 +103,7 @@ def test_a_pass_over_several_queries_reads_every_row_as_often_for_all_keys(
     for number, server in enumerate(table.servers):
         seen = []
         for keys in kinds:
-            queries = [table.ask(keys).messages()[number] for _ in range(5)]
+            queries = [table.query(keys).messages()[number] for _ in range(5)]
             seen.append(visits_of(monkeypatch, scheme, server, queries))
         assert seen[0].min() > 0
         for visits in seen:
@@ -115,7 +115,7 @@ def test_a_pass_over_one_query_reads_what_its_share_selects_and_nothing_else(sch
     """Half of the rows, as if a coin were thrown for each: 500 rows with a deviation of 16."""
     table = table_of(scheme, 1001, 3, 1)
     for seed, keys in enumerate(([], [0], [1000])):
-        messages = table.ask(keys, seeded(seed)).messages()
+        messages = table.query(keys, seeded(seed)).messages()
         both = [
             visits_of(monkeypatch, scheme, server, [message])
             for server, message in zip(table.servers, messages, strict=True)
@@ -133,7 +133,7 @@ def test_a_pass_over_one_query_reads_what_its_share_selects_and_nothing_else(sch
 
 def queries_of(table, keys, count, first_seed):
     """Many queries for the same keys, one list for each server."""
-    asked = (table.ask(keys, seeded(first_seed + i)).messages() for i in range(count))
+    asked = (table.query(keys, seeded(first_seed + i)).messages() for i in range(count))
     return [list(queries) for queries in zip(*asked, strict=True)]
 
 
@@ -142,9 +142,9 @@ def worlds_of(scheme, world, count):
     """The queries of two kinds of clients, for each server, and the bits that are always zero."""
     table = small_table_of(scheme, *SHAPE)
     # -1 is the last key of a table.
-    kinds = [np.array(keys, np.int64) % table.terms.num_keys for keys in WORLDS[world]]
+    kinds = [np.array(keys, np.int64) % table.params.num_keys for keys in WORLDS[world]]
     queries = [queries_of(table, keys, count, 10**6 * i) for i, keys in enumerate(kinds)]
-    return list(zip(*queries, strict=True)), sorted(SCHEMES[scheme].zero_bits(table.terms))
+    return list(zip(*queries, strict=True)), sorted(SCHEMES[scheme].zero_bits(table.params))
 
 
 def bits_of_bodies(queries):
@@ -173,7 +173,7 @@ def rows_visited(monkeypatch, server, queries):
     taken = []
     for name in ("scan_rows", "scan_buckets"):
         monkeypatch.setattr(two_server, name, taking(getattr(two_server, name), taken))
-    server.answer_many(queries)
+    server.answer(queries)
     monkeypatch.undo()
     shares = np.concatenate([bits.reshape(len(queries), -1) for bits in taken], axis=1)
     return np.unpackbits(shares, axis=1, bitorder="little")
@@ -214,8 +214,8 @@ def test_many_more_queries_do_not_help_to_tell_keys_apart(scheme, world):
 @pytest.mark.slow
 def test_no_server_can_tell_keys_apart_by_the_buckets_of_a_query(monkeypatch):
     table = table_of("two-server", 14000, 1, 33)
-    assert Batch.of(table.terms).shape.num_buckets > 0
-    zeros = sorted(SCHEMES["two-server"].zero_bits(table.terms))
+    assert Batch.of(table.params).shape.num_buckets > 0
+    zeros = sorted(SCHEMES["two-server"].zero_bits(table.params))
     kinds = [], range(16), range(13984, 14000)
     found = [queries_of(table, keys, 1000, 10**6 * i) for i, keys in enumerate(kinds)]
     for server, none, low, high in zip(table.servers, *found, strict=True):

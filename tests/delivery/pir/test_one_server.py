@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.crypto.prg import Prg
+from keyhole.delivery.exchange import name_of_round
 from keyhole.delivery.pir import one_server
-from keyhole.delivery.pir.database import Database, name_of_round
+from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.lwe import DIMENSION, HINT_HEAD_BYTES, LweShape
 from keyhole.delivery.pir.messages import FRAME_BYTES, seal
-from keyhole.delivery.pir.one_server import OneServer, OneServerAsker
+from keyhole.delivery.pir.one_server import OneServer, OneServerClient
 from keyhole.errors import InputError, IntegrityError, MalformedError, ReplayError, StaleError
 from tests.delivery.pir.mutations import bit_flips, body_of, flipped, rows_of, with_rows
 
@@ -38,7 +39,7 @@ def records_of(database):
 def parties(num_keys, record_bytes, max_keys):
     database = database_of(num_keys, record_bytes)
     server = OneServer.of(database, max_keys)
-    return records_of(database), server, OneServerAsker(server.terms, server.hint)
+    return records_of(database), server, OneServerClient(server.params, server.hint)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,8 @@ def several():
 
 
 def retrieve(server, asker, keys):
-    question = asker.ask(np.array(keys, np.int64))
-    return question.open(server.answer_many(question.messages())).records
+    question = asker.query(np.array(keys, np.int64))
+    return question.decode(server.answer(question.messages())).records
 
 
 # What is retrieved
@@ -87,11 +88,11 @@ def test_queries_of_many_clients_are_answered_together_as_alone(several):
     records, server, asker = several
     wanted = [np.array([1, 1002]), np.array([7]), np.array([], np.int64)]
     wanted += [np.array([key]) for key in range(4)]  # more keys than one pass takes
-    questions = [asker.ask(keys) for keys in wanted]
-    replies = server.answer_many([question.messages()[0] for question in questions])
+    questions = [asker.query(keys) for keys in wanted]
+    replies = server.answer([question.messages()[0] for question in questions])
     for keys, question, reply in zip(wanted, questions, replies, strict=True):
-        np.testing.assert_array_equal(question.open([reply]).records, records[keys])
-    assert server.answer_many([]) == []
+        np.testing.assert_array_equal(question.decode([reply]).records, records[keys])
+    assert server.answer([]) == []
 
 
 @pytest.mark.parametrize("fill", [0, 255])
@@ -99,7 +100,7 @@ def test_a_table_of_the_largest_noise_is_decoded(fill):
     """Every byte is as far from 128 as it can be, and the tags are what they are."""
     records = np.full((5000, 8), fill, np.uint8)
     server = OneServer.of(Database.of(ROUND, records), 4)
-    asker = OneServerAsker(server.terms, server.hint)
+    asker = OneServerClient(server.params, server.hint)
     np.testing.assert_array_equal(retrieve(server, asker, [4999, 0, 17]), records[:3])
 
 
@@ -110,13 +111,13 @@ def test_lengths_follow_from_the_terms_alone(several):
     _, server, asker = several
     lengths = set()
     for keys in ([], [0], [1002] * 500, list(range(200)), list(range(803, 1003))):
-        question = asker.ask(np.array(keys, np.int64))
+        question = asker.query(np.array(keys, np.int64))
         (message,) = question.messages()
-        (reply,) = server.answer_many([message])
+        (reply,) = server.answer([message])
         lengths.add((len(message), len(reply)))
-    terms = server.terms
-    assert lengths == {(one_server.query_bytes(terms), one_server.reply_bytes(terms))}
-    assert len(server.hint) == one_server.hint_bytes(terms)
+    params = server.params
+    assert lengths == {(one_server.query_bytes(params), one_server.reply_bytes(params))}
+    assert len(server.hint) == one_server.hint_bytes(params)
 
 
 def test_lengths_are_those_of_the_formula():
@@ -142,8 +143,8 @@ def is_near(one, other):
 def test_no_two_queries_share_a_secret(several):
     """Queries with one secret differ by errors, and by 2^24 in two columns."""
     _, server, asker = several
-    shape = LweShape.of(server.terms)
-    first, second = (words_of(asker.ask(np.array([5])).messages()[0], shape) for _ in range(2))
+    shape = LweShape.of(server.params)
+    first, second = (words_of(asker.query(np.array([5])).messages()[0], shape) for _ in range(2))
     for rows in (first[:40], second[:40]):
         for at, row in enumerate(rows):
             assert np.count_nonzero(is_near(rows[at + 1 :], row)) <= 2
@@ -155,9 +156,9 @@ def test_no_two_queries_share_a_secret(several):
 def test_a_secret_that_is_used_twice_would_be_seen(several):
     """What shows that the test above can fail: two clients with the same source of secrets."""
     _, server, asker = several
-    shape = LweShape.of(server.terms)
+    shape = LweShape.of(server.params)
     first, second = (
-        words_of(asker.ask(np.array([key]), Prg(bytes(16))).messages()[0], shape)
+        words_of(asker.query(np.array([key]), Prg(bytes(16))).messages()[0], shape)
         for key in (5, 900)
     )
     assert np.count_nonzero(is_near(first, second)) == first.size - 2
@@ -165,19 +166,19 @@ def test_a_secret_that_is_used_twice_would_be_seen(several):
 
 def test_a_question_is_for_one_use(one_slice):
     _, server, asker = one_slice
-    question = asker.ask(np.array([3]))
-    replies = server.answer_many(question.messages())
+    question = asker.query(np.array([3]))
+    replies = server.answer(question.messages())
     with pytest.raises(ReplayError):
         question.messages()
-    question.open(replies)
+    question.decode(replies)
     with pytest.raises(ReplayError):
-        question.open(replies)
+        question.decode(replies)
 
 
 def test_nothing_that_is_printed_shows_a_key(one_slice):
     _, _, asker = one_slice
-    question = asker.ask(np.array([7]))
-    assert repr(question) == "OneServerQuestion(2 queries to 1 server)"
+    question = asker.query(np.array([7]))
+    assert repr(question) == "OneServerQuery(2 queries to 1 server)"
     assert "7" not in repr(vars(question)["_wanted"])
 
 
@@ -208,42 +209,42 @@ def test_a_hint_with_one_flipped_bit_is_refused(one_slice):
     length = 8 * len(server.hint)
     for at in [*range(8 * HINT_HEAD_BYTES), *range(8 * HINT_HEAD_BYTES, length, 9973), length - 1]:
         with pytest.raises(MalformedError if at < 64 else StaleError):
-            OneServerAsker(server.terms, flipped(server.hint, at))
+            OneServerClient(server.params, flipped(server.hint, at))
 
 
 def test_a_hint_of_another_length_is_refused(one_slice):
     _, server, _ = one_slice
     for hint in (b"", server.hint[:-1], server.hint[4:], server.hint + b"\0", server.hint * 2):
         with pytest.raises(MalformedError):
-            OneServerAsker(server.terms, hint)
+            OneServerClient(server.params, hint)
 
 
 def test_a_hint_of_other_slices_is_refused_by_the_client_and_the_server(one_slice):
     _, server, _ = one_slice
     other = OneServer.of(database_of(*ONE_SLICE[:2], name=b"others"), ONE_SLICE[2])
     with pytest.raises(StaleError):
-        OneServerAsker(server.terms, other.hint)
+        OneServerClient(server.params, other.hint)
     with pytest.raises(InputError):
-        OneServer(database_of(*ONE_SLICE[:2]), server.terms, other.hint)
+        OneServer(database_of(*ONE_SLICE[:2]), server.params, other.hint)
     with pytest.raises(InputError):
-        OneServer(database_of(*ONE_SLICE[:2]), other.terms)
+        OneServer(database_of(*ONE_SLICE[:2]), other.params)
 
 
 def test_terms_are_the_same_however_they_are_made(one_slice):
     _, server, _ = one_slice
     database = database_of(*ONE_SLICE[:2])
-    assert one_server.terms_of(database, 2) == server.terms
-    assert OneServer(database, server.terms).hint == server.hint
-    assert one_server.terms_of(database, 1000).max_keys == ONE_SLICE[0]
+    assert one_server.params_of(database, 2) == server.params
+    assert OneServer(database, server.params).hint == server.hint
+    assert one_server.params_of(database, 1000).max_keys == ONE_SLICE[0]
 
 
 def test_terms_of_another_scheme_are_refused(one_slice):
     _, server, _ = one_slice
-    terms = replace(server.terms, scheme="two-server")
+    params = replace(server.params, scheme="two-server")
     with pytest.raises(InputError):
-        OneServerAsker(terms, server.hint)
+        OneServerClient(params, server.hint)
     with pytest.raises(InputError):
-        OneServer(database_of(*ONE_SLICE[:2]), terms)
+        OneServer(database_of(*ONE_SLICE[:2]), params)
 
 
 # Bad messages
@@ -251,49 +252,49 @@ def test_terms_of_another_scheme_are_refused(one_slice):
 
 def test_a_truncated_extended_or_changed_query_is_refused_and_not_remembered(one_slice):
     records, server, asker = one_slice
-    question = asker.ask(np.array([8]))
+    question = asker.query(np.array([8]))
     (message,) = question.messages()
     shorter = [message[:length] for length in range(len(message))]
     for bad in [*shorter, message + b"\0", message * 2, *bit_flips(message)]:
         with pytest.raises(MalformedError):
-            server.answer_many([bad])
-    replies = server.answer_many([message])
+            server.answer([bad])
+    replies = server.answer([message])
     with pytest.raises(ReplayError):
-        server.answer_many([message])
-    np.testing.assert_array_equal(question.open(replies).records, records[[8]])
+        server.answer([message])
+    np.testing.assert_array_equal(question.decode(replies).records, records[[8]])
 
 
 def test_a_truncated_extended_or_changed_reply_is_refused_and_the_good_one_opens(one_slice):
     records, server, asker = one_slice
-    question = asker.ask(np.array([8]))
-    (reply,) = server.answer_many(question.messages())
+    question = asker.query(np.array([8]))
+    (reply,) = server.answer(question.messages())
     bad = [[], [reply, reply], [reply[:-1]], [reply + b"\0"], *([one] for one in bit_flips(reply))]
     for replies in bad:
         with pytest.raises(MalformedError):
-            question.open(replies)
-    stale = seal("reply", replace(server.terms, database=bytes(32)), 0, body_of(reply))
+            question.decode(replies)
+    stale = seal("reply", replace(server.params, database=bytes(32)), 0, body_of(reply))
     with pytest.raises(StaleError):
-        question.open([stale])
-    np.testing.assert_array_equal(question.open([reply]).records, records[[8]])
+        question.decode([stale])
+    np.testing.assert_array_equal(question.decode([reply]).records, records[[8]])
 
 
 def test_a_slice_that_a_server_changes_is_found_by_its_tag(several):
     """2^24 more is another byte; what is less than half of that, noise swallows."""
     _, server, asker = several
     for change, is_found in ((1 << 24, True), (1 << 22, False)):
-        question = asker.ask(np.array([4]))
+        question = asker.query(np.array([4]))
         lie = altered(server, question, (0, 1, 0), change)  # key 4 is slice 1 of its column
         if is_found:
             with pytest.raises(IntegrityError):
-                question.open([lie])
+                question.decode([lie])
         else:
-            question.open([lie])
+            question.decode([lie])
 
 
 def altered(server, question, at, change):
     """The reply of a server that adds to one number: that of a query, a slice and a byte."""
-    (reply,) = server.answer_many(question.messages())
-    shape = LweShape.of(server.terms)
+    (reply,) = server.answer(question.messages())
+    shape = LweShape.of(server.params)
     words = np.frombuffer(rows_of(reply), "<u4").reshape(shape.max_keys, 3, -1).copy()
     words[at] += np.uint32(change)
     return with_rows(reply, words.tobytes())
@@ -305,9 +306,9 @@ def test_a_changed_slice_of_padding_is_found_like_any_other(several, keys):
     _, server, asker = several
     for seed in range(3):
         prg = Prg(bytes([seed]) * 16)
-        question = asker.ask(np.array(keys, np.int64), prg)
+        question = asker.query(np.array(keys, np.int64), prg)
         drawn = question._wanted.peek()[0].keys
         assert ((drawn >= 0) & (drawn < SEVERAL[0])).all()
         lie = altered(server, question, (199, int(drawn[199]) % 3, 0), 1 << 24)
         with pytest.raises(IntegrityError):
-            question.open([lie])
+            question.decode([lie])

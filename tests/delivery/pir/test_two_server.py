@@ -11,10 +11,10 @@ from keyhole.delivery.pir.messages import FRAME_BYTES, check_of
 from keyhole.delivery.pir.two_server import (
     Batch,
     TwoServer,
-    TwoServerAsker,
+    TwoServerClient,
+    params_of,
     query_bytes,
     reply_bytes,
-    terms_of,
 )
 from keyhole.errors import InputError, IntegrityError, ReplayError
 from tests.delivery.pir.mutations import rows_of, with_rows
@@ -33,7 +33,7 @@ def table():
 def crowd(table):
     """40 keys that lie in the same few buckets: those that share the first key's bucket or the
     next one in all three sub-tables."""
-    placement = Batch.of(table.terms).placement
+    placement = Batch.of(table.params).placement
     buckets = placement.buckets_of(np.arange(NUM_KEYS))
     near = np.isin(buckets, [buckets[0], buckets[0] + 1])
     keys = np.flatnonzero(near.all(axis=1))[:MAX_KEYS]
@@ -43,7 +43,7 @@ def crowd(table):
 
 def room_for(table, keys):
     """How many of these keys can be placed at all: their buckets, and the stash."""
-    batch = Batch.of(table.terms)
+    batch = Batch.of(table.params)
     return len(np.unique(batch.placement.buckets_of(keys))) + batch.shape.stash
 
 
@@ -64,15 +64,15 @@ def test_a_repeated_key_without_a_place_is_missing_wherever_it_stands(table, cro
 
 
 def test_keys_without_a_place_do_not_change_the_messages_that_are_sent(table, crowd):
-    crowded, spread = (table.ask(keys).messages() for keys in (crowd, np.arange(MAX_KEYS)))
+    crowded, spread = (table.query(keys).messages() for keys in (crowd, np.arange(MAX_KEYS)))
     assert [len(message) for message in crowded] == [len(message) for message in spread]
     assert [message[:HEAD_BYTES] for message in crowded] == [m[:HEAD_BYTES] for m in spread]
     for server, message in zip(table.servers, crowded, strict=True):
-        assert len(server.answer_many([message])[0]) == table.reply_bytes
+        assert len(server.answer([message])[0]) == table.reply_bytes
 
 
 def test_the_stash_takes_keys_that_have_no_bucket(table, crowd):
-    batch = Batch.of(table.terms)
+    batch = Batch.of(table.params)
     points = batch.assign(crowd, seeded(2))
     in_stash = np.flatnonzero(points.slots >= batch.shape.num_buckets)
     assert len(in_stash) == batch.shape.stash
@@ -82,7 +82,7 @@ def test_the_stash_takes_keys_that_have_no_bucket(table, crowd):
 
 
 def test_the_point_of_a_bucket_is_the_key_that_was_put_there(table):
-    batch, keys = Batch.of(table.terms), np.arange(0, NUM_KEYS, NUM_KEYS // MAX_KEYS)[:MAX_KEYS]
+    batch, keys = Batch.of(table.params), np.arange(0, NUM_KEYS, NUM_KEYS // MAX_KEYS)[:MAX_KEYS]
     points = batch.assign(keys, seeded(3))
     placed = points.slots < batch.shape.num_buckets
     assert placed.sum() > MAX_KEYS // 2
@@ -95,7 +95,7 @@ def test_the_point_of_a_bucket_is_the_key_that_was_put_there(table):
 def test_queries_that_are_left_get_points_from_the_whole_of_their_domain(table):
     """Of 400 questions for nothing: the mean of all points is the middle of the domain, within five
     standard deviations, and the ends are met."""
-    batch, prg = Batch.of(table.terms), seeded(4)
+    batch, prg = Batch.of(table.params), seeded(4)
     drawn = [batch.assign(np.empty(0, np.int64), prg) for _ in range(400)]
     for points, domain in (
         (np.concatenate([p.in_buckets for p in drawn]), batch.bucket),
@@ -108,7 +108,7 @@ def test_queries_that_are_left_get_points_from_the_whole_of_their_domain(table):
 
 
 def test_the_messages_of_one_question_differ_in_server_root_and_check_alone(table):
-    one, other = (np.frombuffer(m, np.uint8) for m in table.ask([5, 9]).messages())
+    one, other = (np.frombuffer(m, np.uint8) for m in table.query([5, 9]).messages())
     differ = np.flatnonzero(one != other)
     root = range(HEAD_BYTES + 16, HEAD_BYTES + 32)
     check = range(len(one) - 16, len(one))
@@ -137,21 +137,23 @@ def test_all_keys_of_a_table_can_be_asked_for_at_once(num_keys, max_keys):
 )
 def test_lengths_of_messages_are_as_documented(num_keys, max_keys, query, reply):
     records = np.zeros((8, 2048), np.uint8)
-    terms = replace(terms_of(Database.of(ROUND, records), 8), num_keys=num_keys, max_keys=max_keys)
-    assert (query_bytes(terms), reply_bytes(terms)) == (query, reply)
+    params = replace(
+        params_of(Database.of(ROUND, records), 8), num_keys=num_keys, max_keys=max_keys
+    )
+    assert (query_bytes(params), reply_bytes(params)) == (query, reply)
 
 
 def altered(reply, table, slot, change):
     """A reply of a lying server: whole, with one row XORed with `change`."""
     rows = np.frombuffer(rows_of(reply), np.uint8).copy()
-    rows.reshape(-1, table.terms.row_bytes)[slot] ^= change
+    rows.reshape(-1, table.params.row_bytes)[slot] ^= change
     return with_rows(reply, rows.tobytes())
 
 
 def ask_one(table, key):
     """A question for one key, the slot that it is in, and honest replies."""
-    batch = Batch.of(table.terms)
-    question = table.ask([key], seeded(6))
+    batch = Batch.of(table.params)
+    question = table.query([key], seeded(6))
     slot = int(batch.assign(np.array([key]), seeded(6)).slots[0])
     return question, slot, table.replies(question.messages())
 
@@ -161,11 +163,11 @@ def ask_one(table, key):
 def test_one_changed_bit_of_a_slice_or_its_tag_is_found(server, at):
     table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     question, slot, replies = ask_one(table, 77)
-    change = np.zeros(table.terms.row_bytes, np.uint8)
+    change = np.zeros(table.params.row_bytes, np.uint8)
     change[at] = 1
     replies[server] = altered(replies[server], table, slot, change)
     with pytest.raises(IntegrityError) as caught:
-        question.open(replies)
+        question.decode(replies)
     assert "77" not in str(caught.value)
 
 
@@ -174,11 +176,11 @@ def test_a_server_that_answers_from_another_table_is_found():
     table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     true = Database.of(ROUND, table.records)
     other = Database.of(ROUND, records_of(NUM_KEYS, 11, b"others"))
-    liar = TwoServer(replace(true, rows=other.rows), table.terms, 1)
-    question = table.ask([1, 2, 3])
+    liar = TwoServer(replace(true, rows=other.rows), table.params, 1)
+    question = table.query([1, 2, 3])
     first, second = question.messages()
     with pytest.raises(IntegrityError):
-        question.open([table.servers[0].answer_many([first])[0], liar.answer_many([second])[0]])
+        question.decode([table.servers[0].answer([first])[0], liar.answer([second])[0]])
 
 
 @pytest.mark.parametrize("keys", [[], [77]], ids=["no key", "one key"])
@@ -186,21 +188,21 @@ def test_a_lie_about_any_row_is_found_whether_it_is_wanted_or_padding(keys):
     """A server that changes one row and sees whether the client fails learns nothing from it: which
     buckets are real would tell how many keys there are, and exclude most others."""
     table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
-    change = np.zeros(table.terms.row_bytes, np.uint8)
+    change = np.zeros(table.params.row_bytes, np.uint8)
     change[0] = 1
-    honest = table.replies(table.ask(keys, seeded(6)).messages())
-    for slot in range(Batch.of(table.terms).num_queries):
-        question = table.ask(keys, seeded(6))  # made anew: it is for one use
+    honest = table.replies(table.query(keys, seeded(6)).messages())
+    for slot in range(Batch.of(table.params).num_queries):
+        question = table.query(keys, seeded(6))  # made anew: it is for one use
         with pytest.raises(IntegrityError):
-            question.open([altered(honest[0], table, slot, change), honest[1]])
+            question.decode([altered(honest[0], table, slot, change), honest[1]])
     np.testing.assert_array_equal(
-        table.ask(keys, seeded(6)).open(honest).records, table.records[keys]
+        table.query(keys, seeded(6)).decode(honest).records, table.records[keys]
     )
 
 
 def test_every_query_is_for_a_key_of_the_table_padding_included(table):
     """What padding is drawn from: all keys of its bucket, and no empty position."""
-    batch, prg = Batch.of(table.terms), seeded(5)
+    batch, prg = Batch.of(table.params), seeded(5)
     members = batch.placement.members()
     buckets = np.arange(batch.shape.num_buckets)
     assert (members < 0).any()
@@ -222,7 +224,7 @@ def test_every_query_is_for_a_key_of_the_table_padding_included(table):
 def test_a_server_that_guesses_the_key_of_padding_sees_no_failure_either():
     """What is left of selective failure: a right guess of one slice can be forged, and shows."""
     table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
-    key = int(Batch.of(table.terms).assign(np.array([77]), seeded(6)).keys[0])
+    key = int(Batch.of(table.params).assign(np.array([77]), seeded(6)).keys[0])
     question, slot, replies = ask_one(table, 77)
     assert slot != 0
     forged = np.full((1, 11), 66, np.uint8)
@@ -231,7 +233,7 @@ def test_a_server_that_guesses_the_key_of_padding_sees_no_failure_either():
         [table.records[[key]], tags_of(ROUND, np.array([key]), table.records[[key]])]
     )
     replies[1] = altered(replies[1], table, 0, (rows ^ honest)[0])
-    np.testing.assert_array_equal(question.open(replies).records, table.records[[77]])
+    np.testing.assert_array_equal(question.decode(replies).records, table.records[[77]])
 
 
 def test_a_server_that_guesses_the_key_of_a_query_can_forge_its_slice():
@@ -242,14 +244,14 @@ def test_a_server_that_guesses_the_key_of_a_query_can_forge_its_slice():
     rows = np.hstack([forged, tags_of(ROUND, np.array([77]), forged)])
     honest = np.hstack([table.records[[77]], tags_of(ROUND, np.array([77]), table.records[[77]])])
     replies[1] = altered(replies[1], table, slot, (rows ^ honest)[0])
-    np.testing.assert_array_equal(question.open(replies).records, forged)
+    np.testing.assert_array_equal(question.decode(replies).records, forged)
 
 
 def test_one_server_alone_does_not_give_the_slice():
     """The XOR of one reply with zeros, or with itself, is no row of the table."""
     table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     question, slot, replies = ask_one(table, 77)
-    row = np.frombuffer(rows_of(replies[0]), np.uint8).reshape(-1, table.terms.row_bytes)
+    row = np.frombuffer(rows_of(replies[0]), np.uint8).reshape(-1, table.params.row_bytes)
     assert not (table.records == row[slot, :11]).all(axis=1).any()
     assert repr(question).count("7") == 0
 
@@ -258,26 +260,26 @@ def test_one_server_alone_does_not_give_the_slice():
 def test_there_are_two_servers(server):
     database = Database.of(ROUND, records_of(9, 4))
     with pytest.raises(InputError, match="server 0 or 1"):
-        TwoServer(database, terms_of(database, 3), server)
+        TwoServer(database, params_of(database, 3), server)
 
 
 def test_a_server_does_not_take_terms_of_another_table():
     database, other = (Database.of(ROUND, records_of(9, 4, name)) for name in (b"a", b"b"))
     with pytest.raises(InputError, match="do not fit"):
-        TwoServer(database, terms_of(other, 3), 0)
+        TwoServer(database, params_of(other, 3), 0)
 
 
 def test_a_question_needs_fresh_randomness_each_time():
-    asker = TwoServerAsker(terms_of(Database.of(ROUND, records_of(9, 4)), 3))
+    asker = TwoServerClient(params_of(Database.of(ROUND, records_of(9, 4)), 3))
     prg = Prg(bytes(16))
-    seen = {check_of(m) for _ in range(5) for m in asker.ask(np.array([1]), prg).messages()}
+    seen = {check_of(m) for _ in range(5) for m in asker.query(np.array([1]), prg).messages()}
     assert len(seen) == 10
 
 
 def test_a_table_that_is_too_large_for_buckets_is_refused_in_the_words_of_its_terms():
-    terms = terms_of(Database.of(ROUND, records_of(40, 4)), 40)
-    large = replace(terms, num_keys=2**31)
-    for refuse in (TwoServerAsker, query_bytes, reply_bytes):
+    params = params_of(Database.of(ROUND, records_of(40, 4)), 40)
+    large = replace(params, num_keys=2**31)
+    for refuse in (TwoServerClient, query_bytes, reply_bytes):
         with pytest.raises(InputError, match=r"2147483648 keys, 40 a query.*1\.\.2147483647 keys"):
             refuse(large)
     assert query_bytes(replace(large, num_keys=2**31 - 1)) > 0
@@ -286,9 +288,9 @@ def test_a_table_that_is_too_large_for_buckets_is_refused_in_the_words_of_its_te
 
 def test_a_server_answers_as_many_queries_as_it_is_told():
     database = Database.of(ROUND, records_of(9, 4))
-    terms = terms_of(database, 3)
-    server = TwoServer(database, terms, 0, max_queries=2)
-    asker, key = TwoServerAsker(terms), np.array([1])
-    server.answer_many([asker.ask(key).messages()[0] for _ in range(2)])
+    params = params_of(database, 3)
+    server = TwoServer(database, params, 0, max_queries=2)
+    asker, key = TwoServerClient(params), np.array([1])
+    server.answer([asker.query(key).messages()[0] for _ in range(2)])
     with pytest.raises(ReplayError, match="2 in all"):
-        server.answer_many([asker.ask(key).messages()[0]])
+        server.answer([asker.query(key).messages()[0]])

@@ -55,19 +55,19 @@ def asked_of(messages):
 )
 def test_any_multiset_of_keys_gives_what_indexing_gives(first, second):
     wanted = keys_of(first, second)
-    question = client().ask(wanted)
-    found = question.open(served().answer_many(question.messages()))
+    question = client().query(wanted)
+    found = question.decode(served().answer_many(question.messages()))
     for records, table, keys in zip(found, TABLES, wanted, strict=True):
         np.testing.assert_array_equal(records, table[keys])
 
 
 def test_many_clients_through_one_relay_get_their_own_slices():
     wanted = [keys_of(RNG.integers(0, 1200, 10), RNG.integers(0, 5, 2)) for _ in range(4)]
-    questions = [client().ask(keys) for keys in wanted]
+    questions = [client().query(keys) for keys in wanted]
     relay = Relay(served().answer_many)
     replies = relay.forward_many([question.messages() for question in questions])
     for question, reply, keys in zip(questions, replies, wanted, strict=True):
-        for records, table, z in zip(question.open(reply), TABLES, keys, strict=True):
+        for records, table, z in zip(question.decode(reply), TABLES, keys, strict=True):
             np.testing.assert_array_equal(records, table[z])
 
 
@@ -76,7 +76,7 @@ def test_many_clients_through_one_relay_get_their_own_slices():
 )
 def test_number_and_lengths_of_messages_do_not_depend_on_keys(wanted):
     asking = client()
-    question = asking.ask(keys_of(*map(list, wanted)))
+    question = asking.query(keys_of(*map(list, wanted)))
     messages = question.messages()
     assert len(messages) == asking.num_requests == 15
     assert {len(message) for message in messages} == {asking.request_bytes}
@@ -88,7 +88,7 @@ def test_number_and_lengths_of_messages_do_not_depend_on_keys(wanted):
 
 
 def test_different_keys_are_asked_once_each_and_padded_with_random_ones():
-    asked = asked_of(client().ask(keys_of([700, 3, 700], [2, 2])).messages())
+    asked = asked_of(client().query(keys_of([700, 3, 700], [2, 2])).messages())
     first = [key for table, key in asked if table == 0]
     assert len(first) == 12
     assert {3, 700} <= set(first)
@@ -98,12 +98,12 @@ def test_different_keys_are_asked_once_each_and_padded_with_random_ones():
 
 def test_padding_covers_the_whole_table_and_order_is_shuffled():
     shapes = [TableShape(0, 4, 33, 200)]
-    asked = [key for _, key in asked_of(client(shapes).ask(keys_of([0])).messages())]
+    asked = [key for _, key in asked_of(client(shapes).query(keys_of([0])).messages())]
     counts = np.bincount(asked, minlength=4)
     # 199 uniform keys of 4: a count is 50 +- 6.1; 6 deviations.
     assert np.all(np.abs(counts - 50) < 38)
     firsts = {
-        asked_of(client().ask(keys_of(range(12), []), Prg(bytes([n] * 16))).messages()[:1])[0]
+        asked_of(client().query(keys_of(range(12), []), Prg(bytes([n] * 16))).messages()[:1])[0]
         for n in range(20)
     }
     assert len(firsts) > 5
@@ -112,40 +112,40 @@ def test_padding_covers_the_whole_table_and_order_is_shuffled():
 def test_keys_outside_the_table_or_too_many_are_refused_without_naming_them():
     for wanted in ([1200], [-1], list(range(13))):
         with pytest.raises(KeySpaceError) as refused:
-            client().ask(keys_of(wanted, []))
+            client().query(keys_of(wanted, []))
         assert "keys that cannot be asked for" in str(refused.value)
         assert "1200" not in str(refused.value)
     with pytest.raises(KeySpaceError):
-        client([TableShape(0, 1200, 33, 0)]).ask(keys_of([1]))
+        client([TableShape(0, 1200, 33, 0)]).query(keys_of([1]))
 
 
 def test_a_question_is_for_one_use():
-    question = client().ask([EMPTY, EMPTY])
+    question = client().query([EMPTY, EMPTY])
     replies = served().answer_many(question.messages())
     with pytest.raises(ReplayError):
         question.messages()
-    question.open(replies)
+    question.decode(replies)
     with pytest.raises(ReplayError):
-        question.open(replies)
-    assert repr(question) == "BlindQuestion(15 requests)"
+        question.decode(replies)
+    assert repr(question) == "BlindQuery(15 requests)"
 
 
 def test_replayed_questions_are_refused():
-    question = client().ask([EMPTY, EMPTY])
+    question = client().query([EMPTY, EMPTY])
     messages, answering = question.messages(), served()
     answering.answer_many(messages)
     with pytest.raises(ServiceError, match="15 of 15"):
-        question.open(answering.answer_many(messages))
+        question.decode(answering.answer_many(messages))
 
 
 def test_missing_swapped_and_damaged_answers_are_refused():
     def replies():
-        question = client().ask(keys_of([1], [1]))
+        question = client().query(keys_of([1], [1]))
         return question, served().answer_many(question.messages())
 
     question, found = replies()
     with pytest.raises(MalformedError):
-        question.open(found[1:])
+        question.decode(found[1:])
     for change in (
         lambda r: [r[1], r[0], *r[2:]],
         lambda r: [b"", *r[1:]],
@@ -153,21 +153,21 @@ def test_missing_swapped_and_damaged_answers_are_refused():
     ):
         question, found = replies()
         with pytest.raises(MalformedError):
-            question.open(change(found))
+            question.decode(change(found))
 
 
 def test_a_slice_of_another_length_is_refused():
-    question = client([TableShape(0, 1200, 32, 2)]).ask(keys_of([1]))
+    question = client([TableShape(0, 1200, 32, 2)]).query(keys_of([1]))
     with pytest.raises(MalformedError, match="33 bytes"):
-        question.open(served().answer_many(question.messages()))
+        question.decode(served().answer_many(question.messages()))
 
 
 def test_a_gateway_of_another_round_refuses_inside():
-    question = BlindClient(KEY.config, "4-0123456789abcdef", SHAPES).ask(keys_of([1], [1]))
+    question = BlindClient(KEY.config, "4-0123456789abcdef", SHAPES).query(keys_of([1], [1]))
     replies = served().answer_many(question.messages())
     assert {len(reply) for reply in replies} == {gateways.ERROR_BYTES + 32}
     with pytest.raises(ServiceError, match="15 of 15"):
-        question.open(replies)
+        question.decode(replies)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_only_slices_are_answered(request_):
 def test_the_second_cipher_works_as_well():
     config = KeyConfig(1, KEY.private.public, ((1, 3),))
     asking = client(config=config)
-    question = asking.ask(keys_of([5], []))
+    question = asking.query(keys_of([5], []))
     replies = served().answer_many(question.messages())
     assert max(len(reply) for reply in replies) == slice_reply_bytes(33) + 48
-    np.testing.assert_array_equal(question.open(replies)[0], TABLES[0][[5]])
+    np.testing.assert_array_equal(question.decode(replies)[0], TABLES[0][[5]])

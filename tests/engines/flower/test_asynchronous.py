@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from keyhole.delivery.clear import pregenerated
+from keyhole.delivery.clear import Pregenerated
 from keyhole.device.take_part import PopulationClient
 from keyhole.engines.flower.messages import assign
 from keyhole.errors import CohortError
@@ -20,7 +20,7 @@ ROUNDS = 6
 
 
 def plan_of(*numbers, **rest):
-    return toy.make_plan(deliver=pregenerated, buffering=Buffering(*numbers, **rest))
+    return toy.make_plan(delivery=Pregenerated(), buffering=Buffering(*numbers, **rest))
 
 
 def test_one_at_a_time_gives_the_bytes_of_a_run_in_process(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from keyhole.delivery.clear import pregenerated
+from keyhole.delivery.clear import Pregenerated
 from keyhole.rounds.loop import start_run
 from tests.engines.flower.deployment import deployment
 from tests.engines.flower.toy_app import plan_of
@@ -18,7 +18,7 @@ ONE_BY_ONE = {"cohort": 3, "rounds": 2, "over-selection": 1.0}
 
 
 def in_process(config):
-    plan = replace(plan_of(config), deliver=pregenerated)
+    plan = replace(plan_of(config), delivery=Pregenerated())
     run = start_run(toy.make_state(), toy.make_clients(), plan)
     records = list(run.rounds(config["rounds"]))
     return toy.model_bytes(run.state).hex(), records

@@ -4,7 +4,7 @@ import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
-from keyhole.delivery.clear import pregenerated
+from keyhole.delivery.clear import Pregenerated
 from keyhole.device.take_part import PopulationClient
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.messages import Nodes
@@ -63,7 +63,7 @@ def in_process(plan, rounds=ROUNDS):
 
 @pytest.mark.parametrize("nodes", [[None], [None] * 3, [*range(20)], [3, 7, None]], ids=len)
 def test_state_and_records_are_those_of_a_run_in_process(tmp_path, nodes):
-    plan, grid = toy.make_plan(deliver=pregenerated), grid_of(*nodes)
+    plan, grid = toy.make_plan(delivery=Pregenerated()), grid_of(*nodes)
     with small_service(tmp_path) as service:
         run, records = run_on(grid, service, plan)
     expected, expected_records = in_process(plan)
@@ -72,7 +72,7 @@ def test_state_and_records_are_those_of_a_run_in_process(tmp_path, nodes):
 
 
 def test_clients_that_are_called_twice_count_once(tmp_path):
-    plan, grid = toy.make_plan(deliver=pregenerated), grid_of(None, None)
+    plan, grid = toy.make_plan(delivery=Pregenerated()), grid_of(None, None)
     grid.twice = True
     with small_service(tmp_path) as service:
         run, records = run_on(grid, service, plan)

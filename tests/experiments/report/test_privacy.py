@@ -13,7 +13,7 @@ from keyhole.experiments.report.privacy import (
     to_json,
     to_markdown,
 )
-from keyhole.planner.prices import traffic_of
+from keyhole.planner.planner import price_of
 from keyhole.pricing import Workload
 
 
@@ -43,7 +43,7 @@ def test_lines_hold_the_bytes_of_real_messages(figure, tables):
         for line, way in zip(lines, LABELS, strict=True):
             m, share = line.get_xdata()[40], line.get_ydata()[40]
             need = Workload(table.num_keys, int(m), table.slice_bytes, 1)
-            assert share == traffic_of(way, need).total / need.table_bytes
+            assert share == price_of(way, need).bytes_total / need.table_bytes
 
 
 def test_rings_stand_where_the_lines_cross(figure, tables):

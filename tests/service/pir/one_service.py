@@ -6,16 +6,17 @@ from contextlib import asynccontextmanager
 import httpx
 import numpy as np
 
-from keyhole.delivery.pir.database import Terms
+from keyhole.delivery.pir.database import PirParams
+from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.service.app import App
 from keyhole.service.private_routes import pir_routes
-from keyhole.wire.private import PirSettings, Role, open_asker
+from keyhole.wire.private import ROLES, PirSettings
 from tests.service.memory_rounds import MemoryRounds
 
 BINARY = {"content-type": "application/octet-stream"}
 WORD, EVERYONE = 1, 0
 WORDS = 37  # so that the last byte of a share has bits to spare
-SERVER_0, SERVER_1 = Role("two-server", 0), Role("two-server", 1)
+SERVER_0, SERVER_1 = ROLES["0"], ROLES["1"]
 
 
 class PirService:
@@ -25,7 +26,7 @@ class PirService:
         settings.setdefault("max_keys", 4)
         self.rounds = MemoryRounds()
         self.round = self.rounds.open(3, words=WORDS)
-        self.scheme, self.server = role.scheme, role.server
+        self.scheme, self.server = role.delivery.scheme, role.server
         routes = pir_routes(self.rounds, PirSettings(role, **settings))
         self.app = App(self.rounds, extra_routes=[routes], **(app or {}))
 
@@ -49,11 +50,11 @@ class PirService:
         return self.ask("POST", content=body, headers={**BINARY, **headers})
 
     @property
-    def terms(self):
-        return Terms.decode(self.ask("GET").content)
+    def params(self):
+        return PirParams.decode(self.ask("GET").content)
 
     def question(self, keys=(7, 2)):
-        return open_asker(self.terms).ask(np.array(keys))
+        return TwoServerPir().client(self.params).query(np.array(keys))
 
     def query(self, keys=(7, 2)):
         """A new message for this server."""

@@ -4,20 +4,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from keyhole.delivery.pir.database import Terms
+from keyhole.delivery.pir.database import PirParams
+from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.device.device import Device
 from keyhole.device.private import PirFetch
 from keyhole.service.app import App
 from keyhole.service.private_routes import pir_routes
 from keyhole.service.reading import RoundsDirectory
 from keyhole.service.transport import serving
-from keyhole.wire.private import PirSettings, Role
+from keyhole.wire.private import ROLES, PirSettings
 from keyhole.wire.sockets import Clock, Retry
 from tests.service.recorder import Recorder
 from tests.service.small_service import Service
 
-TWO = Role("two-server", 0), Role("two-server", 1)
-ONE = (Role("one-server", 0),)
+TWO = ROLES["0"], ROLES["1"]
+ONE = (ROLES["one"],)
 
 
 @dataclass
@@ -39,12 +40,12 @@ class Pair:
 
     def fetch(self, url=None, **options):
         """How a device of the pair fetches; `second` of it is to be closed."""
-        return PirFetch(second_device(url or self.urls[1]), **options)
+        return PirFetch(TwoServerPir(), (second_device(url or self.urls[1]),), **options)
 
-    def terms(self, round_id, place, server=0):
+    def params(self, round_id, place, server=0):
         path = f"/v1/rounds/{round_id}/tables/{place}/pir/two-server"
         with second_device(self.urls[server]) as device:
-            return Terms.decode(bytes(device.client.get(path, limit=1024).body))
+            return PirParams.decode(bytes(device.client.get(path, limit=1024).body))
 
     def metric(self, server, name):
         """A count of one of both services."""

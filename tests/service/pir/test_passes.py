@@ -18,12 +18,12 @@ class PanicError(BaseException):
 class Failing:
     """A server whose first pass waits to be let go, and fails; then it answers."""
 
-    terms = None
+    params = None
 
     def __init__(self, error):
         self.error, self.started, self.go = error, threading.Event(), threading.Event()
 
-    def answer_many(self, queries):
+    def answer(self, queries):
         if not self.started.is_set():
             self.started.set()
             self.go.wait(LONG)

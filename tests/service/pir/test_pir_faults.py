@@ -5,7 +5,8 @@ import pytest
 
 from keyhole import tree
 from keyhole.delivery.pir.messages import REFUSAL
-from keyhole.device.private import OneServerFetch, PirFetch
+from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
+from keyhole.device.private import PirFetch
 from keyhole.device.take_part import Participant, keep_taking_part, take_part
 from keyhole.errors import IntegrityError, ServiceError, StaleError, TooLateError
 from keyhole.service.publishing import Publisher
@@ -40,7 +41,7 @@ def proxy(both):
 def fetch(proxy):
     """Fetches through the proxy from the second server."""
     with second_device(f"http://127.0.0.1:{proxy.port}") as second:
-        yield PirFetch(second)
+        yield PirFetch(TwoServerPir(), (second,))
 
 
 def questions(both, starts):
@@ -62,18 +63,18 @@ def test_a_broken_reply_is_asked_for_anew_with_new_secrets(both, proxy, fetch, k
     path = f"/v1/rounds/{state.published.id}/tables/0/pir/two-server"
     with both.device() as device:
         proxy.arm()
-        fetch.second.client.get(path, limit=1024)
-        terms = proxy.passed
+        fetch.others[0].client.get(path, limit=1024)
+        params = proxy.passed
         fetch(device, state.published.id, KEYS)
-        # The reply comes behind the terms, over the same connection.
-        proxy.arm(kind, at=terms if where == "before" else proxy.passed - terms - 5)
+        # The reply comes behind the params, over the same connection.
+        proxy.arm(kind, at=params if where == "before" else proxy.passed - params - 5)
         starts = [len(recorder.seen) for recorder in both.recorders]
         found = fetch(device, state.published.id, KEYS)
     assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
     sent = questions(both, starts)
     assert [len(messages) for messages in sent] == [2, 2]
     for first, second in sent:
-        assert first[:HEAD_BYTES] == second[:HEAD_BYTES]  # of the same terms
+        assert first[:HEAD_BYTES] == second[:HEAD_BYTES]  # of the same params
         assert not pieces(first) & pieces(second)
     assert not pieces(sent[0][0]) & pieces(sent[1][1])
     assert found.traffic.bytes_up == sum(len(m) for messages in sent for m in messages)
@@ -112,7 +113,7 @@ def test_a_hint_goes_on_where_it_was_cut_and_is_fetched_again_if_damaged(tmp_pat
         state = both.service.publish(LAYOUT, settings=SETTINGS)
         with both.device(url=f"http://127.0.0.1:{proxy.port}") as device:
             proxy.arm(kind, at=70_000)  # far behind all that is not the hint
-            found = OneServerFetch()(device, state.published.id, KEYS)
+            found = PirFetch(OneServerPir())(device, state.published.id, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
         hints = [dict(s[4]) for s in both.recorders[0].seen if s[1].endswith("/hint")]
         assert len(hints) == 2
@@ -143,7 +144,7 @@ def test_a_message_that_is_refused_is_asked_anew_with_new_secrets(tmp_path):
         state = both.service.publish(LAYOUT, settings=SETTINGS)
         fetch = both.fetch()
         both.recorders[0].damages = 0
-        with fetch.second:
+        with fetch.others[0]:
             found = fetch(device, state.published.id, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
         sent = [m for messages in questions(both, [0, 0]) for m in messages]
@@ -196,7 +197,7 @@ def test_a_lying_server_is_found_and_nothing_is_trained(tmp_path, liar):
         habit = Participant(
             lambda known: {"row": [4]},
             lambda known, fetched: pytest.fail("trained on a lie"),
-            PirFetch(second),
+            PirFetch(TwoServerPir(), (second,)),
         )
         with both.device() as device, pytest.raises(IntegrityError):
             take_part(device, habit)
@@ -211,7 +212,7 @@ def test_in_which_table_a_lie_was_found_does_not_show(tmp_path, table):
         state = both.service.publish(layout, settings={"keys_per_client": {"word": 2, "neuron": 2}})
         both.recorders[0].lies = f"/tables/{table}/pir/"
         fetch = both.fetch()
-        with fetch.second, pytest.raises(IntegrityError):
+        with fetch.others[0], pytest.raises(IntegrityError):
             fetch(device, state.published.id, {"word": [1, 2], "neuron": [3, 4]})
         for recorder in both.recorders:
             asked = [path for _, path, _, body, _ in recorder.seen if body]
@@ -224,7 +225,7 @@ def test_a_reply_that_cannot_be_read_is_asked_for_anew_and_the_others_are_not(tm
         state = both.service.publish(layout, settings={"keys_per_client": {"word": 2, "neuron": 2}})
         both.recorders[1].garbles = 1
         fetch = both.fetch()
-        with fetch.second:
+        with fetch.others[0]:
             found = fetch(device, state.published.id, {"word": [1], "neuron": [3]})
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
         sent = [
@@ -238,7 +239,7 @@ def no_training(second):
     return Participant(
         lambda known: KEYS,
         lambda known, fetched: pytest.fail("trained although the servers differ"),
-        PirFetch(second),
+        PirFetch(TwoServerPir(), (second,)),
     )
 
 
@@ -272,7 +273,7 @@ def test_a_device_waits_for_a_second_server_that_is_behind(tmp_path):
             zero = Participant(
                 lambda known: KEYS,
                 lambda known, fetched: tree.map_leaves(np.zeros_like, fetched.model),
-                PirFetch(second),
+                PirFetch(TwoServerPir(), (second,)),
             )
             taken = keep_taking_part(device, zero, rounds=1, on_miss=missed.append)
         assert (taken, len(missed)) == (1, 1)
@@ -301,5 +302,5 @@ def test_a_server_in_the_place_of_the_other_is_told_before_anything_is_sent(both
     starts = [len(recorder.seen) for recorder in both.recorders]
     first, second = (second_device(both.urls[server]) for server in servers)
     with first, second, pytest.raises(ServiceError, match="another server"):
-        PirFetch(second)(first, state.published.id, KEYS)
+        PirFetch(TwoServerPir(), (second,))(first, state.published.id, KEYS)
     assert questions(both, starts) == [[], []]

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.delivery.pir.database import Terms
+from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.messages import REFUSAL, seal
+from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.service.access import Access
 from keyhole.service.limits import Limits
-from keyhole.wire.private import PirSettings, Role, lengths_of, name_table
+from keyhole.wire.private import ROLES, PirSettings, name_table
 from tests.delivery.pir.mutations import HEAD_BYTES, body_of, flipped, resealed, with_body
 from tests.delivery.pir.schemes import two_server_zero_bits
 from tests.helpers import LONG
@@ -36,10 +37,10 @@ def service():
 
 def test_terms_are_those_of_the_table_and_may_be_cached_for_ever(service):
     answer = service.ask("GET")
-    terms = Terms.decode(answer.content)
+    params = PirParams.decode(answer.content)
     table = service.round.tables[WORD].info
-    assert (terms.num_keys, terms.record_bytes, terms.max_keys) == (WORDS, table.record_bytes, 4)
-    assert terms.round == name_table(service.round.id, WORD)
+    assert (params.num_keys, params.record_bytes, params.max_keys) == (WORDS, table.record_bytes, 4)
+    assert params.round == name_table(service.round.id, WORD)
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["cache-control"] == "public, max-age=31536000, immutable, no-transform"
     again = service.ask("GET", headers={"if-none-match": answer.headers["etag"]})
@@ -48,34 +49,36 @@ def test_terms_are_those_of_the_table_and_may_be_cached_for_ever(service):
 
 def test_two_replies_open_to_the_slices_that_were_asked_for(service):
     other = PirService(SERVER_1)
-    assert other.terms == service.terms
+    assert other.params == service.params
     question = service.question([9, 2, 9])
     replies = [s.post(m) for s, m in zip((service, other), question.messages(), strict=True)]
     assert [reply.status_code for reply in replies] == [200, 200]
-    assert {len(reply.content) for reply in replies} == {lengths_of(service.terms).reply}
+    assert {len(reply.content) for reply in replies} == {
+        TwoServerPir().lengths(service.params).reply
+    }
     assert {reply.headers["cache-control"] for reply in replies} == {"no-store"}
-    found = question.open([reply.content for reply in replies])
+    found = question.decode([reply.content for reply in replies])
     np.testing.assert_array_equal(found.records, service.round.tables[WORD].records[[9, 2, 9]])
 
 
 def bad_messages(service):
     """One of each kind of message that cannot be used, and the kind that it is counted as."""
-    good, terms = service.query(), service.terms
+    good, params = service.query(), service.params
     answered = service.query()
     assert service.post(answered).status_code == 200
     body = body_of(good)
-    other_round = replace(terms, round=bytes(16))
+    other_round = replace(params, round=bytes(16))
     yield "empty", b"", "MalformedError"
     yield "truncated", good[:-1], "MalformedError"
     yield "extended", good + b"\0", "MalformedError"
     yield "much longer", good * 9, "MalformedError"
     yield "a flipped bit", flipped(good, 8 * len(good) // 2), "MalformedError"
     yield "a refusal", REFUSAL, "MalformedError"
-    yield "a reply", seal("reply", terms, 0, body), "MalformedError"
+    yield "a reply", seal("reply", params, 0, body), "MalformedError"
     yield "for the other server", service.question().messages()[1], "MalformedError"
     yield "another round", seal("query", other_round, 0, body), "StaleError"
-    yield "other terms", resealed(flipped(good, 8 * HEAD_BYTES - 1)), "StaleError"
-    at = next(iter(two_server_zero_bits(terms)))
+    yield "other params", resealed(flipped(good, 8 * HEAD_BYTES - 1)), "StaleError"
+    at = next(iter(two_server_zero_bits(params)))
     yield "spare bits", with_body(good, flipped(body, at)), "MalformedError"
     yield "a replay", answered, "ReplayError"
 
@@ -174,9 +177,9 @@ def test_a_round_that_does_not_say_how_many_keys_a_client_chooses_is_refused():
     facts = answer.json()["error"]
     assert (facts["status"], facts["kind"]) == (404, "NotFoundError")
     assert "--pir-keys" in facts["fix"]
-    assert PirService(max_keys=None, max_keys_of={"word": 7}).terms.max_keys == 7
-    assert PirService(max_keys=3, max_keys_of={"word": 7}).terms.max_keys == 7
-    assert PirService(max_keys=10**6).terms.max_keys == WORDS
+    assert PirService(max_keys=None, max_keys_of={"word": 7}).params.max_keys == 7
+    assert PirService(max_keys=3, max_keys_of={"word": 7}).params.max_keys == 7
+    assert PirService(max_keys=10**6).params.max_keys == WORDS
 
 
 def test_logs_hold_nothing_and_counts_no_keys(service, caplog):
@@ -204,14 +207,14 @@ class Blocked:
     """A server that waits to be let go before each pass; counts what it is asked."""
 
     def __init__(self, server):
-        self.server, self.terms = server, server.terms
+        self.server, self.params = server, server.params
         self.go, self.started, self.batches = threading.Event(), threading.Event(), []
 
-    def answer_many(self, queries):
+    def answer(self, queries):
         self.started.set()
         self.go.wait(LONG)
         self.batches.append(len(queries))
-        return self.server.answer_many(queries)
+        return self.server.answer(queries)
 
 
 def blocked(service):
@@ -267,7 +270,7 @@ def test_queries_that_arrive_during_a_pass_are_answered_together_in_the_next():
 def test_one_bad_query_in_a_pass_spoils_no_other():
     service = PirService()
     server, queries = blocked(service), [service.query() for _ in range(6)]
-    at = next(iter(two_server_zero_bits(service.terms)))
+    at = next(iter(two_server_zero_bits(service.params)))
     forged = with_body(queries[2], flipped(body_of(queries[2]), at))
     messages = [*queries[:2], forged, *queries[3:], queries[0]]  # the last one is a replay
 
@@ -392,4 +395,4 @@ def test_settings_that_let_nobody_in_are_refused():
         {"max_keys_of": {"word": 0}},
     ):
         with pytest.raises(Exception, match="let nobody in"):
-            PirSettings(Role("two-server", 0), **settings)
+            PirSettings(ROLES["0"], **settings)

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from keyhole.device.private import OneServerFetch
+from keyhole.delivery.pir.way import OneServerPir
+from keyhole.device.private import PirFetch
 from keyhole.device.take_part import PopulationClient, take_part
 from keyhole.errors import TooLateError
 from keyhole.rounds.loop import start_run
@@ -63,12 +64,12 @@ def take_part_in(t, client, both, fetch):
 def test_devices_that_fetch_in_private_make_the_same_model(tmp_path, roles):
     plan = toy.make_plan(cohorts=Cohorts(len(toy.EXAMPLES), 2), keys_per_client={"feature": 8})
     with pair(tmp_path, roles) as both:
-        fetch = OneServerFetch() if roles is ONE else both.fetch()
+        fetch = PirFetch(OneServerPir()) if roles is ONE else both.fetch()
         run = train_over(both, fetch, plan)
         assert both.metric(0, "keyhole_private_queries_total") == 2 * ROUNDS
         assert both.metric(0, "keyhole_keys_total") == 0  # no slice was asked for by its key
         if roles is TWO:
-            fetch.second.close()
+            fetch.others[0].close()
     expected = start_run(toy.make_state(), toy.make_clients(), plan)
     list(expected.rounds(ROUNDS))
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)

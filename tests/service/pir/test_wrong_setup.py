@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.device.private import PirFetch
 from keyhole.device.take_part import Participant, keep_taking_part
 from keyhole.errors import ServiceError
@@ -57,7 +58,7 @@ def test_a_second_server_that_is_set_up_wrongly_ends_the_device_with_the_reason(
         habit = Participant(
             lambda known: {"row": [5, 2]},
             lambda known, fetched: pytest.fail("trained although nothing was fetched"),
-            PirFetch(other),
+            PirFetch(TwoServerPir(), (other,)),
         )
         missed = []
         with pytest.raises(ServiceError, match="not set up alike") as caught:

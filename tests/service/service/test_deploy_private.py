@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
+from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.delivery.relay.ohttp import decode_configs
 from keyhole.device.device import Device
 from keyhole.device.private import PirFetch
@@ -62,15 +63,15 @@ def test_private_queries_pass_the_fronts_and_no_cache_answers_them(kind, tmp_pat
         state = both.service.publish(settings=SETTINGS)
         with fronts_of(kind, both.urls, tmp_path) as (first, second):
             for times in (1, 2):
-                found = PirFetch(second)(first, state.published.id, KEYS)
+                found = PirFetch(TwoServerPir(), (second,))(first, state.published.id, KEYS)
                 expected = state.select(tuple(found.keys.values()))
                 assert_trees_equal(found.model, expected)
-                # Terms and queries of each of two tables, all the way to each server.
+                # PirParams and queries of each of two tables, all the way to each server.
                 assert [asked_of(one) for one in both.recorders] == [(2 * times, 2 * times)] * 2
 
 
 def asked_of(recorder):
-    """How many terms and how many queries have arrived."""
+    """How many params and how many queries have arrived."""
     methods = [method for method, path, *_ in recorder.seen if "/pir/" in path]
     return methods.count("GET"), methods.count("POST")
 

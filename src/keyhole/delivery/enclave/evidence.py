@@ -2,7 +2,7 @@
 
 Roles as in RFC 9334: the enclave is the attester, the client verifies and decides by itself.
 
-Terms: the public facts of a table that an enclave holds, which its evidence vouches for.
+PirParams: the public facts of a table that an enclave holds, which its evidence vouches for.
 
 Claims: what a verified quote says, in words that do not depend on the hardware.
 
@@ -62,7 +62,7 @@ class Evidence:
         collateral: what is needed to verify the quote: for tdx and sgx the JSON of the certificate
             chains, revocation lists, TCB information and identity of the quoting enclave.
         public: 32 bytes: the key to which requests are sealed.
-        config: 32 bytes: the digest of the terms of the table that the enclave holds.
+        config: 32 bytes: the digest of the params of the table that the enclave holds.
 
     Raises:
         InputError: a field has another length.
@@ -175,7 +175,7 @@ _KEY_BYTES = 8  # of a key in a request
 
 
 @dataclass(frozen=True)
-class EnclaveTerms:
+class EnclaveParams:
     """The public facts of one table in an enclave.
 
     What the host can see of a request and its answer depends on these and on nothing else.
@@ -212,7 +212,7 @@ class EnclaveTerms:
         return sha256(self.encode()).digest()
 
     def encode(self) -> bytes:
-        """Returns the terms as a client fetches them."""
+        """Returns the params as a client fetches them."""
         return _FORM.pack(
             _TERMS_MAGIC,
             self.round,
@@ -223,17 +223,17 @@ class EnclaveTerms:
         )
 
     @staticmethod
-    def decode(data: bytes) -> EnclaveTerms:
-        """Returns the terms that `data` holds.
+    def decode(data: bytes) -> EnclaveParams:
+        """Returns the params that `data` holds.
 
         Raises:
-            MalformedError: they are not terms of this version.
+            MalformedError: they are not params of this version.
         """
-        return read_facts(data, "terms of an enclave's table", _unpack)
+        return read_facts(data, "params of an enclave's table", _unpack)
 
 
-def terms_of(round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveTerms:
-    """The terms of a table.
+def params_of(round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveParams:
+    """The params of a table.
 
     Args:
         round: 16 bytes that name the round.
@@ -254,7 +254,7 @@ def terms_of(round: bytes, records: NDArray[np.uint8], max_keys: int) -> Enclave
     num_keys, record_bytes = records.shape
     digest = start_digest(round, num_keys, record_bytes)
     digest.update(np.ascontiguousarray(records).data)
-    return EnclaveTerms(round, num_keys, record_bytes, min(max_keys, num_keys), digest.digest())
+    return EnclaveParams(round, num_keys, record_bytes, min(max_keys, num_keys), digest.digest())
 
 
 def start_digest(round: bytes, num_keys: int, record_bytes: int) -> _Hash:
@@ -262,14 +262,14 @@ def start_digest(round: bytes, num_keys: int, record_bytes: int) -> _Hash:
     return sha256(b"keyhole-enclave-table" + round + struct.pack("<QQ", num_keys, record_bytes))
 
 
-def _unpack(data: bytes) -> EnclaveTerms:
+def _unpack(data: bytes) -> EnclaveParams:
     _, *rest = _FORM.unpack(data)
-    return EnclaveTerms(*rest)
+    return EnclaveParams(*rest)
 
 
 def _bad(got: str) -> InputError:
     return InputError(
-        "terms of an enclave's table that make no sense",
+        "params of an enclave's table that make no sense",
         got=got,
         allowed="names of 16 and 32 bytes; 1..2^40; a request for at most num_keys, with 2 GB of "
         "keys, 8 bytes each, or records",

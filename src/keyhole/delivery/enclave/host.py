@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.delivery.enclave.evidence import EnclaveTerms, Evidence, terms_of
+from keyhole.delivery.enclave.evidence import EnclaveParams, Evidence, params_of
 from keyhole.errors import InputError, KeyholeError, MalformedError, ProtocolError, ServiceError
 
 _HEAD = struct.Struct("<II")
@@ -87,7 +87,7 @@ class Channel:
                 "a frame that is too long",
                 got=f"{length} bytes",
                 allowed=f"{MAX_BYTES} bytes",
-                fix="send rows in pieces, and requests of the length that the terms demand",
+                fix="send rows in pieces, and requests of the length that the params demand",
             )
         return kind, self._receive(length, deadline)
 
@@ -150,7 +150,7 @@ class EnclaveProcess:
             )
         self._lock = threading.Lock()
         self._answer_within = answer_within
-        self._terms: EnclaveTerms | None = None
+        self._params: EnclaveParams | None = None
         near, far = socket.socketpair()
         with far:
             self._channel = Channel(near, watch)
@@ -181,19 +181,19 @@ class EnclaveProcess:
         return self._process.pid
 
     @property
-    def terms(self) -> EnclaveTerms:
+    def params(self) -> EnclaveParams:
         """Of the table that is loaded, for clients.
 
         Raises:
             InputError: none is.
         """
-        if self._terms is None:
+        if self._params is None:
             raise InputError(
                 "an enclave without a table", got="none", allowed="one", fix="call load() first"
             )
-        return self._terms
+        return self._params
 
-    def load(self, round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveTerms:
+    def load(self, round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveParams:
         """Hands the program a table in place of any other. Evidence of another is worthless then.
 
         Args:
@@ -202,23 +202,23 @@ class EnclaveProcess:
             max_keys: to which every request is padded; clipped to K.
 
         Returns:
-            The terms that clients need.
+            The params that clients need.
 
         Raises:
             ShapeError, InputError: the table makes no sense.
             ProtocolError: the program refuses it.
             ServiceError: the program has ended, or hangs.
         """
-        terms = terms_of(round, records, max_keys)
-        rows_at_once = max(1, PIECE_BYTES // terms.record_bytes)
+        params = params_of(round, records, max_keys)
+        rows_at_once = max(1, PIECE_BYTES // params.record_bytes)
         with self._lock:
-            self._terms = None
-            self._command(Kind.LOAD, terms.encode())
-            for start in range(0, terms.num_keys, rows_at_once):
+            self._params = None
+            self._command(Kind.LOAD, params.encode())
+            for start in range(0, params.num_keys, rows_at_once):
                 piece = np.ascontiguousarray(records[start : start + rows_at_once])
                 self._command(Kind.ROWS, piece.data.cast("B"))
-            self._terms = terms
-        return terms
+            self._params = params
+        return params
 
     def evidence(self, nonce: bytes) -> Evidence:
         """Fetches evidence for the client that drew a nonce.
@@ -283,8 +283,8 @@ class EnclaveProcess:
             raise ProtocolError(
                 "the enclave refuses a message",
                 got="a refusal, which does not tell why",
-                allowed="a fresh message under the terms of its table",
-                fix="fetch terms and evidence anew, and ask once with each nonce",
+                allowed="a fresh message under the params of its table",
+                fix="fetch params and evidence anew, and ask once with each nonce",
             )
         if kind != wanted:
             raise self._lost(None, within)
@@ -308,7 +308,7 @@ class EnclaveProcess:
         if self._process.returncode is None:
             self._process.kill()
             self._process.wait()
-        self._terms = None
+        self._params = None
 
     def _gone(self) -> ServiceError:
         return ServiceError(

@@ -51,7 +51,7 @@ from keyhole.delivery.enclave.evidence import (
     NO_HARDWARE_PROTECTION,
     NONCE_BYTES,
     Attester,
-    EnclaveTerms,
+    EnclaveParams,
     Evidence,
     report_data_of,
     start_digest,
@@ -152,30 +152,30 @@ _MAX_NONCES = 1 << 20  # of one table: each client needs one, and each takes abo
 class _Arriving:
     """A table whose rows are on their way."""
 
-    def __init__(self, terms: EnclaveTerms) -> None:
-        words = -(-terms.record_bytes // _WORD)
-        self.terms = terms
-        self.rows = np.zeros((terms.num_keys, words), np.uint64)
-        self._bytes = self.rows.view(np.uint8)[:, : terms.record_bytes]
+    def __init__(self, params: EnclaveParams) -> None:
+        words = -(-params.record_bytes // _WORD)
+        self.params = params
+        self.rows = np.zeros((params.num_keys, words), np.uint64)
+        self._bytes = self.rows.view(np.uint8)[:, : params.record_bytes]
         self._count = 0
-        self._digest = start_digest(terms.round, terms.num_keys, terms.record_bytes)
+        self._digest = start_digest(params.round, params.num_keys, params.record_bytes)
 
     def add(self, piece: NDArray[np.uint8]) -> bool:
         """Takes in whole rows; returns whether these were the last."""
-        count, rest = divmod(piece.size, self.terms.record_bytes)
+        count, rest = divmod(piece.size, self.params.record_bytes)
         end = self._count + count
-        if rest or not count or end > self.terms.num_keys:
+        if rest or not count or end > self.params.num_keys:
             raise _malformed("rows", f"{piece.size} bytes", "whole rows, no more than announced")
-        self._bytes[self._count : end] = piece.reshape(count, self.terms.record_bytes)
+        self._bytes[self._count : end] = piece.reshape(count, self.params.record_bytes)
         self._digest.update(piece.data)
         self._count = end
-        return end == self.terms.num_keys
+        return end == self.params.num_keys
 
     def check(self) -> None:
-        """Refuses rows that are not those of the terms."""
-        if self._digest.digest() != self.terms.database:
+        """Refuses rows that are not those of the params."""
+        if self._digest.digest() != self.params.database:
             raise IntegrityError(
-                "rows that are not those of the terms",
+                "rows that are not those of the params",
                 got="another digest",
                 allowed="the digest of the database",
                 fix="load the table anew",
@@ -186,7 +186,7 @@ class _Arriving:
 class _Table:
     """A whole table with its key, and which nonces were asked with: true once they are used up."""
 
-    terms: EnclaveTerms
+    params: EnclaveParams
     rows: NDArray[np.uint64]
     private: PrivateKey = field(default_factory=PrivateKey.fresh)
     nonces: dict[bytes, bool] = field(default_factory=dict)
@@ -207,25 +207,25 @@ class Inside:
         self.rows_read = 0
         """Over all keys: K for each, padding included, so it tells nothing about them."""
 
-    def load(self, terms: EnclaveTerms) -> None:
+    def load(self, params: EnclaveParams) -> None:
         """Forgets the table and its key, and awaits the rows of another."""
         self._table = self._arriving = None
-        self._arriving = _Arriving(terms)
+        self._arriving = _Arriving(params)
 
     def add_rows(self, piece: NDArray[np.uint8]) -> None:
         """Takes in the next rows, one behind the other.
 
         Raises:
             MalformedError: no table is awaited, or these are not whole rows of it.
-            IntegrityError: these were the last, and the rows are not those of the terms.
+            IntegrityError: these were the last, and the rows are not those of the params.
         """
         arriving = self._arriving
         if arriving is None:
-            raise _malformed("rows", "rows", "terms before them")
+            raise _malformed("rows", "rows", "params before them")
         if arriving.add(piece):
             self._arriving = None
             arriving.check()
-            self._table = _Table(arriving.terms, arriving.rows)
+            self._table = _Table(arriving.params, arriving.rows)
 
     def evidence(self, nonce: bytes) -> Evidence:
         """Shows what this is to the client that drew a nonce, which is then good for one request.
@@ -249,7 +249,7 @@ class Inside:
                 fix="load the table anew: it gets a new key",
             )
         table.nonces[nonce] = False
-        public, config = table.private.public, table.terms.digest
+        public, config = table.private.public, table.params.digest
         report_data = report_data_of(public, config, nonce)
         quote, collateral = self._attester.attest(report_data, int(self._clock()))
         return Evidence(self._attester.kind, quote, collateral, public, config)
@@ -261,7 +261,7 @@ class Inside:
             MalformedError, StaleError, ReplayError: it cannot be answered; no row was read.
         """
         table = self._whole_table()
-        nonce = nonce_of(request, table.terms)
+        nonce = nonce_of(request, table.params)
         is_used = table.nonces.get(nonce)
         if is_used is None:
             raise StaleError(
@@ -272,12 +272,12 @@ class Inside:
             )
         if is_used:
             raise _used()
-        keys, context = open_request(table.private, table.terms, request)
+        keys, context = open_request(table.private, table.params, request)
         table.nonces[nonce] = True  # before any row is read: nothing is answered twice
         found, visited = oblivious_select(table.rows, keys)
         self.rows_read += int(visited.sum())
-        records = np.ascontiguousarray(found.view(np.uint8)[:, : table.terms.record_bytes])
-        return seal_reply(context, table.terms, nonce, records, Prg.fresh())
+        records = np.ascontiguousarray(found.view(np.uint8)[:, : table.params.record_bytes])
+        return seal_reply(context, table.params, nonce, records, Prg.fresh())
 
     def _whole_table(self) -> _Table:
         if self._table is None:
@@ -363,7 +363,7 @@ def serve(channel: Channel, inside: Inside) -> None:
 def _obey(inside: Inside, kind: int, body: bytearray) -> bytes:
     """Fulfils one command; returns the body of its answer."""
     if kind == Kind.LOAD:
-        inside.load(EnclaveTerms.decode(bytes(body)))
+        inside.load(EnclaveParams.decode(bytes(body)))
         return b""
     if kind == Kind.ROWS:
         inside.add_rows(np.frombuffer(body, np.uint8))

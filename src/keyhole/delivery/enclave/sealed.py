@@ -6,7 +6,7 @@ export from the same HPKE context together with a nonce that the enclave draws, 
 does (RFC 9458, section 4.4).
 
 Hidden from the host: the keys, how many of them are padding, and the records, if HPKE holds and the
-private key stays inside. Not hidden: who asks, when, and the terms.
+private key stays inside. Not hidden: who asks, when, and the params.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from keyhole.crypto.hpke import (
 )
 from keyhole.crypto.hpke import NONCE_BYTES as _IV_BYTES
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.enclave.evidence import NONCE_BYTES, EnclaveTerms
+from keyhole.delivery.enclave.evidence import NONCE_BYTES, EnclaveParams
 from keyhole.errors import IntegrityError, MalformedError, StaleError
 
 NO_KEY = -1
@@ -45,102 +45,102 @@ _SALT_BYTES = 16  # of the enclave's nonce: as long as the longer of key and non
 _LABEL = b"keyhole-enclave-v1 reply"
 
 
-def request_bytes(terms: EnclaveTerms) -> int:
-    """The length of every request under these terms."""
-    return _HEAD.size + PUBLIC_BYTES + _KEY.itemsize * terms.max_keys + TAG_BYTES
+def request_bytes(params: EnclaveParams) -> int:
+    """The length of every request under these params."""
+    return _HEAD.size + PUBLIC_BYTES + _KEY.itemsize * params.max_keys + TAG_BYTES
 
 
-def reply_bytes(terms: EnclaveTerms) -> int:
-    """The length of every reply under these terms."""
-    return _HEAD.size + _SALT_BYTES + terms.max_keys * terms.record_bytes + TAG_BYTES
+def reply_bytes(params: EnclaveParams) -> int:
+    """The length of every reply under these params."""
+    return _HEAD.size + _SALT_BYTES + params.max_keys * params.record_bytes + TAG_BYTES
 
 
 def seal_request(
-    public: bytes, terms: EnclaveTerms, nonce: bytes, keys: KeyArray, prg: Prg | None = None
+    public: bytes, params: EnclaveParams, nonce: bytes, keys: KeyArray, prg: Prg | None = None
 ) -> tuple[bytes, Context]:
     """Returns a request, and the context that opens its reply.
 
     Args:
         public: the enclave's key, from evidence that was verified.
-        terms: of the table.
+        params: of the table.
         nonce: of the evidence.
-        keys: (m,) different keys, at most `terms.max_keys`.
+        keys: (m,) different keys, at most `params.max_keys`.
         prg: where secrets come from; a fresh one if None. Given by tests only.
 
     Raises:
         MalformedError: the public key cannot be used.
     """
-    head = _head("request", terms, nonce)
-    padded = np.full(terms.max_keys, NO_KEY, _KEY)
+    head = _head("request", params, nonce)
+    padded = np.full(params.max_keys, NO_KEY, _KEY)
     padded[: len(keys)] = keys
     enc, context = seal_to(public, head, ephemeral=PrivateKey.fresh(prg))
     return head + enc + context.seal(head, padded.tobytes()), context
 
 
-def nonce_of(request: bytes | bytearray, terms: EnclaveTerms) -> bytes:
+def nonce_of(request: bytes | bytearray, params: EnclaveParams) -> bytes:
     """The nonce that a request names, after its length and head are checked.
 
     Raises:
         MalformedError: another length or form.
-        StaleError: of another round, or under other terms.
+        StaleError: of another round, or under other params.
     """
-    if len(request) != request_bytes(terms):
-        raise _malformed("request", f"{len(request)} bytes", f"{request_bytes(terms)} bytes")
+    if len(request) != request_bytes(params):
+        raise _malformed("request", f"{len(request)} bytes", f"{request_bytes(params)} bytes")
     nonce = bytes(request[_HEAD.size - NONCE_BYTES : _HEAD.size])
-    _check_head(bytes(request[: _HEAD.size]), "request", terms, nonce)
+    _check_head(bytes(request[: _HEAD.size]), "request", params, nonce)
     return nonce
 
 
 def open_request(
-    private: PrivateKey, terms: EnclaveTerms, request: bytes | bytearray
+    private: PrivateKey, params: EnclaveParams, request: bytes | bytearray
 ) -> tuple[KeyArray, Context]:
     """Returns the padded keys of a request, and the context that seals its reply.
 
     Raises:
         MalformedError: another length or form, not sealed to this key, or keys that are none.
-        StaleError: of another round, or under other terms.
+        StaleError: of another round, or under other params.
     """
-    head = _head("request", terms, nonce_of(request, terms))
+    head = _head("request", params, nonce_of(request, params))
     start = _HEAD.size + PUBLIC_BYTES
     context = open_from(private, bytes(request[_HEAD.size : start]), head)
     plain = context.open(head, bytes(request[start:]))
     keys = np.frombuffer(plain, _KEY).astype(np.int64)
-    if ((keys < NO_KEY) | (keys >= terms.num_keys)).any():
-        raise _malformed("request", "keys outside the table", f"-1..{terms.num_keys - 1}")
+    if ((keys < NO_KEY) | (keys >= params.num_keys)).any():
+        raise _malformed("request", "keys outside the table", f"-1..{params.num_keys - 1}")
     return keys, context
 
 
 def seal_reply(
-    context: Context, terms: EnclaveTerms, nonce: bytes, records: NDArray[np.uint8], prg: Prg
+    context: Context, params: EnclaveParams, nonce: bytes, records: NDArray[np.uint8], prg: Prg
 ) -> bytes:
     """Returns the reply to the request of a context.
 
     Args:
         context: of the request.
-        terms: of the table.
+        params: of the table.
         nonce: of the request.
         records: (max_keys, record_bytes), contiguous.
         prg: where the enclave's nonce comes from.
     """
-    head, salt = _head("reply", terms, nonce), prg.bytes(_SALT_BYTES)
+    head, salt = _head("reply", params, nonce), prg.bytes(_SALT_BYTES)
     key, iv = _reply_key(context, salt)
     return b"".join([head, salt, AES_128_GCM.cipher(key).encrypt(iv, records.data, head)])
 
 
 def open_reply(
-    context: Context, terms: EnclaveTerms, nonce: bytes, reply: bytes
+    context: Context, params: EnclaveParams, nonce: bytes, reply: bytes
 ) -> NDArray[np.uint8]:
     """Returns the records of a reply, (max_keys, record_bytes).
 
     Raises:
         MalformedError: another length or form.
-        StaleError: of another round, or under other terms.
+        StaleError: of another round, or under other params.
         IntegrityError: not the enclave's reply to this request, or changed on its way.
     """
-    if len(reply) != reply_bytes(terms):
-        raise _malformed("reply", f"{len(reply)} bytes", f"{reply_bytes(terms)} bytes")
+    if len(reply) != reply_bytes(params):
+        raise _malformed("reply", f"{len(reply)} bytes", f"{reply_bytes(params)} bytes")
     head, start = reply[: _HEAD.size], _HEAD.size + _SALT_BYTES
-    _check_head(head, "reply", terms, nonce)
+    _check_head(head, "reply", params, nonce)
     key, iv = _reply_key(context, reply[_HEAD.size : start])
     try:
         plain = AES_128_GCM.cipher(key).decrypt(iv, reply[start:], head)
@@ -151,7 +151,7 @@ def open_reply(
             allowed="what the enclave sealed for this request, unchanged",
             fix="ask again for all keys, with fresh evidence; the host may be lying",
         ) from error
-    return np.frombuffer(plain, np.uint8).reshape(terms.max_keys, terms.record_bytes)
+    return np.frombuffer(plain, np.uint8).reshape(params.max_keys, params.record_bytes)
 
 
 def _reply_key(context: Context, salt: bytes) -> tuple[bytes, bytes]:
@@ -160,21 +160,21 @@ def _reply_key(context: Context, salt: bytes) -> tuple[bytes, bytes]:
     return derived[: AES_128_GCM.key_bytes], derived[AES_128_GCM.key_bytes :]
 
 
-def _head(kind: _Kind, terms: EnclaveTerms, nonce: bytes) -> bytes:
-    return _HEAD.pack(_MAGIC, _KINDS[kind], terms.round, terms.digest, nonce)
+def _head(kind: _Kind, params: EnclaveParams, nonce: bytes) -> bytes:
+    return _HEAD.pack(_MAGIC, _KINDS[kind], params.round, params.digest, nonce)
 
 
-def _check_head(head: bytes, kind: _Kind, terms: EnclaveTerms, nonce: bytes) -> None:
-    if head == _head(kind, terms, nonce):
+def _check_head(head: bytes, kind: _Kind, params: EnclaveParams, nonce: bytes) -> None:
+    if head == _head(kind, params, nonce):
         return
     magic, number, *about, _ = _HEAD.unpack(head)
     is_of_kind = (magic, number) == (_MAGIC, _KINDS[kind])
-    if is_of_kind and about != [terms.round, terms.digest]:
+    if is_of_kind and about != [params.round, params.digest]:
         raise StaleError(
             f"a sealed {kind} about other slices",
-            got="another round, or other terms",
-            allowed="the round and terms of this table",
-            fix="fetch terms and evidence anew",
+            got="another round, or other params",
+            allowed="the round and params of this table",
+            fix="fetch params and evidence anew",
         )
     raise _malformed(kind, "another head", f"a {kind} of version 1, with the nonce of its evidence")
 
@@ -184,5 +184,5 @@ def _malformed(kind: _Kind, got: str, allowed: str) -> MalformedError:
         f"a sealed {kind} cannot be read",
         got=got,
         allowed=allowed,
-        fix="send it as docs/wire.md describes it, under the terms of the table",
+        fix="send it as docs/wire.md describes it, under the params of the table",
     )

@@ -1,8 +1,7 @@
-"""Terms: the public facts that a client and its servers must agree on before a key is asked for.
+"""Describes a table that is retrieved from, and the params that a client and its servers agree on.
 
-The table that is retrieved from: every slice with a tag that binds it to its round and key.
-
-Terms and tables that fit each other: checked when a client or a server is made.
+Every slice carries a tag that binds it to its round and key. Params are public; that they fit the
+table is checked when a client or a server is made.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -34,13 +33,8 @@ _SCHEMES: Mapping[Scheme, int] = MappingProxyType({"one-server": 1, "two-server"
 _MAX = 1 << 40  # of keys, and of bytes of a record: beyond what anybody can scan
 
 
-def name_of_round(round_id: str) -> bytes:
-    """The 16 bytes that stand for a round, its tables and its slices in messages."""
-    return blake2b(round_id.encode("utf-8"), digest_size=16, person=b"keyhole-round").digest()
-
-
 @dataclass(frozen=True)
-class Terms:
+class PirParams:
     """The public facts of one table that is retrieved from in private.
 
     Anything that an observer can see depends on these and on nothing else.
@@ -83,7 +77,7 @@ class Terms:
         return sha256(self.encode()).digest()
 
     def encode(self) -> bytes:
-        """Returns the terms as a client fetches them."""
+        """Returns the params as a client fetches them."""
         return _FORM.pack(
             _MAGIC,
             _SCHEMES[self.scheme],
@@ -95,24 +89,24 @@ class Terms:
         )
 
     @staticmethod
-    def decode(data: bytes) -> Terms:
-        """Returns the terms that `data` holds.
+    def decode(data: bytes) -> PirParams:
+        """Returns the params that `data` holds.
 
         Raises:
-            MalformedError: they are not terms of this version.
+            MalformedError: they are not params of this version.
         """
-        return read_facts(data, "terms of private retrieval", _unpack)
+        return read_facts(data, "params of private retrieval", _unpack)
 
 
-def _unpack(data: bytes) -> Terms:
+def _unpack(data: bytes) -> PirParams:
     _, scheme, *rest = _FORM.unpack(data)
     names = [name for name, number in _SCHEMES.items() if number == scheme]
-    return Terms(names[0], *rest)
+    return PirParams(names[0], *rest)
 
 
 def _bad(got: str) -> InputError:
     return InputError(
-        "terms of private retrieval that make no sense",
+        "params of private retrieval that make no sense",
         got=got,
         allowed=f"schemes {', '.join(_SCHEMES)}; 1..2^40; no more keys a query than there are",
         fix="check num_keys, record_bytes and max_keys",
@@ -261,15 +255,15 @@ def _misfit(got: str) -> ShapeError:
     )
 
 
-def plain_terms(scheme: Scheme, database: Database, max_keys: int) -> Terms:
-    """Returns the terms of a table without a hint.
+def plain_params(scheme: Scheme, database: Database, max_keys: int) -> PirParams:
+    """Returns the params of a table without a hint.
 
     Args:
         scheme: how it is retrieved from.
         database: the table.
         max_keys: beyond the rows of the table they are as many as it has.
     """
-    return Terms(
+    return PirParams(
         scheme=scheme,
         round=database.round,
         num_keys=database.num_keys,
@@ -279,24 +273,24 @@ def plain_terms(scheme: Scheme, database: Database, max_keys: int) -> Terms:
     )
 
 
-def check_scheme(terms: Terms, scheme: Scheme) -> None:
-    """Raises InputError if the terms are of another scheme."""
-    if terms.scheme != scheme:
+def check_scheme(params: PirParams, scheme: Scheme) -> None:
+    """Raises InputError if the params are of another scheme."""
+    if params.scheme != scheme:
         raise InputError(
-            "terms of another scheme",
-            got=terms.scheme,
+            "params of another scheme",
+            got=params.scheme,
             allowed=scheme,
-            fix="use the asker and the server of the scheme that the terms name",
+            fix="use the asker and the server of the scheme that the params name",
         )
 
 
-def check_server(scheme: Scheme, database: Database, terms: Terms, server: int) -> None:
-    """Raises InputError if terms are not of this table, or there is no such server of two."""
-    check_scheme(terms, scheme)
-    if terms != plain_terms(scheme, database, terms.max_keys) or server not in (0, 1):
+def check_server(scheme: Scheme, database: Database, params: PirParams, server: int) -> None:
+    """Raises InputError if params are not of this table, or there is no such server of two."""
+    check_scheme(params, scheme)
+    if params != plain_params(scheme, database, params.max_keys) or server not in (0, 1):
         raise InputError(
-            "a server and terms that do not fit",
-            got=f"server {server}, terms of {terms.num_keys} slices",
-            allowed=f"server 0 or 1, terms_of these {database.num_keys} slices",
-            fix="make the terms with terms_of(database, max_keys)",
+            "a server and params that do not fit",
+            got=f"server {server}, params of {params.num_keys} slices",
+            allowed=f"server 0 or 1, params_of these {database.num_keys} slices",
+            fix="make the params with params_of(database, max_keys)",
         )

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
 from keyhole.crypto.prg import SEED_BYTES, Prg
-from keyhole.delivery.pir.database import TAG_BYTES, Database, Terms
+from keyhole.delivery.pir.database import TAG_BYTES, Database, PirParams
 from keyhole.delivery.pir.messages import FRAME_BYTES, REPLY_BYTES
 
 DIMENSION = 1024
@@ -101,9 +101,9 @@ class LweShape:
     max_keys: int
 
     @staticmethod
-    def of(terms: Terms) -> LweShape:
-        """The shape under terms."""
-        return LweShape(terms.num_keys, terms.record_bytes, terms.max_keys)
+    def of(params: PirParams) -> LweShape:
+        """The shape under params."""
+        return LweShape(params.num_keys, params.record_bytes, params.max_keys)
 
     @property
     def row_bytes(self) -> int:

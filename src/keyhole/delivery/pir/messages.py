@@ -1,8 +1,8 @@
 """Frames: what stands around every query and reply, and how a message is refused.
 
-A frame is a head (what it is, for or from which server, of which round, under which terms), a body
-whose length follows from the terms, and a check over all of it. What arrives is compared with the
-one length it can have, then with its check, then with the terms, before its content is looked at.
+A frame is a head (what it is, for or from which server, of which round, under which params), a body
+whose length follows from the params, and a check over all of it. What arrives is compared with the
+one length it can have, then with its check, then with the params, before its content is looked at.
 Whatever is wrong, a server answers with the same bytes. The body of a reply begins with the check
 of the query that it answers: an old reply does not pass for that to a new query.
 
@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
 from keyhole.crypto.once import Once
-from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir.database import Terms, tags_of
+from keyhole.delivery.exchange import Retrieved
+from keyhole.delivery.pir.database import PirParams, tags_of
 from keyhole.errors import IntegrityError, MalformedError, ReplayError, StaleError
 
 FrameKind: TypeAlias = Literal["query", "reply"]
@@ -62,46 +62,46 @@ REFUSAL = _MAGIC + bytes([3]) + bytes(FRAME_BYTES - 5)
 """The answer to every message that cannot be used: it does not tell why."""
 
 
-def seal(kind: FrameKind, terms: Terms, server: int, *body: Body) -> bytes:
+def seal(kind: FrameKind, params: PirParams, server: int, *body: Body) -> bytes:
     """Returns a message.
 
     Args:
         kind: of the message.
-        terms: under which it is sent.
+        params: under which it is sent.
         server: 0 or 1, to which a query goes and from which a reply comes.
-        body: in one or more parts, together of the length that the terms demand.
+        body: in one or more parts, together of the length that the params demand.
     """
-    head = _HEAD.pack(_MAGIC, _KINDS[kind], server, 0, terms.round, terms.digest)
+    head = _HEAD.pack(_MAGIC, _KINDS[kind], server, 0, params.round, params.digest)
     return b"".join([head, *body, _check(kind, head, *body)])
 
 
-def seal_reply(query: bytes | memoryview, terms: Terms, server: int, rows: Body) -> bytes:
+def seal_reply(query: bytes | memoryview, params: PirParams, server: int, rows: Body) -> bytes:
     """Returns the reply to a query.
 
     Args:
         query: as it arrived.
-        terms: under which it is answered.
+        params: under which it is answered.
         server: 0 or 1, from which the reply comes.
-        rows: of the length that the terms demand.
+        rows: of the length that the params demand.
     """
-    return seal("reply", terms, server, check_of(query), rows)
+    return seal("reply", params, server, check_of(query), rows)
 
 
 def unseal(
-    data: bytes | memoryview, kind: FrameKind, terms: Terms, server: int, body_bytes: int
+    data: bytes | memoryview, kind: FrameKind, params: PirParams, server: int, body_bytes: int
 ) -> memoryview:
     """Returns the body of a message.
 
     Args:
         data: as it arrived.
         kind: what it must be.
-        terms: what it must be under.
+        params: what it must be under.
         server: which server it must be for, or from.
         body_bytes: the only length that its body can have.
 
     Raises:
         MalformedError: not such a message, or damaged.
-        StaleError: of another round, or under other terms.
+        StaleError: of another round, or under other params.
     """
     view = memoryview(data)
     if len(view) != body_bytes + FRAME_BYTES:
@@ -112,33 +112,33 @@ def unseal(
     magic, number, party, zero, round_name, digest = _HEAD.unpack(head)
     if (magic, number, party, zero) != (_MAGIC, _KINDS[kind], server, 0):
         raise _malformed("another head", f"a {kind} of server {server}, of version 1")
-    if round_name != terms.round or digest != terms.digest:
+    if round_name != params.round or digest != params.digest:
         raise StaleError(
             "a message about other slices",
-            got="another round, or other terms",
-            allowed="the round and terms of this table",
-            fix="fetch the terms anew, from every server",
+            got="another round, or other params",
+            allowed="the round and params of this table",
+            fix="fetch the params anew, from every server",
         )
     return body
 
 
 def unseal_reply(
-    data: bytes | memoryview, asked: bytes, terms: Terms, server: int, rows_bytes: int
+    data: bytes | memoryview, asked: bytes, params: PirParams, server: int, rows_bytes: int
 ) -> memoryview:
     """Returns the rows of the reply to a query.
 
     Args:
         data: as it arrived.
         asked: the check of the query, see `check_of`.
-        terms: what it must be under.
+        params: what it must be under.
         server: which server it must be from.
         rows_bytes: the only length that its rows can have.
 
     Raises:
         MalformedError: no reply, or damaged, or that to another query.
-        StaleError: of another round, or under other terms.
+        StaleError: of another round, or under other params.
     """
-    body = unseal(data, "reply", terms, server, CHECK_BYTES + rows_bytes)
+    body = unseal(data, "reply", params, server, CHECK_BYTES + rows_bytes)
     if body[:CHECK_BYTES] != asked:
         raise _malformed("the reply to another query", "the reply to this one")
     return body[CHECK_BYTES:]
@@ -171,7 +171,7 @@ def _malformed(got: str, allowed: str) -> MalformedError:
         "a message of private retrieval cannot be read",
         got=got,
         allowed=allowed,
-        fix="send it as docs/wire.md describes it, under the terms of the table",
+        fix="send it as docs/wire.md describes it, under the params of the table",
     )
 
 
@@ -181,7 +181,7 @@ MAX_QUERIES = 1 << 22
 _FRESH = 1 << 14  # checks that are held one by one; then they are sorted in among the others
 
 
-class Answered:
+class AnsweredQueries:
     """Remembers queries by their checks, for as long as a table is served.
 
     A query that comes back shows a client that sends one key twice, or somebody in between. It is
@@ -269,85 +269,21 @@ def _replay(got: str, allowed: str) -> ReplayError:
     )
 
 
-@dataclass(frozen=True, repr=False)
-class Retrieved:
-    """What a client found.
-
-    Args:
-        records: (m, record_bytes) uint8 in the order of the keys, checked against their tags; zeros
-            where `is_found` is false.
-        is_found: (m,) bool. A key that found no place in a query is not retrieved; nobody but the
-            client knows, and it must train without the key.
-    """
-
-    records: NDArray[np.uint8]
-    is_found: NDArray[np.bool_]
-
-    def __repr__(self) -> str:
-        """Keys are private: printing shows how many there are."""
-        return f"Retrieved({self.is_found.sum()} of {len(self.is_found)} keys)"
-
-
-class Question(Protocol):
-    """One query of a client, for one use."""
-
-    def messages(self) -> tuple[bytes, ...]:
-        """One message for each server, in their order.
-
-        Raises:
-            ReplayError: they have been taken before. To ask again, make a new question.
-        """
-        ...
-
-    def open(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the slices, from one reply of each server.
-
-        Raises:
-            MalformedError, StaleError: a reply is not one to this question.
-            IntegrityError: a slice, wanted or of padding, lacks the tag of its round and key.
-                Nothing is returned, and whoever asks again does so for all keys: what failed must
-                not show.
-            ReplayError: replies have been opened before.
-        """
-        ...
-
-
-class Asker(Protocol):
-    """The client of one table."""
-
-    @property
-    def terms(self) -> Terms:
-        """What was agreed."""
-        ...
-
-    def ask(self, keys: KeyArray, prg: Prg | None = None) -> Question:
-        """Makes a question for keys; repeats and order are the client's own business.
-
-        Args:
-            keys: (n,) int64 with at most `terms.max_keys` different ones.
-            prg: where secrets come from; a fresh one if None. Given by tests only.
-
-        Raises:
-            KeySpaceError: keys are outside the table, or too many.
-        """
-        ...
-
-
-class Answerer(Protocol):
+class PirServer(Protocol):
     """One server of one table."""
 
     @property
-    def terms(self) -> Terms:
-        """What was agreed."""
+    def params(self) -> PirParams:
+        """What a client must know before it asks."""
         ...
 
-    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries in one pass over the table.
+    @property
+    def hint(self) -> bytes:
+        """What a client must have before it asks; empty where it needs nothing."""
+        ...
 
-        Raises:
-            MalformedError, StaleError, ReplayError: a query cannot be answered; raised before any
-                slice is read, and none of the others is answered either.
-        """
+    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table; see `SelectServer`."""
         ...
 
 
@@ -368,17 +304,17 @@ class Wanted:
         return f"Wanted({len(self.keys)} queries)"
 
 
-class XorQuestion:
+class XorQuery:
     """One query to two servers, for one use.
 
     Args:
-        terms: under which it is asked.
+        params: under which it is asked.
         messages: one for each server.
         wanted: what for.
     """
 
-    def __init__(self, terms: Terms, messages: tuple[bytes, bytes], wanted: Wanted) -> None:
-        self._terms = terms
+    def __init__(self, params: PirParams, messages: tuple[bytes, bytes], wanted: Wanted) -> None:
+        self._params = params
         self._checks = [check_of(message) for message in messages]
         self._messages = Once(messages, "messages")
         self._wanted = Once(wanted, "replies")
@@ -386,18 +322,18 @@ class XorQuestion:
 
     def __repr__(self) -> str:
         """Keys are private: printing shows what everybody sees."""
-        return f"XorQuestion({self._num_slots} queries to each of 2 servers)"
+        return f"XorQuery({self._num_slots} queries to each of 2 servers)"
 
     def messages(self) -> tuple[bytes, bytes]:
-        """One message for each server; see `Question`."""
+        """One message for each server; see `Query`."""
         return self._messages.take()
 
-    def open(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the slices; see `Question`. Replies that are none do not use the question up."""
+    def decode(self, replies: Sequence[bytes]) -> Retrieved:
+        """Returns the slices; see `Query`. Replies that are none do not use the question up."""
         self._wanted.peek()
         one, other = self._read(replies)
         wanted = self._wanted.take()
-        opened = check_tags(self._terms, wanted.keys, one ^ other)
+        opened = check_tags(self._params, wanted.keys, one ^ other)
         is_found = wanted.slots >= 0
         records = opened[wanted.slots]
         records[~is_found] = 0
@@ -412,23 +348,23 @@ class XorQuestion:
                 allowed="2, in the order of the messages",
                 fix="wait for both servers",
             )
-        shape = self._num_slots, self._terms.row_bytes
-        length = self._num_slots * self._terms.row_bytes
+        shape = self._num_slots, self._params.row_bytes
+        length = self._num_slots * self._params.row_bytes
         bodies = [
-            unseal_reply(reply, check, self._terms, server, length)
+            unseal_reply(reply, check, self._params, server, length)
             for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
         ]
         return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]
 
 
-def check_tags(terms: Terms, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def check_tags(params: PirParams, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns the slices of rows (m, row_bytes), once all of them have the tags of their keys.
 
     Raises:
         IntegrityError: one has not. The error does not tell which, nor how many.
     """
-    records, tags = rows[:, : terms.record_bytes], rows[:, terms.record_bytes :]
-    if not np.array_equal(tags_of(terms.round, keys, records), tags):
+    records, tags = rows[:, : params.record_bytes], rows[:, params.record_bytes :]
+    if not np.array_equal(tags_of(params.round, keys, records), tags):
         raise IntegrityError(
             "slices that are not those of this round",
             got="a slice without the tag of its round and key",

@@ -35,7 +35,8 @@ import numpy as np
 from keyhole.arrays import KeyArray
 from keyhole.crypto.once import Once, distinct_keys
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir.database import Database, Terms, check_scheme, plain_terms
+from keyhole.delivery.exchange import Retrieved
+from keyhole.delivery.pir.database import Database, PirParams, check_scheme, plain_params
 from keyhole.delivery.pir.lwe import (
     BLOCK,
     DIMENSION,
@@ -52,8 +53,7 @@ from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     MAX_QUERIES,
     REPLY_BYTES,
-    Answered,
-    Retrieved,
+    AnsweredQueries,
     Wanted,
     check_of,
     check_tags,
@@ -69,19 +69,19 @@ _SERVER = 0
 _PASS = 1024  # keys: more of them are no faster in one pass, and take more memory
 
 
-def query_bytes(terms: Terms) -> int:
+def query_bytes(params: PirParams) -> int:
     """Of one query, whatever the keys."""
-    return LweShape.of(terms).query_bytes
+    return LweShape.of(params).query_bytes
 
 
-def reply_bytes(terms: Terms) -> int:
+def reply_bytes(params: PirParams) -> int:
     """Of one reply."""
-    return LweShape.of(terms).reply_bytes
+    return LweShape.of(params).reply_bytes
 
 
-def hint_bytes(terms: Terms) -> int:
+def hint_bytes(params: PirParams) -> int:
     """Of the hint, which every client fetches once a round."""
-    return LweShape.of(terms).hint_bytes
+    return LweShape.of(params).hint_bytes
 
 
 def hint_of(database: Database, max_keys: int) -> bytes:
@@ -91,15 +91,15 @@ def hint_of(database: Database, max_keys: int) -> bytes:
         8 bytes of magic, the 32 of the table's digest, then (r, 1024, row_bytes) words of 32 bits,
         little-endian: the transpose of D A, one slice of the columns after the other.
     """
-    shape = LweShape.of(plain_terms("one-server", database, max_keys))
+    shape = LweShape.of(plain_params("one-server", database, max_keys))
     seed = matrix_seed(database.round, shape)
     product = Columns(database, shape).product(public_matrix(seed, shape.columns), DIMENSION)
     words = np.ascontiguousarray(product.transpose(1, 0, 2), "<u4")
     return b"".join([_MAGIC, database.digest, words.data.cast("B")])
 
 
-def terms_of(database: Database, max_keys: int, hint: bytes | None = None) -> Terms:
-    """Returns the terms of a table; `max_keys` beyond its rows are as many as it has.
+def params_of(database: Database, max_keys: int, hint: bytes | None = None) -> PirParams:
+    """Returns the params of a table; `max_keys` beyond its rows are as many as it has.
 
     Args:
         database: what is retrieved from.
@@ -107,47 +107,47 @@ def terms_of(database: Database, max_keys: int, hint: bytes | None = None) -> Te
         hint: of this table, from `hint_of`; computed if None, which takes the longest of all.
     """
     hint = hint_of(database, max_keys) if hint is None else hint
-    plain = plain_terms("one-server", database, max_keys)
+    plain = plain_params("one-server", database, max_keys)
     return replace(plain, database=sha256(hint).digest())
 
 
-class OneServerAsker:
+class OneServerClient:
     """The client of a table at one server.
 
     Args:
-        terms: of the table.
-        hint: as the server of these terms gives it.
+        params: of the table.
+        hint: as the server of these params gives it.
 
     Raises:
-        InputError: terms of another scheme.
+        InputError: params of another scheme.
         MalformedError: something that is no hint of such a table.
-        StaleError: a hint that the terms do not cover: of another table, or damaged.
+        StaleError: a hint that the params do not cover: of another table, or damaged.
     """
 
-    def __init__(self, terms: Terms, hint: bytes) -> None:
-        check_scheme(terms, "one-server")
-        self.terms = terms
-        self._shape = LweShape.of(terms)
-        self._hint = _read_hint(hint, terms, self._shape)
+    def __init__(self, params: PirParams, hint: bytes) -> None:
+        check_scheme(params, "one-server")
+        self.params = params
+        self._shape = LweShape.of(params)
+        self._hint = _read_hint(hint, params, self._shape)
 
-    def ask(self, keys: KeyArray, prg: Prg | None = None) -> OneServerQuestion:
-        """Makes a question for keys; see `Asker`. The rest of `max_keys` are random ones."""
-        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.max_keys)
+    def query(self, keys: KeyArray, prg: Prg | None = None) -> OneServerQuery:
+        """Makes a question for keys; see `SelectClient`. The rest of `max_keys` are random ones."""
+        wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
         shape = self._shape
         asked = prg.below(shape.num_keys, shape.max_keys)
         asked[: len(wanted)] = wanted
-        seed, columns = matrix_seed(self.terms.round, shape), asked // shape.slices_per_column
+        seed, columns = matrix_seed(self.params.round, shape), asked // shape.slices_per_column
         queries, opening = encrypt(columns, shape.columns, seed, prg)
-        message = seal("query", self.terms, _SERVER, queries.data.cast("B"))
-        return OneServerQuestion(self.terms, message, Wanted(asked, places), opening, self._hint)
+        message = seal("query", self.params, _SERVER, queries.data.cast("B"))
+        return OneServerQuery(self.params, message, Wanted(asked, places), opening, self._hint)
 
 
-class OneServerQuestion:
+class OneServerQuery:
     """One query to one server, for one use.
 
     Args:
-        terms: under which it is asked.
+        params: under which it is asked.
         message: the query.
         wanted: what for.
         opening: what the reply is opened with, padding included: it is checked too.
@@ -155,9 +155,9 @@ class OneServerQuestion:
     """
 
     def __init__(
-        self, terms: Terms, message: bytes, wanted: Wanted, opening: Opening, hint: Words
+        self, params: PirParams, message: bytes, wanted: Wanted, opening: Opening, hint: Words
     ) -> None:
-        self._terms = terms
+        self._params = params
         self._hint = hint
         self._check = check_of(message)
         self._messages = Once((message,), "messages")
@@ -165,19 +165,19 @@ class OneServerQuestion:
 
     def __repr__(self) -> str:
         """Keys are private: printing shows what everybody sees."""
-        return f"OneServerQuestion({self._terms.max_keys} queries to 1 server)"
+        return f"OneServerQuery({self._params.max_keys} queries to 1 server)"
 
     def messages(self) -> tuple[bytes, ...]:
-        """The message for the server; see `Question`."""
+        """The message for the server; see `Query`."""
         return self._messages.take()
 
-    def open(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the slices; see `Question`. Replies that are none do not use the question up."""
+    def decode(self, replies: Sequence[bytes]) -> Retrieved:
+        """Returns the slices; see `Query`. Replies that are none do not use the question up."""
         self._wanted.peek()
-        rows = _read_reply(replies, self._check, self._terms)
+        rows = _read_reply(replies, self._check, self._params)
         wanted, opening = self._wanted.take()
         opened = opening.decode(rows, wanted.keys % rows.shape[1], self._hint)
-        records = check_tags(self._terms, wanted.keys, opened)
+        records = check_tags(self._params, wanted.keys, opened)
         return Retrieved(records[wanted.slots], np.ones(len(wanted.slots), np.bool_))
 
 
@@ -186,58 +186,58 @@ class OneServer:
 
     Args:
         database: what is retrieved from.
-        terms: of this database.
+        params: of this database.
         hint: of this database, from `hint_of`; computed if None. `OneServer.of` computes it once
-            for the terms and the server.
-        max_queries: that it answers and remembers, see `Answered`.
+            for the params and the server.
+        max_queries: that it answers and remembers, see `AnsweredQueries`.
 
     Raises:
-        InputError: terms, or a hint, of something else.
+        InputError: params, or a hint, of something else.
     """
 
     def __init__(
         self,
         database: Database,
-        terms: Terms,
+        params: PirParams,
         hint: bytes | None = None,
         max_queries: int = MAX_QUERIES,
     ) -> None:
-        check_scheme(terms, "one-server")
-        self.hint = hint_of(database, terms.max_keys) if hint is None else hint
-        if terms != terms_of(database, terms.max_keys, self.hint):
+        check_scheme(params, "one-server")
+        self.hint = hint_of(database, params.max_keys) if hint is None else hint
+        if params != params_of(database, params.max_keys, self.hint):
             raise InputError(
-                "a server and terms that do not fit",
-                got=f"terms of {terms.num_keys} slices",
-                allowed=f"terms_of these {database.num_keys} slices and their hint",
+                "a server and params that do not fit",
+                got=f"params of {params.num_keys} slices",
+                allowed=f"params_of these {database.num_keys} slices and their hint",
                 fix="make both with OneServer.of(database, max_keys)",
             )
-        self.terms = terms
-        self._shape = LweShape.of(terms)
+        self.params = params
+        self._shape = LweShape.of(params)
         self._columns = Columns(database, self._shape)
-        self._answered = Answered(max_queries)
+        self._answered = AnsweredQueries(max_queries)
 
     @staticmethod
     def of(database: Database, max_keys: int) -> OneServer:
-        """Returns a server with its own terms."""
+        """Returns a server with its own params."""
         hint = hint_of(database, max_keys)
-        return OneServer(database, terms_of(database, max_keys, hint), hint)
+        return OneServer(database, params_of(database, max_keys, hint), hint)
 
-    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries; see `Answerer`. A pass over the table serves 1,024 keys, or one query.
+    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries; see `SelectServer`. A pass serves 1,024 keys, or one query.
 
         Raises:
             ReplayError: also if this table has answered as many as it can remember.
         """
         shape = self._shape
         length = shape.query_bytes - FRAME_BYTES
-        bodies = [unseal(query, "query", self.terms, _SERVER, length) for query in queries]
+        bodies = [unseal(query, "query", self.params, _SERVER, length) for query in queries]
         asked = [np.frombuffer(body, "<u4").reshape(-1, shape.columns) for body in bodies]
         each = max(1, _PASS // shape.max_keys)
         with self._answered.claim(queries):
             passes = (self._answer(asked[at : at + each]) for at in range(0, len(asked), each))
             found = (words.data.cast("B") for some in passes for words in some)
             pairs = zip(queries, found, strict=True)
-            return [seal_reply(query, self.terms, _SERVER, rows) for query, rows in pairs]
+            return [seal_reply(query, self.params, _SERVER, rows) for query, rows in pairs]
 
     def _answer(self, asked: Sequence[Words]) -> Words:
         """The words of replies, (queries, m r row_bytes)."""
@@ -248,27 +248,27 @@ class OneServer:
         return found.astype("<u4").reshape(len(asked), -1)
 
 
-def _read_hint(hint: bytes, terms: Terms, shape: LweShape) -> Words:
+def _read_hint(hint: bytes, params: PirParams, shape: LweShape) -> Words:
     """The words of a hint, (r, 1024, row_bytes)."""
     if len(hint) != shape.hint_bytes or bytes(hint[: len(_MAGIC)]) != _MAGIC:
         raise MalformedError(
             "this is no hint of such a table",
             got=f"{len(hint)} bytes",
             allowed=f"{shape.hint_bytes} bytes as docs/wire.md describes them",
-            fix="fetch the hint of these terms anew",
+            fix="fetch the hint of these params anew",
         )
-    if sha256(hint).digest() != terms.database:
+    if sha256(hint).digest() != params.database:
         raise StaleError(
-            "a hint that the terms do not cover",
+            "a hint that the params do not cover",
             got="a hint of other slices, or damaged",
             allowed="the hint of this table",
-            fix="fetch the terms and the hint anew",
+            fix="fetch the params and the hint anew",
         )
     words = np.frombuffer(hint, "<u4", offset=HINT_HEAD_BYTES).astype(np.uint32, copy=False)
     return np.require(words, requirements="A").reshape(-1, DIMENSION, shape.row_bytes)
 
 
-def _read_reply(replies: Sequence[bytes], asked: bytes, terms: Terms) -> Words:
+def _read_reply(replies: Sequence[bytes], asked: bytes, params: PirParams) -> Words:
     """The words of the only reply, (m, r, row_bytes)."""
     if len(replies) != 1:
         raise MalformedError(
@@ -277,6 +277,6 @@ def _read_reply(replies: Sequence[bytes], asked: bytes, terms: Terms) -> Words:
             allowed="1",
             fix="pass the reply of the one server",
         )
-    body = unseal_reply(replies[0], asked, terms, _SERVER, reply_bytes(terms) - REPLY_BYTES)
+    body = unseal_reply(replies[0], asked, params, _SERVER, reply_bytes(params) - REPLY_BYTES)
     words = np.frombuffer(body, "<u4").astype(np.uint32, copy=False)
-    return words.reshape(terms.max_keys, -1, terms.row_bytes)
+    return words.reshape(params.max_keys, -1, params.row_bytes)

@@ -1,6 +1,6 @@
 """The batch of point queries that fetches many keys: a small one in every bucket, and a stash.
 
-What it looks like follows from the terms. A client puts each of its keys into one query of it, and
+What it looks like follows from the params. A client puts each of its keys into one query of it, and
 a random key into every query that is left: what comes back for that one can be checked too.
 
 Private retrieval from two servers: point functions over cuckoo buckets.
@@ -11,7 +11,7 @@ number of queries times a row, whatever the number of rows.
 
 Hidden: which keys a client asks for and how many, from each server, for any number of colluding
 clients, if both servers do not collude and AES under a fixed key is a circular correlation-robust
-hash. Not hidden: who asks, when, and under which terms.
+hash. Not hidden: who asks, when, and under which params.
 
 A server that answers from a wrong table, or sends wrong rows, is found by the tags of the slices:
 those of padding are checked like all others, so that a wrong row shows whatever its query is for.
@@ -41,14 +41,20 @@ from keyhole.crypto.dpf import (
 )
 from keyhole.crypto.once import distinct_keys
 from keyhole.crypto.prg import SEED_BYTES, Prg
-from keyhole.delivery.pir.database import Database, Terms, check_scheme, check_server, plain_terms
+from keyhole.delivery.pir.database import (
+    Database,
+    PirParams,
+    check_scheme,
+    check_server,
+    plain_params,
+)
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     MAX_QUERIES,
     REPLY_BYTES,
-    Answered,
+    AnsweredQueries,
     Wanted,
-    XorQuestion,
+    XorQuery,
     seal,
     seal_reply,
     unseal,
@@ -99,24 +105,24 @@ class Batch:
     table: Domain
 
     @staticmethod
-    def of(terms: Terms) -> Batch:
+    def of(params: PirParams) -> Batch:
         """Returns the batch of a table.
 
         Raises:
-            InputError: a table that is too large for the buckets that its terms demand.
+            InputError: a table that is too large for the buckets that its params demand.
         """
-        shape = batch_shape(terms.max_keys, terms.num_keys)
-        if shape.num_buckets and terms.num_keys > MAX_IN_BUCKETS:
+        shape = batch_shape(params.max_keys, params.num_keys)
+        if shape.num_buckets and params.num_keys > MAX_IN_BUCKETS:
             raise InputError(
-                "terms of a table that is too large for buckets",
-                got=f"{terms.num_keys} keys, {terms.max_keys} a query",
+                "params of a table that is too large for buckets",
+                got=f"{params.num_keys} keys, {params.max_keys} a query",
                 allowed=f"1..{MAX_IN_BUCKETS} keys with so many a query",
                 fix="check num_keys and max_keys; divide the table",
             )
-        table = Domain(terms.num_keys)
+        table = Domain(params.num_keys)
         if not shape.num_buckets:
             return Batch(shape, None, Domain(1), table)
-        placement = Placement(terms.num_keys, shape.num_buckets)
+        placement = Placement(params.num_keys, shape.num_buckets)
         return Batch(shape, placement, Domain(placement.bucket_size), table)
 
     @property
@@ -159,43 +165,43 @@ class Batch:
         return positions, keys
 
 
-def terms_of(database: Database, max_keys: int) -> Terms:
-    """Returns the terms of a table; `max_keys` beyond its rows are as many as it has."""
-    return plain_terms("two-server", database, max_keys)
+def params_of(database: Database, max_keys: int) -> PirParams:
+    """Returns the params of a table; `max_keys` beyond its rows are as many as it has."""
+    return plain_params("two-server", database, max_keys)
 
 
-def query_bytes(terms: Terms) -> int:
+def query_bytes(params: PirParams) -> int:
     """Of one query to one server, whatever the keys."""
-    return FRAME_BYTES + _query_body(Batch.of(terms))
+    return FRAME_BYTES + _query_body(Batch.of(params))
 
 
-def reply_bytes(terms: Terms) -> int:
+def reply_bytes(params: PirParams) -> int:
     """Of one reply of one server."""
-    return REPLY_BYTES + Batch.of(terms).num_queries * terms.row_bytes
+    return REPLY_BYTES + Batch.of(params).num_queries * params.row_bytes
 
 
-class TwoServerAsker:
+class TwoServerClient:
     """The client of a table at two servers.
 
     Args:
-        terms: of the table, the same from both servers.
+        params: of the table, the same from both servers.
 
     Raises:
-        InputError: terms of another scheme, or of a table that is too large for its buckets.
+        InputError: params of another scheme, or of a table that is too large for its buckets.
     """
 
-    def __init__(self, terms: Terms) -> None:
-        check_scheme(terms, "two-server")
-        self.terms = terms
-        self._batch = Batch.of(terms)
+    def __init__(self, params: PirParams) -> None:
+        check_scheme(params, "two-server")
+        self.params = params
+        self._batch = Batch.of(params)
 
-    def ask(self, keys: KeyArray, prg: Prg | None = None) -> XorQuestion:
-        """Makes a question for keys; see `Asker`."""
-        wanted, places = distinct_keys(keys, self.terms.num_keys, self.terms.max_keys)
+    def query(self, keys: KeyArray, prg: Prg | None = None) -> XorQuery:
+        """Makes a question for keys; see `SelectClient`."""
+        wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
         points = self._batch.assign(wanted, prg)
         messages = self._share(points, prg)
-        return XorQuestion(self.terms, messages, Wanted(points.keys, points.slots[places]))
+        return XorQuery(self.params, messages, Wanted(points.keys, points.slots[places]))
 
     def _share(self, points: Points, prg: Prg) -> tuple[bytes, bytes]:
         nonce, roots = prg.bytes(SEED_BYTES), (prg.bytes(SEED_BYTES), prg.bytes(SEED_BYTES))
@@ -207,7 +213,7 @@ class TwoServerAsker:
         )
         tail = b"".join(encode_corrections(keys) for keys, _ in shared)
         first, second = (
-            seal("query", self.terms, party, nonce + roots[party] + tail) for party in (0, 1)
+            seal("query", self.params, party, nonce + roots[party] + tail) for party in (0, 1)
         )
         return first, second
 
@@ -217,32 +223,33 @@ class TwoServer:
 
     Args:
         database: what is retrieved from.
-        terms: of this database.
+        params: of this database.
         server: 0 or 1: which of both this one is.
-        max_queries: that it answers and remembers, see `Answered`.
+        max_queries: that it answers and remembers, see `AnsweredQueries`.
 
     Raises:
-        InputError: terms of something else, or no such server.
+        InputError: params of something else, or no such server.
     """
 
     def __init__(
-        self, database: Database, terms: Terms, server: int, max_queries: int = MAX_QUERIES
+        self, database: Database, params: PirParams, server: int, max_queries: int = MAX_QUERIES
     ) -> None:
-        check_server("two-server", database, terms, server)
-        self.terms = terms
+        check_server("two-server", database, params, server)
+        self.params = params
+        self.hint = b""
         self._rows = database.rows
         self._server = server
-        self._batch = Batch.of(terms)
-        self._answered = Answered(max_queries)
+        self._batch = Batch.of(params)
+        self._answered = AnsweredQueries(max_queries)
 
-    def answer_many(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries in one pass over the table; see `Answerer`.
+    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table; see `SelectServer`.
 
         Raises:
             ReplayError: also if this table has answered as many as it can remember.
         """
         length = _query_body(self._batch)
-        bodies = [unseal(query, "query", self.terms, self._server, length) for query in queries]
+        bodies = [unseal(query, "query", self.params, self._server, length) for query in queries]
         asked = [_read_query(body, self._batch, self._server) for body in bodies]
         if not asked:
             return []
@@ -251,10 +258,11 @@ class TwoServer:
             found = np.concatenate(
                 [self._scan_buckets(nonces, in_buckets), self._scan_stash(nonces, in_stash)], axis=1
             )
-            cells = found.view(np.uint8)[:, :, : self.terms.row_bytes]
+            cells = found.view(np.uint8)[:, :, : self.params.row_bytes]
             pairs = zip(queries, cells, strict=True)
             return [
-                seal_reply(query, self.terms, self._server, rows.tobytes()) for query, rows in pairs
+                seal_reply(query, self.params, self._server, rows.tobytes())
+                for query, rows in pairs
             ]
 
     def _scan_buckets(

@@ -150,7 +150,7 @@ class BlindClient:
         """Of every sealed answer from one of the tables, by its place here."""
         return slice_reply_bytes(self._tables[table].record_bytes) + self._overhead
 
-    def ask(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> BlindQuestion:
+    def query(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> BlindQuery:
         """Makes a question; repeats and order are the client's own business.
 
         Args:
@@ -172,7 +172,7 @@ class BlindClient:
         order = prg.permutation(len(picked))
         sealed = [self._seal(*picked[place]) for place in order]
         shapes = [self._tables[at] for at, _ in picked]
-        return BlindQuestion(sealed, order, places, shapes, self._tables)
+        return BlindQuery(sealed, order, places, shapes, self._tables)
 
     def _seal(self, at: int, key: int) -> tuple[bytes, Exchange]:
         request = self._request(self._tables[at].table, key)
@@ -182,7 +182,7 @@ class BlindClient:
         return BinaryRequest(b"GET", slice_path(self._round, table, key))
 
 
-class BlindQuestion:
+class BlindQuery:
     """One question of a client, for one use. From `BlindClient.ask`."""
 
     def __init__(
@@ -198,7 +198,7 @@ class BlindQuestion:
         self._order, self._places, self._shapes, self._tables = order, places, shapes, tables
 
     def __repr__(self) -> str:
-        return f"BlindQuestion({len(self._shapes)} requests)"
+        return f"BlindQuery({len(self._shapes)} requests)"
 
     def messages(self) -> tuple[bytes, ...]:
         """The sealed requests, shuffled and of one length.
@@ -246,7 +246,7 @@ class BlindQuestion:
             found.append(whole.reshape(len(rows), table.record_bytes))
         return found
 
-    def open(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
+    def decode(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
         """Returns the slices of each table, (n, record_bytes) in the order of its keys.
 
         Raises:

@@ -7,7 +7,7 @@
     round-seconds = 300.0            a round closes after so long with what has arrived
     min-nodes = 1                    a round waits for so many nodes,
     node-seconds = 120.0             for so long
-    delivery = "clear"               or "pir": slices from two servers that do not collude
+    delivery = "pregenerated"        or "pir": slices from two servers that do not collude
     second = "https://..."           the second of them
     aggregators = "URL URL"          two aggregators that do not collude add up updates in secret
     aggregator-tokens = "FILE FILE"  tokens of the trainer there, from their operators
@@ -41,8 +41,9 @@ from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset
 from keyhole.data.open import open_dataset
 from keyhole.data.synthetic import make_synthetic
+from keyhole.delivery.catalogue import DEFAULT_SERVED, delivery_named
 from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient
-from keyhole.engines.flower.node_config import DELIVERIES, NodeConfig
+from keyhole.engines.flower.node_config import FETCHED, NodeConfig
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import task_named
@@ -87,7 +88,7 @@ class RoundsConfig:
     round_seconds: float = 300.0
     min_nodes: int = 1
     node_seconds: float = 120.0
-    delivery: str = "clear"
+    delivery: str = DEFAULT_SERVED
     second: str = ""
     aggregators: tuple[str, ...] = ()
     aggregator_tokens: tuple[Path, ...] = ()
@@ -101,11 +102,11 @@ class RoundsConfig:
             InputError: a value is missing or cannot be used.
         """
         run, rounds, service = (_text(config, n) for n in ("run", "rounds-directory", "service"))
-        delivery, second = config.get("delivery", "clear"), str(config.get("second", ""))
-        if delivery not in DELIVERIES:
-            raise _bad("delivery", repr(delivery), ", ".join(DELIVERIES))
-        if (delivery == "pir") != bool(second):
-            raise _bad("second", repr(second), "a URL with delivery pir, and none without")
+        delivery, second = config.get("delivery", DEFAULT_SERVED), str(config.get("second", ""))
+        if delivery not in FETCHED:
+            raise _bad("delivery", repr(delivery), ", ".join(FETCHED))
+        if bool(delivery_named(delivery).about.connects_to) != bool(second):
+            raise _bad("second", repr(second), "a URL where a delivery has two servers")
         aggregators, tokens = (
             tuple(str(config.get(name, "")).split())
             for name in ("aggregators", "aggregator-tokens")

@@ -25,6 +25,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from keyhole.delivery.catalogue import DEFAULT_SERVED
 from keyhole.errors import CohortError, InputError, MalformedError
 
 TRAIN = "train.keyhole"
@@ -51,7 +52,7 @@ class RoundCall:
         service: URL of the slice service.
         clients: whom the node stands for in this round.
         tokens: of the round, one for each client; none where the service knows no tokens.
-        delivery: how slices are fetched: "clear" or "pir".
+        delivery: how slices are fetched.
         second: URL of the second slice server, where the delivery needs one.
         aggregators: URLs of the two aggregators, where updates are added up in secret.
     """
@@ -62,7 +63,7 @@ class RoundCall:
     service: str
     clients: tuple[int, ...]
     tokens: tuple[str, ...] = ()
-    delivery: str = "clear"
+    delivery: str = DEFAULT_SERVED
     second: str = ""
     aggregators: tuple[str, ...] = ()
 

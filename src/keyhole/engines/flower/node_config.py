@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from keyhole.delivery.catalogue import DEFAULT_SERVED, SERVED_NAMES, delivery_named
 from keyhole.device.cache import SliceCache
 from keyhole.device.device import Device
 from keyhole.device.take_part import Fetch, Participant, Send
@@ -158,8 +159,11 @@ def _refused(got: str, allowed: str) -> NotAdmittedError:
     )
 
 
-DELIVERIES = ("clear", "pir")
-"""How devices of a Flower run fetch: by keys that the service sees, or from two servers."""
+_SECOND = "second"
+FETCHED = tuple(
+    name for name in SERVED_NAMES if {*delivery_named(name).about.connects_to} <= {_SECOND}
+)
+"""Deliveries of a Flower run: a call names a second slice server, and no other party."""
 
 
 def participant_for(
@@ -176,24 +180,28 @@ def participant_for(
     Raises:
         InputError: the call names a way that this version does not know, or a token is missing.
     """
-    if call.delivery not in DELIVERIES:
+    if call.delivery not in FETCHED:
         raise InputError(
             "a call names a delivery that is not known here",
             got=repr(call.delivery),
-            allowed=", ".join(DELIVERIES),
+            allowed=", ".join(FETCHED),
             fix="run one version of keyhole on the server and on all nodes",
         )
-    if call.delivery == "pir":
-        participant = replace(participant, fetch=_pir(call, connect, node))
+    if call.delivery != DEFAULT_SERVED:
+        participant = replace(participant, fetch=_fetch(call, connect, node))
     if call.aggregators:
         participant = replace(participant, send=_shares(call, connect, node))
     return participant
 
 
-def _pir(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
-    from keyhole.device.private import PirFetch
+def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
+    from keyhole.device.fetching import fetch_by
 
-    return PirFetch(connect(call.second, _token(node.second_token)))
+    delivery = delivery_named(call.delivery)
+    others = {
+        name: connect(call.second, _token(node.second_token)) for name in delivery.about.connects_to
+    }
+    return fetch_by(delivery, others)
 
 
 def _shares(call: RoundCall, connect: Connect, node: NodeConfig) -> Send:

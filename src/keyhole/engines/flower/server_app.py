@@ -18,6 +18,7 @@ from typing import TypeAlias
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from keyhole.delivery.catalogue import delivery_named
 from keyhole.engines.flower.config import RoundsConfig
 from keyhole.engines.flower.messages import Nodes, Report
 from keyhole.engines.flower.node_config import read_secret
@@ -116,7 +117,7 @@ def rounds_on(grid: Grid, config: RoundsConfig, publisher: Publisher) -> Served:
         inbox_of(config),
         summons,
         seconds=config.round_seconds,
-        fetched="pir" if config.delivery == "pir" else "pregenerated",
+        fetched=delivery_named(config.delivery),
     )
 
 

@@ -17,6 +17,7 @@ from flwr.app import DEFAULT_TTL, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from keyhole.delivery.catalogue import DEFAULT_SERVED
 from keyhole.engines.flower.messages import (
     TRAIN,
     Nodes,
@@ -44,13 +45,13 @@ class Addresses:
 
     Args:
         service: URL of the slice service.
-        delivery: how slices are fetched: "clear", or "pir" from two servers.
-        second: URL of the second slice server, with "pir".
+        delivery: how slices are fetched.
+        second: URL of the second slice server, where the delivery has two.
         aggregators: URLs of the two aggregators; empty where updates go to the service.
     """
 
     service: str
-    delivery: str = "clear"
+    delivery: str = DEFAULT_SERVED
     second: str = ""
     aggregators: tuple[str, ...] = ()
 

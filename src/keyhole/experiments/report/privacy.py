@@ -6,7 +6,7 @@ number follows from K, m and the length of a slice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log10
@@ -19,7 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from keyhole.delivery.base import DeliveryName
+from keyhole.delivery.base import DeliveryAbout
+from keyhole.delivery.clear import Broadcast, Pregenerated
 from keyhole.experiments.report.style import (
     SeriesStyle,
     add_legend,
@@ -27,20 +28,23 @@ from keyhole.experiments.report.style import (
     new_figure,
     series_styles,
 )
-from keyhole.planner.planner import break_even
-from keyhole.planner.prices import traffic_of
+from keyhole.planner.planner import break_even, price_all, price_of
 from keyhole.pricing import Workload
 
-LABELS: Mapping[DeliveryName, str] = MappingProxyType(
-    {
-        "pregenerated": "in the clear",
-        "enclave": "enclave",
-        "relay": "relay",
-        "pir": "PIR, two servers",
-        "pir-one-server": "PIR, one server",
-    }
-)
-"""What is compared with broadcast. Slices on demand send what pregenerated ones do."""
+_WHOLE, _CLEAR = Broadcast().about.name, Pregenerated().about.name
+_TYPICAL = Workload(num_keys=10_000, keys_per_client=100, slice_bytes=2_000, cohort=1)
+
+
+def _compared() -> Iterator[DeliveryAbout]:
+    """Slices in the clear, then private deliveries by the bytes that a client sends and receives.
+    Slices on demand send what pregenerated ones do."""
+    yield Pregenerated().about
+    hiding = [price for price in price_all(_TYPICAL) if price.about.is_private]
+    yield from (price.about for price in sorted(hiding, key=lambda price: price.bytes_total))
+
+
+LABELS: Mapping[str, str] = MappingProxyType({about.name: about.title for about in _compared()})
+"""What is compared with broadcast: the name of a delivery -> its title."""
 
 _NUM_KEYS = (10_000, 100_000, 1_000_000)
 _POINTS = 100  # of a line
@@ -63,7 +67,7 @@ class PriceTable:
     slice_bytes: int
 
     @cached_property
-    def break_even(self) -> Mapping[DeliveryName, int]:
+    def break_even(self) -> Mapping[str, int]:
         """Way -> the most keys a client for which it sends no more than broadcast."""
         return {way: break_even(self.num_keys, self.slice_bytes, way) for way in LABELS}
 
@@ -78,20 +82,20 @@ class PriceTable:
         """m of the tables in words: fewer than K."""
         return [m for m in _EXAMPLES if m < self.num_keys]
 
-    def bytes_of(self, way: DeliveryName, keys_per_client: int) -> int:
+    def bytes_of(self, way: str, keys_per_client: int) -> int:
         """Both directions, of one client."""
-        need = Workload(self.num_keys, keys_per_client, self.slice_bytes, cohort=1)
-        return traffic_of(way, need).total
+        load = Workload(self.num_keys, keys_per_client, self.slice_bytes, cohort=1)
+        return price_of(way, load).bytes_total
 
-    def share(self, way: DeliveryName, keys_per_client: int) -> float:
+    def share(self, way: str, keys_per_client: int) -> float:
         """Bytes over those of broadcast."""
-        return self.bytes_of(way, keys_per_client) / self.bytes_of("broadcast", keys_per_client)
+        return self.bytes_of(way, keys_per_client) / self.bytes_of(_WHOLE, keys_per_client)
 
-    def kept(self, way: DeliveryName, keys_per_client: int) -> float:
+    def kept(self, way: str, keys_per_client: int) -> float:
         """How much of the bytes that select in the clear saves is still saved; below zero where a
         way sends more than broadcast."""
         whole, clear, sent = (
-            self.bytes_of(name, keys_per_client) for name in ("broadcast", "pregenerated", way)
+            self.bytes_of(name, keys_per_client) for name in (_WHOLE, _CLEAR, way)
         )
         # Naming nearly all keys costs more than it saves.
         return (whole - sent) / (whole - clear) if whole > clear else 0.0
@@ -113,7 +117,7 @@ def to_markdown(tables: Sequence[PriceTable]) -> str:
     ends += [
         (label, *(_write_end(table, way) for table in tables)) for way, label in LABELS.items()
     ]
-    sent = [("K", "m", "broadcast", *LABELS.values())]
+    sent = [("K", "m", Broadcast().about.title, *LABELS.values())]
     sent += [
         (f"{table.num_keys:,}", f"{m:,}", *(_megabytes(table, way, m) for way in _all_ways()))
         for table in tables
@@ -142,11 +146,11 @@ def to_json(tables: Sequence[PriceTable]) -> list[dict[str, Any]]:
     ]
 
 
-def _all_ways() -> list[DeliveryName]:
-    return ["broadcast", *LABELS]
+def _all_ways() -> list[str]:
+    return [_WHOLE, *LABELS]
 
 
-def _write_end(table: PriceTable, way: DeliveryName) -> str:
+def _write_end(table: PriceTable, way: str) -> str:
     end = table.break_even[way]
     return f"{end:,} ({write_percent(end / table.num_keys)})"
 
@@ -160,10 +164,10 @@ def write_percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
-def _megabytes(table: PriceTable, way: DeliveryName, keys_per_client: int) -> str:
+def _megabytes(table: PriceTable, way: str, keys_per_client: int) -> str:
     size = table.bytes_of(way, keys_per_client) / 1e6
     text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}"
-    if way == "broadcast":
+    if way == _WHOLE:
         return text
     times = 1 / table.share(way, keys_per_client)
     return f"{text} ({times:,.0f}x)" if times >= 10 else f"{text} ({times:.2g}x)"
@@ -178,8 +182,12 @@ def _table(rows: Sequence[Sequence[str]], names: int) -> str:
 _MARKS = 6  # on one line
 _LOWEST = 5e-7  # a key of a million
 _HIGHEST = 30.0  # times broadcast: beyond it there is nothing to choose
-_NOTED: Mapping[DeliveryName, str] = MappingProxyType(
-    {"pir": "two servers", "pir-one-server": "one server"}
+_NOTED: Mapping[str, str] = MappingProxyType(
+    {
+        about.name: {1: "one server", 2: "two servers"}[about.servers]
+        for about in _compared()
+        if about.route == "queries"
+    }
 )
 _INK = "#333333"
 
@@ -239,7 +247,7 @@ def _draw_bytes(axes: Axes, table: PriceTable, styles: Mapping[str, SeriesStyle]
 def _draw_kept(axes: Axes, table: PriceTable, styles: Mapping[str, SeriesStyle]) -> None:
     """The lower panel."""
     # Beyond that, naming keys costs more than select saves.
-    limit = table.break_even["pregenerated"]
+    limit = table.break_even[_CLEAR]
     places = [m for m in table.keys_per_client if m <= limit]
     for place, way in enumerate(LABELS):
         kept = [100 * table.kept(way, m) for m in places]

@@ -1,4 +1,4 @@
-"""Terms are what servers say: how much they can make a device do, and what they can learn by it."""
+"""Params are what servers say: how much they can make a device do, and what they learn by it."""
 
 import tracemalloc
 from contextlib import ExitStack
@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 import keyhole as kh
-from keyhole.delivery.pir.database import Terms
-from keyhole.device.private import OneServerFetch
+from keyhole.delivery.pir.database import PirParams
+from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
+from keyhole.device.private import PirFetch
 from keyhole.errors import InputError, ServiceError
-from keyhole.wire.private import lengths_of
 from tests.helpers import LAYOUTS, LONG, assert_trees_equal, zeros
 from tests.service.pir.pair import ONE, TWO, pair
 from tests.service.recorder import Recorder
@@ -27,7 +27,7 @@ class Probing(Recorder):
         async def probe(message):
             body = message.get("body", b"")
             if body[:4] == b"KHT1":
-                message = {**message, "body": replace(Terms.decode(body), max_keys=2).encode()}
+                message = {**message, "body": replace(PirParams.decode(body), max_keys=2).encode()}
             await send(message)
 
         await super().__call__(scope, receive, probe)
@@ -36,9 +36,9 @@ class Probing(Recorder):
 def fetching(stack, both, **options):
     """How a device fetches from one server or from two."""
     if len(both.urls) == 1:
-        return OneServerFetch(**options)
+        return PirFetch(OneServerPir(), **options)
     fetch = both.fetch(**options)
-    stack.enter_context(fetch.second)
+    stack.enter_context(fetch.others[0])
     return fetch
 
 
@@ -79,9 +79,9 @@ def test_a_number_that_only_one_server_names_is_not_taken(tmp_path):
     with pair(tmp_path, ONE, max_keys=3) as both, both.device() as device:
         state = both.service.publish(LAYOUT)
         with pytest.raises(InputError, match="not known to how many keys"):
-            OneServerFetch()(device, state.published.id, KEYS)
+            PirFetch(OneServerPir())(device, state.published.id, KEYS)
         assert posted(both) == []
-        found = OneServerFetch(max_keys={"row": 3})(device, state.published.id, KEYS)
+        found = PirFetch(OneServerPir(), max_keys={"row": 3})(device, state.published.id, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
 
 
@@ -96,7 +96,7 @@ def test_a_number_that_two_servers_agree_on_is_taken_where_the_round_names_none(
 def test_what_the_round_says_holds_whatever_an_operator_says(tmp_path):
     with pair(tmp_path, max_keys=2) as both:
         state = both.service.publish(LAYOUT, settings=SETTINGS)
-        assert both.terms(state.published.id, 0).max_keys == 3
+        assert both.params(state.published.id, 0).max_keys == 3
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_the_round_says_holds_whatever_an_operator_says(tmp_path):
 def test_terms_that_ask_for_too_much_cost_a_device_no_memory(
     tmp_path, roles, num_keys, max_keys, max_answer
 ):
-    """To make a question under these terms takes 2 MB or more, with two servers and with one."""
+    """To make a question under these params takes 2 MB or more, with two servers and with one."""
     rows = kh.Cut(kh.KeySpace("row", num_keys), {"w": 0})
     with ExitStack() as stack:
         both = stack.enter_context(pair(tmp_path, roles))
@@ -115,7 +115,7 @@ def test_terms_that_ask_for_too_much_cost_a_device_no_memory(
         state = both.service.publish(kh.Layout.of(zeros(w=(num_keys, 1)), rows), settings=settings)
         device = stack.enter_context(both.device(max_answer=max_answer))
         device.known(state.published.id)
-        path = f"/v1/rounds/{state.published.id}/tables/0/pir/{roles[0].scheme}"
+        path = f"/v1/rounds/{state.published.id}/tables/0/pir/{roles[0].delivery.scheme}"
         for url in both.urls:  # what it takes a service to make its table is not meant
             httpx.get(url + path, timeout=LONG).raise_for_status()
         fetch, peak = fetching(stack, both), 0
@@ -137,7 +137,9 @@ def test_messages_of_all_tables_together_are_within_what_a_device_takes(tmp_path
         both = stack.enter_context(pair(tmp_path))
         settings = {"keys_per_client": {"word": 2, "neuron": 2}}
         state = both.service.publish(LAYOUTS["two key spaces"], settings=settings)
-        lengths = [lengths_of(both.terms(state.published.id, place)) for place in (1, 2)]
+        lengths = [
+            TwoServerPir().lengths(both.params(state.published.id, place)) for place in (1, 2)
+        ]
         limit = max(sum(each.query for each in lengths), sum(each.reply for each in lengths))
         fetch, keys = fetching(stack, both), {"word": [1], "neuron": [1]}
         fetch(stack.enter_context(both.device(max_answer=limit)), state.published.id, keys)

@@ -1,5 +1,5 @@
-"""Terms and frames: what every scheme of private retrieval says about itself, and how its messages
-are read. Renew the golden bytes with KEYHOLE_RENEW_GOLDEN=1."""
+"""Params and frames: what every scheme of private retrieval says about itself, and how its
+messages are read. Renew the golden bytes with KEYHOLE_RENEW_GOLDEN=1."""
 
 import mmap
 import struct
@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.delivery.exchange import name_of_round
 from keyhole.delivery.pir import messages
-from keyhole.delivery.pir.database import Scheme, Terms, name_of_round
+from keyhole.delivery.pir.database import PirParams, Scheme
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     REFUSAL,
@@ -27,11 +28,11 @@ from keyhole.errors import InputError, MalformedError, ProtocolError, StaleError
 from tests.delivery.pir.golden import assert_golden
 from tests.delivery.pir.mutations import bit_flips, extensions, resealed, truncations
 
-TERMS = Terms("two-server", name_of_round("round-7"), 1000, 24, 12, sha256(b"slices").digest())
+PARAMS = PirParams("two-server", name_of_round("round-7"), 1000, 24, 12, sha256(b"slices").digest())
 BODY = bytes(range(40))
 
-TERMS_STRATEGY = st.builds(
-    lambda scheme, name, num_keys, record_bytes, limit, database: Terms(
+PARAMS_STRATEGY = st.builds(
+    lambda scheme, name, num_keys, record_bytes, limit, database: PirParams(
         scheme, name, num_keys, record_bytes, min(limit, num_keys), database
     ),
     st.sampled_from(get_args(Scheme)),
@@ -44,55 +45,55 @@ TERMS_STRATEGY = st.builds(
 
 
 def open_query(data):
-    return bytes(unseal(data, "query", TERMS, 1, len(BODY)))
+    return bytes(unseal(data, "query", PARAMS, 1, len(BODY)))
 
 
-# Terms
+# PirParams
 
 
-@given(terms=TERMS_STRATEGY)
-def test_terms_survive_their_bytes(terms):
-    assert Terms.decode(terms.encode()) == terms
-    assert Terms.decode(terms.encode()).digest == terms.digest
+@given(params=PARAMS_STRATEGY)
+def test_terms_survive_their_bytes(params):
+    assert PirParams.decode(params.encode()) == params
+    assert PirParams.decode(params.encode()).digest == params.digest
 
 
 def test_no_two_terms_have_one_digest():
     others = [
-        replace(TERMS, scheme="one-server"),
-        replace(TERMS, round=name_of_round("round-8")),
-        replace(TERMS, num_keys=1001),
-        replace(TERMS, record_bytes=25),
-        replace(TERMS, max_keys=13),
-        replace(TERMS, database=sha256(b"other slices").digest()),
+        replace(PARAMS, scheme="one-server"),
+        replace(PARAMS, round=name_of_round("round-8")),
+        replace(PARAMS, num_keys=1001),
+        replace(PARAMS, record_bytes=25),
+        replace(PARAMS, max_keys=13),
+        replace(PARAMS, database=sha256(b"other slices").digest()),
     ]
-    assert len({terms.digest for terms in [TERMS, *others]}) == len(others) + 1
+    assert len({params.digest for params in [PARAMS, *others]}) == len(others) + 1
 
 
 def test_terms_of_another_length_are_refused():
-    data = TERMS.encode()
+    data = PARAMS.encode()
     for bad in [*truncations(data), *extensions(data)]:
         with pytest.raises(MalformedError):
-            Terms.decode(bad)
+            PirParams.decode(bad)
 
 
 def test_a_flipped_bit_makes_other_terms_or_none():
-    """No check protects terms: a client compares what both servers say. One text, one meaning."""
+    """No check protects params: a client compares what both servers say. One text, one meaning."""
     found = set()
-    for bad in bit_flips(TERMS.encode()):
+    for bad in bit_flips(PARAMS.encode()):
         try:
-            found.add(Terms.decode(bad).digest)
+            found.add(PirParams.decode(bad).digest)
         except MalformedError:
             continue
-        assert Terms.decode(bad).encode() == bad
-    assert TERMS.digest not in found
+        assert PirParams.decode(bad).encode() == bad
+    assert PARAMS.digest not in found
 
 
 @pytest.mark.parametrize("at", range(8), ids=lambda at: f"byte {at}")
 def test_another_magic_scheme_or_filling_is_refused(at):
-    data = bytearray(TERMS.encode())
+    data = bytearray(PARAMS.encode())
     data[at] ^= 0x80
     with pytest.raises(MalformedError):
-        Terms.decode(bytes(data))
+        PirParams.decode(bytes(data))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_another_magic_scheme_or_filling_is_refused(at):
 )
 def test_terms_without_sense_are_refused(change):
     with pytest.raises(InputError):
-        replace(TERMS, **change)
+        replace(PARAMS, **change)
 
 
 def test_rounds_have_names_of_one_length_and_no_two_the_same():
@@ -127,19 +128,19 @@ def test_rounds_have_names_of_one_length_and_no_two_the_same():
 @pytest.mark.parametrize("server", [0, 1])
 @given(body=st.binary(max_size=99))
 def test_a_frame_gives_back_its_body(kind, server, body):
-    message = seal(kind, TERMS, server, body)
+    message = seal(kind, PARAMS, server, body)
     assert len(message) == len(body) + FRAME_BYTES
-    assert bytes(unseal(message, kind, TERMS, server, len(body))) == body
+    assert bytes(unseal(message, kind, PARAMS, server, len(body))) == body
 
 
 def test_any_kind_of_buffer_can_be_sealed_and_read():
-    messages = {seal("query", TERMS, 1, kind(BODY)) for kind in (bytes, bytearray, memoryview)}
+    messages = {seal("query", PARAMS, 1, kind(BODY)) for kind in (bytes, bytearray, memoryview)}
     (message,) = messages
     assert open_query(memoryview(message)) == open_query(bytearray(message)) == BODY
 
 
 def test_every_damaged_frame_is_malformed_and_says_nothing_of_its_bytes():
-    message = seal("query", TERMS, 1, BODY)
+    message = seal("query", PARAMS, 1, BODY)
     texts = set()
     for bad in bit_flips(message):
         with pytest.raises(MalformedError) as refused:
@@ -153,7 +154,7 @@ def test_every_damaged_frame_is_malformed_and_says_nothing_of_its_bytes():
 
 def test_a_head_with_one_bit_changed_is_refused_though_its_check_is_right():
     """Whoever forges a message can make its check as well; the head is compared all the same."""
-    message = seal("query", TERMS, 1, BODY)
+    message = seal("query", PARAMS, 1, BODY)
     for at, bad in enumerate(bit_flips(message[: FRAME_BYTES - 16])):
         kind = StaleError if at >= 8 * 8 else MalformedError  # magic, kind, server, zeros: 8 bytes
         with pytest.raises(kind):
@@ -162,9 +163,9 @@ def test_a_head_with_one_bit_changed_is_refused_though_its_check_is_right():
 
 def test_resealing_makes_what_sealing_makes():
     """The forger of these tests is right about the check: otherwise they would show nothing."""
-    message = seal("query", TERMS, 1, BODY)
+    message = seal("query", PARAMS, 1, BODY)
     assert resealed(message) == message
-    changed = seal("query", TERMS, 1, b"!" + BODY[1:])
+    changed = seal("query", PARAMS, 1, b"!" + BODY[1:])
     at = FRAME_BYTES - 16
     assert resealed(message[:at] + b"!" + message[at + 1 :]) == changed
 
@@ -172,13 +173,13 @@ def test_resealing_makes_what_sealing_makes():
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (seal("reply", TERMS, 1, BODY), MalformedError),
-        (seal("query", TERMS, 0, BODY), MalformedError),
-        (seal("query", replace(TERMS, round=name_of_round("round-8")), 1, BODY), StaleError),
-        (seal("query", replace(TERMS, max_keys=11), 1, BODY), StaleError),
-        (seal("query", replace(TERMS, scheme="one-server"), 1, BODY), StaleError),
+        (seal("reply", PARAMS, 1, BODY), MalformedError),
+        (seal("query", PARAMS, 0, BODY), MalformedError),
+        (seal("query", replace(PARAMS, round=name_of_round("round-8")), 1, BODY), StaleError),
+        (seal("query", replace(PARAMS, max_keys=11), 1, BODY), StaleError),
+        (seal("query", replace(PARAMS, scheme="one-server"), 1, BODY), StaleError),
     ],
-    ids=["a reply", "for the other server", "of another round", "of other terms", "of one server"],
+    ids=["a reply", "for the other server", "of another round", "of other params", "of one server"],
 )
 def test_a_whole_message_that_belongs_elsewhere_is_refused(message, error):
     with pytest.raises(error):
@@ -186,36 +187,36 @@ def test_a_whole_message_that_belongs_elsewhere_is_refused(message, error):
 
 
 def test_damage_is_found_before_terms_are_compared():
-    stale = seal("query", replace(TERMS, round=name_of_round("round-8")), 1, BODY)
+    stale = seal("query", replace(PARAMS, round=name_of_round("round-8")), 1, BODY)
     for bad in [stale[:-1], stale + b"\0", *bit_flips(stale)]:
         with pytest.raises(MalformedError):
             open_query(bad)
 
 
-QUERY = seal("query", TERMS, 1, b"what is asked")
+QUERY = seal("query", PARAMS, 1, b"what is asked")
 
 
 def test_a_reply_gives_back_its_rows_to_whoever_asked():
-    reply = seal_reply(QUERY, TERMS, 1, BODY)
-    assert reply == seal("reply", TERMS, 1, check_of(QUERY) + BODY)
+    reply = seal_reply(QUERY, PARAMS, 1, BODY)
+    assert reply == seal("reply", PARAMS, 1, check_of(QUERY) + BODY)
     assert len(reply) == REPLY_BYTES + len(BODY)
-    assert bytes(unseal_reply(reply, check_of(QUERY), TERMS, 1, len(BODY))) == BODY
+    assert bytes(unseal_reply(reply, check_of(QUERY), PARAMS, 1, len(BODY))) == BODY
 
 
 def test_the_reply_to_another_query_is_malformed_though_it_is_whole():
     for at in range(16):
         other = bytearray(check_of(QUERY))
         other[at] ^= 1
-        reply = seal("reply", TERMS, 1, bytes(other), BODY)
+        reply = seal("reply", PARAMS, 1, bytes(other), BODY)
         with pytest.raises(MalformedError, match="another query"):
-            unseal_reply(reply, check_of(QUERY), TERMS, 1, len(BODY))
+            unseal_reply(reply, check_of(QUERY), PARAMS, 1, len(BODY))
 
 
 def test_a_reply_that_is_summed_in_pieces_has_the_same_check(monkeypatch):
-    whole = seal_reply(QUERY, TERMS, 1, BODY)
+    whole = seal_reply(QUERY, PARAMS, 1, BODY)
     for piece in (1, 7, 16, 40):
         monkeypatch.setattr(messages, "_PIECE", piece)
-        assert seal_reply(QUERY, TERMS, 1, BODY) == whole == resealed(whole)
+        assert seal_reply(QUERY, PARAMS, 1, BODY) == whole == resealed(whole)
 
 
 def test_a_reply_of_two_gibibytes_has_a_check():
@@ -229,14 +230,14 @@ def test_the_refusal_is_one_text_that_is_no_message():
     for kind in ("query", "reply"):
         for body_bytes in (0, len(BODY)):
             with pytest.raises(MalformedError):
-                unseal(REFUSAL, kind, TERMS, 0, body_bytes)
+                unseal(REFUSAL, kind, PARAMS, 0, body_bytes)
             with pytest.raises(MalformedError):
-                unseal(resealed(REFUSAL), kind, TERMS, 0, body_bytes)
+                unseal(resealed(REFUSAL), kind, PARAMS, 0, body_bytes)
 
 
 def test_checks_tell_messages_apart():
     messages = [
-        seal("query", TERMS, server, struct.pack("<Q", i)) for server in (0, 1) for i in (1, 2)
+        seal("query", PARAMS, server, struct.pack("<Q", i)) for server in (0, 1) for i in (1, 2)
     ]
     assert len({check_of(message) for message in messages}) == 4
     assert {len(check_of(message)) for message in messages} == {16}
@@ -249,10 +250,10 @@ def test_all_kinds_of_refusal_look_alike_to_http():
 
 
 def test_bytes_of_terms_and_frames_are_golden():
-    others = {scheme: replace(TERMS, scheme=scheme).encode() for scheme in get_args(Scheme)}
+    others = {scheme: replace(PARAMS, scheme=scheme).encode() for scheme in get_args(Scheme)}
     frames = {
-        f"{kind} {server}": seal(kind, TERMS, server, BODY)
+        f"{kind} {server}": seal(kind, PARAMS, server, BODY)
         for kind in ("query", "reply")
         for server in (0, 1)
     }
-    assert_golden("terms-and-frames", {**others, **frames, "refusal": REFUSAL})
+    assert_golden("params-and-frames", {**others, **frames, "refusal": REFUSAL})
