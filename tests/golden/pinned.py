@@ -17,6 +17,7 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.data.synthetic import make_synthetic
+from keyhole.delivery.catalogue import delivery_named
 from keyhole.delivery.pir.way import OneServerPir
 from keyhole.delivery.records import Coding
 from keyhole.delivery.relay.ohttp import GatewayKey
@@ -315,7 +316,7 @@ def _by_keys(case, clients, directory):
 def _whole_rounds(case, clients, directory):
     fetch = lambda stack: fetch_at_home  # noqa: E731
     with small_service(directory) as service, _devices(service, clients, fetch):
-        yield _rounds(service, case, fetched="broadcast")
+        yield _rounds(service, case, fetched=delivery_named("broadcast"))
 
 
 @contextmanager
@@ -326,14 +327,14 @@ def _two_servers(case, clients, directory):
         return made
 
     with pair(directory, TWO) as both, _devices(both.service, clients, fetch):
-        yield _rounds(both.service, case, fetched="pir")
+        yield _rounds(both.service, case, fetched=delivery_named("pir"))
 
 
 @contextmanager
 def _one_server(case, clients, directory):
     fetch = lambda stack: PirFetch(OneServerPir())  # noqa: E731
     with pair(directory, ONE) as both, _devices(both.service, clients, fetch):
-        yield _rounds(both.service, case, fetched="pir-one-server")
+        yield _rounds(both.service, case, fetched=delivery_named("pir-one-server"))
 
 
 @contextmanager
@@ -351,7 +352,7 @@ def _behind_a_relay(case, clients, directory):
         app = RelayApp(line_to(stack, service.url), mix=Mix(seconds=0.0))
         url = stack.enter_context(serving(app))
         stack.enter_context(_devices(service, clients, fetch))
-        yield _rounds(service, case, fetched="relay")
+        yield _rounds(service, case, fetched=delivery_named("relay"))
 
 
 @contextmanager

@@ -21,11 +21,11 @@ from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.token import device_in, read_token
 from keyhole.delivery.catalogue import (
-    DEFAULT_SERVED,
     DELIVERIES,
     SERVED_NAMES,
     delivery_named,
 )
+from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import InputError, KeyholeError, MalformedError
 from keyhole.wire.assignment import device_name
 

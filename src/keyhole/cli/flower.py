@@ -23,7 +23,8 @@ from keyhole.cli.options import (
 )
 from keyhole.cli.runs import load_data, synthetic_sizes
 from keyhole.cli.train_options import check_privacy_flags, check_sum_flags
-from keyhole.delivery.catalogue import DEFAULT_SERVED, SERVED_NAMES
+from keyhole.delivery.catalogue import SERVED_NAMES
+from keyhole.delivery.clear import DEFAULT_SERVED
 
 if TYPE_CHECKING:
     from keyhole.rounds.runspec import RunSpec

@@ -290,9 +290,7 @@ def plan(
     else:
         _show(need, prices, chosen)
     if delivery is not None and not force:
-        check_worth(
-            price_of(delivery, need, machine), price_of(Broadcast().about.name, need, machine)
-        )
+        check_worth(price_of(delivery, need, machine), Broadcast().price(need, machine))
 
 
 def _machine(calibrate: bool) -> Speeds:

@@ -32,9 +32,6 @@ SERVED_NAMES: tuple[str, ...] = tuple(
 )
 """Those that devices can use."""
 
-DEFAULT_SERVED: str = Pregenerated().about.name
-"""How devices fetch unless they are told otherwise."""
-
 
 def pir_delivery_named(name: str) -> PirDelivery:
     """Returns a delivery by private queries.

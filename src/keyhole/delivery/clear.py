@@ -64,6 +64,9 @@ _PREGENERATED = DeliveryAbout(
     rests_on="None is made: whoever gives out slices is trusted with every client's keys.",
 )
 
+DEFAULT_SERVED: str = _PREGENERATED.name
+"""How devices fetch unless they are told otherwise."""
+
 
 @dataclass(frozen=True)
 class Broadcast:

@@ -191,7 +191,7 @@ def test_a_gateway_with_a_new_key_is_asked_for_it(both, tmp_path_factory):
     device = both.device()
     fetch = both.fetch()
     fetch(device, both.round, KEYS)
-    fetch._config = replace(fetch._config, key_id=9)  # a key that was removed since
+    fetch.config = replace(fetch.config, key_id=9)  # a key that was removed since
     found = fetch(device, both.round, KEYS)
     assert_trees_equal(found.model, device.fetch(both.round, KEYS).model)
 

@@ -41,9 +41,10 @@ from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset
 from keyhole.data.open import open_dataset
 from keyhole.data.synthetic import make_synthetic
-from keyhole.delivery.catalogue import DEFAULT_SERVED, delivery_named
+from keyhole.delivery.catalogue import delivery_named
+from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient
-from keyhole.engines.flower.node_config import FETCHED, NodeConfig
+from keyhole.engines.flower.node_config import NodeConfig, fetched_names
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import task_named
@@ -103,8 +104,8 @@ class RoundsConfig:
         """
         run, rounds, service = (_text(config, n) for n in ("run", "rounds-directory", "service"))
         delivery, second = config.get("delivery", DEFAULT_SERVED), str(config.get("second", ""))
-        if delivery not in FETCHED:
-            raise _bad("delivery", repr(delivery), ", ".join(FETCHED))
+        if delivery not in fetched_names():
+            raise _bad("delivery", repr(delivery), ", ".join(fetched_names()))
         if bool(delivery_named(delivery).about.connects_to) != bool(second):
             raise _bad("second", repr(second), "a URL where a delivery has two servers")
         aggregators, tokens = (

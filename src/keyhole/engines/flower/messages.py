@@ -25,7 +25,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from keyhole.delivery.catalogue import DEFAULT_SERVED
+from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import CohortError, InputError, MalformedError
 
 TRAIN = "train.keyhole"

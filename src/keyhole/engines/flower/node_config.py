@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from keyhole.delivery.catalogue import DEFAULT_SERVED, SERVED_NAMES, delivery_named
+from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.device.cache import SliceCache
 from keyhole.device.device import Device
 from keyhole.device.take_part import Fetch, Participant, Send
@@ -160,10 +160,14 @@ def _refused(got: str, allowed: str) -> NotAdmittedError:
 
 
 _SECOND = "second"
-FETCHED = tuple(
-    name for name in SERVED_NAMES if {*delivery_named(name).about.connects_to} <= {_SECOND}
-)
-"""Deliveries of a Flower run: a call names a second slice server, and no other party."""
+
+
+def fetched_names() -> tuple[str, ...]:
+    """Deliveries of a Flower run: a call names a second slice server, and no other party."""
+    from keyhole.delivery.catalogue import DELIVERIES
+
+    served = (each.about for each in DELIVERIES if each.about.is_served)
+    return tuple(about.name for about in served if {*about.connects_to} <= {_SECOND})
 
 
 def participant_for(
@@ -180,14 +184,7 @@ def participant_for(
     Raises:
         InputError: the call names a way that this version does not know, or a token is missing.
     """
-    if call.delivery not in FETCHED:
-        raise InputError(
-            "a call names a delivery that is not known here",
-            got=repr(call.delivery),
-            allowed=", ".join(FETCHED),
-            fix="run one version of keyhole on the server and on all nodes",
-        )
-    if call.delivery != DEFAULT_SERVED:
+    if call.delivery != DEFAULT_SERVED:  # which needs nothing that is slow to load
         participant = replace(participant, fetch=_fetch(call, connect, node))
     if call.aggregators:
         participant = replace(participant, send=_shares(call, connect, node))
@@ -195,8 +192,16 @@ def participant_for(
 
 
 def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
+    from keyhole.delivery.catalogue import delivery_named
     from keyhole.device.fetching import fetch_by
 
+    if call.delivery not in fetched_names():
+        raise InputError(
+            "a call names a delivery that is not known here",
+            got=repr(call.delivery),
+            allowed=", ".join(fetched_names()),
+            fix="run one version of keyhole on the server and on all nodes",
+        )
     delivery = delivery_named(call.delivery)
     others = {
         name: connect(call.second, _token(node.second_token)) for name in delivery.about.connects_to

@@ -17,7 +17,7 @@ from flwr.app import DEFAULT_TTL, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from keyhole.delivery.catalogue import DEFAULT_SERVED
+from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.engines.flower.messages import (
     TRAIN,
     Nodes,
