@@ -116,9 +116,9 @@ class NameOr(click.ParamType[str]):
 
 def delivery_names() -> Sequence[str]:
     """Names of deliveries."""
-    from keyhole.delivery.base import DELIVERIES
+    from keyhole.delivery.catalogue import DELIVERY_NAMES
 
-    return DELIVERIES
+    return DELIVERY_NAMES
 
 
 def aggregation_names() -> Sequence[str]:

@@ -191,7 +191,6 @@ def _described(directory: Path, result: Result) -> dict[str, Any]:
 
 def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     """Refuses flags that contradict each other or would do nothing."""
-    from keyhole.delivery.base import PRIVATE_DELIVERIES
 
     delivery = spec.delivery
     if options["devices"] and delivery:
