@@ -12,8 +12,8 @@ from keyhole.aggregation.two_servers.client import share_update
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.aggregation.two_servers.server import SumServer, combine_shares
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir import two_server
 from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
 
 WORDS, WIDTH, MAX_KEYS = 2_000, 16, 100
