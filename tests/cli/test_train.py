@@ -263,8 +263,9 @@ def test_help_fits_80_columns_and_shows_every_default(keyhole, environment, monk
 
 OWN_PARTS = """
 from keyhole.aggregation.plain import PLAIN as SUM
-from keyhole.delivery.clear import on_demand as deliver
+from keyhole.delivery.clear import OnDemand
 
+DELIVERY = OnDemand()
 FIRST = {first}
 
 
@@ -275,7 +276,7 @@ def choose(counts, keys_per_client, rng):
 
 def test_parts_of_one_s_own_are_named_by_module(program, few_writers, tmp_path):
     own = ("--keys", "own_parts:choose", "--aggregation", "own_parts:SUM")
-    args = (*TINY, "--m", 8, *own, "--delivery", "own_parts:deliver", "--data", few_writers)
+    args = (*TINY, "--m", 8, *own, "--delivery", "own_parts:DELIVERY", "--data", few_writers)
     for first, code in ((0, 0), (8, 2)):
         (tmp_path / "own_parts.py").write_text(OWN_PARTS.format(first=first))
         done = program("train", "emnist_2nn", *args, cwd=tmp_path)

@@ -21,7 +21,6 @@ from keyhole.cli.options import (
     spec_option,
     spec_options,
 )
-from keyhole.cli.runs import load_data, synthetic_sizes
 from keyhole.cli.train_options import check_privacy_flags, check_sum_flags
 from keyhole.delivery.catalogue import SERVED_NAMES
 from keyhole.delivery.clear import DEFAULT_SERVED

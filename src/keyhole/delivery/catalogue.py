@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
 from keyhole.delivery.enclave.way import Enclave
 from keyhole.delivery.pir.way import OneServerPir, PirDelivery, TwoServerPir
 from keyhole.delivery.relay.way import BlindRelay
 from keyhole.errors import InputError
+from keyhole.identity import resolve
 
 PIR_DELIVERIES: tuple[PirDelivery, ...] = (TwoServerPir(), OneServerPir())
 """Those by private queries, which a service answers and a device asks in one form."""
@@ -49,11 +52,13 @@ def pir_delivery_named(name: str) -> PirDelivery:
 
 
 def delivery_named(name: str) -> Delivery:
-    """Returns a delivery; `for_run` gives it what a run says.
+    """Returns a delivery, one's own by "module:NAME" too; `for_run` gives it what a run says.
 
     Raises:
         InputError: there is no such delivery.
     """
+    if ":" in name:
+        return cast(Delivery, resolve(name))
     for delivery in DELIVERIES:
         if delivery.about.name == name:
             return delivery

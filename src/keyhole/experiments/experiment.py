@@ -320,11 +320,9 @@ class Experiment:
         _ = self.clients  # builds the choices and the algorithm, which check themselves
 
     def _named(self, usual: Delivery) -> Delivery:
-        """The delivery that the spec names, "module:NAME" too, or else the usual one."""
+        """The delivery that the spec names, or else the usual one."""
         name = self.spec.delivery
-        if name is None:
-            return usual
-        return cast(Delivery, resolve(name)) if ":" in name else delivery_named(name)
+        return usual if name is None else delivery_named(name)
 
     def check_worth(self) -> None:
         """Raises CostlyError where the run's delivery is private and dearer than broadcast."""
