@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-PAGES = ("data", "engine", "metric", "optimizer", "sum")
+PAGES = ("data", "delivery", "engine", "metric", "optimizer", "sum")
 
 
 @pytest.mark.parametrize("page", PAGES)
