@@ -38,7 +38,7 @@ ARMS = {  # a secure sum opens with two clients or more
     "in process": ["--cohort", "2"],
     "private": ["--cohort", "2", "--delivery", "pir", "--aggregation", "secure-sparse", "--force"],
 }
-CLIENT = ["--task", "so_tag", *SIZES, "--rounds", "1"]  # of `device`; and what it fetches:
+CLIENT = ["--task", "so_tag", "--rounds", "1"]  # of `device`; and what it fetches:
 FETCH = ["--table", "word", "--slices", "1,2"]
 
 # ---
