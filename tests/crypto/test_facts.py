@@ -9,15 +9,15 @@ import pytest
 from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.aggregation.two_servers.sparse import SparseParams
 from keyhole.crypto.codec import read_facts
-from keyhole.delivery.enclave.evidence import EnclaveTerms
-from keyhole.delivery.pir.database import Terms
+from keyhole.delivery.enclave.evidence import EnclaveParams
+from keyhole.delivery.pir.database import PirParams
 from keyhole.errors import MalformedError
 from tests.delivery.pir.mutations import bit_flips, extensions, truncations
 
 NAME, DIGEST = bytes(range(16)), sha256(b"slices").digest()
 KINDS = {
-    "private retrieval": Terms("one-server", NAME, 1000, 24, 12, DIGEST),
-    "an enclave's table": EnclaveTerms(NAME, 1000, 24, 12, DIGEST),
+    "private retrieval": PirParams("one-server", NAME, 1000, 24, 12, DIGEST),
+    "an enclave's table": EnclaveParams(NAME, 1000, 24, 12, DIGEST),
     "a sparse sum": SparseParams(NAME, 1000, 5, 10, 16, 3, True),
     "a secure sum": SecAggParams(NAME, 9, 1000, 16, 5, 6),
     "a signed sum": SecAggParams(NAME, 9, 1000, signed=True),
