@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.masked.messages import UnmaskRequest, open_slots, seal_asked, seal_slots
-from keyhole.aggregation.masked.method import run_secagg
 from keyhole.aggregation.masked.params import SecAggParams
+from keyhole.aggregation.masked.protocol import run_secagg
 from keyhole.errors import InputError, MalformedError, ReplayError, ShapeError, ThresholdError
 from tests.aggregation.masked.secagg_parties import (
     ROUND,

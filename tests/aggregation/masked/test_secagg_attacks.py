@@ -6,7 +6,7 @@ import pytest
 from keyhole.aggregation.masked import client as secagg_client
 from keyhole.aggregation.masked.client import SecAggClient, Secrets
 from keyhole.aggregation.masked.messages import UnmaskRequest, seal_asked
-from keyhole.aggregation.masked.method import run_secagg
+from keyhole.aggregation.masked.protocol import run_secagg
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.once import SumsJoined
