@@ -291,7 +291,7 @@ class ReplayError(ProtocolError):
 
 
 class ViolationError(ProtocolError):
-    """A party asks for what the protocol forbids; whoever is asked forgets its secrets."""
+    """A party asks for what the protocol forbids; anyone who is asked forgets its secrets."""
 
 
 class MismatchError(ProtocolError):

@@ -1,6 +1,6 @@
 """Files that survive: checksums, names that appear at once, and what is said when a disk fails.
 
-Nothing here trusts a file: whoever reads one checks it before using a byte of it.
+Nothing here trusts a file: anyone who reads one checks it before using a byte of it.
 """
 
 from __future__ import annotations

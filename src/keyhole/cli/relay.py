@@ -38,7 +38,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     default=64,
     show_default=True,
     type=click.IntRange(1),
-    help="They go at once when so many devices wait.",
+    help="They go at once when this many devices wait.",
 )
 @click.option(
     "--batch",

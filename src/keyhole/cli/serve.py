@@ -136,7 +136,7 @@ def _check_private(options: Mapping[str, Any], workers: int) -> None:
         if options["pir"] is None and options[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} needs --pir")
     for name in ("pir", "gateway_key"):
-        # Whoever has seen a message must refuse it the second time; workers do not tell each other.
+        # A server refuses a message that it has seen; workers do not tell each other what they saw.
         if options[name] is not None and workers > 1:
             flag = name.replace("_", "-")
             raise click.UsageError(

@@ -8,7 +8,7 @@ points, as many as make a key shortest.
 
 Hidden: the point, from a party that holds one of both keys, for seeds of 127 bits and AES under a
 fixed key as a circular correlation-robust hash. Not hidden: the domain and the number of points,
-nor anything from whoever holds both keys. Time and memory access are not claimed to be constant.
+nor anything from anyone who holds both keys. Time and memory access are not claimed to be constant.
 
 `extend` and `apply_corrections` define what the two compiled inner loops do; tests hold both
 together.

@@ -3,7 +3,7 @@
 The base mode of RFC 9180 with DHKEM(X25519, HKDF-SHA256), HKDF-SHA256 and AES-128-GCM or
 ChaCha20-Poly1305. Hidden: the content of a message, from everybody but the holder of the private
 key, if X25519 and the cipher hold. Not hidden: that there is a message, its length, and for which
-key it is. Base mode does not tell the receiver who sent it, and whoever gets the private key later
+key it is. Base mode does not tell the receiver who sent it, and one who gets the private key later
 can read what was recorded before.
 """
 
@@ -258,7 +258,7 @@ def seal_to(
 
 
 def open_from(private: PrivateKey, enc: bytes, info: bytes, suite: Suite = AES_128_GCM) -> Context:
-    """Agrees on keys with whoever sent `enc` (SetupBaseR of RFC 9180).
+    """Agrees on keys with anyone who sent `enc` (SetupBaseR of RFC 9180).
 
     Raises:
         MalformedError: `enc` cannot be used. That it is a foreign one shows when a message is

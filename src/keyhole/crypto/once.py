@@ -95,7 +95,7 @@ class SumsJoined:
     """Remembers rounds by their names, so that none is run twice.
 
     A client that adds the same input to two sums of one round shows what the sums differ by, and
-    so does a server that adds up one round twice, with a client more or less. Whoever restarts
+    so does a server that adds up one round twice, with a client more or less. Anyone who restarts
     keeps what `names` returns, and starts from there. Safe for threads.
 
     Args:

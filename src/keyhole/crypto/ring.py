@@ -9,10 +9,10 @@ A pair of clients derives a seed of 128 bits from X25519 with HKDF-SHA256, bound
 the round, the use, the two places and the two public keys; the one adds the mask of the seed and
 the other subtracts it. The mask is the stream of AES-128 in counter mode.
 
-Hidden: a vector to which the mask of a seed is added looks uniform to whoever does not have the
+Hidden: a vector to which the mask of a seed is added looks uniform to anyone who does not have the
 seed, if X25519 (the Diffie-Hellman problem on Curve25519), HKDF and AES-128 hold, and if the seed
 masks one vector only. Not covered: that a public key belongs to the client it is said to be of, and
-anything against whoever has one of both private keys.
+anything against anyone who has one of both private keys.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class FixedPoint:
 
         Args:
             values: of any shape and float dtype.
-            prg: where the rounding comes from; a client's own, since whoever foresees it learns a
+            prg: where the rounding comes from; a client's own: anyone who foresees it learns a
                 little more about the number than the sum says.
 
         Raises:

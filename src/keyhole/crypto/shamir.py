@@ -4,11 +4,11 @@ A secret is the value at 0 of a polynomial of degree threshold - 1 whose other c
 uniform in the field of 2^521 - 1 elements; a share is its value at another place (Shamir, How to
 share a secret, CACM 1979). The field holds 64 bytes, a share is always 66.
 
-Hidden: the secret, from whoever has fewer than `threshold` shares, whatever they can compute, as
+Hidden: the secret, from anyone who has fewer than `threshold` shares, whatever they can compute, as
 far as the coefficients are uniform: they are those of `Prg`, so as far as AES-128 holds. Not
 covered: shares carry no proof. A false one gives a false secret, and shares are linear: a holder
 that adds d / weight to its share adds d to the secret, whatever that is. A secret that does not fit
-into `length` bytes is refused, which finds shares that are mixed up or random; whoever combines
+into `length` bytes is refused, which finds shares that are mixed up or random; anyone who combines
 has to check the secret against something its owner published. Arithmetic is that of Python's
 integers and is not claimed to take constant time.
 """

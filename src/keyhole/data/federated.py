@@ -138,7 +138,7 @@ class FederatedData:
         return FederatedData(ids, self.starts[at], self.stops[at], self.columns)
 
     def with_at_least(self, examples: int) -> FederatedData:
-        """The clients that have so many examples."""
+        """The clients that have this many examples."""
         return self.subset(np.flatnonzero(self.counts >= examples))
 
 

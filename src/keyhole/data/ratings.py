@@ -17,7 +17,7 @@ MIDDLE, MIN, MAX = 6.4, 1, 10  # half stars
 USER_BIAS, ITEM_BIAS, TASTE, NOISE = 0.8, 1.0, 1.5, 1.0  # standard deviations, in half stars
 POPULARITY_OFFSET, POPULARITY_POWER = 10.0, 0.9
 LIKING = 0.3  # how much one half star more raises the logarithm of the odds of being rated
-TEST_PART = 10  # one rating in so many is for testing
+TEST_PART = 10  # one rating in this many is for testing
 
 
 def make_ratings(

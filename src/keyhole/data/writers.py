@@ -37,7 +37,7 @@ MASTER = 72  # side of a master, room for a glyph and its surroundings
 REACH = 6  # pixels of a master beyond which distances are not told apart
 
 CLASS_CONCENTRATION = 0.7  # of the Dirichlet law of a writer's characters: below 1 is uneven
-TEST_PART = 10  # one image in so many is for testing
+TEST_PART = 10  # one image in this many is for testing
 KNOTS = 4  # a bend goes smoothly through KNOTS x KNOTS random shifts
 
 # Standard deviations. Affine: slant, rotation, log width, log height, shift right, shift down.

@@ -61,7 +61,7 @@ _PREGENERATED = DeliveryAbout(
     name="pregenerated",
     title="in the clear",
     leaks=MappingProxyType({"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE}),
-    rests_on="None is made: whoever gives out slices is trusted with every client's keys.",
+    rests_on="None is made: anyone who gives out slices is trusted with every client's keys.",
 )
 
 DEFAULT_SERVED: str = _PREGENERATED.name

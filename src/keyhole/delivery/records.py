@@ -245,7 +245,7 @@ def demand_of(layout: Layout, keys: ClientValue[Any]) -> Demand:
 
 
 def model_bytes(layout: Layout, tables: Sequence[Records], counts: Mapping[str, int]) -> int:
-    """The bytes of a sub-model with so many keys of each key space; `tables` are of each part."""
+    """The bytes of a sub-model with this many keys of each key space; `tables` are of each part."""
     return sum(
         records.record_bytes * prod(counts[factor.name] for factor in part.product.factors)
         for part, records in zip(layout.parts, tables, strict=True)

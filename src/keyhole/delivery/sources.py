@@ -3,7 +3,7 @@
 Excerpts: the rows of some keys, small enough to travel, from which sub-models are selected.
 
 What clients of one block chose has many keys in common, so an excerpt is smaller than their
-sub-models together; and whoever holds it selects them as the server would, byte for byte.
+sub-models together; and anyone who holds it selects them as the server would, byte for byte.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class Experiment:
         train = splits["train"].with_at_least(minimum)
         if not len(train):
             raise InputError(
-                "no client has so many examples",
+                "no client has this many examples",
                 got=f"min_examples {minimum}",
                 allowed=f"1..{splits['train'].counts.max(initial=1)}",
                 fix="ask for fewer, or bring more data",

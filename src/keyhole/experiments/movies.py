@@ -23,7 +23,7 @@ from keyhole.server.state import ServerState
 
 MIN_STARS, MAX_STARS = 0.5, 5.0
 HELD_OUT = 0.2  # of the users, for validation
-ASKED = 5  # of a validation user's ratings, one in so many is predicted from the others
+ASKED = 5  # of a validation user's ratings, one in this many is predicted from the others
 
 Ratings = dict[str, Array]
 """One user's: "movie" int64 (n,), as the dataset numbers them, and "stars" float32 (n,)."""

@@ -138,7 +138,7 @@ def spec_for_device(told: DeviceSpec) -> RunSpec:
 
 
 def _normal(keys: KeySpec) -> dict[str, Any]:
-    """Whoever takes every key chooses none."""
+    """Anyone who takes every key chooses none."""
     is_all = keys.count is None or keys.choice == "all"
     return {"choice": "all", "count": None} if is_all else {}
 

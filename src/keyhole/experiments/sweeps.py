@@ -119,7 +119,7 @@ def _spec(
     counts: Mapping[str, int | None],
     changes: Mapping[str, Any] | None = None,
 ) -> RunSpec:
-    """The task at a scale, with so many keys per client, and what else differs."""
+    """The task at a scale, with this many keys per client, and what else differs."""
     keys = {f"keys.{space}.count": m for space, m in counts.items()}
     small: dict[str, Any] = {}
     if scale == "small":

@@ -34,10 +34,10 @@ def factorization(movies: int, factors: int = 8) -> Model:
 
     over the movies i that the user rated. The minimum is a linear system of factors + 1 unknowns.
     At a minimum, the derivative by the movies is that at fixed p and b. The loss is a sum, not a
-    mean: a rating counts the same whoever gave it, and a movie that few have rated moves little.
+    mean: all ratings count the same, and a movie that few have rated moves little.
 
     Taste and level never leave the device, but an update is not free of them: that of a movie is a
-    multiple of p plus one of $q_i$, so whoever sees the update of one client sees where its taste
+    multiple of p plus one of $q_i$, so the update of one client shows where its taste
     points. Aggregation that shows the server sums alone hides it.
 
     A batch holds the ratings of one user, all of them: "movie", int32 (n,), the place of the movie

@@ -166,7 +166,7 @@ def _lattice(database: Database, keys: KeyArray) -> dict[str, float]:
 
 
 def _lattice_speeds(database: Database, keys: KeyArray) -> tuple[float, float]:
-    """Of the server's answer and of the client's products, for so many keys in one message."""
+    """Of the server's answer and of the client's products, for this many keys in one message."""
     server, mine = OneServer.of(database, len(keys)), keys % database.num_keys
     asker = OneServerClient(server.params, server.hint)
     waiting = [asker.query(mine).messages() for _ in range(_TURNS + 1)]

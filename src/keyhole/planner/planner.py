@@ -168,7 +168,7 @@ def break_even(num_keys: int, slice_bytes: int, name: str) -> int:
     """Returns a number of keys a client up to which a delivery sends no more than broadcast, and
     from which on it sends more; 0 if it never saves.
 
-    Found by bisection on exact bytes. They grow with every key, but for a few places: whoever takes
+    Found by bisection on exact bytes. They grow with every key, but for a few places: one who takes
     every key in the clear names none, and a batch for two servers changes its shape here and there,
     which can make it smaller. With tiny slices there may be more than one such number.
 

@@ -2,7 +2,7 @@
 
 A key space is `[K] = {0, ..., K-1}`. The paper counts from 1; keyhole counts from 0. `Keys` are
 what one client asks for: a sequence, so order and repeats mean something, and clients may have
-different numbers of keys, none included. Whoever holds a `Keys` knows that it has been checked.
+different numbers of keys, none included. Anyone who holds a `Keys` knows that it has been checked.
 
 Maps between key spaces: products, sequences as one key, and buckets (sections 3.3 and 6).
 
@@ -382,5 +382,5 @@ def key_bytes(keys: Iterable[Keys]) -> int:
 
 
 def bytes_of_keys(count: int, num_keys: int) -> int:
-    """The same for so many keys of a key space of that size."""
+    """The same for this many keys of a key space of that size."""
     return _KEY_BYTES * count if count < num_keys else 0

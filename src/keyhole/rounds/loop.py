@@ -49,7 +49,7 @@ class Evaluation:
 
     Args:
         metrics: `state -> {name: value}`.
-        every: after every so many rounds.
+        every: every this many rounds.
 
     Raises:
         InputError: `every` is below 1.
@@ -141,7 +141,7 @@ class Run:
             until: how many rounds the run has in the end, those already made included.
             execute: where clients train.
             evaluation: when to compute metrics, and which.
-            snapshot_every: a snapshot after every so many rounds; the last round makes one, too.
+            snapshot_every: a snapshot every this many rounds; the last round makes one, too.
             stop: once set, the round under way is finished and stored, and is the last.
 
         Raises:

@@ -227,7 +227,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class CountIn:
-    """The update counts, so many steps old."""
+    """The update counts, this many steps old."""
 
     staleness: int
 

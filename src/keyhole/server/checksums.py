@@ -77,7 +77,7 @@ def sum_records(
 
 
 def sum_records_by_definition(records: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Returns the same sums without compiled code, for whoever cannot have it."""
+    """Returns the same sums without compiled code, for anyone who cannot have it."""
     _check(records)
     pad = -records.shape[1] % _WORD
     words = np.ascontiguousarray(np.pad(records, ((0, 0), (0, pad)))).view("<u4").astype(np.uint64)

@@ -264,7 +264,7 @@ def pair_up(blocks: Iterable[BlockSum]) -> list[BlockSum]:
     """Adds neighbours up: block 0 to block 1, 2 to 3; then pairs to pairs, fours to fours.
 
     This is a fixed tree: n blocks leave one sum for each bit of n that is set, the longest first.
-    Whoever holds blocks k 2^r to (k + 1) 2^r may add them up apart and pass on their sum: the bytes
+    A holder of blocks k 2^r to (k + 1) 2^r may add them up apart and pass on their sum: the bytes
     are the same.
 
     Args:

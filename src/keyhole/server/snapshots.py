@@ -320,7 +320,7 @@ def _read_description(file: BinaryIO, path: Path, layout: Layout) -> dict[str, A
 def _read_pieces(
     file: BinaryIO, path: Path, d: dict[str, Any], max_bytes: int | None
 ) -> Iterator[Array]:
-    """The next array, whole or in pieces, once its size is known to fit the file; whoever takes all
+    """The next array, whole or in pieces, once its size is known to fit the file; one who takes all
     of it learns whether its checksum holds."""
     dtype, shape = np.dtype(d["dtype"]), tuple(d["shape"])
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize

@@ -234,7 +234,7 @@ class Access:
             )
 
     def identify(self, headers: Mapping[bytes, bytes], now: float) -> TokenClaims:
-        """Returns the claims of whoever sent a request.
+        """Returns the claims of anyone who sent a request.
 
         Args:
             headers: of the request, names in lower case.

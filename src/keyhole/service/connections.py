@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
             self._head = 0
             inner.cycle.scope[IS_GONE] = self._is_gone  # type: ignore[literal-required]
             if not inner.cycle.more_body:
-                # Whoever answers need not wait for it, nor set a timer while waiting.
+                # Anyone who answers need not wait for it, nor set a timer while waiting.
                 inner.cycle.scope[WHOLE_BODY] = inner.cycle.body  # type: ignore[literal-required]
                 inner.cycle.body = bytearray()  # else it would stay while the connection rests
         elif not is_body:

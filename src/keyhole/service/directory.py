@@ -2,14 +2,14 @@
 
 publisher.lock              one publisher at a time
 current.json                the round that devices are told of; replaced at once, always last
-rounds/<id>/manifest.json   whoever serves the round holds a shared lock on it
+rounds/<id>/manifest.json   anyone who serves the round holds a shared lock on it
 rounds/<id>/cohort.json     names of the devices that take part; missing if all do
 rounds/<id>/table-T/        slice files
 
 The newest two rounds are kept, one more is spare, the rest go.
 
-A round may be taken away only if nobody holds it: whoever serves it has a shared lock on its
-manifest, and whoever takes it away the exclusive one. A spare round has no name that a service
+A round may be taken away only if nobody holds it: anyone who serves it has a shared lock on its
+manifest, and anyone who takes it away the exclusive one. A spare round has no name that a service
 would look for, so the next round may be written over its files.
 """
 

@@ -63,7 +63,7 @@ class Edge:
 
     Args:
         routes: of the service.
-        limits: say when whoever asks too often comes back.
+        limits: say when anyone who asks too often comes back.
         metrics: what is counted.
         rng: spreads the time after which clients come back; it keeps no secret.
     """

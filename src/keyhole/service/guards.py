@@ -34,13 +34,13 @@ class Guards:
 
         self.gathers = Gate(limits.in_flight, limits.waiting, on_wait)
         self.memory = Gate(limits.max_held, limits.waiting, on_wait)
-        # Their own: whoever sends slowly holds up those who send, but not those who read.
+        # Their own: anyone who sends slowly holds up those who send, but not those who read.
         self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
         self._by_device = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
         self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
 
     def admit(self, request: Request, round_id: str) -> TokenClaims | None:
-        """Whoever may read a round, if not too often; None where reading is free for all."""
+        """Anyone who may read a round, if not too often; None where reading is free for all."""
         access, claims = self.access, None
         if access.reads_need_token:
             claims = access.member(request.headers, round_id, self.clock())

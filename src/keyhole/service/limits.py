@@ -199,7 +199,7 @@ class Gate:
             raise
 
     def leave(self, weight: int = 1) -> None:
-        """Goes out; whoever is next and fits goes in."""
+        """Goes out; anyone who is next and fits goes in."""
         self._inside -= min(weight, self._limit)
         self._admit()
 

@@ -1,6 +1,6 @@
 """Pushes a round of a rounds directory to an object store.
 
-Segments and sums go first, then the manifest, then `current.json`: whoever reads it finds
+Segments and sums go first, then the manifest, then `current.json`: anyone who reads it finds
 everything that it leads to. An upload that breaks off leaves objects that nobody is led to; doing
 it again continues it.
 

@@ -236,7 +236,7 @@ class OnDemandRounds:
     """One round at a time, computed as devices ask for it.
 
     A round that is replaced takes no new requests; those that hold it finish, then its memory goes.
-    Slices of a round come from one value: whoever trains further meanwhile passes sources of a
+    Slices of a round come from one value: anyone who trains further meanwhile passes sources of a
     copy, or closes the round first.
 
     Used from one event loop.

@@ -90,7 +90,7 @@ class Passes:
         self._running: asyncio.Task[None] | None = None
 
     async def answer(self, query: bytes) -> bytes:
-        """Returns the reply of the next pass; whoever leaves disturbs nobody.
+        """Returns the reply of the next pass; anyone who leaves disturbs nobody.
 
         Raises:
             ProtocolError: the query cannot be used.
@@ -118,7 +118,7 @@ class Passes:
             raise
 
     async def _next_pass(self) -> None:
-        # Chosen only now: whoever came while others scanned goes along.
+        # Chosen only now: anyone who came while others scanned goes along.
         count = min(self._together, len(self._waiting))
         batch = [self._waiting.popleft() for _ in range(count)]
         batch = [(query, turn) for query, turn in batch if not turn.done()]
@@ -228,7 +228,7 @@ class Databases:
         entry = self._entries.get((held.id, place))
         if entry is None:
             entry = self._start(held, place)
-        return await asyncio.shield(entry.task)  # whoever leaves must not stop it for the others
+        return await asyncio.shield(entry.task)  # anyone who leaves must not stop it for the others
 
     def _start(self, held: OpenRound, place: int) -> _Entry:
         max_keys, size = self._measured(held, place)

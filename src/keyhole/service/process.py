@@ -1,6 +1,6 @@
 """Starts worker processes, replaces those that die, and ends all together.
 
-A worker can die of what no code catches: a file that shrinks while it is mapped ends whoever reads
+A worker can die of what no code catches: a file that shrinks while it is mapped ends all who read
 it. So there is always a process above, which answers nothing and therefore lives.
 
 A worker takes connections until it is told to stop, then lets them finish.

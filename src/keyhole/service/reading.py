@@ -54,7 +54,7 @@ class RoundsDirectory:
     on the disk, besides the two rounds that are kept and the one that is spare. Rounds are looked
     at when `current` or `hold` is called, as probes of a service do.
 
-    A round that was published again is opened anew. Whoever holds the old one finishes with that.
+    A round that was published again is opened anew. Holders of the old one finish with it.
 
     Args:
         directory: that a publisher writes; may be empty yet.

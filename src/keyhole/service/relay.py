@@ -60,8 +60,8 @@ class Mix:
     """How long requests wait for others.
 
     Args:
-        seconds: at most, after which they go with whoever is there.
-        clients: bodies that go as soon as so many have come.
+        seconds: at most, after which they go with anyone who is there.
+        clients: bodies that go as soon as this many have come.
         requests: of one forwarded batch; more go in several. Their answers together must be within
             what the gateway gives out at once, 512 MB unless told otherwise.
 

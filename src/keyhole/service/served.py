@@ -173,7 +173,7 @@ class _Arrivals:
         self._told: set[str] = set()
 
     def tell(self, here: Iterable[str], now: float) -> None:
-        """These devices' updates are here; whoever was not asked is passed over."""
+        """These devices' updates are here; anyone who was not asked is passed over."""
         news = (set(here) - self._told) & self._clients.keys()
         self._told |= news
         for name in sorted(news):

@@ -138,7 +138,7 @@ class MissBatch:
         return np.unique(np.concatenate([np.empty(0, np.int64), *self._loose]))
 
     async def wait(self) -> None:
-        """Returns when the batch is computed; whoever waits may go without disturbing it.
+        """Returns when the batch is computed; anyone who waits may go without disturbing it.
 
         Raises:
             KeyholeError: it failed; the same for everyone.

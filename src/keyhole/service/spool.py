@@ -52,7 +52,7 @@ class UpdateSpool:
                     outcome: Literal["stored", "known"] = "stored"
                 except FileExistsError:
                     outcome = "known"
-                # Whoever linked the name may have died before it was on the disk.
+                # Anyone who linked the name may have died before it was on the disk.
                 sync_directory(path.parent)
         else:
             outcome = "known"

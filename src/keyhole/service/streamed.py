@@ -98,7 +98,7 @@ class _Round:
         machine: that decides.
         stream: who begins next.
         tally: what has happened.
-        cohort: who may begin with its slices: whoever was at work at any moment of it. A device
+        cohort: who may begin with its slices: anyone who was at work at any moment of it. A device
             that has just ended may have been told so before that was known.
     """
 
@@ -146,7 +146,7 @@ class Streamed:
                 self._look(this)
             if machine.closed is None:
                 self._work(this, state, {**round_settings(t, plan), **settings})
-        except BaseException:  # the round is made again: whoever has ended must not be forgotten
+        except BaseException:  # the round is made again: anyone who has ended must not be forgotten
             self.load(before)
             raise
         self._drawn = this.stream.drawn
@@ -246,13 +246,13 @@ class Streamed:
             self._at_work[client] = replace(self._at_work[client], called=t, until=until)
 
     def _forget(self, step: int) -> None:
-        """Says which rounds trail, after so many steps. Rounds that are too old for that stay for
+        """Says which rounds trail, after this many steps. Rounds that are too old for that stay for
         another look: an update may have been taken a moment before."""
         self.served.publisher.close_round(self._recent(step))
         self._versions = {name: self._versions[name] for name in self._recent(step - 1)}
 
     def _recent(self, step: int) -> list[str]:
-        """Rounds of which a device at work may send an update that counts after so many steps."""
+        """Rounds of which a device at work may send an update that counts after this many steps."""
         first = min((each.number for each in self._at_work.values()), default=inf)
         recent = [
             name

@@ -51,9 +51,9 @@ class PeerLine:
     """Asks the other aggregator.
 
     Args:
-        client: of its service; it should try once, since whoever asks comes back.
+        client: of its service; it should try once, since anyone who asks comes back.
         keyring: that both aggregators have.
-        party: which of both this one is.
+        party: which of the two this one is.
         clock: unix seconds, for tokens.
     """
 
@@ -147,7 +147,7 @@ class Finisher:
             running = self._threads.get(round_id)
             if (running and running.is_alive()) or self._sums.phase(round_id) != "closing":
                 return
-            # A daemon: whoever ends the process need not wait, since all is in files.
+            # A daemon: anyone who ends the process need not wait, since all is in files.
             thread = threading.Thread(
                 target=self._run, args=(round_id,), name="keyhole sum", daemon=True
             )

@@ -16,7 +16,7 @@ class AggregatorSettings:
     """What an aggregator allows.
 
     Args:
-        party: 0 or 1: which of both this one is.
+        party: 0 or 1: which of the two this one is.
         min_clients: the operator's own minimum: a sum whose terms allow fewer is not opened.
         max_sums: that are open, being added up or not yet forgotten, of all trainers.
         max_table: bytes of a server's share of one sum. Adding up takes as much memory, and some

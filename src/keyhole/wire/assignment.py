@@ -31,7 +31,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Wait:
-    """A device comes back in so many seconds."""
+    """A device comes back in this many seconds."""
 
     seconds: float
 

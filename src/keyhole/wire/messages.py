@@ -81,7 +81,7 @@ def encode_query(asks: Sequence[Ask]) -> bytes:
 
 
 def max_query_bytes(max_keys: int) -> int:
-    """The length of the longest query that names so many keys: eight bytes each, and its sum."""
+    """The length of the longest query that names this many keys: eight bytes each, and its sum."""
     return _HEAD.size + MAX_BLOCKS * _BLOCK.size + 16 * max_keys
 
 

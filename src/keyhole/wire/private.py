@@ -21,7 +21,7 @@ from keyhole.wire.manifest import Manifest, TableInfo
 
 @dataclass(frozen=True)
 class Role:
-    """Which server a service is; it has one role, since whoever held both would learn every key.
+    """Which server a service is; it has one role, since anyone who held both would learn every key.
 
     Args:
         delivery: by private queries.

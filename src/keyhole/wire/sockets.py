@@ -252,7 +252,7 @@ class Retry:
             )
 
     def wait(self, failures: int, after: float | None, uniform: float) -> float:
-        """Seconds to wait after so many failures in a row, 1 or more.
+        """Seconds to wait after this many failures in a row, 1 or more.
 
         Args:
             failures: in a row.
@@ -356,7 +356,7 @@ def fresh_buffer(length: int) -> memoryview:
     """Bytes to be written, which nobody has set to zero first.
 
     Raises:
-        ServiceError: there is no room for so many.
+        ServiceError: there is no room for this many.
     """
     try:
         return np.empty(length, np.uint8).data

@@ -77,7 +77,7 @@ class Mechanism:
             separated run for all planned rounds at once.
 
     Raises:
-        InputError: numbers that cannot be, or a method without an answer.
+        InputError: numbers out of range, or a method without an answer.
     """
 
     sampling: Sampling
@@ -294,7 +294,7 @@ class Accountant:
         budget: the most epsilon to spend; None sets no bound.
 
     Raises:
-        InputError: a delta or a budget that cannot be.
+        InputError: a delta or a budget out of range.
 
     >>> mechanism = Mechanism("fixed", 342_477, 50, 1.0, "replace-one")
     >>> accountant = Accountant(mechanism, delta=1e-6, budget=4.0)

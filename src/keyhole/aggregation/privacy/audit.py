@@ -68,7 +68,7 @@ def audit(
         confidence: with which the bound holds.
 
     Raises:
-        InputError: too few runs, or a delta or a confidence that cannot be.
+        InputError: too few runs, or a delta or a confidence out of range.
     """
     flat = np.asarray(canary, np.float64).reshape(-1)
     worlds = ([*updates, canary], list(updates))
@@ -104,7 +104,7 @@ def epsilon_from_scores(
         confidence: with which the bound holds.
 
     Raises:
-        InputError: too few scores, or a delta or a confidence that cannot be.
+        InputError: too few scores, or a delta or a confidence out of range.
     """
     runs = len(present)
     if runs < _MIN_RUNS or len(absent) != runs or not (0 <= delta < 1 and 0 < confidence < 1):

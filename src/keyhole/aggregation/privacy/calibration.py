@@ -45,7 +45,7 @@ def noise_for(
         method: None takes that of `Mechanism`.
 
     Raises:
-        InputError: numbers that cannot be, or no noise below 2^20 is enough.
+        InputError: numbers out of range, or no noise below 2^20 is enough.
 
     >>> run = {"sampling": "poisson", "population": 10**6, "cohort": 10**4, "method": "rdp"}
     >>> round(noise_for(2.0, 1e-8, 1000, neighbours="add-or-remove", **run), 2)

@@ -48,7 +48,7 @@ class Strategy:
         bands: how many; 0 for "full".
 
     Raises:
-        InputError: numbers that cannot be.
+        InputError: numbers out of range.
 
     >>> strategy = Strategy(rounds=1500, separation=1500)
     >>> round(strategy.gain, 1)  # the noise in prefix sums, against independent noise

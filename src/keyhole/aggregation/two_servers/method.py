@@ -178,7 +178,7 @@ def open_sum(
 
     Args:
         terms: of the sum.
-        shares: of both servers.
+        shares: of the two servers.
         over: what sums are divided by; "choosers" needs counts.
         divisor: of "cohort"; as many as were added if left out.
 

@@ -194,7 +194,7 @@ def _bad(got: str) -> InputError:
     return InputError(
         "terms of a sum that make no sense",
         got=got,
-        allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MAX}; room for the noise of both servers; "
+        allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MAX}; room for the noise of the two servers; "
         "noise without counts",
         fix="check cohort, parts, clip and noise",
     )

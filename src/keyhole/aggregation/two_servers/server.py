@@ -429,7 +429,7 @@ def combine(one: RingArray, other: RingArray) -> RingArray:
             "shares of different sums",
             got=f"{one.dtype} {one.shape} and {other.dtype} {other.shape}",
             allowed="the same shape and ring",
-            fix="combine the shares of both servers of one sum",
+            fix="combine the shares of the two servers of one sum",
         )
     return one + other
 

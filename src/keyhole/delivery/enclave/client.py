@@ -55,7 +55,7 @@ class EnclaveQuery:
 
     @property
     def claims(self) -> Claims:
-        """What was verified; whoever shows or records it must show `claims.warning`."""
+        """What was verified; anyone who shows or records it must show `claims.warning`."""
         return self._claims
 
     def messages(self) -> tuple[bytes, ...]:

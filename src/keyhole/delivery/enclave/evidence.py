@@ -357,7 +357,7 @@ class Claims:
 
     @property
     def warning(self) -> str:
-        """What whoever relies on it must print and record; nothing if hardware vouches for it."""
+        """What to print and record wherever it is relied on; nothing if hardware vouches for it."""
         return NO_HARDWARE_PROTECTION if self.kind == "simulated" else ""
 
 

@@ -67,7 +67,7 @@ class Channel:
         """
         head = _HEAD.pack(kind, len(body))
         self._end.settimeout(within)
-        # Nothing is not sent: whoever has the head of STOP may be gone by then.
+        # Nothing is not sent: anyone who has the head of STOP may be gone by then.
         for piece in (head, body) if body else (head,):
             self._end.sendall(piece)
             self._show(piece)

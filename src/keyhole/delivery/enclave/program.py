@@ -9,14 +9,14 @@ Rows are taken in tiles that stay in the cache of a core while every key passes 
 the table comes from memory once for all keys. Masks are made for some keys at a time: memory beside
 the output does not grow with their number.
 
-Hidden: which rows are selected, from whoever sees the addresses that this code reads and writes.
+Hidden: which rows are selected, from anyone who sees the addresses that this code reads and writes.
 Not covered: what a processor does beneath them, time, power, and the Python around this file, which
 is not constant-time.
 
 Inside the enclave: a table, a private key, and what may be asked of them. No sockets here.
 
 The private key is drawn with every table and exists in this object alone: it is never returned,
-written or printed, and what was recorded in one round cannot be opened by whoever takes over the
+written or printed, and what was recorded in one round cannot be opened by anyone who takes over the
 program in a later one.
 
 The enclave program: `python -m keyhole.delivery.enclave.program`.
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (EOFError, OSError):
-        return 0  # the host is gone, and with it whoever could ask
+        return 0  # the host is gone, and with it anyone who could ask
     except Exception as error:  # noqa: BLE001 - a trace could show what only this process may know
         sys.stderr.write(f"the enclave program ends on {type(error).__name__}\n")
         return 1

@@ -3,7 +3,7 @@
 A simulated attester: the shape of attestation, without any hardware behind it.
 
 It signs the same facts that a quote holds with a key that it made up at its start and that nobody
-vouches for. Whoever can start a process can do that: it protects nothing, and exists so that the
+vouches for. Anyone who can start a process can do that: it protects nothing, and exists so that the
 protocol can be run and tested where there is no enclave. A policy refuses it by default.
 
 The verifier: from evidence to claims, or to a refusal with its reason.

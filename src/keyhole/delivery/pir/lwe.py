@@ -165,7 +165,7 @@ BLOCK = 2048
 
 
 def matrix_seed(round: bytes, shape: LweShape) -> bytes:
-    """The public seed of the matrix: a hash of the round and the shape, so that whoever names
+    """The public seed of the matrix: a hash of the round and the shape, so that anyone who names
     rounds can draw matrices but not make one."""
     facts = struct.pack("<QQQ", shape.num_keys, shape.record_bytes, shape.max_keys)
     return blake2b(round + facts, digest_size=SEED_BYTES, person=b"keyhole-lwe").digest()

@@ -6,7 +6,7 @@ one length it can have, then with its check, then with the params, before its co
 Whatever is wrong, a server answers with the same bytes. The body of a reply begins with the check
 of the query that it answers: an old reply does not pass for that to a new query.
 
-The check finds damage. It does not stop whoever wants to forge a message: that is what TLS is for.
+The check finds damage. It does not stop a forger: that is what TLS is for.
 
 What a server has answered: so that no query is answered twice.
 
@@ -185,7 +185,7 @@ class AnsweredQueries:
     """Remembers queries by their checks, for as long as a table is served.
 
     A query that comes back shows a client that sends one key twice, or somebody in between. It is
-    refused; but whoever can make a new check can get round that, so the secrecy of keys does not
+    refused; but anyone who can make a new check can get round that, so the secrecy of keys does not
     rest on it. Safe for threads.
 
     Args:

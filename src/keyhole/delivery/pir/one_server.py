@@ -6,7 +6,7 @@ key's column. The server multiplies D with it; what remains of the reply without
 column, disturbed by D e, which rounding removes. The client knows e and takes 128 times its sum
 away too: the noise is that of bytes around zero, and the server does nothing for it.
 
-Hidden: which keys a client asks for and how many, from the server and whoever sees the messages, if
+Hidden: which keys a client asks for and how many, from the server and all who see the messages, if
 the decisional problem of learning with errors is hard with n = 1024, q = 2^32, uniform secrets and
 errors of a discrete Gaussian with standard deviation 6.4: the parameters that SimplePIR (Henzinger
 et al., USENIX Security 2023) states for 128 bits. We take them over; no estimator of lattice

@@ -9,8 +9,8 @@ Scans: the XOR of the rows that the bits of a query select, at the speed of memo
 
 Which rows are read, and in what order, follows from shapes; but for this: a server that answers few
 queries skips the rows whose bit is 0. Those bits are its own share of a query, which looks random
-to it whatever the keys are, so that what it skips tells it (and whoever watches its memory) nothing
-that it did not know. An observer of both servers is not covered.
+to it whatever the keys are, so that what it skips tells it (and all who watch its memory) nothing
+that it did not know. An observer of the two servers is not covered.
 """
 
 from __future__ import annotations

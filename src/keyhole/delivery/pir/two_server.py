@@ -116,7 +116,7 @@ class Batch:
             raise InputError(
                 "params of a table that is too large for buckets",
                 got=f"{params.num_keys} keys, {params.max_keys} a query",
-                allowed=f"1..{MAX_IN_BUCKETS} keys with so many a query",
+                allowed=f"1..{MAX_IN_BUCKETS} keys with this many per query",
                 fix="check num_keys and max_keys; divide the table",
             )
         table = Domain(params.num_keys)
@@ -219,12 +219,12 @@ class TwoServerClient:
 
 
 class TwoServer:
-    """One of both servers of a table, for as long as its round lasts.
+    """One of the two servers of a table, for as long as its round lasts.
 
     Args:
         database: what is retrieved from.
         params: of this database.
-        server: 0 or 1: which of both this one is.
+        server: 0 or 1: which of the two this one is.
         max_queries: that it answers and remembers, see `AnsweredQueries`.
 
     Raises:

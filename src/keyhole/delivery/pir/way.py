@@ -94,7 +94,7 @@ class PirDelivery(Protocol):
     def open(
         self, database: Database, max_keys: int, max_queries: int = MAX_QUERIES
     ) -> tuple[PirServer, ...]:
-        """Returns the servers of a table, in their order, for so many queries of so many keys."""
+        """Returns the servers of a table, in order, for the given numbers of queries and keys."""
         ...
 
     def client(self, params: PirParams, hint: bytes = b"") -> SelectClient[KeyArray, Retrieved]:

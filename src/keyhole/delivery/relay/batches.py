@@ -3,7 +3,7 @@
     requests   "KHB1"  length of each (u32)  requests, one behind the other, all of that length
     answers    "KHB2"  their number (u32)    length of each (u32)  answers in the order of requests
 
-Numbers are little-endian. Whoever carries a batch can tell how many requests it holds and how long
+Numbers are little-endian. The carrier of a batch can tell how many requests it holds and how long
 the answers are, and nothing else. An answer of length 0 stands for a request that the gateway could
 not open (RFC 9458, section 5.2, has no form for many requests at once).
 """
@@ -75,7 +75,7 @@ def decode_answers(body: bytes, count: int) -> list[bytes]:
     """Returns the answers to a batch of `count` requests.
 
     Raises:
-        MalformedError: these are not so many answers.
+        MalformedError: these are not as many answers.
     """
     start = HEAD_BYTES + LENGTH_BYTES * count
     if len(body) < start or _HEAD.unpack_from(body) != (_ANSWERS, count):

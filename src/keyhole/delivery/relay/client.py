@@ -155,8 +155,8 @@ class BlindClient:
 
         Args:
             keys: (n,) int64 for each table, with at most `max_keys` different ones.
-            prg: where padding and order come from; a fresh one if None. Whoever asks again for the
-                same keys takes a stream of the same seed: other padding would tell them apart.
+            prg: where padding and order come from; a fresh one if None. Asking again for the
+                same keys needs a stream of the same seed: other padding would tell them apart.
 
         Raises:
             KeySpaceError: keys are outside a table, or too many; raised before anything is sealed.
@@ -251,7 +251,7 @@ class BlindQuery:
 
         Raises:
             MalformedError, ReplayError: as `responses` and `records`.
-            ServiceError: the gateway refuses a request. Whoever asks again does so for all keys:
+            ServiceError: the gateway refuses a request. Anyone who asks again does so for all keys:
                 what failed must not show.
         """
         responses = self.responses(replies)

@@ -88,7 +88,7 @@ class Gateway:
     Args:
         keys: the one that clients are to use first; older ones still open.
         handler: answers what was asked. A KeyholeError it raises is answered, sealed. None for
-            whoever calls `open` and `seal`, and answers in between.
+            anyone who calls `open` and `seal`, and answers in between.
         window: of requests that were answered before; one of the usual size if None.
 
     Raises:
@@ -117,7 +117,7 @@ class Gateway:
         """Returns the sealed answer.
 
         Raises:
-            MalformedError: the request does not open; whoever sent it gets `PROBLEM`.
+            MalformedError: the request does not open; anyone who sent it gets `PROBLEM`.
         """
         asked = self.open(sealed)
         if asked.request is None or self._handler is None:

@@ -274,7 +274,7 @@ def open_request(keys: Mapping[int, PrivateKey], sealed: bytes) -> tuple[bytes, 
 
     Raises:
         MalformedError: it was not sealed to one of the keys, or was changed since. All causes look
-            alike to whoever sent it (`gateway.PROBLEM`).
+            alike to anyone who sent it (`gateway.PROBLEM`).
     """
     if len(sealed) < REQUEST_OVERHEAD:
         raise cannot_open(len(sealed))

@@ -5,7 +5,7 @@
     service = "https://..."          the slice service, as devices reach it
     token-key = "/srv/keys"          signing keys of the service; leave out if it has none
     round-seconds = 300.0            a round closes after so long with what has arrived
-    min-nodes = 1                    a round waits for so many nodes,
+    min-nodes = 1                    a round waits for this many nodes,
     node-seconds = 120.0             for so long
     delivery = "pregenerated"        or "pir": slices from two servers that do not collude
     second = "https://..."           the second of them

@@ -8,7 +8,7 @@ key. What nodes say of themselves is cut short, and of errors that keyhole did n
 kind is told: they may quote data.
 
 A SuperNode that was started with `--node-config "client=7"` is client 7 and nobody else; one
-without stands in for whoever is asked, as a laboratory does that has the data of all. The server
+without stands in for anyone who is asked, as a laboratory does that has the data of all. The server
 asks each node once, when it first sees it.
 """
 
@@ -100,7 +100,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Here:
-    """Whom a node stands for: client number `client`, or with -1 whoever is asked."""
+    """Whom a node stands for: client number `client`, or with -1 anyone who is asked."""
 
     client: int = -1
 
@@ -206,7 +206,7 @@ def assign(
 
     Args:
         asked: clients of the round.
-        stands_for: node -> the one client that it is, or None for whoever is asked.
+        stands_for: node -> the one client that it is, or None for anyone who is asked.
         silent: nodes that did not answer of late; they are asked only where no other is there.
         at_work: node -> clients it is at work for; those with fewer come first.
 
@@ -239,7 +239,7 @@ class Nodes:
     Args:
         grid: of the run.
         minimum: how many a round needs.
-        seconds: how long to wait for so many.
+        seconds: how long to wait for this many.
         poll: seconds between two looks.
         clock: monotonic seconds.
         sleep: waits.
@@ -309,7 +309,7 @@ class Nodes:
         self, asked: Sequence[int], is_enough: Callable[[Mapping[int, int | None]], bool]
     ) -> dict[int, int | None]:
         until = self.clock() + self.seconds
-        self._failed = {}  # whoever could not answer then may be able to now
+        self._failed = {}  # anyone who could not answer then may be able to now
         while not is_enough(here := self.look()):
             if self.clock() >= until:
                 raise self._too_few(here, asked)

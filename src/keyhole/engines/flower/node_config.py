@@ -2,7 +2,7 @@
 
 What a node's own operator says: `flower-supernode --node-config "..."`.
 
-    client=7                 the node is client 7 of the population; without, whoever is asked
+    client=7                 the node is client 7 of the population; without, anyone who is asked
     data="/srv/posts"        the data on this node, where it is not where the run config says
     ca="/etc/ca.pem"         PEM file of the authorities to trust for https
     insecure=true            plain http may leave this machine
@@ -14,7 +14,7 @@ What a node's own operator says: `flower-supernode --node-config "..."`.
     aggregators="URL URL"    and only with these two aggregators
 
 The last three are the node's own word against the server's. The code that reads them comes with
-the app: whoever does not trust the operator of the server also lets the node take only apps that
+the app: anyone who does not trust the operator of the server also lets the node take only apps that
 were signed by others (`--trusted-entities` of Flower).
 
 Ways: how a call says that slices are fetched and updates are sent, and what stands for it.
@@ -117,7 +117,7 @@ class NodeConfig:
 
     @property
     def stands_for(self) -> int:
-        """The client that this node is; -1 for whoever is asked."""
+        """The client that this node is; -1 for anyone who is asked."""
         return -1 if self.client is None else self.client
 
     def check(self, call: RoundCall) -> None:

@@ -27,7 +27,7 @@ from keyhole.server.allocator import keep_freed_memory
 
 
 class LostError(Exception):
-    """What a task was to go on from is lost with whoever had it."""
+    """What a task was to go on from is lost with anyone who had it."""
 
 
 def fetch(reference: Any) -> Any:
@@ -171,7 +171,7 @@ class Crew:
         self._starting[wrong] = member, found
 
     def await_ready(self, minimum: int = 1) -> None:
-        """Waits until so many workers take tasks.
+        """Waits until this many workers take tasks.
 
         Raises:
             WorkerError: there is no room for them, or they die before they are ready.

@@ -34,7 +34,7 @@ class WorkTask:
         clients: how many it trains; none if it adds up.
         home: the node that should do it, so that what is merged lies close together; a worker of
             another node takes it rather than being idle.
-        is_piece: whether it is short and one of several in a row: done by whoever is free first,
+        is_piece: whether it is short and one of several in a row: done by anyone who is free first,
             and by nobody who has something else to do before it.
         after: of a piece, the one before it, whose result it takes at its end. They work at the
             same time, but this one does not begin before that one has.
@@ -267,7 +267,7 @@ def _add_pieces(steps: list[Step], pieces: Sequence[range], home: str) -> int:
 
 
 def _share(count: int, workers: int, rounds: int = _ROUNDS) -> int:
-    """Jobs of a piece such that every worker gets so many pieces."""
+    """Jobs of a piece such that every worker gets this many pieces."""
     return max(1, -(-count // (rounds * workers)))
 
 

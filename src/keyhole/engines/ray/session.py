@@ -1,6 +1,6 @@
 """Connects to Ray: one started on this machine for as long as it is needed, or a cluster.
 
-Nothing here speaks to the internet: no dashboard, no usage statistics. Whoever reaches a Ray may
+Nothing here speaks to the internet: no dashboard, no usage statistics. Anyone who reaches a Ray may
 run code in it. One that is started here listens on the loopback interface alone, unless the process
 had imported Ray before; a cluster's network is its operator's to protect.
 """
