@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import keyhole as kh
-from keyhole.delivery.catalogue import delivery_named
+from keyhole.delivery import delivery_named
 from keyhole.delivery.pir.way import TwoServerPir
 from keyhole.device.device import Device
 from keyhole.device.private import PirFetch

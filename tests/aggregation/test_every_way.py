@@ -11,7 +11,7 @@ import keyhole as kh
 from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import Rounding
 from keyhole.aggregation.privacy.mechanism import Privacy
-from keyhole.delivery.catalogue import DELIVERY_NAMES, delivery_named
+from keyhole.delivery import delivery_named, delivery_names
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.spec import Plan
@@ -34,7 +34,7 @@ def combinations():
     """All of them. A quarter is fast, in which each delivery meets each aggregation; an enclave
     seals and attests for more than a second a round."""
     for (i, delivery), (j, way), (k, kind) in product(
-        enumerate(DELIVERY_NAMES), enumerate(AGGREGATIONS), enumerate(KINDS)
+        enumerate(delivery_names()), enumerate(AGGREGATIONS), enumerate(KINDS)
     ):
         is_fast = (i + j + k) % len(KINDS) == 0 and delivery != "enclave"
         yield pytest.param(delivery, way, kind, marks=[] if is_fast else pytest.mark.slow)

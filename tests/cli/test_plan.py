@@ -5,7 +5,7 @@ import json
 import pytest
 
 from keyhole.cli import main as cli
-from keyhole.delivery.catalogue import DELIVERY_NAMES
+from keyhole.delivery import delivery_names
 from keyhole.planner.capacity import Fleet, delivery_needs
 from keyhole.planner.planner import TRUSTS, price_of
 from keyhole.pricing import Workload
@@ -32,7 +32,7 @@ def test_every_way_has_its_line_and_every_requirement_its_best(plan):
     assert code == 0
     lines = out.splitlines()
     assert "50 clients, each 1,000 of 10,000 slices of 2.0 kB" in lines[0]
-    for way in DELIVERY_NAMES:
+    for way in delivery_names():
         assert (
             sum(line.split()[:1] == [way] for line in lines) == 3
         )  # what it costs, what a server makes, who learns
@@ -67,7 +67,7 @@ def test_json_holds_exact_numbers_and_who_learns_what(plan):
     need = Workload(10_000, 1_000, 2_000, 50, distinct=4_000, broadcast_bytes=77)
     assert found["workload"] == vars(need)
     prices = {price["way"]: price for price in found["prices"]}
-    for way in DELIVERY_NAMES:
+    for way in delivery_names():
         assert prices[way]["bytes_down"] == price_of(way, need).bytes_down
         assert prices[way]["bytes_up"] == price_of(way, need).bytes_up
     assert prices["on-demand"]["slices_generated"] == 4_000
@@ -147,7 +147,7 @@ def test_servers_are_counted_for_each_party_of_deliveries_and_sums(plan):
     assert code == 0
     assert "servers of 8 cores, 10 Gbit/s and 64 GB, 70% in use" in out
     lines = [line.split() for line in out.splitlines()]
-    for way in DELIVERY_NAMES:
+    for way in delivery_names():
         assert any(line[:1] == [way] for line in lines)
     for party in ("coordinator", "trainer", "gateway"):
         assert any(party in line for line in lines)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from keyhole.aggregation import aggregation_names
 from keyhole.cli.train import train
-from keyhole.delivery.catalogue import DELIVERY_NAMES
+from keyhole.delivery import delivery_names
 from keyhole.errors import InputError
 from keyhole.experiments.specs import name_of, spec_of
 from keyhole.rounds.record import read_records
@@ -129,7 +129,7 @@ WITHOUT_NOISE = {
 def model_of(tmp_path, delivery, way, kind):
     sampling = ["--sampling", "cyclic"] if kind == "correlated" else []
     args = ["--delivery", delivery, "--aggregation", way, *WITHOUT_NOISE[kind], *sampling]
-    args += ["--force"] * (delivery in DELIVERY_NAMES[3:])
+    args += ["--force"] * (delivery in delivery_names()[3:])
     args += ["--allow-simulation"] * (delivery == "enclave")
     row, _ = run(tmp_path / f"{delivery}-{way}-{kind}", *args)
     from keyhole.models.logistic import tag_regression
@@ -143,7 +143,7 @@ def model_of(tmp_path, delivery, way, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delivery", DELIVERY_NAMES)
+@pytest.mark.parametrize("delivery", delivery_names())
 def test_every_combination_runs_and_gives_the_plain_model(delivery, tmp_path):
     """By the command itself: each delivery with each aggregation, and kinds of noise in turn. All
     combinations of the three are in tests/aggregation/test_every_way.py."""
@@ -152,7 +152,7 @@ def test_every_combination_runs_and_gives_the_plain_model(delivery, tmp_path):
         for kind in ("none", "correlated")
     }
     for place, way in enumerate(AGGREGATIONS):
-        kind = list(WITHOUT_NOISE)[(place + DELIVERY_NAMES.index(delivery)) % len(WITHOUT_NOISE)]
+        kind = list(WITHOUT_NOISE)[(place + delivery_names().index(delivery)) % len(WITHOUT_NOISE)]
         model = model_of(tmp_path, delivery, way, kind)
         for name, leaf in plain["correlated" if kind == "correlated" else "none"].items():
             np.testing.assert_allclose(model[name], leaf, rtol=1e-5, atol=1e-5)

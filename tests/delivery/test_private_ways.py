@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.crypto.cuckoo import batch_shape
+from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import KEYS_OF_SOMEBODY, WHO_TAKES_PART
-from keyhole.delivery.catalogue import DELIVERIES, delivery_named
 from keyhole.delivery.exchange import PrivateRound, Retrieved, deliver_privately
 from keyhole.delivery.records import PLAIN
 from keyhole.errors import AttestationError, CostlyError, InputError, ServiceError
@@ -27,7 +27,7 @@ MODEL = {"w": np.arange(900, dtype=np.float32).reshape(300, 3), "b": np.ones(2, 
 LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
 KEYS = [[5, 7, 5], [299], []]
 MAX = 4
-PRIVATE_DELIVERIES = [each.about.name for each in DELIVERIES if each.about.is_private]
+PRIVATE_DELIVERIES = [each.about.name for each in all_deliveries() if each.about.is_private]
 
 
 @pytest.fixture(scope="module")

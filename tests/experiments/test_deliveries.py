@@ -4,7 +4,7 @@ import pytest
 
 from keyhole import tree
 from keyhole.data.synthetic import make_synthetic
-from keyhole.delivery.catalogue import DELIVERY_NAMES
+from keyhole.delivery import delivery_names
 from keyhole.errors import AttestationError, CostlyError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import name_of, spec_of
@@ -38,7 +38,7 @@ def plain(posts):
     return train(posts, "pregenerated")
 
 
-@pytest.mark.parametrize("delivery", [d for d in DELIVERY_NAMES if d != "pregenerated"])
+@pytest.mark.parametrize("delivery", [d for d in delivery_names() if d != "pregenerated"])
 def test_every_delivery_trains_the_same_model(posts, plain, delivery):
     model, records = train(posts, delivery)
     assert_trees_equal(model, plain[0])

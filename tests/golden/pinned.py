@@ -17,7 +17,7 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.data.synthetic import make_synthetic
-from keyhole.delivery.catalogue import delivery_named
+from keyhole.delivery import delivery_named
 from keyhole.delivery.pir.way import OneServerPir
 from keyhole.delivery.records import Coding
 from keyhole.delivery.relay.ohttp import GatewayKey

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from keyhole.aggregation import aggregation_named
-from keyhole.delivery.catalogue import DELIVERY_NAMES
+from keyhole.delivery import delivery_names
 from keyhole.errors import InputError
 from keyhole.planner.capacity import Fleet, checkin_need, delivery_needs, sum_needs
 from keyhole.planner.planner import price_all, price_of
@@ -101,7 +101,7 @@ def test_every_way_says_how_many_servers_it_takes():
     need = Workload(10_000, 100, 256, 1_000)
     for price in price_all(need):
         assert all(one.servers >= 1 for one in delivery_needs(price, need, Fleet(60)))
-    assert {price.way for price in price_all(need)} == set(DELIVERY_NAMES)
+    assert {price.way for price in price_all(need)} == set(delivery_names())
 
 
 @pytest.mark.parametrize(

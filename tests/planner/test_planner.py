@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.delivery.catalogue import DELIVERIES, DELIVERY_NAMES
+from keyhole.delivery import all_deliveries, delivery_names
 from keyhole.errors import CostlyError, InputError
 from keyhole.planner.planner import (
     TRUSTS,
@@ -64,7 +64,7 @@ def test_the_best_keeps_what_was_asked_for_and_nothing_that_does_is_smaller(need
 @given(NEEDS)
 def test_numbers_of_every_size_have_a_price(need):
     prices = {price.way: price for price in price_all(need)}
-    assert set(DELIVERY_NAMES) - prices.keys() <= {"enclave"}
+    assert set(delivery_names()) - prices.keys() <= {"enclave"}
     for price in prices.values():
         assert price.bytes_down >= need.broadcast_bytes
         assert price.bytes_up >= 0
@@ -73,7 +73,7 @@ def test_numbers_of_every_size_have_a_price(need):
         assert json.dumps(dict(price.seconds_by))
 
 
-@given(st.integers(2, 10**7), st.data(), st.sampled_from(DELIVERY_NAMES))
+@given(st.integers(2, 10**7), st.data(), st.sampled_from(delivery_names()))
 def test_more_keys_are_never_cheaper(num_keys, data, way):
     """Two servers: twice as many, since a batch gets smaller where it changes its shape; and for
     slices that are not much smaller than a query. In the clear: but for all keys, which need no
@@ -105,7 +105,7 @@ def test_slices_on_demand_are_as_many_as_distinct_keys(num_keys, data):
     assert price_of("pregenerated", Workload(num_keys, m, 100, cohort)).slices_generated == num_keys
 
 
-@given(st.integers(1, 10**9), st.integers(1, 5_000), st.sampled_from(DELIVERY_NAMES[1:-1]))
+@given(st.integers(1, 10**9), st.integers(1, 5_000), st.sampled_from(delivery_names()[1:-1]))
 def test_break_even_is_where_the_sign_changes(num_keys, slice_bytes, way):
     def saves(m):
         need = Workload(num_keys, m, slice_bytes, 1)
@@ -160,7 +160,7 @@ def test_a_way_dearer_than_broadcast_is_refused_with_its_numbers():
 
 def test_a_way_whose_messages_cannot_hold_it_is_left_out():
     need = Workload(10**9, 10**7, 2_000, 1)
-    assert [p.way for p in price_all(need)] == [way for way in DELIVERY_NAMES if way != "enclave"]
+    assert [p.way for p in price_all(need)] == [way for way in delivery_names() if way != "enclave"]
     with pytest.raises(InputError, match="enclave"):
         price_of("enclave", need)
 
@@ -181,8 +181,8 @@ def test_private_ways_are_those_that_keep_whose_keys_are_whose():
         for way, price in prices.items()
         if any(party.keys and party.whose for party in price.about.leaks.values())
     }
-    private = {each.about.name for each in DELIVERIES if each.about.is_private}
-    assert linked == set(DELIVERY_NAMES) - private - {"broadcast"}
+    private = {each.about.name for each in all_deliveries() if each.about.is_private}
+    assert linked == set(delivery_names()) - private - {"broadcast"}
     assert all(price.about.rests_on.endswith(".") for price in prices.values())
 
 

@@ -20,11 +20,7 @@ from keyhole.cli.options import data_option
 from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.token import device_in, read_token
-from keyhole.delivery.catalogue import (
-    DELIVERIES,
-    SERVED_NAMES,
-    delivery_named,
-)
+from keyhole.delivery import all_deliveries, delivery_named, delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import InputError, KeyholeError, MalformedError
 from keyhole.wire.assignment import device_name
@@ -42,7 +38,7 @@ _PARTIES = {"second": "second server", "relay": "relay"}  # as what is told name
 _OPTIONS = (
     click.option(
         "--delivery",
-        type=click.Choice(SERVED_NAMES),
+        type=click.Choice(delivery_names(lambda about: about.is_served)),
         default=DEFAULT_SERVED,
         show_default=True,
         help="How slices are fetched: by keys that the service sees, by downloading whole rounds, "
@@ -102,7 +98,7 @@ def _check(about: DeliveryAbout, options: Mapping[str, Any]) -> None:
     """Each URL belongs to one delivery, which needs it: nothing falls back to a plainer one."""
     for party, belonging in (("second", "second_token_file"), ("relay", "gateway_config")):
         is_needed = party in about.connects_to
-        (owner,) = (way.about.name for way in DELIVERIES if party in way.about.connects_to)
+        (owner,) = (way.about.name for way in all_deliveries() if party in way.about.connects_to)
         if (options[party] is None) == is_needed:
             raise click.UsageError(f"--{party} and --delivery {owner} belong together")
         if options[belonging] is not None and not is_needed:

@@ -22,7 +22,7 @@ from keyhole.cli.options import (
     spec_options,
 )
 from keyhole.cli.train_options import check_privacy_flags, check_sum_flags
-from keyhole.delivery.catalogue import SERVED_NAMES
+from keyhole.delivery import delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _SERVICES = (
     in_group(
         PLACE,
         "--delivery",
-        type=click.Choice(SERVED_NAMES),
+        type=click.Choice(delivery_names(lambda about: about.is_served)),
         default=DEFAULT_SERVED,
         show_default=True,
         help="How devices fetch: by keys that the service sees, or from two servers that learn "

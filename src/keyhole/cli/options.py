@@ -116,9 +116,9 @@ class NameOr(click.ParamType[str]):
 
 def delivery_names() -> Sequence[str]:
     """Names of deliveries."""
-    from keyhole.delivery.catalogue import DELIVERY_NAMES
+    from keyhole.delivery import delivery_names
 
-    return DELIVERY_NAMES
+    return delivery_names()
 
 
 def aggregation_names() -> Sequence[str]:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keyhole.cli.options import json_option
-from keyhole.delivery.catalogue import DELIVERY_NAMES
+from keyhole.delivery import delivery_names
 from keyhole.planner.planner import TRUSTS, Trust
 from keyhole.pricing import Workload
 
@@ -236,7 +236,7 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
 )
 @click.option(
     "--delivery",
-    type=click.Choice(DELIVERY_NAMES),
+    type=click.Choice(delivery_names()),
     help="Check this one: a private one that sends more than the whole model is refused.",
 )
 @click.option("--force", is_flag=True, help="With --delivery: do not refuse it.")
@@ -321,7 +321,7 @@ def _show(need: Workload, prices: Sequence[Price], chosen: Mapping[Trust, Price]
     console = Console()
     for table in (_cost_table(need, prices), _server_table(prices), _trust_table(prices)):
         console.print(table)
-    if beyond := set(DELIVERY_NAMES) - {price.way for price in prices}:
+    if beyond := set(delivery_names()) - {price.way for price in prices}:
         click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
     for trust, price in chosen.items():
         click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}{_write_provided(need, price)}")

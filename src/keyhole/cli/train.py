@@ -40,7 +40,7 @@ from keyhole.cli.train_options import (
     engine_options,
     opened_engine,
 )
-from keyhole.delivery.catalogue import delivery_named
+from keyhole.delivery import delivery_named
 from keyhole.experiments.specs import name_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.progress import (
 from rich.table import Table
 
 from keyhole.cli.screen import progress_bars
-from keyhole.delivery.catalogue import DELIVERIES
+from keyhole.delivery import all_deliveries
 from keyhole.experiments.experiment import Experiment, Hold, Result, hold_here
 from keyhole.experiments.named import task_named
 from keyhole.rounds.cores import Cores
@@ -107,5 +107,5 @@ def privacy_line(record: RoundRecord) -> str:
 
 def _in_order(parties: Iterable[str]) -> list[str]:
     """Those that a client meets first come first, as deliveries list them."""
-    known = list(dict.fromkeys(party for way in DELIVERIES for party in way.about.leaks))
+    known = list(dict.fromkeys(party for way in all_deliveries() for party in way.about.leaks))
     return sorted(parties, key=lambda party: known.index(party) if party in known else len(known))

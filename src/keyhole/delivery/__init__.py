@@ -1,1 +1,91 @@
-"""How slices travel from the server to the clients of a round, in process, and what it costs."""
+"""Delivers slices to the clients of a round (section 3.2): in the clear, or without showing keys.
+
+This module is the catalogue, which finds deliveries by the names that they declare. It imports
+them when it is asked: a device that fetches in the clear loads none of the private ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from keyhole.errors import InputError
+
+if TYPE_CHECKING:
+    from keyhole.delivery.base import Delivery, DeliveryAbout
+    from keyhole.delivery.pir.way import PirDelivery
+
+__all__ = [
+    "all_deliveries",
+    "delivery_named",
+    "delivery_names",
+    "pir_deliveries",
+    "pir_delivery_named",
+]
+
+
+def pir_deliveries() -> tuple[PirDelivery, ...]:
+    """Returns the deliveries by private queries, which a service answers and a device asks in one
+    form."""
+    from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
+
+    return TwoServerPir(), OneServerPir()
+
+
+def all_deliveries() -> tuple[Delivery, ...]:
+    """Returns every delivery that comes with keyhole: the paper's options 1, 2 and 3, then the
+    private ones over option 3."""
+    from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
+    from keyhole.delivery.enclave.way import Enclave
+    from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
+    from keyhole.delivery.relay.way import BlindRelay
+
+    clear = Broadcast(), OnDemand(), Pregenerated()
+    return *clear, BlindRelay(), TwoServerPir(), OneServerPir(), Enclave()
+
+
+def delivery_names(
+    where: Callable[[DeliveryAbout], bool] = lambda about: True,
+) -> tuple[str, ...]:
+    """Returns the names of all deliveries, or of those whose declaration fits: the words on the
+    command line and in run.json.
+
+    >>> delivery_names(lambda about: not about.is_private)
+    ('broadcast', 'on-demand', 'pregenerated')
+    """
+    return tuple(each.about.name for each in all_deliveries() if where(each.about))
+
+
+def pir_delivery_named(name: str) -> PirDelivery:
+    """Returns a delivery by private queries.
+
+    Raises:
+        InputError: there is no such delivery.
+    """
+    found = {each.about.name: each for each in pir_deliveries()}
+    if name not in found:
+        raise InputError(
+            "no such delivery by private queries",
+            got=name,
+            allowed=", ".join(found),
+            fix="choose one of them",
+        )
+    return found[name]
+
+
+def delivery_named(name: str) -> Delivery:
+    """Returns a delivery, one's own by "module:NAME" too; `for_run` gives it what a run says.
+
+    Raises:
+        InputError: there is no such delivery.
+    """
+    if ":" in name:
+        from keyhole.identity import resolve
+
+        return cast("Delivery", resolve(name))
+    found = {each.about.name: each for each in all_deliveries()}
+    if name not in found:
+        raise InputError(
+            "no such delivery", got=name, allowed=", ".join(found), fix="choose one of them"
+        )
+    return found[name]

@@ -36,7 +36,7 @@ def fetch_by(
         )
     parties = tuple(others[name] for name in about.connects_to)
     if about.route == "queries":
-        from keyhole.delivery.catalogue import pir_delivery_named
+        from keyhole.delivery import pir_delivery_named
         from keyhole.device.private import PirFetch
 
         return PirFetch(pir_delivery_named(about.name), parties)

@@ -26,8 +26,8 @@ from keyhole.aggregation.base import Aggregation, Rounding
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.data.federated import Dataset
+from keyhole.delivery import delivery_named
 from keyhole.delivery.base import Delivery
-from keyhole.delivery.catalogue import delivery_named
 from keyhole.delivery.clear import Broadcast, OnDemand
 from keyhole.errors import InputError
 from keyhole.experiments.client_keys import choice_called, choices_of, localize_of

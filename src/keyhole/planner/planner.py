@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import Basis, Delivery, Price
-from keyhole.delivery.catalogue import DELIVERIES, delivery_named
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.errors import CostlyError, InputError
 from keyhole.pricing import Speeds, Workload
@@ -46,7 +46,7 @@ _BASES: Mapping[Trust, frozenset[Basis]] = MappingProxyType(
 
 
 def price_all(load: Workload, speeds: Speeds | None = None) -> tuple[Price, ...]:
-    """Returns the price of every delivery, in the order of `DELIVERIES`; broadcast is the first.
+    """Returns the price of every delivery, in the order of the catalogue; broadcast is first.
 
     One that cannot serve the load, because its messages would grow beyond their limits, is left
     out.
@@ -63,7 +63,7 @@ def price_all(load: Workload, speeds: Speeds | None = None) -> tuple[Price, ...]
     True
     """
     speeds, found = speeds or Speeds(), []
-    for delivery in DELIVERIES:
+    for delivery in all_deliveries():
         try:
             found.append(delivery.price(load, speeds))
         except InputError:  # a load is checked when it is made, so this is a limit of the delivery

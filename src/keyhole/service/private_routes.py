@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from keyhole.delivery.catalogue import PIR_DELIVERIES
+from keyhole.delivery import pir_deliveries
 from keyhole.delivery.pir.messages import FRAME_BYTES, REFUSAL, unseal
 from keyhole.errors import NotFoundError, ProtocolError, TooLargeError
 from keyhole.service.access import TokenClaims, not_admitted
@@ -144,7 +144,7 @@ class PirRoutes:
             # Whatever else stands in a path is not repeated.
             raise _missing(
                 "scheme of private retrieval",
-                asked if asked in {each.scheme for each in PIR_DELIVERIES} else "another",
+                asked if asked in {each.scheme for each in pir_deliveries()} else "another",
                 f"{scheme} at this service",
             )
         return claims

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 
-from keyhole.delivery.catalogue import PIR_DELIVERIES
+from keyhole.delivery import pir_deliveries
 from keyhole.delivery.exchange import name_of_round
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.messages import MAX_QUERIES
@@ -35,7 +35,7 @@ class Role:
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
         str(server) if delivery.about.servers > 1 else "one": Role(delivery, server)
-        for delivery in PIR_DELIVERIES
+        for delivery in pir_deliveries()
         for server in range(delivery.about.servers)
     }
 )

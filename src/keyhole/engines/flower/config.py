@@ -41,7 +41,7 @@ from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset
 from keyhole.data.open import open_dataset
 from keyhole.data.synthetic import make_synthetic
-from keyhole.delivery.catalogue import delivery_named
+from keyhole.delivery import delivery_named
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient
 from keyhole.engines.flower.node_config import NodeConfig, fetched_names

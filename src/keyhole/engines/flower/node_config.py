@@ -164,9 +164,9 @@ _SECOND = "second"
 
 def fetched_names() -> tuple[str, ...]:
     """Deliveries of a Flower run: a call names a second slice server, and no other party."""
-    from keyhole.delivery.catalogue import DELIVERIES
+    from keyhole.delivery import all_deliveries
 
-    served = (each.about for each in DELIVERIES if each.about.is_served)
+    served = (each.about for each in all_deliveries() if each.about.is_served)
     return tuple(about.name for about in served if {*about.connects_to} <= {_SECOND})
 
 
@@ -192,7 +192,7 @@ def participant_for(
 
 
 def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
-    from keyhole.delivery.catalogue import delivery_named
+    from keyhole.delivery import delivery_named
     from keyhole.device.fetching import fetch_by
 
     if call.delivery not in fetched_names():

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from keyhole.delivery.catalogue import delivery_named
+from keyhole.delivery import delivery_named
 from keyhole.engines.flower.config import RoundsConfig
 from keyhole.engines.flower.messages import Nodes, Report
 from keyhole.engines.flower.node_config import read_secret
