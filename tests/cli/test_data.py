@@ -177,13 +177,13 @@ def test_a_bar_shows_count_and_rate_in_its_unit(fields, count, rate):
 
 def test_a_bar_keeps_to_one_line_of_a_narrow_terminal():
     bars = progress_bars()
-    bar = bars.add_task("import stackexchange_mini", total=520_600, note="", unit="bytes")
-    bars.update(bar, completed=520_600)
+    task = bars.add_task("import stackexchange_mini", total=520_600, note="", unit="bytes")
+    bars.update(task, completed=520_600)
     console = Console(file=io.StringIO(), width=80)
     console.print(bars.get_renderable())
-    assert console.file.getvalue().count("\n") == 1
-    assert "520.6 kB/520.6 kB" in console.file.getvalue()
-    assert "…" not in console.file.getvalue()
+    (numbers,) = re.fullmatch(r".*? ━+ (.*)\n", console.file.getvalue()).groups()
+    assert "520.6 kB/520.6 kB" in numbers
+    assert "…" not in numbers  # where there is no room, words are cut
 
 
 def test_the_bar_of_a_report_shows_a_rate(tmp_path):

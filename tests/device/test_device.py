@@ -107,10 +107,10 @@ def test_what_is_longer_than_a_device_takes_is_not_asked_for(service):
     with service.device(max_answer=83) as device:
         device.fetch(state.published.id, {"row": [1]})
         for ask in (device.fetch_all, lambda i: device.fetch_segment(i, "row", 0)):
-            with pytest.raises(ServiceError, match=r"segment is longer.*got 84 bytes, .* 83"):
+            with pytest.raises(ServiceError, match=r"segment is longer.*got 84 bytes; .* 83"):
                 ask(state.published.id)
     with service.device(max_answer=11) as device:
-        with pytest.raises(ServiceError, match=r"slice is longer.*got 12 bytes, .* 11"):
+        with pytest.raises(ServiceError, match=r"slice is longer.*got 12 bytes; .* 11"):
             device.fetch(state.published.id, {"row": [1]})
         assert device.fetch(state.published.id, {"row": []}).traffic.requests == 0
 

@@ -38,8 +38,8 @@ BAD_INPUT = {
     "text keys": (KeySpaceError, "not integers", lambda: ROW.keys(["1"])),
     "a single key": (KeySpaceError, r"got shape \(\)", lambda: ROW.keys(3)),
     "a matrix of keys": (KeySpaceError, r"got shape \(1, 2\)", lambda: ROW.keys([[1, 2]])),
-    "no keys at all": (KeySpaceError, "got 0, allowed", lambda: kh.KeySpace("row", 0)),
-    "half a key": (KeySpaceError, "got 1.5, allowed", lambda: kh.KeySpace("row", 1.5)),
+    "no keys at all": (KeySpaceError, "got 0; expected", lambda: kh.KeySpace("row", 0)),
+    "half a key": (KeySpaceError, "got 1.5; expected", lambda: kh.KeySpace("row", 1.5)),
     "unchecked keys": (
         KeySpaceError,
         "got list; expected Keys",
