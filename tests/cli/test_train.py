@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from keyhole.cli.train import _log_arrivals
 from keyhole.experiments.named import TASKS
 from keyhole.experiments.sweeps import SWEEPS
 from keyhole.rounds.record import read_records
@@ -304,3 +305,11 @@ def test_a_finished_run_of_other_settings_is_refused(trained, keyhole, few_write
     done = keyhole("train", "emnist_2nn", *TINY, *options)
     assert done.returncode == 2
     assert "holds a run with another client.lr: got 9.0; expected 0.1" in done.stderr
+
+
+def test_a_trainer_without_a_terminal_logs_updates_as_they_arrive(capsys):
+    log = _log_arrivals()
+    for here in (0, 0, 1, 1, 2):
+        log(here, 2)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == ["0 of 2", "1 of 2", "2 of 2"]

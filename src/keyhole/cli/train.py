@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -231,9 +232,22 @@ def _rounds(
             spool = SpoolInbox(UpdateSpool(directory / "updates"))
             inbox = sum_services(options, run, stop) if options["aggregators"] else spool
             usual = inf if options["concurrency"] is None else _DEVICE_SECONDS
-            return Served(publisher, inbox, seconds=seconds or usual, stop=stop)
+            tell = (lambda here, goal: None) if sys.stderr.isatty() else _log_arrivals()
+            return Served(publisher, inbox, seconds=seconds or usual, stop=stop, on_arrival=tell)
 
         yield make
+
+
+def _log_arrivals() -> Callable[[int, int], None]:
+    """Returns what logs the number of updates that have arrived, each time that it changes."""
+    last: list[int] = []
+
+    def log(here: int, goal: int) -> None:
+        if last != [here]:
+            last[:] = [here]
+            click.echo(f"updates of devices in this round: {here} of {goal}", err=True)
+
+    return log
 
 
 def _table(name: str, size: Mapping[str, int], results: list[Result]) -> Table:
