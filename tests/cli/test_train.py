@@ -111,7 +111,7 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
             ["train", "so_word", "--keys", "top"],
             "--keys: task so_word has several key spaces: say word=top, neuron=top",
         ),
-        (["train", "emnist_2nn", "--min-examples", "99"], "no client has so many examples"),
+        (["train", "emnist_2nn", "--min-examples", "99"], "no client has this many examples"),
         (["train", "emnist_2nn", "--negatives", "0.1"], "no softmax that is cut"),
         (["train", "so_tag"], "a dataset of posts"),
         (["train", "emnist_2nn", "--m", "100", "--delivery", "pir"], "more than the whole model"),
