@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_cells.flower_processes import (
+from engine_cells.local_deployment import (
     CONNECTION,
     Children,
     environment,

@@ -11,7 +11,7 @@ from importlib import import_module
 
 import pytest
 
-from benchmarks.engine_cells.flower_processes import QUIET
+from benchmarks.engine_cells.local_deployment import QUIET
 from keyhole.rounds.record import read_records
 from keyhole.service.reading import RoundsDirectory
 from tests.engines.deploy_steps import HERE, PAGE, commands, machine

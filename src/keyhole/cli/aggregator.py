@@ -21,7 +21,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--party", required=True, type=click.IntRange(0, 1), help="Which of both this is.")
+@click.option("--party", required=True, type=click.IntRange(0, 1), help="Which of the two this is.")
 @click.option("--peer", required=True, metavar="URL", help="The other aggregator.")
 @click.option("--peer-key", required=True, type=_FILE, help="Keys that both aggregators have.")
 @click.option("--peer-ca", type=_FILE, help="Authorities to trust there, instead of the system's.")

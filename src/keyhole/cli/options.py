@@ -110,7 +110,8 @@ class NameOr(click.ParamType[str]):
         if self.is_open and ":" in value:
             return value
         if value.lower() not in by_case:
-            self.fail(f"no {value!r}; expected one of {', '.join(self.names())}", param, ctx)
+            words = ", ".join(self.names()) + (", or module:NAME" if self.is_open else "")
+            self.fail(f"no {value!r}; expected one of {words}", param, ctx)
         return by_case[value.lower()]
 
 

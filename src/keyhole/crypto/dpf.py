@@ -6,7 +6,7 @@ a child's first byte is its control bit and is cleared, and one correction a lev
 parties' nodes equal everywhere but on the path to the point. The tree ends early: a leaf holds many
 points, as many as make a key shortest.
 
-Hidden: the point, from a party that holds one of both keys, for seeds of 127 bits and AES under a
+Hidden: the point, from a party that holds one of the keys, for seeds of 127 bits and AES under a
 fixed key as a circular correlation-robust hash. Not hidden: the domain and the number of points,
 nor anything from anyone who holds both keys. Time and memory access are not claimed to be constant.
 

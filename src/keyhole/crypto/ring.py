@@ -12,7 +12,7 @@ the other subtracts it. The mask is the stream of AES-128 in counter mode.
 Hidden: a vector to which the mask of a seed is added looks uniform to anyone who does not have the
 seed, if X25519 (the Diffie-Hellman problem on Curve25519), HKDF and AES-128 hold, and if the seed
 masks one vector only. Not covered: that a public key belongs to the client it is said to be of, and
-anything against anyone who has one of both private keys.
+anything against anyone who has one of the two private keys.
 """
 
 from __future__ import annotations

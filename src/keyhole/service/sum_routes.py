@@ -240,7 +240,7 @@ def _binary(body: bytes) -> Response:
 
 
 class AggregatorApp:
-    """One of both aggregators as an ASGI application.
+    """One of the two aggregators as an ASGI application.
 
     It works in one process: sums that were closing when it ended go on when it is made again.
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.engine_cells.flower_processes import (
+from benchmarks.engine_cells.local_deployment import (
     CONNECTION,
     Children,
     environment,

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from flwr.app import Message
 
-from benchmarks.engine_cells.flower_processes import QUIET, Children, environment
+from benchmarks.engine_cells.local_deployment import QUIET, Children, environment
 from keyhole.cli.flower import flower
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.config import RoundsConfig, read_spec, spec_config
@@ -310,7 +310,7 @@ def test_children_end_when_their_parent_is_killed(tmp_path):
     code = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from benchmarks.engine_cells.flower_processes import Children\n"
+        "from benchmarks.engine_cells.local_deployment import Children\n"
         f"children = Children(Path({str(tmp_path)!r}), os.environ).__enter__()\n"
         "children.start('one', [sys.executable, '-c', 'import time; print(1, flush=True); "
         "time.sleep(60)'])\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.engine_cells.flower_processes import QUIET, Children
+from benchmarks.engine_cells.local_deployment import QUIET, Children
 from keyhole.engines.flower.project import write_project
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.record import read_records

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.engine_cells.flower_processes import free_port
+from benchmarks.engine_cells.local_deployment import free_port
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.rounds.loop import start_run
 from tests.engines.flower.deployment import deployment
