@@ -75,7 +75,7 @@ TWICE: set[str] = set()
 
 # Words that are a way's name and occur, as a string of their own, in further files.
 NAMED_ELSEWHERE = {
-    "broadcast": {"service/slice_routes.py"},  # a path of the service
+    "broadcast": {"service/app.py"},  # a path of the service
     "dense": {
         "engines/ray/shards.py",
         "models/dense.py",

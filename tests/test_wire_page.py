@@ -19,9 +19,8 @@ from keyhole.server.checksums import sum_records
 from keyhole.service import gateway as gateway_routes
 from keyhole.service import relay
 from keyhole.service.access import TokenClaims
-from keyhole.service.app import UpdateRoutes
+from keyhole.service.app import SliceRoutes, UpdateRoutes
 from keyhole.service.private_routes import PirRoutes
-from keyhole.service.slice_routes import SliceRoutes
 from keyhole.wire.manifest import FieldInfo, Manifest, SegmentInfo, SpaceInfo, TableInfo
 from keyhole.wire.messages import Ask, encode_query
 from keyhole.wire.private import name_table

@@ -21,9 +21,8 @@ from typing import Literal
 import numpy as np
 
 from keyhole.rounds.machine import Answered, Reached, RoundMachine, Terms
-from keyhole.wire.assignment import Admission, Pace, admit, device_name
+from keyhole.wire.assignment import Admission, Current, Pace, admit, device_name
 from keyhole.wire.sockets import Retry
-from keyhole.wire.tables import Current
 from round_cells.queues import Queue
 from round_cells.service_costs import ServiceCosts
 

@@ -24,8 +24,8 @@ from keyhole.service.app import App
 from keyhole.service.on_demand import OnDemandRounds
 from keyhole.service.reading import RoundsDirectory
 from keyhole.service.transport import Listen, run
+from keyhole.wire.assignment import Current, Fetched, OpenRound, RoundSource
 from keyhole.wire.manifest import TableInfo, describe_round, encode_manifest, name_round, table_info
-from keyhole.wire.tables import Current, Fetched, OpenRound, RoundSource
 
 WIDTH = 512  # numbers of a slice of 2 KB
 MAX_BYTES = 1 << 30

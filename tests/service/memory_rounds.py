@@ -10,6 +10,7 @@ import keyhole as kh
 from keyhole.delivery.records import PLAIN, Records
 from keyhole.errors import NotFoundError, TooLateError
 from keyhole.server.checksums import sum_records
+from keyhole.wire.assignment import Current, Fetched, OpenRound
 from keyhole.wire.manifest import (
     SegmentInfo,
     describe_round,
@@ -17,7 +18,6 @@ from keyhole.wire.manifest import (
     name_round,
     table_info,
 )
-from keyhole.wire.tables import Current, Fetched, OpenRound
 
 WORDS, WIDTH, CUT = 40, 3, 25
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError
-from keyhole.wire.assignment import Admission, Pace, Wait, admit
-from keyhole.wire.tables import Current
+from keyhole.wire.assignment import Admission, Current, Pace, Wait, admit
 
 OPEN = Current("3-0123456789abcdef", 3, "open", {"ann": 0, "bob": 1})
 PACE = Pace(spread=10, again=4)

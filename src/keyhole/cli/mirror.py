@@ -75,7 +75,7 @@ def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
     Everything is checked against the manifest before the round is current in DIR; a service that
     serves DIR then changes over by itself.
     """
-    from keyhole.service.mirror_pull import fetch_round
+    from keyhole.service.mirror import fetch_round
 
     def copy(**known: Any) -> Moved:
         return fetch_round(url, directory, **known)

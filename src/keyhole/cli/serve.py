@@ -25,16 +25,15 @@ if TYPE_CHECKING:
     from keyhole.service.app import App
     from keyhole.service.limits import Limits
     from keyhole.service.metrics import Metrics
-    from keyhole.wire.assignment import Pace
-    from keyhole.wire.tables import RoundSource
+    from keyhole.wire.assignment import Pace, RoundSource
 
 
 if TYPE_CHECKING:
     from keyhole.delivery.relay.ohttp import GatewayKey
-    from keyhole.service.guards import Guards
+    from keyhole.service.access import Guards
     from keyhole.service.routes import Route
+    from keyhole.wire.assignment import RoundSource
     from keyhole.wire.private import PirSettings
-    from keyhole.wire.tables import RoundSource
 
     ExtraRoutes: TypeAlias = list[Callable[[Guards], Sequence[Route]]]
 

@@ -30,12 +30,11 @@ from keyhole.device.fetch import (
 from keyhole.device.segments import download_segment, download_table
 from keyhole.errors import DamageError, InputError, ServiceError, StorageError
 from keyhole.primitives.layout import ClientKeys
-from keyhole.wire.assignment import Wait
+from keyhole.wire.assignment import Phase, Wait
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.manifest import MAX_BYTES, Manifest, decode_manifest, name_round, number_of
 from keyhole.wire.messages import encode_update
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts
-from keyhole.wire.tables import Phase
 
 DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
 """A device's keys: arrays by the name of their key space, or `Keys`."""

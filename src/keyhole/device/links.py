@@ -18,9 +18,9 @@ from keyhole.errors import (
     ServiceError,
     StaleError,
 )
+from keyhole.wire.assignment import NO_ROUND
 from keyhole.wire.http import OCTETS, Received
 from keyhole.wire.private import SERVER_HEADER
-from keyhole.wire.tables import NO_ROUND
 
 _MAX_TERMS = 1024  # bytes
 

@@ -1,4 +1,4 @@
-"""Issues and checks tokens: who may take part, signed by the operator, without a store.
+"""Issues and checks tokens, and guards routes: who may take part, and how often they may ask.
 
     kh1.<payload>.<signature>      payload: base64url of JSON; signature: base64url of HMAC-SHA256
                                    over "kh1.<payload>"
@@ -13,16 +13,21 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from keyhole.errors import AccessError, InputError, NotAdmittedError
+from keyhole.errors import AccessError, InputError, MediaTypeError, NotAdmittedError, TooManyError
+from keyhole.service.limits import Gate, Limits, TokenBuckets
+from keyhole.service.metrics import Metrics
+from keyhole.service.routes import BINARY, Request
 
 TokenKind: TypeAlias = Literal["device", "round"]
 """What a token is for: to check in, or to take part in one round."""
@@ -300,3 +305,68 @@ def _encode(data: bytes) -> bytes:
 
 def _decode(text: bytes) -> bytes:
     return urlsafe_b64decode(text + b"=" * (-len(text) % 4))
+
+
+class Guards:
+    """Access, limits and counts of one service; all its routes share them.
+
+    Args:
+        access: who may do what.
+        limits: how much.
+        metrics: what is counted.
+        clock: unix seconds, for tokens.
+    """
+
+    def __init__(
+        self, access: Access, limits: Limits, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self.access, self.limits, self.metrics, self.clock = access, limits, metrics, clock
+
+        def on_wait(change: int) -> None:
+            metrics.change("waiting", change)
+
+        self.gathers = Gate(limits.in_flight, limits.waiting, on_wait)
+        self.memory = Gate(limits.max_held, limits.waiting, on_wait)
+        # Their own: anyone who sends slowly holds up those who send, but not those who read.
+        self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
+        self._by_device = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
+        self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
+
+    def admit(self, request: Request, round_id: str) -> TokenClaims | None:
+        """Anyone who may read a round, if not too often; None where reading is free for all."""
+        access, claims = self.access, None
+        if access.reads_need_token:
+            claims = access.member(request.headers, round_id, self.clock())
+        self.count(request, claims)
+        return claims
+
+    def count(self, request: Request, claims: TokenClaims | None) -> None:
+        """Counts a request of a device or an address.
+
+        Raises:
+            TooManyError: it asks too often.
+        """
+        if claims is not None:
+            seconds = self._by_device.wait(claims.device, time.monotonic())
+        elif self.limits.rate_per_address == inf:
+            return
+        else:
+            seconds = self._by_address.wait(request.address, time.monotonic())
+        if seconds:
+            rate = self.limits.rate_per_address if claims is None else self.limits.rate
+            raise TooManyError(
+                "too many requests",
+                got="one more",
+                allowed=f"{rate:g} a second",
+                fix=f"wait {seconds:.3g} s",
+            )
+
+    def check_type(self, request: Request) -> None:
+        """Raises MediaTypeError unless the body is said to be a message of `docs/wire.md`."""
+        if request.headers.get(BINARY[0]) != BINARY[1]:
+            raise MediaTypeError(
+                "a body of another content type",
+                got="another type",
+                allowed=BINARY[1].decode("ascii"),
+                fix="send that content-type",
+            )

@@ -1,36 +1,297 @@
 """Answers as an ASGI application: a thin edge around rounds, tokens, limits and updates.
 
-Every route answers errors in one shape. No error, log line or metric holds a key, an update or the
-name of a device.
+Some routes give out rounds: the current one, its manifest, slices, segments. Others take devices
+and their updates in. Every route answers errors in one shape. No error, log line or metric holds a
+key, an update or the name of a device.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 
-from keyhole.errors import BusyError, NotFiniteError, NotFoundError, TooLateError
+import numpy as np
+
+from keyhole.errors import BusyError, NotFiniteError, NotFoundError, TooLargeError, TooLateError
 from keyhole.primitives.layout import Layout
 from keyhole.server.row_sums import usable
-from keyhole.service.access import Access, not_admitted
-from keyhole.service.edge import Edge, Scope, Send
-from keyhole.service.guards import Guards
+from keyhole.service.access import Access, Guards, TokenClaims, not_admitted
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
-from keyhole.service.responses import NO_STORE, json_response
-from keyhole.service.routes import Receive, Request, Response, Route, Routes
-from keyhole.service.slice_routes import SliceRoutes, parse_round
+from keyhole.service.routes import (
+    BINARY,
+    JSON,
+    NO_STORE,
+    Body,
+    Edge,
+    Headers,
+    Receive,
+    Request,
+    Response,
+    Route,
+    Routes,
+    Scope,
+    Send,
+    file_response,
+    json_response,
+    pieces,
+)
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages
-from keyhole.wire.assignment import Admission, Admit
-from keyhole.wire.manifest import Manifest
-from keyhole.wire.tables import RoundSource
+from keyhole.wire.assignment import Admission, Admit, Fetched, OpenRound, RoundSource, SliceTable
+from keyhole.wire.manifest import Manifest, number_of
+
+_PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
+_BROADCAST = "everyone"
+
+
+@dataclass(frozen=True)
+class SliceRoutes:
+    """Reads rounds.
+
+    Args:
+        rounds: of the service.
+        guards: what stands before them.
+    """
+
+    rounds: RoundSource
+    guards: Guards
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        get, table = ("GET",), "/v1/rounds/{round}/tables/{table}"
+        return [
+            Route("current", get, "/v1/rounds/current", self.current),
+            Route("slices", ("POST", "QUERY"), "/v1/rounds/{round}/slices", self.slices),
+            Route("manifest", get, "/v1/rounds/{round}/manifest", self.manifest),
+            Route("broadcast", get, "/v1/rounds/{round}/broadcast", self.broadcast),
+            Route("slice", get, f"{table}/slices/{{key}}", self.slice),
+            Route("segment", get, f"{table}/segments/{{place}}", self.segment),
+            Route("sums", get, f"{table}/segments/{{place}}/sums", self.sums),
+        ]
+
+    async def current(self, request: Request) -> Response:
+        """The newest round."""
+        guards = self.guards
+        needed = guards.access.reads_need_token
+        claims = guards.access.identify(request.headers, guards.clock()) if needed else None
+        guards.count(request, claims)
+        found = self.rounds.current()
+        if found is None:
+            raise _missing("round", "no round yet", "come back later")
+        shown = {"round": found.round, "number": found.number, "phase": found.phase}
+        return json_response({**shown, "trailing": found.trailing})
+
+    async def manifest(self, request: Request) -> Response:
+        """What a round holds."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with self.rounds.hold(round_id) as held:
+            data = held.encoded
+        return file_response(
+            request,
+            [JSON, immutable(self.guards.access)],
+            round_id,
+            len(data),
+            lambda i, j: data[i:j],
+        )
+
+    async def slices(self, request: Request) -> Response:
+        """The slices of any keys of any tables: one gather for each table, one buffer."""
+        guards, limits = self.guards, self.guards.limits
+        round_id = parse_round(request.params[0])
+        claims = guards.admit(request, round_id)
+        guards.check_type(request)
+        body = await request.body(messages.max_query_bytes(limits.max_keys), limits)
+        with self.rounds.hold(round_id) as held:
+            num_keys = [table.info.num_keys for table in held.tables]
+            asks = messages.decode_query(body, num_keys, limits.max_keys)
+            keys = _count_keys(asks, claims)
+            weight = _answer_bytes(asks, held.tables, limits)
+            if not guards.memory.enter_now(weight):
+                await guards.memory.enter(weight)
+            try:
+                fetched = await self._fetch(asks, held)
+                answer, ideal = _answer(asks, fetched)
+                check = messages.check_of([block.sums for block in fetched]).encode("ascii")
+            except BaseException:
+                guards.memory.leave(weight)
+                raise
+        length = len(answer)
+        headers = [BINARY, NO_STORE, (b"keyhole-check", check)]
+        guards.metrics.add_slices(keys, length + _head_bytes(headers, length), ideal)
+        return Response(200, headers, answer, length, after=lambda: guards.memory.leave(weight))
+
+    async def slice(self, request: Request) -> Response:
+        """One slice, for caches."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with self.rounds.hold(round_id) as held:
+            table = _table(held, request.params[1])
+            key = parse_place(request.params[2], table.info.num_keys, "slice")
+            return await self._records(request, table, np.array([key]), None)
+
+    async def broadcast(self, request: Request) -> Response:
+        """What every device receives."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with self.rounds.hold(round_id) as held:
+            table = next((t for t in held.tables if t.info.name == _BROADCAST), None)
+            if table is None:
+                raise _missing("broadcast part", "none in this round", "see the manifest")
+            return await self._records(request, table, np.arange(table.info.num_keys), round_id)
+
+    async def segment(self, request: Request) -> Response:
+        """One segment: many slices in order of their keys."""
+        return self._file(request, "", lambda table, place: table.segment(place))
+
+    async def sums(self, request: Request) -> Response:
+        """The sums of one segment."""
+        return self._file(request, "s-", lambda table, place: table.segment_sums(place))
+
+    async def _fetch(self, asks: Sequence[messages.Ask], held: OpenRound) -> list[Fetched]:
+        return [await self._gather(held.tables[ask.table], ask.keys) for ask in asks]
+
+    async def _gather(self, table: SliceTable, keys: np.ndarray) -> Fetched:
+        gate = self.guards.gathers
+        if not gate.enter_now():
+            await gate.enter()
+        try:
+            return await table.fetch(keys)
+        finally:
+            gate.leave()
+
+    async def _records(
+        self, request: Request, table: SliceTable, keys: np.ndarray, etag: str | None
+    ) -> Response:
+        """Records that never change; without a validator of its own, one has its sum for one."""
+        guards, weight = self.guards, len(keys) * table.info.record_bytes
+        await guards.memory.enter(weight)
+        try:
+            fetched = await self._gather(table, keys)
+            check = (b"keyhole-check", messages.check_of([fetched.sums]).encode("ascii"))
+            headers, data = (
+                [BINARY, immutable(self.guards.access), check],
+                fetched.records.reshape(-1).data,
+            )
+            etag = f"{int(fetched.sums[0]):016x}" if etag is None else etag
+            response = file_response(request, headers, etag, data.nbytes, lambda i, j: data[i:j])
+        except BaseException:
+            guards.memory.leave(weight)
+            raise
+        sent = 0 if request.method == "HEAD" else response.length
+        if sent:
+            guards.metrics.add_slices(len(keys), sent + _head_bytes(response.headers, sent), sent)
+        response.after = lambda: guards.memory.leave(weight)
+        return response
+
+    def _file(
+        self, request: Request, mark: str, read: Callable[[SliceTable, int], memoryview]
+    ) -> Response:
+        """A file of a round, which is held until the last piece of it has been copied."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with ExitStack() as stack:
+            held = stack.enter_context(self.rounds.hold(round_id))
+            table = _table(held, request.params[1])
+            segments = table.info.segments
+            place = parse_place(request.params[2], len(segments), "segment")
+            data, etag = read(table, place).cast("B"), mark + segments[place].sums_sha256[:32]
+            response = file_response(
+                request,
+                [BINARY, immutable(self.guards.access)],
+                etag,
+                data.nbytes,
+                lambda start, stop: pieces(data, start, stop),
+            )
+            response.after = stack.pop_all().close
+        return response
+
+
+def immutable(access: Access) -> tuple[bytes, bytes]:
+    """Rounds never change; what takes a token to read must not lie in a shared cache."""
+    whose = b"private" if access.reads_need_token else b"public"
+    return (b"cache-control", whose + b", max-age=31536000, immutable, no-transform")
+
+
+def parse_round(text: str) -> str:
+    """The identifier of a round, if it can be one; raises NotFoundError."""
+    if number_of(text) is None:
+        raise _missing("round", "another identifier", "take it from /v1/rounds/current")
+    return text
+
+
+def parse_place(text: str, count: int, what: str) -> int:
+    """A number below `count`; raises NotFoundError."""
+    if not _PLACE.fullmatch(text) or int(text) >= count:
+        raise _missing(what, "another place", f"0..{count - 1}" if count else "none here")
+    return int(text)
+
+
+def _table(held: OpenRound, text: str) -> SliceTable:
+    return held.tables[parse_place(text, len(held.tables), "table")]
+
+
+def _count_keys(asks: Sequence[messages.Ask], claims: TokenClaims | None) -> int:
+    """How many keys are asked for; raises NotAdmittedError if the token allows fewer."""
+    total = sum([len(ask.keys) for ask in asks])  # a list: faster than a generator
+    if claims is not None and claims.max_keys is not None and total > claims.max_keys:
+        raise not_admitted(f"{total} keys", f"{claims.max_keys} keys in one query")
+    return total
+
+
+def _answer_bytes(
+    asks: Sequence[messages.Ask], tables: Sequence[SliceTable], limits: Limits
+) -> int:
+    """The most that an answer can take."""
+    total = sum([len(ask.keys) * (tables[ask.table].info.record_bytes + 1) for ask in asks])
+    if total > limits.max_answer:
+        raise TooLargeError(
+            "the slices asked for are too large for one answer",
+            got=f"{total} bytes",
+            allowed=f"{limits.max_answer} bytes",
+            fix="ask for fewer at a time",
+        )
+    return total
+
+
+def _answer(asks: Sequence[messages.Ask], fetched: Sequence[Fetched]) -> tuple[Body, int]:
+    """The body of an answer, and how many bytes of it are slices."""
+    if len(asks) == 1 and asks[0].sums is None:
+        data = fetched[0].records.reshape(-1).data
+        return data, data.nbytes
+    parts: list[np.ndarray] = []
+    ideal = 0
+    for ask, block in zip(asks, fetched, strict=True):
+        records, same = block.records, messages.unchanged(ask, block.sums)
+        if same is not None:
+            parts.append(np.frombuffer(messages.sent_mask(~same), np.uint8))
+            records = records[~same]
+        parts.append(records.reshape(-1))
+        ideal += records.nbytes
+    whole = np.empty(sum(part.size for part in parts), np.uint8)
+    if parts:
+        np.concatenate(parts, out=whole)
+    return whole.data, ideal
+
+
+def _head_bytes(headers: Headers, length: int) -> int:
+    """What stands before a body: a status line, headers, a length, and an empty line."""
+    written = b"".join([part for header in headers for part in header])
+    return 17 + len(written) + 4 * len(headers) + 18 + len(str(length)) + 2
+
+
+def _missing(what: str, got: str, fix: str) -> NotFoundError:
+    return NotFoundError(f"no such {what}", got=got, allowed="one of this service", fix=fix)
+
 
 _MAX_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostly equal
 

@@ -1,8 +1,9 @@
-"""Watches connections and cuts off a slow or endless client; sends head and body together.
+"""Takes connections and watches them: cuts off slow clients, sends head and body together.
 
-The HTTP protocol is uvicorn's. It has no limit on the time and size of a head, and none on a client
-that does not read. What a connection is doing can be seen from outside, so one task looks at all of
-them now and then, and requests cost nothing more.
+The HTTP protocol is uvicorn's, its server is not: that one sets no limit on the time of a TLS
+handshake, on the time and size of a head, nor on a client that does not read. What a connection is
+doing can be seen from outside, so one task looks at all of them now and then, and requests cost
+nothing more.
 
 uvicorn writes the head and the body of an answer one after the other, and the event loop makes a
 system call of each write. Here a head waits for the next write of its connection, or for the next
@@ -13,21 +14,46 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import resource
+import socket
+import ssl
 import sys
 import termios
+from collections.abc import Callable
 from http import HTTPStatus
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
-from keyhole.errors import BusyError, KeyholeError, RequestError, TooLargeError, TooManyError
+from keyhole.errors import (
+    BusyError,
+    KeyholeError,
+    RequestError,
+    TooLargeError,
+    TooManyError,
+)
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
-from keyhole.service.responses import error_response
-from keyhole.service.routes import IS_GONE, WHOLE_BODY
+from keyhole.service.routes import IS_GONE, WHOLE_BODY, Application, error_response
+
+BACKLOG = 4096
+
+
+"""Connections that may wait to be accepted: with fewer, a herd of devices loses some."""
+
+
+_OTHER_FILES = 128  # descriptors that are kept for rounds, updates and the process itself
+
+
+_LOOK_EVERY = 0.02  # seconds between looks at what is still under way
+
 
 _HEAD = b"HTTP/1.1 "
+
+
 _MAX = 4096  # bytes of a head that waits
 
 
@@ -105,6 +131,8 @@ class JoinedWrites(asyncio.Transport):
 
 
 _MAX_AHEAD = 64  # requests that a client may send before it has the first answer
+
+
 _BUSY_SECONDS = 2.0  # after which a client that found no room comes back
 
 
@@ -294,3 +322,68 @@ def _long_head(limit: int) -> TooLargeError:
         allowed=f"{limit} bytes",
         fix="send fewer headers",
     )
+
+
+def allow_many_files() -> None:
+    """Lets this process have as many descriptors as the system allows; shells ask for 1024."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def accept(
+    app: Application,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+    stop: asyncio.Event,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serves until `stop` is set and requests under way are answered, or out of time.
+
+    Args:
+        app: the service.
+        listener: of the connections; closed when no more are taken.
+        tls: None for plain HTTP.
+        stop: ends it.
+        on_ready: called when connections are taken.
+    """
+    limits, state, loop = app.limits, ServerState(), asyncio.get_running_loop()
+    room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
+    connections = Connections(limits, app.metrics, max(1, min(limits.max_connections, room)))
+    config = _config(app)
+    server = await loop.create_server(
+        lambda: connections.make(config=config, server_state=state, app_state={}),
+        sock=listener,
+        ssl=tls,
+        backlog=BACKLOG,
+        ssl_handshake_timeout=None if tls is None else limits.head_seconds,
+    )
+    watch = loop.create_task(connections.watch())
+    on_ready()
+    await stop.wait()
+    server.close()
+    listener.close()
+    for connection in list(state.connections):
+        connection.shutdown()
+    deadline = loop.time() + limits.drain_seconds
+    while (state.connections or state.tasks) and loop.time() < deadline:
+        await asyncio.sleep(_LOOK_EVERY)
+    watch.cancel()
+    connections.cut_off_all()
+
+
+def _config(app: Application) -> uvicorn.Config:
+    """What uvicorn's protocol asks for: the app, and how long a connection may rest."""
+    config = uvicorn.Config(
+        cast("Any", app),
+        http=HttpToolsProtocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        timeout_keep_alive=cast("int", app.limits.idle_seconds),
+    )
+    config.load()
+    return config

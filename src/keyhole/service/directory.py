@@ -28,8 +28,8 @@ import msgspec
 
 from keyhole.errors import InputError, StorageError
 from keyhole.files import Buffer, replacing, storage_errors, write_all
+from keyhole.wire.assignment import Phase
 from keyhole.wire.manifest import Manifest, decode_manifest, name_round, number_of
-from keyhole.wire.tables import Phase
 
 MANIFEST, COHORT, CURRENT = "manifest.json", "cohort.json", "current.json"
 _START_ANEW = "remove it and publish again"  # a publisher would not know which number comes next

@@ -56,13 +56,12 @@ from keyhole.errors import (
     NotFoundError,
     TooLargeError,
 )
-from keyhole.service.guards import Guards
-from keyhole.service.responses import NO_STORE
-from keyhole.service.routes import Request, Response, Route
-from keyhole.service.slice_routes import parse_round
+from keyhole.service.access import Guards
+from keyhole.service.app import parse_round
+from keyhole.service.routes import NO_STORE, Request, Response, Route
 from keyhole.wire import messages
+from keyhole.wire.assignment import Fetched, OpenRound, RoundSource, SliceTable
 from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH
-from keyhole.wire.tables import Fetched, OpenRound, RoundSource, SliceTable
 
 
 def load_gateway_keys(path: Path) -> tuple[GatewayKey, ...]:

@@ -36,9 +36,9 @@ from keyhole.service.slabs import (
     SliceSlab,
     whole_bytes,
 )
+from keyhole.wire.assignment import NO_ROUND, Current, Fetched, OpenRound
 from keyhole.wire.manifest import TableInfo, describe_round, encode_manifest, name_round, table_info
 from keyhole.wire.messages import Sums
-from keyhole.wire.tables import NO_ROUND, Current, Fetched, OpenRound
 
 BATCH_KEYS = 4096
 """Keys from which a batch takes no further request: 8 MB of slices of 2 KB."""

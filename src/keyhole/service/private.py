@@ -35,9 +35,9 @@ from keyhole.errors import (
 from keyhole.server.checksums import sum_records
 from keyhole.service.limits import Gate
 from keyhole.service.metrics import Metrics
+from keyhole.wire.assignment import OpenRound, RoundSource, SliceTable
 from keyhole.wire.manifest import TableInfo
 from keyhole.wire.private import PirSettings, held_bytes, max_keys_of_table, name_table
-from keyhole.wire.tables import OpenRound, RoundSource, SliceTable
 
 _Outcome: TypeAlias = bytes | Exception
 _Turn: TypeAlias = tuple[bytes, asyncio.Future[bytes]]

@@ -16,15 +16,13 @@ from functools import partial
 from keyhole.delivery import pir_deliveries
 from keyhole.delivery.pir.messages import FRAME_BYTES, REFUSAL, unseal
 from keyhole.errors import NotFoundError, ProtocolError, TooLargeError
-from keyhole.service.access import TokenClaims, not_admitted
-from keyhole.service.guards import Guards
+from keyhole.service.access import Guards, TokenClaims, not_admitted
+from keyhole.service.app import immutable, parse_place, parse_round
 from keyhole.service.limits import Gate
 from keyhole.service.private import Databases, ServedTable
-from keyhole.service.responses import BINARY, NO_STORE, file_response, pieces
-from keyhole.service.routes import Request, Response, Route
-from keyhole.service.slice_routes import immutable, parse_place, parse_round
+from keyhole.service.routes import BINARY, NO_STORE, Request, Response, Route, file_response, pieces
+from keyhole.wire.assignment import OpenRound, RoundSource
 from keyhole.wire.private import SERVER_HEADER, PirSettings
-from keyhole.wire.tables import OpenRound, RoundSource
 
 _LONG = 1 << 20  # bytes whose check would hold up the loop for a millisecond
 

@@ -38,8 +38,8 @@ from keyhole.service.directory import (
     write_current,
     write_file,
 )
-from keyhole.service.mapped import open_table
 from keyhole.service.patches import BaseTable, write_table
+from keyhole.service.reading import open_table
 from keyhole.service.segments import (
     SEGMENT,
     Progress,

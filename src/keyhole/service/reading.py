@@ -1,17 +1,35 @@
-"""Reads rounds from a directory in any number of processes while a publisher writes to it."""
+"""Reads rounds from a directory in any number of processes while a publisher writes to it.
+
+Slices are one gather from memory-mapped segments for each request. Segments are mapped read-only
+behind one another, so that many of them are one array.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from keyhole.errors import NotFoundError, StorageError, TooLateError
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.delivery.records import RecordArray
+from keyhole.errors import KeySpaceError, NotFoundError, StorageError, TooLateError
+from keyhole.files import storage_errors
+from keyhole.server.checksums import sum_records
+from keyhole.server.rows import all_within, copy_rows, partition
 from keyhole.service.directory import (
     CURRENT,
     MANIFEST,
@@ -21,10 +39,243 @@ from keyhole.service.directory import (
     read_manifest,
     round_path,
 )
-from keyhole.service.mapped import MappedTable, open_table
-from keyhole.service.segments import table_path
-from keyhole.wire.manifest import number_of
-from keyhole.wire.tables import NO_ROUND, Current, OpenRound
+from keyhole.service.segments import records_path, sums_path, table_path
+from keyhole.wire.assignment import NO_ROUND, Current, Fetched, OpenRound
+from keyhole.wire.manifest import TableInfo, number_of
+from keyhole.wire.messages import Sums
+
+Mapped = NDArray[np.uint8]
+"""The bytes of a file, which cannot be written to."""
+
+_FIXED = 0x10  # MAP_FIXED of Linux and the BSDs; Python's module has no name for it
+
+
+def map_files(paths: Sequence[Path], sizes: Sequence[int]) -> tuple[tuple[Mapped, ...], bool]:
+    """Maps files.
+
+    Args:
+        paths: of the files.
+        sizes: how long each must be.
+
+    Returns:
+        The bytes of each, and whether they follow each other in memory: so that the whole is one
+        array, every file but the last must end with a page.
+
+    Raises:
+        StorageError: a file is missing or of another size.
+    """
+    total = sum(sizes)
+    is_one = len(sizes) > 1 and all(size % mmap.PAGESIZE == 0 for size in sizes[:-1])
+    if not is_one or not total:
+        return tuple(_map(p, s) for p, s in zip(paths, sizes, strict=True)), len(sizes) == 1
+    # Addresses are set aside first; the files then take their places. Python gives all of them back
+    # when nobody has an array in them any more.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    region = np.frombuffer(mmap.mmap(-1, total, flags=private, prot=mmap.PROT_READ), np.uint8)
+    found, at = [], 0
+    for path, size in zip(paths, sizes, strict=True):
+        found.append(region[at : at + size])
+        if size:
+            _map(path, size, found[-1].ctypes.data)
+        at += size
+    return tuple(found), True
+
+
+def _map(path: Path, size: int, address: int | None = None) -> Mapped:
+    """The bytes of a file, at an address that is this process's own, or anywhere."""
+    with storage_errors(path, "read"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != size:
+                raise StorageError(
+                    f"{path.name} cannot be served",
+                    got=f"{found} bytes",
+                    allowed=f"{size} bytes, as published",
+                    fix="publish the round again",
+                )
+            if not size:
+                return np.empty(0, np.uint8)
+            if address is None:
+                return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+            _map_at(descriptor, size, address)
+            return np.empty(0, np.uint8)
+        finally:
+            os.close(descriptor)
+
+
+def _map_at(descriptor: int, size: int, address: int) -> None:
+    """mmap(2) with an address, which Python's does not take."""
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    got = call(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _FIXED, descriptor, 0)
+    if got != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_STREAM_FROM = 8 << 20  # bytes of an answer; below, the socket still finds it in the cache
+_VERIFY_AT_ONCE = 4 << 20  # bytes
+_SUM_BYTES = 8
+
+
+class MappedTable:
+    """The segments of one table, mapped read-only. Made by `open_table`; implements `SliceTable`.
+
+    Args:
+        info: as the manifest has it.
+        records: of each segment, (count, record_bytes).
+        sums: of each segment, (count,).
+        whole: all records and all sums, if segments follow each other in memory.
+    """
+
+    def __init__(
+        self,
+        info: TableInfo,
+        records: tuple[RecordArray, ...],
+        sums: tuple[Sums, ...],
+        whole: tuple[RecordArray, Sums] | None,
+    ) -> None:
+        self._info = info
+        self._records = records
+        self._sums = sums
+        self._whole = whole
+        self._sum_rows = tuple(s.view(np.uint8).reshape(len(s), _SUM_BYTES) for s in sums)
+        self._per_segment = info.segments[0].count
+
+    @property
+    def info(self) -> TableInfo:
+        """Implements `SliceTable.info`."""
+        return self._info
+
+    async def fetch(self, keys: KeyArray) -> Fetched:
+        """Implements `SliceTable.fetch`."""
+        return self.gather(keys)
+
+    def gather(self, keys: KeyArray) -> Fetched:
+        """What `fetch` returns.
+
+        Raises:
+            KeySpaceError: a key lies outside the table.
+        """
+        if not keys.flags.carray:  # kernels are compiled for such alone
+            keys = keys.copy()
+        if not all_within(keys, self._info.num_keys - 1):
+            raise _outside(self._info, len(keys))
+        out = np.empty((len(keys), self._info.record_bytes), np.uint8)
+        streams = out.nbytes >= _STREAM_FROM
+        if self._whole is not None:
+            if out.nbytes:
+                copy_rows(self._whole[0], keys, None, out, streams)
+            return Fetched(out, self._whole[1][keys])
+        sums = np.empty(len(keys), np.uint64)
+        self._gather(keys, out, streams, sums.view(np.uint8).reshape(len(keys), _SUM_BYTES))
+        return Fetched(out, sums)
+
+    def _gather(self, keys: KeyArray, out: RecordArray, streams: bool, sums: RecordArray) -> None:
+        """Copies from several segments: each gets the occurrences that are its own."""
+        order = np.empty(len(keys), np.int64)
+        starts = partition(keys, self._per_segment, len(self._records), order)
+        within = keys % self._per_segment
+        for place in np.flatnonzero(np.diff(starts)):
+            mine = order[starts[place] : starts[place + 1]]
+            copy_rows(self._sum_rows[place], within, mine, sums, False)
+            if out.nbytes:
+                copy_rows(self._records[place], within, mine, out, streams)
+
+    def segment(self, place: int) -> memoryview:
+        """Implements `SliceTable.segment`."""
+        self._check_place(place)
+        return self._records[place].reshape(-1).data
+
+    def segment_sums(self, place: int) -> memoryview:
+        """Implements `SliceTable.segment_sums`."""
+        self._check_place(place)
+        return self._sums[place].data.cast("B")
+
+    def verify(self, threads: int = 1) -> None:
+        """Compares every record with its sum.
+
+        Raises:
+            StorageError: some differ; says how many.
+        """
+        at_once = max(1, _VERIFY_AT_ONCE // max(self._info.record_bytes, 1))
+        pieces = [
+            (records[at : at + at_once], sums[at : at + at_once])
+            for records, sums in zip(self._records, self._sums, strict=True)
+            for at in range(0, len(records), at_once)
+        ]
+        with ThreadPoolExecutor(threads) as pool:
+            wrong = sum(pool.map(lambda piece: np.sum(sum_records(piece[0]) != piece[1]), pieces))
+        if wrong:
+            raise _damaged(f"{wrong} records of table {self._info.name!r}", "their sums differ")
+
+    def _check_place(self, place: int) -> None:
+        if not 0 <= place < len(self._records):
+            raise NotFoundError(
+                "no such segment",
+                got=place,
+                allowed=f"0..{len(self._records) - 1}",
+                fix="take segments from the manifest",
+            )
+
+
+def open_table(directory: Path, info: TableInfo) -> MappedTable:
+    """Maps the segments of a table.
+
+    Args:
+        directory: of the table.
+        info: what the manifest says of it; has segments of one size, but for the last.
+
+    Raises:
+        StorageError: a file is missing, or not what the manifest says of its size and sums.
+            Records are not read: `MappedTable.verify` does, and a device checks those it gets.
+    """
+    counts = [segment.count for segment in info.segments]
+    if not counts or any(c != counts[0] for c in counts[:-1]) or counts[-1] > counts[0]:
+        raise _damaged(f"the manifest of table {info.name!r}", "segments that cannot be served")
+    places, length = range(len(counts)), info.record_bytes
+    record_files = [records_path(directory, place) for place in places]
+    sum_files = [sums_path(directory, place) for place in places]
+    found, records_follow = map_files(record_files, [count * length for count in counts])
+    sum_bytes, sums_follow = map_files(sum_files, [count * _SUM_BYTES for count in counts])
+    for path, segment, data in zip(sum_files, info.segments, sum_bytes, strict=True):
+        if sha256(data.data).hexdigest() != segment.sums_sha256:
+            raise _damaged(path.name, "its digest differs")
+    records = tuple(f.reshape(c, length) for f, c in zip(found, counts, strict=True))
+    sums = tuple(data.view("<u8") for data in sum_bytes)
+    whole = None
+    if records_follow and sums_follow:
+        whole = _joined(records, info.num_keys), _joined(sums, info.num_keys)
+    return MappedTable(info, records, sums, whole)
+
+
+def _joined(arrays: tuple[NDArray[Any], ...], count: int) -> NDArray[Any]:
+    """Arrays that follow each other in memory as one, which keeps them all mapped."""
+    first = arrays[0]
+    return (
+        first if len(arrays) == 1 else as_strided(first, (count, *first.shape[1:]), writeable=False)
+    )
+
+
+def _damaged(what: str, how: str) -> StorageError:
+    return StorageError(
+        f"{what} cannot be served",
+        got=how,
+        allowed="files as they were published",
+        fix="publish the round again",
+    )
+
+
+def _outside(info: TableInfo, count: int) -> KeySpaceError:
+    return KeySpaceError(
+        "keys lie outside their table",
+        got=f"some of {count} keys",
+        allowed=f"0..{info.num_keys - 1}",
+        fix="make them with the key space of the manifest",
+    )
+
 
 _LOOK_EVERY = 0.05  # seconds between two looks at a file
 

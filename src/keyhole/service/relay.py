@@ -40,14 +40,22 @@ from keyhole.errors import (
     RequestError,
     ServiceError,
 )
-from keyhole.service.access import Access
-from keyhole.service.edge import Edge, Scope, Send
+from keyhole.service.access import Access, Guards
 from keyhole.service.gateway import media_type
-from keyhole.service.guards import Guards
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
-from keyhole.service.responses import NO_STORE, json_response
-from keyhole.service.routes import Receive, Request, Response, Route, Routes
+from keyhole.service.routes import (
+    NO_STORE,
+    Edge,
+    Receive,
+    Request,
+    Response,
+    Route,
+    Routes,
+    Scope,
+    Send,
+    json_response,
+)
 from keyhole.wire.http import HttpClient, Received
 from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH, RELAY_KEYS_PATH, RELAY_PATH
 

@@ -1,25 +1,39 @@
-"""Finds the handler that answers a path, and says what handlers take and give.
+"""Takes a request in and gives an answer out: routes, bodies, errors of one shape, files, ASGI.
 
 Paths are matched as they arrive, byte for byte: nothing is decoded or normalised, so `%2e%2e`, `//`
-and the like are paths that do not exist.
+and the like are paths that do not exist. No error, log line or metric holds a key, an update or the
+name of a device.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import random
+import re
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
 
 from keyhole.errors import (
+    BusyError,
+    KeyholeError,
     MethodError,
     NotFoundError,
+    RangeError,
     RequestError,
     SlowError,
     TooLargeError,
+    TooManyError,
 )
 from keyhole.service.limits import Limits
-from keyhole.service.metrics import Metrics, RouteMetrics
+from keyhole.service.metrics import UNEXPECTED, Metrics, RouteMetrics
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -238,3 +252,248 @@ def _too_slow(limits: Limits) -> SlowError:
         allowed=f"{limits.body_seconds:g} s, and 1 s more for each {limits.slowest:g} bytes",
         fix="try again over a better connection",
     )
+
+
+BINARY = (b"content-type", b"application/octet-stream")
+JSON = (b"content-type", b"application/json")
+NO_STORE = (b"cache-control", b"no-store")
+
+_RANGE = re.compile(rb"bytes=([0-9]{0,19})-([0-9]{0,19})")
+_PIECE = 1 << 18  # bytes of a file that are copied at a time
+
+
+def json_response(content: Mapping[str, object], status: int = 200) -> Response:
+    """An answer that changes from one moment to the next."""
+    return Response.of(status, [JSON, NO_STORE], msgspec.json.encode(content))
+
+
+def error_response(
+    error: KeyholeError, retry_after: float | None = None, *more: tuple[bytes, bytes]
+) -> Response:
+    """The answer to every request that is refused.
+
+    Args:
+        error: its four facts become the body; at the server none of them holds a key.
+        retry_after: seconds after which to come back, for errors that pass.
+        more: headers.
+
+    >>> error_response(KeyholeError("it is late", got="9", allowed="8", fix="wait")).body
+    b'{"error":{"status":500,"kind":"KeyholeError","wrong":"it is late",...
+    """
+    facts = {
+        "status": error.http_status,
+        "kind": type(error).__name__,
+        "wrong": error.wrong,
+        "got": error.got,
+        "allowed": error.allowed,
+        "fix": error.fix,
+    }
+    headers: Headers = [JSON, NO_STORE, *more]
+    if error.http_status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.http_status == 405:
+        headers.append((b"allow", error.allowed.encode("latin-1")))
+    if retry_after is not None:
+        headers.append((b"retry-after", str(math.ceil(retry_after)).encode("ascii")))
+    return Response.of(error.http_status, headers, msgspec.json.encode({"error": facts}))
+
+
+def file_response(
+    request: Request,
+    headers: Headers,
+    etag: str,
+    length: int,
+    read: Callable[[int, int], Body | Iterator[Body]],
+) -> Response:
+    """An answer of bytes that never change: whole, a part, or a word that the client has them.
+
+    Args:
+        request: may carry if-none-match, range and if-range.
+        headers: of the whole.
+        etag: without quotes.
+        length: of the whole.
+        read: `(start, stop) -> bytes`, called if they are needed.
+    """
+    quoted = f'"{etag}"'.encode("ascii")
+    headers = [*headers, (b"etag", quoted)]
+    if _matches(request.headers.get(b"if-none-match"), quoted):
+        return Response(304, headers)
+    headers.append((b"accept-ranges", b"bytes"))
+    part = None if request.method == "HEAD" else _range_of(request, quoted, length)
+    start, stop = part or (0, length)
+    if start >= stop and part is not None:
+        return error_response(_behind(length), None, (b"content-range", b"bytes */%d" % length))
+    if part is not None:
+        shown = f"bytes {start}-{stop - 1}/{length}".encode("ascii")
+        headers.append((b"content-range", shown))
+    body = b"" if request.method == "HEAD" else read(start, stop)
+    return Response(200 if part is None else 206, headers, body, stop - start)
+
+
+def pieces(whole: memoryview, start: int, stop: int) -> Iterator[bytes]:
+    """Copies a mapped file piece by piece, so that nothing points into it when it is let go."""
+    for at in range(start, stop, _PIECE):
+        yield bytes(whole[at : min(at + _PIECE, stop)])
+
+
+def _matches(given: bytes | None, quoted: bytes) -> bool:
+    """Whether if-none-match names the validator; weak comparison, as for every GET."""
+    if given is None:
+        return False
+    return given.strip() == b"*" or quoted in {
+        tag.strip().removeprefix(b"W/") for tag in given.split(b",")
+    }
+
+
+def _range_of(request: Request, quoted: bytes, length: int) -> tuple[int, int] | None:
+    """The one range that is asked for, empty where it lies behind the end; None for the whole."""
+    given = request.headers.get(b"range")
+    condition = request.headers.get(b"if-range")
+    found = None if given is None else _RANGE.fullmatch(given.strip())
+    if found is None or (condition is not None and condition.strip() != quoted):
+        return None
+    first, last = found.groups()
+    if not first and not last:
+        return None
+    if not first:
+        start, stop = max(0, length - int(last)), length
+    else:
+        start, stop = int(first), min(int(last or length) + 1, length)
+        if last and int(last) < start:
+            return None
+    return start, stop
+
+
+def _behind(length: int) -> RangeError:
+    return RangeError(
+        "the range begins behind the end",
+        got="another range",
+        allowed=f"0..{length - 1}" if length else "none",
+        fix="ask for less",
+    )
+
+
+Scope: TypeAlias = MutableMapping[str, Any]
+
+
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+_BUSY_SECONDS = 2.0  # after which a client that was sent away comes back, before jitter
+
+
+_BUFFERED = 65_536  # bytes that the transport takes without waiting for the client
+
+
+_LOG = logging.getLogger("keyhole.service")
+
+
+class Application(Protocol):
+    """What the transport serves: the slice service, or a relay."""
+
+    limits: Limits
+    metrics: Metrics
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answers one request, as ASGI defines it."""
+        ...
+
+
+class Edge:
+    """Finds the route of a request, and answers whatever becomes of it.
+
+    Args:
+        routes: of the service.
+        limits: say when anyone who asks too often comes back.
+        metrics: what is counted.
+        rng: spreads the time after which clients come back; it keeps no secret.
+    """
+
+    def __init__(
+        self, routes: Routes, limits: Limits, metrics: Metrics, rng: random.Random
+    ) -> None:
+        self.limits, self.metrics = limits, metrics
+        self._routes, self._rng = routes, rng
+        self._nowhere = self.metrics.route("none")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            return
+        start = time.perf_counter()
+        self.metrics.change("in_flight", 1)
+        counted, response, method = self._nowhere, None, scope["method"]
+        try:
+            try:
+                path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+                route, counted, params = self._routes.find(method, path)
+                response = await route.handler(
+                    Request(method, params, dict(scope["headers"]), scope, receive)
+                )
+            except KeyholeError as error:
+                response = self._refuse(error, counted.name)
+            except GoneError:
+                self.metrics.add("gone")
+                return
+            except Exception as error:  # noqa: BLE001 - the edge: whatever it is, one answer
+                response = self._fail(error)
+            await _send(response, scope, send)
+        finally:
+            if response is not None:
+                if response.after is not None:
+                    response.after()
+                counted.count(response.status, time.perf_counter() - start)
+            self.metrics.change("in_flight", -1)
+            scope.pop(WHOLE_BODY, None)  # the scope lives as long as its connection rests
+
+    def _refuse(self, error: KeyholeError, route: str) -> Response:
+        """An expected error."""
+        self.metrics.refuse(type(error).__name__)
+        if route == "updates":
+            self.metrics.add("unused")
+        if error.http_status >= 500 and not isinstance(error, BusyError):
+            _LOG.error("%s on route %s", type(error).__name__, route)
+        return error_response(error, self._retry_after(error))
+
+    def _retry_after(self, error: KeyholeError) -> float | None:
+        """When to come back, spread so that not all come back at once."""
+        if isinstance(error, TooManyError):
+            slowest = min(self.limits.rate, self.limits.rate_per_address)
+            return 1.0 / slowest + self._rng.random()
+        if error.http_status == 503:
+            return _BUSY_SECONDS * (0.5 + self._rng.random())
+        return None
+
+    def _fail(self, error: Exception) -> Response:
+        """An error nobody expected: where it happened is logged, what it says is not."""
+        self.metrics.refuse(UNEXPECTED)
+        frame = extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        _LOG.error("unexpected %s at %s", type(error).__name__, place)
+        hidden = KeyholeError(
+            "the service has failed",
+            got="an unexpected error",
+            allowed="none",
+            fix="try again; the operator finds its place in the log",
+        )
+        return error_response(hidden)
+
+
+async def _send(response: Response, scope: Scope, send: Send) -> None:
+    """Sends an answer; returns when all of it but a little is with the system, or nobody waits."""
+    headers = response.headers
+    if response.status != 304:
+        headers = [*headers, (b"content-length", b"%d" % response.length)]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    body = b"" if scope["method"] == "HEAD" else response.body
+    if not isinstance(body, bytes | bytearray | memoryview):
+        for piece in body:
+            if IS_GONE in scope and scope[IS_GONE]():
+                return
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # a client that keeps up must not keep the others waiting
+        body = b""
+    elif len(body) > _BUFFERED:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        body = b""
+    await send({"type": "http.response.body", "body": body})

@@ -3,33 +3,325 @@
 Everything that counts is in files: the published round, and each update before it is acknowledged.
 A server or a trainer that is killed goes on with the same round. Where all devices answer, the
 bytes of the model are those of a run in process.
+
+In asynchronous rounds devices begin as others end. Each is published after a server step, for the
+devices at work. A device fetches from the newest round and may send its update steps later: earlier
+rounds trail for as long, though only the slices of the newest two stay.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Protocol
 
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import Pregenerated
-from keyhole.delivery.records import PLAIN, Coding
+from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
+from keyhole.rounds.asynchronous import Tally
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.machine import Answered, Buffering, Elapsed, RoundMachine
+from keyhole.rounds.machine import (
+    Answered,
+    Buffering,
+    Dropped,
+    Elapsed,
+    Ended,
+    Event,
+    Refused,
+    RoundMachine,
+    Started,
+    StreamMachine,
+)
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import CohortResults, Executor, check_budget, record_round, terms_of
 from keyhole.rounds.spec import Plan
-from keyhole.sampling import sample_cohort
+from keyhole.sampling import ClientStream, Outcome, sample_cohort
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
-from keyhole.service.inbox import CheckIns, Inbox, SpoolInbox, Summons, round_settings
+from keyhole.service.inbox import CheckIns, Inbox, SpoolInbox, Summons, nothing_of, round_settings
 from keyhole.service.publishing import Publisher
-from keyhole.service.streamed import Streamed
 from keyhole.wire.assignment import device_name
+from keyhole.wire.manifest import number_of
+
+_MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step
+
+
+class Front(Protocol):
+    """Where rounds are published and how devices are told; `Served` explains each."""
+
+    publisher: Publisher
+    summons: Summons
+    seconds: float
+    coding: Coding
+    fetched: Delivery
+    poll: float
+    stop: threading.Event
+    goes_on: bool
+
+    def on_arrival(self, here: int, goal: int, /) -> None:
+        """Is told of updates that have arrived."""
+        ...
+
+    def clock(self) -> float:
+        """Returns monotonic seconds."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A published round: its number, and how many steps the server had made."""
+
+    number: int
+    step: int
+
+
+@dataclass(frozen=True)
+class _AtWork:
+    """A device at work.
+
+    Args:
+        client: its number.
+        number: of the round in which it began; updates of earlier ones are not of this time.
+        called: number of the round that it was last called to.
+        until: when it is no longer waited for.
+    """
+
+    client: int
+    number: int
+    called: int
+    until: float = inf
+
+
+@dataclass(frozen=True)
+class _End:
+    """What became of a device, and the round that its update is of, if it sent one."""
+
+    outcome: Outcome
+    round: str = ""
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The round under way.
+
+    Args:
+        t: its number.
+        machine: that decides.
+        stream: who begins next.
+        tally: what has happened.
+        cohort: who may begin with its slices: anyone who was at work at any moment of it. A device
+            that has just ended may have been told so before that was known.
+    """
+
+    t: int
+    machine: StreamMachine
+    stream: ClientStream
+    tally: Tally = field(default_factory=Tally)
+    cohort: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass
+class Streamed:
+    """Asynchronous rounds of a run whose clients are devices; each is one server step.
+
+    Args:
+        served: where rounds are published and how devices are told; its `seconds` are those after
+            which a device that was told is no longer waited for.
+        inbox: where updates arrive.
+        buffering: how rounds go; how long a device takes is up to the device.
+    """
+
+    served: Front
+    inbox: SpoolInbox
+    buffering: Buffering
+    _drawn: int = 0
+    _at_work: dict[int, _AtWork] = field(default_factory=dict, repr=False)  # as they began
+    _versions: dict[str, _Version] = field(default_factory=dict, repr=False)
+    _heard: dict[int, _End] = field(default_factory=dict, repr=False)  # from the summons
+    _again: list[int] = field(default_factory=list, repr=False)  # to be told once more
+
+    def next(
+        self, t: int, state: ServerState, plan: Plan
+    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+        """Publishes round t and lets devices work until a step is due; see `Served.next`.
+
+        Updates that arrived after the last step count first. If they are enough for another, there
+        is nothing to publish.
+        """
+        machine = StreamMachine(self.buffering, state.steps, len(self._at_work))
+        this = _Round(t, machine, ClientStream(plan.cohorts, plan.seed, plan.trial, self._drawn))
+        settings = self.inbox.open(t, (), state.layout, plan)
+        before = self.dump()
+        try:
+            if not self._again:  # else devices may be at work in this round already
+                self._look(this)
+            if machine.closed is None:
+                self._work(this, state, {**round_settings(t, plan), **settings})
+        except BaseException:  # the round is made again: anyone who has ended must not be forgotten
+            self.load(before)
+            raise
+        self._drawn = this.stream.drawn
+        why, steps = machine.closed, state.steps
+        assert why is not None
+        self._forget(steps + (why == "goal"))
+        self._add_costs(this.tally, state.layout)
+        return this.tally.close(t, steps, why, state.layout, self.buffering, plan.over)
+
+    def dump(self) -> bytes:
+        """Who is at work and on what, to be stored with a step; their updates are in files."""
+        at_work = [[each.client, each.number] for each in self._at_work.values()]
+        versions = {name: [v.number, v.step] for name, v in self._versions.items()}
+        found = {"drawn": self._drawn, "at_work": at_work, "versions": versions}
+        return json.dumps(found).encode()
+
+    def load(self, data: bytes) -> None:
+        """Goes on from what `dump` returned: those at work are told again, and given their time
+        anew.
+
+        Raises:
+            InputError: another kind of rounds returned it.
+        """
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise InputError(
+                "the run has clients at work in process",
+                got="devices",
+                allowed="clients in process",
+                fix="go on as it was started",
+            ) from error
+        self._drawn = found["drawn"]
+        self._at_work = {c: _AtWork(c, t, t) for c, t in found["at_work"]}
+        self._versions = {name: _Version(*version) for name, version in found["versions"].items()}
+        self._again, self._heard = list(self._at_work), {}
+
+    def _work(self, this: _Round, state: ServerState, settings: Mapping[str, object]) -> None:
+        """Lets devices begin and end until a step is due."""
+        served, machine = self.served, this.machine
+        began = self._begin(this)
+        round_id = self._publish(this, state, settings)
+        try:
+            while machine.closed is None:
+                self._call(round_id, this.t, began)
+                for called_to, event in served.summons.news(served.clock()):
+                    self._hear(called_to, event)
+                self._look(this)
+                served.on_arrival(machine.counted, self.buffering.goal)
+                began = [] if machine.closed is not None else self._begin(this)
+                if began:
+                    served.publisher.invite(list(this.cohort))
+                is_waiting = machine.closed is None and not began
+                if served.stop.wait(served.poll if is_waiting else 0.0) and machine.closed is None:
+                    raise KeyboardInterrupt
+        finally:
+            served.summons.over()
+
+    def _begin(self, this: _Round) -> list[int]:
+        """Draws as many clients as should be at work; returns whom to call."""
+        busy = this.tally.busy(self._at_work)
+        began = this.stream.take(this.machine.fill().clients, busy)
+        self._at_work |= {client: _AtWork(client, this.t, this.t) for client in began}
+        this.machine.handle(Started(len(began)))
+        this.cohort.update(dict.fromkeys(map(device_name, self._at_work)))
+        again, self._again = [client for client in self._again if client in self._at_work], []
+        return again + began
+
+    def _publish(self, this: _Round, state: ServerState, settings: Mapping[str, object]) -> str:
+        """Publishes round t for everyone at work; returns its name."""
+        publisher, trailing = self.served.publisher, self._recent(state.steps)
+        # A device that was let in before the run was stopped stays so.
+        this.cohort.update(dict.fromkeys(publisher.cohort_of(this.t) or ()))
+        published = publisher.publish_state(
+            state,
+            number=this.t,
+            coding=self.served.coding,
+            cohort=list(this.cohort),
+            trailing=trailing,
+            may_go_back=self.served.goes_on,
+            settings=settings,
+        )
+        self.served.goes_on = False
+        # Uploads of rounds that are stored as under way stay until another step is stored.
+        self.inbox.begin(published.id, list(self._versions))
+        self._versions[published.id] = _Version(this.t, state.steps)
+        return published.id
+
+    def _call(self, round_id: str, t: int, began: Collection[int]) -> None:
+        """Tells devices of a round; from then on they are waited for so long."""
+        if not began:
+            return
+        served = self.served
+        served.summons.call(round_id, t, list(began), served.seconds, may_miss=True)
+        until = served.clock() + served.seconds
+        for client in began:
+            self._at_work[client] = replace(self._at_work[client], called=t, until=until)
+
+    def _forget(self, step: int) -> None:
+        """Says which rounds trail, after this many steps. Rounds that are too old for that stay for
+        another look: an update may have been taken a moment before."""
+        self.served.publisher.close_round(self._recent(step))
+        self._versions = {name: self._versions[name] for name in self._recent(step - 1)}
+
+    def _recent(self, step: int) -> list[str]:
+        """Rounds of which a device at work may send an update that counts after this many steps."""
+        first = min((each.number for each in self._at_work.values()), default=inf)
+        recent = [
+            name
+            for name, version in self._versions.items()
+            if version.number >= first and step - version.step <= self.buffering.max_staleness
+        ]
+        return recent[-_MAX_TRAILING:]
+
+    def _look(self, this: _Round) -> None:
+        """Ends those who have ended, in the order in which they began, until a step is due: the
+        others end in the next round."""
+        now = self.served.clock()
+        arrived = {name: set(self.inbox.devices(name)) for name in self._versions}
+        for each in list(self._at_work.values()):
+            end = self._end_of(each, arrived, now) if this.machine.closed is None else None
+            if end is not None:
+                self._end(each.client, end, this)
+
+    def _end(self, client: int, end: _End, this: _Round) -> None:
+        del self._at_work[client]
+        self._heard.pop(client, None)
+        if end.outcome != "sent":
+            this.tally.end(nothing_of(client, end.outcome), this.machine.handle(Ended(0, False)))
+            return
+        result = self.inbox.result(end.round, client, "sent", self.served.coding)
+        ended = Ended(self._versions[end.round].step, result.outcome == "sent")
+        this.tally.end(result, this.machine.handle(ended))
+
+    def _hear(self, round_id: str, event: Event) -> None:
+        """A device is said to be gone: the one at work, if it was called to that round."""
+        each = self._at_work.get(event.client) if isinstance(event, Dropped | Refused) else None
+        if each is not None and number_of(round_id) == each.called:
+            self._heard[each.client] = _End(
+                "refused" if isinstance(event, Refused) else "lost_before"
+            )
+
+    def _end_of(
+        self, each: _AtWork, arrived: Mapping[str, Collection[str]], now: float
+    ) -> _End | None:
+        """What became of a device; None while it is at work."""
+        device = device_name(each.client)
+        for name, version in self._versions.items():
+            if version.number >= each.number and device in arrived[name]:
+                return _End("sent", name)
+        return self._heard.get(each.client, _End("lost_before") if now >= each.until else None)
+
+    def _add_costs(self, tally: Tally, layout: Layout) -> None:
+        """What devices that ended had fetched, and what went wrong among them."""
+        demand: Demand = {result.client: result.keys for result in tally.ended if result.keys}
+        cost = Pregenerated(self.served.coding).cost(layout, demand)
+        tally.costs.append(replace(cost, seen_by=self.served.fetched.about.leaks))
+        tally.incidents += self.served.summons.incidents()
 
 
 @dataclass

@@ -18,8 +18,8 @@ from keyhole.arrays import KeyArray
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import InputError, KeyholeError
 from keyhole.server.tables import KeyIndex
+from keyhole.wire.assignment import Fetched
 from keyhole.wire.messages import Sums
-from keyhole.wire.tables import Fetched
 
 ABSENT, COMING, READY, NOWHERE = 0, 1, 2, 3
 """States of a slot: nothing there, being computed, computed; and of a key that found no slot."""

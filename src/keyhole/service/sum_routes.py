@@ -30,13 +30,25 @@ from pathlib import Path
 import msgspec
 
 from keyhole.errors import InputError, MalformedError
-from keyhole.service.access import Access, Keyring, TokenClaims, not_admitted
-from keyhole.service.edge import Edge, Scope, Send
-from keyhole.service.guards import Guards
+from keyhole.service.access import Access, Guards, Keyring, TokenClaims, not_admitted
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
-from keyhole.service.responses import BINARY, JSON, NO_STORE, file_response, json_response
-from keyhole.service.routes import Body, Receive, Request, Response, Route, Routes
+from keyhole.service.routes import (
+    BINARY,
+    JSON,
+    NO_STORE,
+    Body,
+    Edge,
+    Receive,
+    Request,
+    Response,
+    Route,
+    Routes,
+    Scope,
+    Send,
+    file_response,
+    json_response,
+)
 from keyhole.service.sum_peers import Finisher, PeerLine
 from keyhole.service.sum_settings import AggregatorSettings
 from keyhole.service.sums import SumFiles, Sums

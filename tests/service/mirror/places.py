@@ -12,8 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from keyhole.service.mirror import MirrorSettings, push_round
-from keyhole.service.mirror_pull import fetch_round
+from keyhole.service.mirror import MirrorSettings, fetch_round, push_round
 from keyhole.service.object_store import StoreSettings, open_store
 from tests.helpers import LONG
 from tests.service.sockets import held_port

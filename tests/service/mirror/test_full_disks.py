@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from keyhole.errors import DamageError, NotFoundError, StorageError
-from keyhole.service.mirror_pull import fetch_round
+from keyhole.service.mirror import fetch_round
 from tests.helpers import LONG
 from tests.service.hand_made import content_of, write_round
 from tests.service.mirror.places import Place, is_one_line, state_of
@@ -21,7 +21,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from keyhole.errors import StorageError
-from keyhole.service.mirror_pull import fetch_round
+from keyhole.service.mirror import fetch_round
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, resource.RLIM_INFINITY))
 try:
     fetch_round(sys.argv[1], Path(sys.argv[2]))

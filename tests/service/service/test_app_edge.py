@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from keyhole import errors
-from keyhole.service.responses import error_response, json_response
-from keyhole.service.routes import Route
+from keyhole.service.routes import Route, error_response, json_response
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages as wire
 from tests.helpers import ROOT

@@ -11,7 +11,7 @@ from keyhole.service.access import Access, Keyring
 from keyhole.service.limits import Limits
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages as wire
-from keyhole.wire.tables import Current
+from keyhole.wire.assignment import Current
 from tests.service.in_process import (
     BINARY,
     NOW,

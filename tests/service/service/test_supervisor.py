@@ -12,8 +12,8 @@ import pytest
 
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from keyhole.service.process import next_wait
 from keyhole.service.publishing import Publisher
+from keyhole.service.transport import next_wait
 from keyhole.wire import messages as wire
 from tests.service.memory_rounds import WIDTH, WORDS, layout
 from tests.service.service_process import COMMAND, service

@@ -16,7 +16,7 @@ from keyhole.errors import InputError
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.service.publishing import Publisher
-from keyhole.service.responses import json_response
+from keyhole.service.routes import json_response
 from keyhole.service.transport import Listen, bind, serving
 from keyhole.wire import messages as wire
 from tests.service.memory_rounds import WIDTH, WORDS, layout
