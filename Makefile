@@ -7,6 +7,9 @@ PYTHON := $(shell for python in python3.11 python3; do \
 endif
 BENCHMARKS = $(filter-out benchmarks/harness.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
+# Demo and tests start Python often: it keeps compiled modules, whatever the shell asks for.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check bench docs clean base full
 # Targets share .venv, and two installs into it at once would break it.

@@ -1,5 +1,5 @@
 """Strict settings for every test: no silent promotion in JAX, the same examples on every run,
-children that can be interrupted, and programs of JAX that are compiled once."""
+children that can be interrupted, and modules and programs of JAX that are compiled once."""
 
 import os
 import signal
@@ -16,6 +16,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import HealthCheck, Phase, settings
+
+# Children import JAX some hundred times: 3 s each where Python may not keep compiled modules.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile(
     "laws",
