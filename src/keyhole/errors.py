@@ -46,6 +46,7 @@ may be seen at the server never carry a key or an update of one client: they car
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 __all__ = [
@@ -91,39 +92,33 @@ __all__ = [
 ]
 
 
+_FACTS = re.compile(r"(.*?): got (.*?); expected (.*?); (.*)", re.DOTALL)
+
+
 class KeyholeError(Exception):
-    """Base of all errors of keyhole; carries the four facts and how a command or service ends on
-    it.
+    """Base of all errors of keyhole; carries four facts and how a command or service ends on it.
 
     Args:
-        wrong: what is wrong, as a short clause without a full stop.
-        got: the offending value.
-        allowed: what would have been accepted.
-        fix: what to do about it.
+        message: "what is wrong: got the value; expected what is allowed; what to do". The parts
+            are read from it as `wrong`, `got`, `allowed` and `fix`.
 
-    >>> print(KeyholeError("cohort is too small", got=0, allowed="1 or more", fix="wait"))
+    >>> print(KeyholeError("cohort is too small: got 0; expected 1 or more; wait"))
     cohort is too small: got 0; expected 1 or more; wait
     """
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
-    def __init__(self, wrong: str, *, got: object, allowed: object, fix: str) -> None:
-        super().__init__(f"{wrong}: got {got}; expected {allowed}; {fix}")
-        self.wrong = wrong
-        self.got = str(got)
-        self.allowed = str(allowed)
-        self.fix = fix
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Lets an error cross from a worker process with its facts intact."""
-        return _rebuild, (type(self), self.wrong, self.got, self.allowed, self.fix)
-
-
-def _rebuild(
-    kind: type[KeyholeError], wrong: str, got: str, allowed: str, fix: str
-) -> KeyholeError:
-    return kind(wrong, got=got, allowed=allowed, fix=fix)
+    def __init__(
+        self, message: str, *, got: object = None, allowed: object = None, fix: str | None = None
+    ) -> None:
+        if fix is not None:
+            message = f"{message}: got {got}; expected {allowed}; {fix}"
+        super().__init__(message)
+        facts = _FACTS.fullmatch(message)
+        if facts is None:
+            raise ValueError(f"an error says 'WRONG: got X; expected Y; DO Z': got {message!r}")
+        self.wrong, self.got, self.allowed, self.fix = facts.groups()
 
 
 class InputError(KeyholeError):

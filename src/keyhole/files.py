@@ -89,7 +89,7 @@ def lock_file(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT) -> int
     except OSError as error:
         os.close(lock)
         raise StorageError(
-            what, got="a lock of another process", allowed="one at a time", fix="wait for it to end"
+            f"{what}: got a lock of another process; expected one at a time; wait for it to end"
         ) from error
     return lock
 
@@ -104,10 +104,9 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"cannot make directory {path}",
-            got=error.strerror or repr(error),
-            allowed="a path below a directory that may be written",
-            fix="choose another path, or ask for the right to write there",
+            f"cannot make directory {path}: got {error.strerror or repr(error)}; expected a path "
+            "below a directory that may be written; choose another path, or ask for the right to "
+            "write there"
         ) from error
 
 
@@ -118,8 +117,7 @@ def storage_errors(path: Path, verb: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"cannot {verb} {path.name}",
-            got=error.strerror or repr(error),
-            allowed="a disk with room, and a directory that may be written",
-            fix="what was stored before is safe: make room and try again",
+            f"cannot {verb} {path.name}: got {error.strerror or repr(error)}; expected a disk with "
+            "room, and a directory that may be written; what was stored before is safe: make room "
+            "and try again"
         ) from error

@@ -244,10 +244,10 @@ class _Walk:
             reduced = value.__reduce_ex__(2)
         except Exception as error:
             raise InputError(
-                f"{self.label} holds what has no identity",
-                got=f"a value of type {type(value).__qualname__}",
-                allowed="code, numbers, text, arrays, and objects that hold such",
-                fix="give it `name` and `version` as text, or make the value where it is used",
+                f"{self.label} holds what has no identity: got a value of type "
+                f"{type(value).__qualname__}; expected code, numbers, text, arrays, and objects "
+                "that hold such; give it `name` and `version` as text, or make the value where it "
+                "is used"
             ) from error
         if isinstance(reduced, str):
             yield from (b"global", reduced.encode())
@@ -365,8 +365,6 @@ def _is_generated(name: str, held: object) -> bool:
 
 def _unresolved(name: str, got: str) -> InputError:
     return InputError(
-        f"{name!r} names nothing",
-        got=got,
-        allowed="module:NAME of a module on the Python path",
-        fix="check the spelling, or add its folder to PYTHONPATH",
+        f"{name!r} names nothing: got {got}; expected module:NAME of a module on the Python path; "
+        "check the spelling, or add its folder to PYTHONPATH"
     )

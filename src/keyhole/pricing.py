@@ -88,10 +88,7 @@ class Workload:
 def _check(name: str, value: int, minimum: int, limit: int, fix: str) -> None:
     if not minimum <= value <= limit:
         raise InputError(
-            f"{name} is out of range",
-            got=f"{value:,}",
-            allowed=f"{minimum:,}..{limit:,}",
-            fix=fix,
+            f"{name} is out of range: got {value:,}; expected {minimum:,}..{limit:,}; {fix}"
         )
 
 

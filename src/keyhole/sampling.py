@@ -90,39 +90,29 @@ class Cohorts:
         check_count("min_updates", self.min_updates, 0)
         if not 1 <= self.over_selection < inf:
             raise InputError(
-                "over_selection asks fewer clients than the round waits for",
-                got=self.over_selection,
-                allowed="1 or more",
-                fix="1.3 asks 30 % more",
+                "over_selection asks fewer clients than the round waits for: got "
+                f"{self.over_selection}; expected 1 or more; 1.3 asks 30 % more"
             )
         if not 1 <= self.asked <= self.population:
             raise InputError(
-                "cohort does not fit the population",
-                got=f"{self.asked} clients asked",
-                allowed=f"1..{self.population}",
-                fix="choose a smaller cohort or over-selection",
+                f"cohort does not fit the population: got {self.asked} clients asked; expected "
+                f"1..{self.population}; choose a smaller cohort or over-selection"
             )
         if self.sampling not in ("fixed", "poisson", "cyclic"):
             raise InputError(
-                "no such way to sample a cohort",
-                got=self.sampling,
-                allowed="fixed, poisson or cyclic",
-                fix="choose one of them",
+                f"no such way to sample a cohort: got {self.sampling}; expected fixed, poisson or "
+                "cyclic; choose one of them"
             )
         if self.min_updates > self.size:
             raise InputError(
-                "a round can never have the least number of updates",
-                got=self.min_updates,
-                allowed=f"0..{self.size}, as it closes with {self.size}",
-                fix="ask for fewer",
+                f"a round can never have the least number of updates: got {self.min_updates}; "
+                f"expected 0..{self.size}, as it closes with {self.size}; ask for fewer"
             )
         for name in ("lost_before", "lost_after"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(
-                    f"{name} is not a probability",
-                    got=getattr(self, name),
-                    allowed="0..1",
-                    fix="give the share of clients that drop out there",
+                    f"{name} is not a probability: got {getattr(self, name)}; expected 0..1; give "
+                    "the share of clients that drop out there"
                 )
 
     @property
@@ -140,10 +130,8 @@ def check_count(name: str, value: object, min_updates: int) -> None:
     """Raises InputError unless `value` is a whole number of at least `min_updates`."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < min_updates:
         raise InputError(
-            f"{name} is out of range",
-            got=value,
-            allowed=f"a whole number from {min_updates}",
-            fix="choose another",
+            f"{name} is out of range: got {value}; expected a whole number from {min_updates}; "
+            "choose another"
         )
 
 

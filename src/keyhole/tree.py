@@ -41,10 +41,8 @@ def get(tree: Tree, path: str) -> Any:
     leaves = flatten(tree)
     if path not in leaves:
         raise ShapeError(
-            "the tree has no such leaf",
-            got=repr(path),
-            allowed=", ".join(map(repr, leaves)) or "nothing: the tree is empty",
-            fix="name one of its paths",
+            f"the tree has no such leaf: got {path!r}; expected "
+            f"{', '.join(map(repr, leaves)) or 'nothing: the tree is empty'}; name one of its paths"
         )
     return leaves[path]
 
@@ -68,10 +66,9 @@ def map_leaves(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     for other in others:
         if other.keys() != first.keys():
             raise ShapeError(
-                "trees differ in structure",
-                got=", ".join(map(repr, other)) or "no leaves",
-                allowed=", ".join(map(repr, first)) or "no leaves",
-                fix="pass trees with the same paths",
+                f"trees differ in structure: got {', '.join(map(repr, other)) or 'no leaves'}; "
+                f"expected {', '.join(map(repr, first)) or 'no leaves'}; pass trees with the same "
+                "paths"
             )
     return _rebuild(tree, lambda path, leaf: fn(leaf, *(o[path] for o in others)), "")
 
@@ -89,10 +86,8 @@ def _collect(tree: Tree, path: str, leaves: dict[str, Any]) -> None:
 def _add_leaf(leaves: dict[str, Any], path: str, leaf: Any) -> None:
     if path in leaves:
         raise ShapeError(
-            "two leaves have one path",
-            got=repr(path),
-            allowed="paths that differ",
-            fix='keep "/" out of dict keys',
+            f'two leaves have one path: got {path!r}; expected paths that differ; keep "/" '
+            "out of dict keys"
         )
     leaves[path] = leaf
 

@@ -1,12 +1,9 @@
 """Bad input gets one clear error: what is wrong, the value, what is allowed, what to do."""
 
-import pickle
-
 import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole import errors
 from keyhole.errors import (
     CohortError,
     CutError,
@@ -220,28 +217,3 @@ def test_bad_input_is_refused_with_four_facts(case):
     error = raised.value
     assert all((error.wrong, error.got, error.allowed, error.fix))
     assert str(error) == f"{error.wrong}: got {error.got}; expected {error.allowed}; {error.fix}"
-
-
-def every_error():
-    return [getattr(errors, name) for name in errors.__all__]
-
-
-def test_errors_form_one_tree_that_is_drawn_at_its_top():
-    for kind in every_error():
-        assert issubclass(kind, kh.KeyholeError)
-        assert kind.__name__ in errors.__doc__
-
-
-@pytest.mark.parametrize("kind", every_error())
-def test_errors_know_how_a_command_and_a_service_end(kind):
-    assert 1 <= kind.exit_code <= 125
-    assert 400 <= kind.http_status <= 599
-
-
-@pytest.mark.parametrize("kind", every_error())
-def test_errors_cross_processes_with_their_facts(kind):
-    error = kind("it broke", got=3, allowed="2", fix="mend it")
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is kind
-    assert str(again) == str(error)
-    assert (again.got, again.fix) == ("3", "mend it")

@@ -49,10 +49,8 @@ def read_facts(data: bytes, what: str, build: Callable[[bytes], F]) -> F:
 
 def _not_facts(what: str, length: int) -> MalformedError:
     return MalformedError(
-        f"these are not {what}",
-        got=f"{length} bytes",
-        allowed="the bytes that docs/wire.md describes",
-        fix="check that both sides are of one version",
+        f"these are not {what}: got {length} bytes; expected the bytes that docs/wire.md "
+        "describes; check that both sides are of one version"
     )
 
 
@@ -69,10 +67,8 @@ def encode_varint(number: int) -> bytes:
         if 0 <= number < 1 << bits:
             return (number | code << (8 * length - 2)).to_bytes(length, "big")
     raise MalformedError(
-        "a number that has no variable length",
-        got=number,
-        allowed="0..2^62 - 1",
-        fix="send less at a time",
+        f"a number that has no variable length: got {number}; expected 0..2^62 - 1; send less at a "
+        "time"
     )
 
 
@@ -126,8 +122,6 @@ class Reader:
 
 def _cut() -> MalformedError:
     return MalformedError(
-        "a message that ends too early",
-        got="fewer bytes",
-        allowed="as many as it announces",
-        fix="check that both sides are of one version",
+        "a message that ends too early: got fewer bytes; expected as many as it announces; check "
+        "that both sides are of one version"
     )

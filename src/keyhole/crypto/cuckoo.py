@@ -237,10 +237,8 @@ def batch_shape(max_keys: int, num_keys: int) -> BatchShape:
     """
     if not 1 <= max_keys <= num_keys:
         raise InputError(
-            "a batch that cannot be",
-            got=f"{max_keys} of {num_keys} keys",
-            allowed="1 or more, and no more than there are",
-            fix="check max_keys and num_keys",
+            f"a batch that cannot be: got {max_keys} of {num_keys} keys; expected 1 or more, and "
+            "no more than there are; check max_keys and num_keys"
         )
     if max_keys <= _FEW_KEYS or max_keys * num_keys <= _FEW_READS:
         return BatchShape(0, max_keys)
@@ -268,10 +266,9 @@ class Placement:
     def __init__(self, num_keys: int, num_buckets: int, num_hashes: int = 3) -> None:
         if not 1 <= num_keys <= MAX_IN_BUCKETS or not 1 <= num_hashes <= num_buckets:
             raise InputError(
-                "a placement that cannot be",
-                got=f"{num_keys} keys, {num_buckets} buckets, {num_hashes} hashes",
-                allowed=f"1..{MAX_IN_BUCKETS} keys, a hash or more, no fewer buckets than hashes",
-                fix="ask batch_shape for the number of buckets",
+                f"a placement that cannot be: got {num_keys} keys, {num_buckets} buckets, "
+                f"{num_hashes} hashes; expected 1..{MAX_IN_BUCKETS} keys, a hash or more, no fewer "
+                "buckets than hashes; ask batch_shape for the number of buckets"
             )
         self.num_keys = num_keys
         self.num_buckets = num_buckets

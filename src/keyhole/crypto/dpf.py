@@ -105,10 +105,8 @@ class Domain:
     def __post_init__(self) -> None:
         if self.num_points < 1:
             raise InputError(
-                "a domain without points",
-                got=self.num_points,
-                allowed="1 or more",
-                fix="share points of a table that has rows",
+                f"a domain without points: got {self.num_points}; expected 1 or more; share points "
+                "of a table that has rows"
             )
 
     @cached_property
@@ -390,17 +388,13 @@ def _check_points(points: KeyArray, domain: Domain) -> None:
     outside = np.count_nonzero((points < 0) | (points >= domain.num_points))
     if outside:
         raise KeySpaceError(
-            "points outside their domain",
-            got=f"{outside} of {len(points)} points",
-            allowed=f"0..{domain.num_points - 1}",
-            fix="check them against the table before they are shared",
+            f"points outside their domain: got {outside} of {len(points)} points; expected "
+            f"0..{domain.num_points - 1}; check them against the table before they are shared"
         )
 
 
 def _malformed(got: str, allowed: str) -> MalformedError:
     return MalformedError(
-        "corrections of point functions cannot be read",
-        got=got,
-        allowed=allowed,
-        fix="encode them for the same domain and number of keys",
+        f"corrections of point functions cannot be read: got {got}; expected {allowed}; encode "
+        "them for the same domain and number of keys"
     )

@@ -75,10 +75,9 @@ def suite_of(kem_id: int, kdf_id: int, aead_id: int) -> Suite:
         if (kem_id, kdf_id, aead_id) == (KEM_ID, KDF_ID, suite.aead_id):
             return suite
     raise MalformedError(
-        "a suite that is not known here",
-        got=f"kem {kem_id:#06x}, kdf {kdf_id:#06x}, aead {aead_id:#06x}",
-        allowed=f"kem {KEM_ID:#06x}, kdf {KDF_ID:#06x}, aead 0x0001 or 0x0003",
-        fix="take the suite from the key configuration",
+        f"a suite that is not known here: got kem {kem_id:#06x}, kdf {kdf_id:#06x}, aead "
+        f"{aead_id:#06x}; expected kem {KEM_ID:#06x}, kdf {KDF_ID:#06x}, aead 0x0001 or 0x0003; "
+        "take the suite from the key configuration"
     )
 
 
@@ -101,10 +100,8 @@ class PrivateKey:
     def __post_init__(self) -> None:
         if len(self.secret) != PUBLIC_BYTES:
             raise InputError(
-                "a private key of another length",
-                got=f"{len(self.secret)} bytes",
-                allowed=f"{PUBLIC_BYTES} bytes",
-                fix="make one with PrivateKey.fresh()",
+                f"a private key of another length: got {len(self.secret)} bytes; expected "
+                f"{PUBLIC_BYTES} bytes; make one with PrivateKey.fresh()"
             )
 
     def __repr__(self) -> str:
@@ -135,10 +132,9 @@ class PrivateKey:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
             raise MalformedError(
-                "this is not a public key that can be used",
-                got=f"{len(public)} bytes",
-                allowed=f"{PUBLIC_BYTES} bytes of X25519, not a point of low order",
-                fix="check that both sides are of one version",
+                f"this is not a public key that can be used: got {len(public)} bytes; expected "
+                f"{PUBLIC_BYTES} bytes of X25519, not a point of low order; check that both sides "
+                "are of one version"
             ) from error
 
 
@@ -212,10 +208,8 @@ class Context:
         """
         if not 0 <= length <= _LONGEST_EXPORT:
             raise InputError(
-                "a secret of this length cannot be derived",
-                got=f"{length} bytes",
-                allowed=f"0..{_LONGEST_EXPORT}",
-                fix="derive a seed, and more from the seed",
+                f"a secret of this length cannot be derived: got {length} bytes; expected "
+                f"0..{_LONGEST_EXPORT}; derive a seed, and more from the seed"
             )
         secret = self._schedule.exporter_secret
         return _labeled_expand(secret, _suite_id(self.suite), b"sec", label, length)
@@ -285,10 +279,8 @@ def expand(key: bytes, info: bytes, length: int) -> bytes:
 def cannot_open(length: int) -> MalformedError:
     """The error of every sealed message that does not open: it does not tell why."""
     return MalformedError(
-        "a sealed message cannot be opened",
-        got=f"{length} bytes",
-        allowed="what was sealed for this key, unchanged",
-        fix="check that the key configuration is the current one",
+        f"a sealed message cannot be opened: got {length} bytes; expected what was sealed for this "
+        "key, unchanged; check that the key configuration is the current one"
     )
 
 

@@ -53,10 +53,8 @@ class Once(Generic[T]):
 
     def _taken(self) -> ReplayError:
         return ReplayError(
-            "a question is for one use",
-            got=f"its {self._what} a second time",
-            allowed="once",
-            fix="make a new question: the same secrets sent twice can show keys",
+            f"a question is for one use: got its {self._what} a second time; expected once; make a "
+            "new question: the same secrets sent twice can show keys"
         )
 
 
@@ -87,7 +85,7 @@ def distinct_keys(
 
 def _bad_keys(got: str, allowed: str) -> KeySpaceError:
     return KeySpaceError(
-        "keys that cannot be asked for", got=got, allowed=allowed, fix="check them before asking"
+        f"keys that cannot be asked for: got {got}; expected {allowed}; check them before asking"
     )
 
 
@@ -121,10 +119,8 @@ class SumsJoined:
         with self._lock:
             if name in self._names:
                 raise ReplayError(
-                    "a round of a secure sum is for one use",
-                    got="a round that has been taken before",
-                    allowed="each round once",
-                    fix="start a round with a new name",
+                    "a round of a secure sum is for one use: got a round that has been taken "
+                    "before; expected each round once; start a round with a new name"
                 )
             self._names.add(name)
 
@@ -155,10 +151,7 @@ class ReplayWindow:
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
         if limit < 1:
             raise InputError(
-                "a window that remembers nothing",
-                got=limit,
-                allowed="1 or more",
-                fix="raise it",
+                f"a window that remembers nothing: got {limit}; expected 1 or more; raise it"
             )
         self._limit = limit
         self._seen: dict[bytes, None] = {}
@@ -174,10 +167,8 @@ class ReplayWindow:
         """
         if enc in self._seen:
             raise ReplayError(
-                "a request that was answered before",
-                got="the same one again",
-                allowed="each request once",
-                fix="seal a new request",
+                "a request that was answered before: got the same one again; expected each request "
+                "once; seal a new request"
             )
         self._seen[enc] = None
         if len(self._seen) > self._limit:

@@ -50,10 +50,8 @@ class Prg:
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SEED_BYTES:
             raise InputError(
-                "a seed of another length",
-                got=f"{len(seed)} bytes",
-                allowed=f"{SEED_BYTES} bytes",
-                fix="take one from Prg.fresh().bytes(16)",
+                f"a seed of another length: got {len(seed)} bytes; expected {SEED_BYTES} bytes; "
+                "take one from Prg.fresh().bytes(16)"
             )
         self._stream = Cipher(AES(bytes(seed)), CTR(bytes(16))).encryptor()
 
@@ -100,10 +98,8 @@ class Prg:
         """
         if not 1 <= bound <= 1 << 63:
             raise InputError(
-                "a bound that numbers cannot be drawn below",
-                got=bound,
-                allowed="1..2^63",
-                fix="check what is drawn from: it may be empty",
+                f"a bound that numbers cannot be drawn below: got {bound}; expected 1..2^63; check "
+                "what is drawn from: it may be empty"
             )
         found: list[NDArray[np.uint64]] = []
         missing, limit = count, (2**64 // bound) * bound

@@ -60,10 +60,8 @@ def ring_dtype(bits: int) -> np.dtype[Any]:
     """
     if bits not in (16, 32):
         raise InputError(
-            "a ring of this size is not known here",
-            got=f"{bits} bits",
-            allowed="16 or 32",
-            fix="take 32; 16 halves the bytes where numbers may be coarse",
+            f"a ring of this size is not known here: got {bits} bits; expected 16 or 32; take 32; "
+            "16 halves the bytes where numbers may be coarse"
         )
     return np.dtype(np.uint16 if bits == 16 else np.uint32)
 
@@ -97,14 +95,12 @@ class FixedPoint:
         ring_dtype(self.bits)
         if not 1 / _MAX_CLIP <= self.clip <= _MAX_CLIP:  # NaN is not
             raise InputError(
-                "a clip that cannot be used",
-                got=self.clip,
-                allowed="2^-64 to 2^64",
-                fix="clip at the size that a number of an update rarely exceeds",
+                f"a clip that cannot be used: got {self.clip}; expected 2^-64 to 2^64; clip at the "
+                "size that a number of an update rarely exceeds"
             )
         if self.cohort < 1:
             raise InputError(
-                "a cohort without clients", got=self.cohort, allowed="1 or more", fix="count again"
+                f"a cohort without clients: got {self.cohort}; expected 1 or more; count again"
             )
         if self.clip * self.scale < _MIN_STEPS:
             raise self._too_coarse()
@@ -153,7 +149,7 @@ class FixedPoint:
         """
         if not np.issubdtype(values.dtype, np.floating):
             raise ShapeError(
-                "only floats are encoded", got=values.dtype, allowed="a float dtype", fix="cast"
+                f"only floats are encoded: got {values.dtype}; expected a float dtype; cast"
             )
         width: type[np.floating[Any]] = np.float32 if values.dtype.itemsize <= 4 else np.float64
         flat = np.ascontiguousarray(values, width).reshape(-1)
@@ -167,10 +163,8 @@ class FixedPoint:
             lost += _round(flat[piece], drawn, self.clip, self.scale, out[piece])
         if lost:
             raise NotFiniteError(
-                "NaN or infinity among numbers that are to be added up",
-                got=f"{lost} of {flat.size}",
-                allowed="finite numbers",
-                fix="leave this update out",
+                f"NaN or infinity among numbers that are to be added up: got {lost} of "
+                f"{flat.size}; expected finite numbers; leave this update out"
             )
         return out.reshape(values.shape)
 
@@ -187,10 +181,8 @@ class FixedPoint:
         """
         if sums.dtype != self.dtype:
             raise ShapeError(
-                "sums of another ring",
-                got=sums.dtype,
-                allowed=self.dtype,
-                fix="encode and decode with the same settings",
+                f"sums of another ring: got {sums.dtype}; expected {self.dtype}; encode and decode "
+                "with the same settings"
             )
         numbers = sums.view(f"i{self.bits // 8}").astype(np.float32)
         numbers *= np.float32(self.rounding)
@@ -271,17 +263,14 @@ def pair_seed(
     """
     if not 0 <= low < high < _PLACES:
         raise InputError(
-            "places of a pair that are equal or in the wrong order",
-            got=f"{low} and {high}",
-            allowed=f"0 <= low < high < {_PLACES}",
-            fix="name the lower place first",
+            f"places of a pair that are equal or in the wrong order: got {low} and {high}; "
+            f"expected 0 <= low < high < {_PLACES}; name the lower place first"
         )
     if len(round) != ROUND_BYTES or len(use) > _LONGEST_USE:
         raise InputError(
-            "the name of a round or of a use of another length",
-            got=f"{len(round)} and {len(use)} bytes",
-            allowed=f"{ROUND_BYTES} and at most {_LONGEST_USE} bytes",
-            fix="take the round from the settings",
+            f"the name of a round or of a use of another length: got {len(round)} and {len(use)} "
+            f"bytes; expected {ROUND_BYTES} and at most {_LONGEST_USE} bytes; take the round from "
+            "the settings"
         )
     agreed = own.agree(other)
     # The curve ignores the highest bit of a public key; both keys as they were sent do not.
@@ -332,7 +321,7 @@ def add_masks(out: RingArray, masks: Iterable[tuple[bytes, int]], first: int = 0
     """
     flat = _flat(out)
     if first < 0:
-        raise InputError("a negative place", got=first, allowed="0 or more", fix="count from 0")
+        raise InputError(f"a negative place: got {first}; expected 0 or more; count from 0")
     begin = first * out.itemsize
     streams = [(_stream(seed, sign, begin), sign) for seed, sign in masks]
     if not flat.size:
@@ -352,10 +341,9 @@ def _stream(seed: bytes, sign: int, begin: int) -> CipherContext:
     """The stream of a seed from a byte on."""
     if len(seed) != SEED_BYTES or sign not in (1, -1):
         raise InputError(
-            "a seed of another length, or another sign",
-            got=f"{len(seed)} bytes and sign {sign}",
-            allowed=f"{SEED_BYTES} bytes, and 1 or -1",
-            fix="take the seed from pair_seed or Prg.fresh().bytes(16)",
+            f"a seed of another length, or another sign: got {len(seed)} bytes and sign {sign}; "
+            f"expected {SEED_BYTES} bytes, and 1 or -1; take the seed from pair_seed or "
+            "Prg.fresh().bytes(16)"
         )
     block, within = divmod(begin, _BLOCK)
     stream = Cipher(AES(bytes(seed)), CTR(block.to_bytes(_BLOCK, "big"))).encryptor()
@@ -367,9 +355,8 @@ def _flat(out: RingArray) -> RingArray:
     """The same memory as a vector: `reshape` alone would copy what is not contiguous."""
     if out.dtype not in (np.uint16, np.uint32) or not out.flags.carray:
         raise ShapeError(
-            "an array to which no mask can be added in place",
-            got=f"{out.dtype}, contiguous: {out.flags.c_contiguous}",
-            allowed="contiguous uint16 or uint32 that can be written",
-            fix="make it with FixedPoint.encode",
+            f"an array to which no mask can be added in place: got {out.dtype}, contiguous: "
+            f"{out.flags.c_contiguous}; expected contiguous uint16 or uint32 that can be written; "
+            "make it with FixedPoint.encode"
         )
     return out.reshape(-1)

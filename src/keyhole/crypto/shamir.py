@@ -51,10 +51,8 @@ def split(secret: bytes, threshold: int, xs: Sequence[int], prg: Prg) -> list[by
     """
     if len(secret) > MAX_SECRET_BYTES:
         raise InputError(
-            "a secret that is too long to be shared",
-            got=f"{len(secret)} bytes",
-            allowed=f"at most {MAX_SECRET_BYTES}",
-            fix="share a seed and derive the rest from it",
+            f"a secret that is too long to be shared: got {len(secret)} bytes; expected at most "
+            f"{MAX_SECRET_BYTES}; share a seed and derive the rest from it"
         )
     numbers = share_number(int.from_bytes(secret, "big"), threshold, xs, prg)
     return [number.to_bytes(SHARE_BYTES, "big") for number in numbers]
@@ -75,10 +73,8 @@ def combine(shares: Mapping[int, bytes], threshold: int, length: int) -> bytes:
     """
     if len(shares) < threshold:
         raise ThresholdError(
-            "too few shares to give a secret back",
-            got=len(shares),
-            allowed=f"{threshold} or more",
-            fix="give this round up: nothing of it can be opened",
+            f"too few shares to give a secret back: got {len(shares)}; expected {threshold} or "
+            "more; give this round up: nothing of it can be opened"
         )
     return Combiner(sorted(shares)[: max(0, threshold)]).combine(shares, length)
 
@@ -109,20 +105,17 @@ class Combiner:
         missing = sum(x not in shares for x in self.xs)
         if missing:
             raise ThresholdError(
-                "shares of some places are missing",
-                got=f"{len(self.xs) - missing} of {len(self.xs)}",
-                allowed="all of them",
-                fix="combine the shares of the places that there are",
+                f"shares of some places are missing: got {len(self.xs) - missing} of "
+                f"{len(self.xs)}; expected all of them; combine the shares of the places that "
+                "there are"
             )
         numbers = [_number(shares[x]) for x in self.xs]
         total = sum(weight * number for weight, number in zip(self._weights, numbers, strict=True))
         secret = total % PRIME
         if secret.bit_length() > 8 * length:
             raise MalformedError(
-                "shares that do not belong together",
-                got=f"{len(self.xs)} shares",
-                allowed=f"shares of one secret of {length} bytes",
-                fix="give this round up: a holder sent a false share",
+                f"shares that do not belong together: got {len(self.xs)} shares; expected shares "
+                f"of one secret of {length} bytes; give this round up: a holder sent a false share"
             )
         return secret.to_bytes(length, "big")
 
@@ -138,17 +131,13 @@ def share_number(
     _check_places(xs, prime)
     if not 1 <= threshold <= len(xs):
         raise InputError(
-            "a threshold that the shares cannot reach",
-            got=f"{threshold} of {len(xs)}",
-            allowed=f"1..{len(xs)}",
-            fix="lower the threshold or share with more holders",
+            f"a threshold that the shares cannot reach: got {threshold} of {len(xs)}; expected "
+            f"1..{len(xs)}; lower the threshold or share with more holders"
         )
     if not 0 <= secret < prime:
         raise InputError(
-            "a secret that is not in the field",
-            got=f"{secret.bit_length()} bits",
-            allowed=f"a number of {prime.bit_length()} bits below the prime",
-            fix="share a shorter one",
+            f"a secret that is not in the field: got {secret.bit_length()} bits; expected a number "
+            f"of {prime.bit_length()} bits below the prime; share a shorter one"
         )
     polynomial = [secret] + [_uniform(prime, prg) for _ in range(threshold - 1)]
     return [value_at(x, polynomial, prime) for x in xs]
@@ -196,10 +185,9 @@ def _check_places(xs: Sequence[int], prime: int) -> None:
     """Refuses places at which a share would be the secret, or equal to another."""
     if not xs or len(set(xs)) < len(xs) or not all(0 < x < prime for x in xs):
         raise InputError(
-            "places of shares that cannot be used",
-            got=f"{len(xs)} places, {len(set(xs))} distinct, {sum(x == 0 for x in xs)} zero",
-            allowed="one or more, distinct, above 0 and in the field",
-            fix="give holder i of 0, 1, ... the place i + 1",
+            f"places of shares that cannot be used: got {len(xs)} places, {len(set(xs))} distinct, "
+            f"{sum(x == 0 for x in xs)} zero; expected one or more, distinct, above 0 and in the "
+            "field; give holder i of 0, 1, ... the place i + 1"
         )
 
 
@@ -217,9 +205,8 @@ def _number(share: bytes) -> int:
     number = int.from_bytes(share, "big")
     if len(share) != SHARE_BYTES or number >= PRIME:
         raise MalformedError(
-            "this is not a share",
-            got=f"{len(share)} bytes, in the field: {number < PRIME}",
-            allowed=f"{SHARE_BYTES} bytes with a number of the field",
-            fix="give this round up: a holder sent a false share",
+            f"this is not a share: got {len(share)} bytes, in the field: {number < PRIME}; "
+            f"expected {SHARE_BYTES} bytes with a number of the field; give this round up: a "
+            "holder sent a false share"
         )
     return number

@@ -184,10 +184,8 @@ def hold_out(
     kept = ceil((1 - share) * len(data) - 1e-9)
     if not 0 < kept < len(data):
         raise InputError(
-            "held-out clients leave nobody on one side",
-            got=f"{share} of {len(data)} clients",
-            allowed="at least one client on each side",
-            fix="choose another share or more clients",
+            f"held-out clients leave nobody on one side: got {share} of {len(data)} clients; "
+            "expected at least one client on each side; choose another share or more clients"
         )
     order = rng.permutation(len(data))
     return data.subset(np.sort(order[:kept])), data.subset(np.sort(order[kept:]))

@@ -37,10 +37,8 @@ def locate(source: str | Path) -> Path:
     path = _shared(name) if name in SHARED else Path(source)
     if not path.exists():
         raise InputError(
-            f"cannot find {name}",
-            got=f"no file {path}",
-            allowed=f"a path, an imported dataset, or one of {', '.join(SHARED)}",
-            fix="give the path of a file, or a name of `keyhole data list`",
+            f"cannot find {name}: got no file {path}; expected a path, an imported dataset, or one "
+            f"of {', '.join(SHARED)}; give the path of a file, or a name of `keyhole data list`"
         )
     return path
 
@@ -49,10 +47,8 @@ def _shared(name: str) -> Path:
     folder = data_folder()
     if folder is None:
         raise InputError(
-            f"cannot find {name}",
-            got="no environment variable KEYHOLE_DATA",
-            allowed=f"the folder that holds {SHARED[name]}",
-            fix="set KEYHOLE_DATA, or give the path of a file",
+            f"cannot find {name}: got no environment variable KEYHOLE_DATA; expected the folder "
+            f"that holds {SHARED[name]}; set KEYHOLE_DATA, or give the path of a file"
         )
     return folder / SHARED[name]
 
@@ -135,10 +131,8 @@ def find_dataset(source: str | Path, *, cache: Path | None = None) -> Path:
     found = _find_named(source, root) or find_imported(locate(source), root)
     if found is None:
         raise InputError(
-            f"{source} is not imported",
-            got="a file that was not read yet, or has changed since",
-            allowed="an imported dataset",
-            fix=f"run: keyhole data import {source}",
+            f"{source} is not imported: got a file that was not read yet, or has changed since; "
+            f"expected an imported dataset; run: keyhole data import {source}"
         )
     return found
 

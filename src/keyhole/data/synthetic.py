@@ -46,19 +46,15 @@ def make_synthetic(kind: Kind, seed: int, **sizes: int) -> Dataset:
     """
     if kind not in _MAKERS:
         raise InputError(
-            "no such kind of synthetic data",
-            got=repr(kind),
-            allowed=", ".join(_MAKERS),
-            fix="choose one of them",
+            f"no such kind of synthetic data: got {kind!r}; expected {', '.join(_MAKERS)}; "
+            "choose one of them"
         )
     allowed = [name for name in signature(_MAKERS[kind]).parameters if name != "seed"]
     unknown = sorted(sizes.keys() - set(allowed))
     if unknown:
         raise InputError(
-            f"synthetic {kind} have no such size",
-            got=", ".join(unknown),
-            allowed=", ".join(allowed),
-            fix="name one of these or none",
+            f"synthetic {kind} have no such size: got {', '.join(unknown)}; expected "
+            f"{', '.join(allowed)}; name one of these or none"
         )
     made = _MAKERS[kind](seed, **sizes)
     given = signature(_MAKERS[kind]).bind(seed, **sizes)

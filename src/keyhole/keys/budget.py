@@ -38,17 +38,13 @@ class DeviceClass:
     def __post_init__(self) -> None:
         if self.model_bytes < 1:
             raise InputError(
-                f"device class {self.name!r} holds nothing",
-                got=f"{self.model_bytes} bytes",
-                allowed="1 or more",
-                fix="give the memory it has for a model",
+                f"device class {self.name!r} holds nothing: got {self.model_bytes} bytes; expected "
+                "1 or more; give the memory it has for a model"
             )
         if not 0 < self.share <= 1:
             raise InputError(
-                f"share of device class {self.name!r} is out of range",
-                got=self.share,
-                allowed="above 0, at most 1",
-                fix="shares of all classes add up to 1",
+                f"share of device class {self.name!r} is out of range: got {self.share}; expected "
+                "above 0, at most 1; shares of all classes add up to 1"
             )
 
 
@@ -65,10 +61,8 @@ def assign_device(classes: Sequence[DeviceClass], rng: np.random.Generator) -> D
     shares = [device.share for device in classes]
     if not isclose(sum(shares), 1.0, abs_tol=1e-9):
         raise InputError(
-            "shares of device classes do not add up",
-            got=sum(shares),
-            allowed="1",
-            fix="let the shares of all classes add up to 1",
+            f"shares of device classes do not add up: got {sum(shares)}; expected 1; let the "
+            "shares of all classes add up to 1"
         )
     return classes[int(rng.choice(len(classes), p=np.array(shares) / sum(shares)))]
 
@@ -99,10 +93,9 @@ def keys_within(layout: Layout, model_bytes: int) -> dict[str, int]:
 
     if layout.client_bytes(**counts(1)) > model_bytes:
         raise InputError(
-            "the smallest sub-model does not fit the device",
-            got=f"{model_bytes} bytes",
-            allowed=f"{layout.client_bytes(**counts(1))} or more",
-            fix="cut more of the model, or leave such devices out",
+            f"the smallest sub-model does not fit the device: got {model_bytes} bytes; expected "
+            f"{layout.client_bytes(**counts(1))} or more; cut more of the model, or leave such "
+            "devices out"
         )
     low, high = 1, largest
     while low < high:  # the largest step that fits
@@ -142,9 +135,7 @@ def share_of_keys(spaces: Iterable[KeySpace], alpha: float) -> dict[str, int]:
     """
     if not 0 < alpha <= 1:
         raise InputError(
-            "share of keys is out of range",
-            got=alpha,
-            allowed="above 0, at most 1",
-            fix="1 selects all keys",
+            f"share of keys is out of range: got {alpha}; expected above 0, at most 1; 1 selects "
+            "all keys"
         )
     return {space.name: max(1, round(alpha * space.num_keys)) for space in spaces}

@@ -77,10 +77,8 @@ def check_share(share: float) -> None:
     """Raises InputError unless there is room for own keys."""
     if not 0 <= share < 1:
         raise InputError(
-            "share of random keys is out of range",
-            got=share,
-            allowed="at least 0, below 1",
-            fix="leave room for the client's own keys",
+            f"share of random keys is out of range: got {share}; expected at least 0, below 1; "
+            "leave room for the client's own keys"
         )
 
 
@@ -175,9 +173,7 @@ def choice_named(name: str) -> Choice:
     """
     if name.lower() not in CHOICES:
         raise InputError(
-            "no such way to choose keys",
-            got=name,
-            allowed=", ".join(CHOICES),
-            fix="choose one of them, or pass a function: docs/own-keys.md",
+            f"no such way to choose keys: got {name}; expected {', '.join(CHOICES)}; choose one of "
+            "them, or pass a function: docs/own-keys.md"
         )
     return CHOICES[name.lower()]

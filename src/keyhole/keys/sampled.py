@@ -64,10 +64,9 @@ def every(
     """
     if keys_per_client < counts.space.num_keys:
         raise InputError(
-            f"a client cannot hold all keys of {counts.space.name!r}",
-            got=f"{keys_per_client} keys per client",
-            allowed=counts.space.num_keys,
-            fix="let keys_per_client be the size of the key space, or choose fewer keys",
+            f"a client cannot hold all keys of {counts.space.name!r}: got {keys_per_client} keys "
+            f"per client; expected {counts.space.num_keys}; let keys_per_client be the size of the "
+            "key space, or choose fewer keys"
         )
     return np.arange(counts.space.num_keys, dtype=np.int64)
 
@@ -121,10 +120,8 @@ def whole_buckets(choice: Choice, buckets: Buckets) -> Choice:
     def choose(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
         if 0 < keys_per_client < buckets.size:
             raise InputError(
-                "a client cannot hold one bucket",
-                got=f"{keys_per_client} keys per client",
-                allowed=f"{buckets.size} or more",
-                fix="make smaller buckets or raise keys_per_client",
+                f"a client cannot hold one bucket: got {keys_per_client} keys per client; expected "
+                f"{buckets.size} or more; make smaller buckets or raise keys_per_client"
             )
         chosen = choice(count_buckets(counts, buckets), keys_per_client // buckets.size, rng)
         members = (buckets.members(int(bucket)).array for bucket in chosen)

@@ -62,10 +62,8 @@ def sparse_scores(params: Tree, words: Array) -> Array:
 def _check_places(words: Array, rows: int) -> None:
     if words.max(initial=-1) >= rows:
         raise ShapeError(
-            "a word is no row of this client's kernel",
-            got=f"place {words.max()}",
-            allowed=f"-1..{rows - 1}",
-            fix="count words among the client's own keys and leave out the rest",
+            f"a word is no row of this client's kernel: got place {words.max()}; expected "
+            f"-1..{rows - 1}; count words among the client's own keys and leave out the rest"
         )
 
 

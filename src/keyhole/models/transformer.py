@@ -39,17 +39,13 @@ class TransformerSizes:
     def __post_init__(self) -> None:
         if self.embedding % 2:
             raise InputError(
-                "positions take pairs of features",
-                got=f"embedding {self.embedding}",
-                allowed="an even number",
-                fix="add one",
+                f"positions take pairs of features: got embedding {self.embedding}; expected an "
+                "even number; add one"
             )
         if self.width % self.heads:
             raise InputError(
-                "heads do not divide the width",
-                got=f"width {self.width}, heads {self.heads}",
-                allowed="a width that is a multiple of heads",
-                fix="change one of them",
+                f"heads do not divide the width: got width {self.width}, heads {self.heads}; "
+                "expected a width that is a multiple of heads; change one of them"
             )
 
 

@@ -64,10 +64,9 @@ def derive_deselect(select_fn: SelectFn, server_like: Tree, space: KeySpace) -> 
         check_space(keys, space)
         if len(update) != len(keys):
             raise ShapeError(
-                "an update has one slice for each key",
-                got=f"{len(update)} slices",
-                allowed=f"{len(keys)}, the number of keys",
-                fix="pass the update of the slices that these keys selected",
+                f"an update has one slice for each key: got {len(update)} slices; expected "
+                f"{len(keys)}, the number of keys; pass the update of the slices that these keys "
+                "selected"
             )
         if not len(keys):
             return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
@@ -135,10 +134,8 @@ def _shape_of(leaf: Tree) -> jax.ShapeDtypeStruct:
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ShapeError(
-            "a server value that is not floating point has no derivative",
-            got=dtype,
-            allowed="floating point",
-            fix="convert it, or pass your own deselect_fn",
+            f"a server value that is not floating point has no derivative: got {dtype}; expected "
+            "floating point; convert it, or pass your own deselect_fn"
         )
     return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
@@ -184,10 +181,8 @@ def _name(psi: SelectFn) -> str:
 
 def _not_linear(psi: SelectFn, reason: str) -> NotLinearError:
     return NotLinearError(
-        f"select function {_name(psi)!r} is not linear in the server value",
-        got=reason,
-        allowed="select functions that pick, scale and add",
-        fix="pass your own deselect_fn",
+        f"select function {_name(psi)!r} is not linear in the server value: got {reason}; expected "
+        "select functions that pick, scale and add; pass your own deselect_fn"
     )
 
 
@@ -331,10 +326,8 @@ def _shapes_of(made: Tree, axes: int = 0) -> _Slices:
 def _check_shapes(found: _Slices, slices: _Slices) -> None:
     if found != slices:
         raise ShapeError(
-            "slices differ in shape or dtype",
-            got=_written(found),
-            allowed=_written(slices),
-            fix="pad and cast them in the select function: all records of a table are alike",
+            f"slices differ in shape or dtype: got {_written(found)}; expected {_written(slices)}; "
+            "pad and cast them in the select function: all records of a table are alike"
         )
 
 

@@ -152,10 +152,8 @@ def check_bits(bits: int) -> None:
     """Raises InputError unless `bits` is a width that is supported."""
     if bits not in (4, 8):
         raise InputError(
-            "slices cannot be quantized to that width",
-            got=f"{bits} bits",
-            allowed="8 or 4",
-            fix="use HalfPrecision for 16",
+            f"slices cannot be quantized to that width: got {bits} bits; expected 8 or 4; use "
+            "HalfPrecision for 16"
         )
 
 
@@ -163,10 +161,9 @@ def check_fits(*arrays: Array) -> None:
     """Raises NotFiniteError unless all numbers of a coded slice are finite."""
     if not all(np.all(np.isfinite(array)) for array in arrays):
         raise NotFiniteError(
-            "a slice cannot be stored in fewer bits",
-            got="NaN, infinity or numbers beyond the format",
-            allowed="finite numbers within its range",
-            fix="check the server value; send such slices in float32",
+            "a slice cannot be stored in fewer bits: got NaN, infinity or numbers beyond the "
+            "format; expected finite numbers within its range; check the server value; send such "
+            "slices in float32"
         )
 
 

@@ -82,10 +82,8 @@ def aggregate_weighted_mean(
     total = aggregate_sum(map_clients(_weight, weights, values)).value
     if total == 0:
         raise InputError(
-            "weights add up to zero",
-            got=total,
-            allowed="a positive sum",
-            fix="weight clients by their number of examples, or use aggregate_mean",
+            f"weights add up to zero: got {total}; expected a positive sum; weight clients by "
+            "their number of examples, or use aggregate_mean"
         )
     weighted = aggregate_sum(map_clients(_scale, weights, values)).value
     return ServerValue(tree.map_leaves(lambda leaf: divide(leaf, total), weighted))
@@ -117,10 +115,8 @@ def aggregate_trimmed_mean(values: ClientValue[Tree], trim: float) -> ServerValu
     """
     if not 0 <= trim < 0.5:
         raise InputError(
-            "trim leaves nothing to average",
-            got=trim,
-            allowed="0 <= trim < 0.5",
-            fix="trim less, or use aggregate_median",
+            f"trim leaves nothing to average: got {trim}; expected 0 <= trim < 0.5; trim less, or "
+            "use aggregate_median"
         )
 
     def combine(leaves: Sequence[Array]) -> Any:
@@ -145,10 +141,7 @@ def divide(total: Any, count: Any) -> Any:
 def _weight(weight: float, _: Tree) -> Array:
     if not weight >= 0:
         raise InputError(
-            "a client's weight is negative",
-            got=weight,
-            allowed="0 or more",
-            fix="weight by a count",
+            f"a client's weight is negative: got {weight}; expected 0 or more; weight by a count"
         )
     return np.asarray(weight, np.float64)
 
@@ -169,18 +162,15 @@ def _checked(leaves: Sequence[Any]) -> list[Any]:
     shapes = {np.shape(array) for array in arrays}
     if len(shapes) > 1:
         raise ShapeError(
-            "clients hold arrays of different shapes",
-            got=", ".join(map(str, sorted(shapes))),
-            allowed="one shape",
-            fix="deselect sub-models before adding them up",
+            f"clients hold arrays of different shapes: got {', '.join(map(str, sorted(shapes)))}; "
+            "expected one shape; deselect sub-models before adding them up"
         )
     broken = sum(not np.all(np.isfinite(array)) for array in arrays)
     if broken:
         raise NotFiniteError(
-            "values to aggregate hold NaN or infinity",
-            got=f"{broken} of {len(arrays)} clients",
-            allowed="finite numbers",
-            fix="lower client_lr or clip gradients; drop those clients from the round",
+            f"values to aggregate hold NaN or infinity: got {broken} of {len(arrays)} clients; "
+            "expected finite numbers; lower client_lr or clip gradients; drop those clients from "
+            "the round"
         )
     return arrays
 

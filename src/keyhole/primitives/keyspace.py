@@ -54,10 +54,9 @@ rebuild the vocabulary or raise num_keys
         whole = isinstance(self.num_keys, (int, np.integer)) and not isinstance(self.num_keys, bool)
         if not whole or not 1 <= self.num_keys <= MAX_KEYS:
             raise KeySpaceError(
-                f"key space {self.name!r} has an impossible size",
-                got=self.num_keys,
-                allowed=f"a whole number from 1 to 2^63 ({MAX_KEYS})",
-                fix="count the keys; a product of key spaces must stay below that too",
+                f"key space {self.name!r} has an impossible size: got {self.num_keys}; expected a "
+                f"whole number from 1 to 2^63 ({MAX_KEYS}); count the keys; a product of key "
+                "spaces must stay below that too"
             )
         object.__setattr__(self, "num_keys", int(self.num_keys))
 
@@ -73,10 +72,8 @@ rebuild the vocabulary or raise num_keys
         array = np.asarray(values)
         if array.ndim != 1:
             raise KeySpaceError(
-                f"keys of {self.name!r} have the wrong rank",
-                got=f"shape {array.shape}",
-                allowed="one dimension, (m,)",
-                fix="pass a flat sequence of keys",
+                f"keys of {self.name!r} have the wrong rank: got shape {array.shape}; expected one "
+                "dimension, (m,); pass a flat sequence of keys"
             )
         if array.size and not np.issubdtype(array.dtype, np.integer):
             self._refuse_dtype(array)
@@ -102,10 +99,8 @@ rebuild the vocabulary or raise num_keys
         if array.dtype == object and all(isinstance(key, int) for key in array):
             self._check_range(array)
         raise KeySpaceError(
-            f"keys of {self.name!r} are not integers",
-            got=f"dtype {array.dtype}",
-            allowed="integers",
-            fix="convert them where they are made; rounding here would hide a mistake",
+            f"keys of {self.name!r} are not integers: got dtype {array.dtype}; expected integers; "
+            "convert them where they are made; rounding here would hide a mistake"
         )
 
     def _check_range(self, array: np.ndarray[Any, Any]) -> None:
@@ -202,10 +197,9 @@ class Product:
             return keys[0]
         if len({len(k) for k in keys}) > 1:
             raise KeySpaceError(
-                "sequences to join differ in length",
-                got=", ".join(str(len(k)) for k in keys),
-                allowed="equal lengths",
-                fix="use grid to pair each key with each",
+                "sequences to join differ in length: got "
+                f"{', '.join(str(len(k)) for k in keys)}; expected equal lengths; use grid to "
+                "pair each key with each"
             )
         joined = np.zeros(len(keys[0]) if keys else 1, np.uint64)
         for factor, k in zip(self.factors, keys, strict=True):
@@ -232,10 +226,8 @@ class Product:
     def _check(self, keys: tuple[Keys, ...]) -> None:
         if len(keys) != len(self.factors):
             raise KeySpaceError(
-                "a product takes one sequence of keys per factor",
-                got=f"{len(keys)} sequences",
-                allowed=f"{len(self.factors)}",
-                fix="pass them in the order of the factors",
+                f"a product takes one sequence of keys per factor: got {len(keys)} sequences; "
+                f"expected {len(self.factors)}; pass them in the order of the factors"
             )
         for factor, k in zip(self.factors, keys, strict=True):
             check_space(k, factor)
@@ -269,10 +261,8 @@ class Sequences:
         check_space(keys, self.items)
         if len(keys) != self.length:
             raise KeySpaceError(
-                "sequence has the wrong length",
-                got=len(keys),
-                allowed=self.length,
-                fix="make one Sequences for each length",
+                f"sequence has the wrong length: got {len(keys)}; expected {self.length}; make one "
+                "Sequences for each length"
             )
         number = 0
         for key in keys:
@@ -317,10 +307,9 @@ class Buckets:
     def __post_init__(self) -> None:
         if not 1 <= self.size <= self.items.num_keys:
             raise KeySpaceError(
-                "bucket size does not fit the key space",
-                got=self.size,
-                allowed=f"1..{self.items.num_keys}",
-                fix="choose a size that divides the keys into a moderate number of buckets",
+                f"bucket size does not fit the key space: got {self.size}; expected "
+                f"1..{self.items.num_keys}; choose a size that divides the keys into a moderate "
+                "number of buckets"
             )
 
     @cached_property

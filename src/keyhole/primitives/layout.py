@@ -50,10 +50,8 @@ def check_names(spaces: Sequence[KeySpace]) -> None:
     names = [space.name for space in spaces]
     if len(set(names)) < len(names):
         raise CutError(
-            "two cuts use one key space",
-            got=", ".join(names),
-            allowed="one cut per key space",
-            fix="put all axes that a key owns into one cut",
+            f"two cuts use one key space: got {', '.join(names)}; expected one cut per key space; "
+            "put all axes that a key owns into one cut"
         )
 
 
@@ -66,10 +64,9 @@ def claim_axes(leaves: Mapping[str, Any], cuts: Sequence[Cut]) -> dict[str, dict
             owned = claims.setdefault(path, {})
             if axis in owned:
                 raise CutError(
-                    f"axis {axis} of {path!r} is claimed twice",
-                    got=f"key spaces {owned[axis].name!r} and {cut.space.name!r}",
-                    allowed="one key space per axis",
-                    fix="cut another axis, or join the key spaces into a Product",
+                    f"axis {axis} of {path!r} is claimed twice: got key spaces "
+                    f"{owned[axis].name!r} and {cut.space.name!r}; expected one key space per "
+                    "axis; cut another axis, or join the key spaces into a Product"
                 )
             owned[axis] = cut.space
     return claims
@@ -79,10 +76,8 @@ def _axis(leaves: Mapping[str, Any], path: str, axis: int, space: KeySpace) -> i
     """The axis of a parameter, counted from the front, once it is known to fit the key space."""
     if path not in leaves:
         raise CutError(
-            f"key space {space.name!r} cuts a parameter that does not exist",
-            got=repr(path),
-            allowed=", ".join(map(repr, leaves)),
-            fix="name a path of the model",
+            f"key space {space.name!r} cuts a parameter that does not exist: got {path!r}; "
+            f"expected {', '.join(map(repr, leaves))}; name a path of the model"
         )
     shape = tuple(leaves[path].shape)
     if not -len(shape) <= axis < len(shape):
@@ -94,10 +89,9 @@ def _axis(leaves: Mapping[str, Any], path: str, axis: int, space: KeySpace) -> i
         )
     if shape[axis] != space.num_keys:
         raise CutError(
-            f"axis {axis} of {path!r} is not as long as key space {space.name!r}",
-            got=shape[axis],
-            allowed=space.num_keys,
-            fix="store it so that a key is one index of one axis, or resize the key space",
+            f"axis {axis} of {path!r} is not as long as key space {space.name!r}: got "
+            f"{shape[axis]}; expected {space.num_keys}; store it so that a key is one index of one "
+            "axis, or resize the key space"
         )
     return axis % len(shape)
 
@@ -215,10 +209,8 @@ class Part:
         """The slice whose bytes are `data`."""
         if len(data) != self.record.itemsize:
             raise ShapeError(
-                f"bytes are not one slice of {self.space.name!r}",
-                got=f"{len(data)} bytes",
-                allowed=f"{self.record.itemsize}",
-                fix="check that both sides use the same cuts",
+                f"bytes are not one slice of {self.space.name!r}: got {len(data)} bytes; expected "
+                f"{self.record.itemsize}; check that both sides use the same cuts"
             )
         row = np.frombuffer(data, self.record)[0]
         return {field.path: np.asarray(row[field.path], field.dtype) for field in self.fields}
@@ -384,10 +376,10 @@ class Layout:
         wrong = sorted(p for p in expected.keys() | found if expected.get(p) != found.get(p))
         if wrong:
             raise ShapeError(
-                f"parameter {wrong[0]!r} does not fit the cuts",
-                got=found.get(wrong[0], "no such parameter"),
-                allowed=expected.get(wrong[0], "no such parameter"),
-                fix="pass the tree that the layout was made for, or the sub-model it selected",
+                f"parameter {wrong[0]!r} does not fit the cuts: got "
+                f"{found.get(wrong[0], 'no such parameter')}; expected "
+                f"{expected.get(wrong[0], 'no such parameter')}; pass the tree that the layout was "
+                "made for, or the sub-model it selected"
             )
 
     def _slices(self, keys_per_client: Mapping[str, int]) -> Iterable[tuple[int, Part]]:
@@ -395,10 +387,9 @@ class Layout:
         names = {space.name for space in self.spaces}
         if keys_per_client.keys() != names:
             raise KeySpaceError(
-                "a client's size needs one number of keys for each key space",
-                got=", ".join(sorted(keys_per_client)) or "none",
-                allowed=", ".join(sorted(names)) or "none",
-                fix="name each of them",
+                "a client's size needs one number of keys for each key space: got "
+                f"{', '.join(sorted(keys_per_client)) or 'none'}; expected "
+                f"{', '.join(sorted(names)) or 'none'}; name each of them"
             )
         for part in self.parts:
             yield prod(keys_per_client[factor.name] for factor in part.product.factors), part

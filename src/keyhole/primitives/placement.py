@@ -95,10 +95,9 @@ class ClientValue(Generic[T]):
         gone = set(clients)
         if not gone <= set(self._cohort):
             raise CohortError(
-                "clients to drop are not in the cohort",
-                got=f"{len(gone - set(self._cohort))} unknown",
-                allowed=f"the {len(self._cohort)} clients of the cohort",
-                fix="drop members only",
+                f"clients to drop are not in the cohort: got {len(gone - set(self._cohort))} "
+                f"unknown; expected the {len(self._cohort)} clients of the cohort; drop members "
+                "only"
             )
         return ClientValue(self._cohort, {c: v for c, v in self._held.items() if c not in gone})
 
@@ -113,10 +112,9 @@ class ClientValue(Generic[T]):
 
 def _refuse(self: ClientValue[Any], *_: object, **__: object) -> NoReturn:
     raise PlacementError(
-        "a client-placed value cannot be read at the server, which may learn aggregates only",
-        got=repr(self),
-        allowed="map_clients, select, aggregates and deselects",
-        fix="aggregate it first, or move the code that reads it into map_clients",
+        "a client-placed value cannot be read at the server, which may learn aggregates only: got "
+        f"{self!r}; expected map_clients, select, aggregates and deselects; aggregate it "
+        "first, or move the code that reads it into map_clients"
     )
 
 
@@ -192,17 +190,15 @@ def _held_by_all(values: Sequence[ClientValue[Any]]) -> dict[ClientId, tuple[Any
     for value in values:
         if not isinstance(value, ClientValue):
             raise PlacementError(
-                "map_clients runs on the clients",
-                got=type(value).__name__,
-                allowed="client-placed values",
-                fix="broadcast a server-placed value first; place a plain one with at_clients",
+                f"map_clients runs on the clients: got {type(value).__name__}; expected "
+                "client-placed values; broadcast a server-placed value first; place a plain one "
+                "with at_clients"
             )
         if value.cohort != values[0].cohort:
             raise CohortError(
-                "client-placed values come from different cohorts",
-                got=f"cohorts of {len(values[0].cohort)} and {len(value.cohort)} clients",
-                allowed="one cohort",
-                fix="derive both from the same round",
+                "client-placed values come from different cohorts: got cohorts of "
+                f"{len(values[0].cohort)} and {len(value.cohort)} clients; expected one cohort; "
+                "derive both from the same round"
             )
     everywhere = [c for c in values[0].present if all(c in value._held for value in values)]
     return {c: tuple(value._held[c] for value in values) for c in everywhere}
@@ -218,10 +214,8 @@ def contributions(values: ClientValue[T]) -> list[T]:
     """
     if not values.present:
         raise CohortError(
-            "nobody is left in the cohort",
-            got=repr(values),
-            allowed="1 client or more",
-            fix="skip the round, or select more clients",
+            f"nobody is left in the cohort: got {values!r}; expected 1 client or more; skip "
+            "the round, or select more clients"
         )
     return list(observe(values).values())
 

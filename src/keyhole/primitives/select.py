@@ -97,10 +97,8 @@ def generalized_select(
 def _checked(keys: Keys) -> Keys:
     if not isinstance(keys, Keys):
         raise KeySpaceError(
-            "keys have not been checked against a key space",
-            got=type(keys).__name__,
-            allowed="Keys",
-            fix="place them with KeySpace.place, or use generalized_select",
+            f"keys have not been checked against a key space: got {type(keys).__name__}; expected "
+            "Keys; place them with KeySpace.place, or use generalized_select"
         )
     return keys
 

@@ -133,4 +133,4 @@ def _checked(out: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
 
 def _misfit(wrong: str, got: NDArray[np.generic], allowed: str) -> ShapeError:
     fix = "pass one record a row, and room for one sum each"
-    return ShapeError(wrong, got=f"{got.dtype} of shape {got.shape}", allowed=allowed, fix=fix)
+    return ShapeError(f"{wrong}: got {got.dtype} of shape {got.shape}; expected {allowed}; {fix}")

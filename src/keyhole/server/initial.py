@@ -101,7 +101,7 @@ class RowInitial:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:
             raise InputError(
-                "seed is out of range", got=self.seed, allowed="0..2^64 - 1", fix="choose another"
+                f"seed is out of range: got {self.seed}; expected 0..2^64 - 1; choose another"
             )
 
     @staticmethod
@@ -135,7 +135,7 @@ class RowInitial:
 def _check_scale(scale: float) -> None:
     if not 0 < scale < np.inf:
         raise InputError(
-            "scale is out of range", got=scale, allowed="above 0", fix="use Zeros for no spread"
+            f"scale is out of range: got {scale}; expected above 0; use Zeros for no spread"
         )
 
 

@@ -272,4 +272,4 @@ def _check_order(path: Path, entry: Entry, step: int) -> None:
 def _refusal(
     path: Path, wrong: str, got: object, allowed: object, fix: str = "restore the file it was"
 ) -> StorageError:
-    return StorageError(f"{path.name} {wrong}", got=got, allowed=allowed, fix=fix)
+    return StorageError(f"{path.name} {wrong}: got {got}; expected {allowed}; {fix}")

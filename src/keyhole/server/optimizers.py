@@ -364,7 +364,7 @@ def optimizer_named(name: str, **settings: Any) -> Optimizer:
     """
     if name not in _KINDS:
         allowed = ", ".join(_KINDS)
-        raise InputError("no such optimizer", got=repr(name), allowed=allowed, fix="name one")
+        raise InputError(f"no such optimizer: got {name!r}; expected {allowed}; name one")
     return _KINDS[name](**settings)
 
 
@@ -412,8 +412,6 @@ def _check_range(name: str, value: float, below: float = np.inf, zero: bool = Fa
     if not (0 < single < below or (zero and value == 0)):
         low, high = "[0" if zero else "(0", "infinity" if below == np.inf else f"{below:g}"
         raise InputError(
-            f"optimizer setting {name} is out of range",
-            got=value,
-            allowed=f"a number in {low}, {high})",
-            fix="choose it in that range; 0.001 to 1 is usual for lr",
+            f"optimizer setting {name} is out of range: got {value}; expected a number in {low}, "
+            f"{high}); choose it in that range; 0.001 to 1 is usual for lr"
         )

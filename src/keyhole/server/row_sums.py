@@ -84,10 +84,8 @@ def check_float32(dtypes: Mapping[str, Any]) -> None:
     for path, dtype in dtypes.items():
         if dtype != np.float32:
             raise ShapeError(
-                f"parameter {path!r} cannot be trained",
-                got=dtype,
-                allowed="float32",
-                fix="convert the model, and make its layout from that",
+                f"parameter {path!r} cannot be trained: got {dtype}; expected float32; convert the "
+                "model, and make its layout from that"
             )
 
 
@@ -101,10 +99,9 @@ def check_updates(layout: Layout, updates: Sequence[RowUpdate]) -> None:
     """
     if len(updates) != len(layout.parts):
         raise ShapeError(
-            "a step takes one update for each part",
-            got=f"{len(updates)} updates",
-            allowed=f"{len(layout.parts)}",
-            fix="pass them in the order of layout.parts; no_update(part) where nothing changed",
+            f"a step takes one update for each part: got {len(updates)} updates; expected "
+            f"{len(layout.parts)}; pass them in the order of layout.parts; no_update(part) where "
+            "nothing changed"
         )
     for part, update in zip(layout.parts, updates, strict=True):
         _check_rows(part, update)
@@ -118,36 +115,30 @@ def _check_rows(part: Part, update: RowUpdate) -> None:
     if rows.shape != expected or rows.dtype != np.float32 or not rows.flags.c_contiguous:
         order = "C-contiguous" if rows.flags.c_contiguous else "not C-contiguous"
         raise ShapeError(
-            f"rows do not fit part {part.space.name!r}",
-            got=f"{rows.dtype} of shape {rows.shape}, {order}",
-            allowed=f"float32 of shape {expected}, C-contiguous",
-            fix="sum the clients' rows of this part with sum_rows",
+            f"rows do not fit part {part.space.name!r}: got {rows.dtype} of shape {rows.shape}, "
+            f"{order}; expected float32 of shape {expected}, C-contiguous; sum the clients' rows "
+            "of this part with sum_rows"
         )
 
 
 def _check_keys(part: Part, keys: KeyArray) -> None:
     if keys.dtype != np.int64:
         raise KeySpaceError(
-            f"keys of part {part.space.name!r} are not int64",
-            got=keys.dtype,
-            allowed="int64",
-            fix="make them with KeySpace.keys",
+            f"keys of part {part.space.name!r} are not int64: got {keys.dtype}; expected int64; "
+            "make them with KeySpace.keys"
         )
     disorder = _count_disorder(keys)
     if disorder:
         raise KeySpaceError(
-            f"keys of part {part.space.name!r} are not distinct and ascending",
-            got=f"{disorder} of {len(keys)} out of order",
-            allowed="each key above the one before",
-            fix="sum the clients' rows with sum_rows",
+            f"keys of part {part.space.name!r} are not distinct and ascending: got {disorder} of "
+            f"{len(keys)} out of order; expected each key above the one before; sum the clients' "
+            "rows with sum_rows"
         )
     if len(keys) and not 0 <= keys[0] <= keys[-1] < part.space.num_keys:
         outside = int(np.sum((keys < 0) | (keys > part.space.num_keys - 1)))
         raise KeySpaceError(
-            f"keys lie outside part {part.space.name!r}",
-            got=f"{outside} such keys of {len(keys)}",
-            allowed=f"0..{part.space.num_keys - 1}",
-            fix="check that the update belongs to this layout",
+            f"keys lie outside part {part.space.name!r}: got {outside} such keys of {len(keys)}; "
+            f"expected 0..{part.space.num_keys - 1}; check that the update belongs to this layout"
         )
 
 
@@ -155,10 +146,9 @@ def _check_finite(part: Part, rows: NDArray[np.float32]) -> None:
     if not _is_finite(rows.reshape(-1).view(np.int32)):
         broken = int(np.sum(~np.all(np.isfinite(rows), axis=1)))
         raise NotFiniteError(
-            f"the update of part {part.space.name!r} holds NaN or infinity",
-            got=f"{broken} of {len(rows)} rows",
-            allowed="finite numbers",
-            fix="leave out the client that sent them, or clip updates",
+            f"the update of part {part.space.name!r} holds NaN or infinity: got {broken} of "
+            f"{len(rows)} rows; expected finite numbers; leave out the client that sent them, or "
+            "clip updates"
         )
 
 
@@ -367,8 +357,6 @@ def _merge_part(same: Sequence[RowUpdate]) -> RowUpdate:
 
 def _not_finite(got: str) -> NotFiniteError:
     return NotFiniteError(
-        "updates hold NaN or infinity, or their sum overflows",
-        got=got,
-        allowed="finite numbers",
-        fix="lower client_lr or clip gradients; drop those clients from the round",
+        f"updates hold NaN or infinity, or their sum overflows: got {got}; expected finite "
+        "numbers; lower client_lr or clip gradients; drop those clients from the round"
     )

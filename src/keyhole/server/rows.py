@@ -348,7 +348,7 @@ def sum_rows(
 
 
 def _misfit(wrong: str, got: object, allowed: object, fix: str) -> ShapeError:
-    return ShapeError(wrong, got=got, allowed=allowed, fix=fix)
+    return ShapeError(f"{wrong}: got {got}; expected {allowed}; {fix}")
 
 
 def _check_rows(name: str, rows: np.ndarray, *, addable: bool = False) -> None:
@@ -383,10 +383,10 @@ def _checked_keys(keys: np.ndarray, num_keys: int) -> np.ndarray:
     if not isinstance(keys, np.ndarray) or keys.ndim != 1:
         got = f"rank {keys.ndim}" if isinstance(keys, np.ndarray) else type(keys).__name__
         fix = "pass one integer for each row"
-        raise KeySpaceError("keys are not a vector", got=got, allowed="an array (M,)", fix=fix)
+        raise KeySpaceError(f"keys are not a vector: got {got}; expected an array (M,); {fix}")
     if keys.dtype.kind not in "iu" or keys.dtype == np.uint64:
         fix = "convert them with astype"
-        raise KeySpaceError("keys are not integers", got=keys.dtype, allowed="int64", fix=fix)
+        raise KeySpaceError(f"keys are not integers: got {keys.dtype}; expected int64; {fix}")
     # Read-only keys are copied: 8 bytes each, against a second compilation of every kernel.
     if keys.dtype != np.int64 or not keys.flags.carray:
         keys = np.array(keys, np.int64)
@@ -394,7 +394,7 @@ def _checked_keys(keys: np.ndarray, num_keys: int) -> np.ndarray:
         count = np.count_nonzero((keys < 0) | (keys > num_keys - 1))
         got, fix = f"{count} such keys of {keys.size}", "rebuild the key space or enlarge the table"
         allowed = f"0..{num_keys - 1}" if num_keys else "none, the table has no rows"
-        raise KeySpaceError("keys lie outside the table", got=got, allowed=allowed, fix=fix)
+        raise KeySpaceError(f"keys lie outside the table: got {got}; expected {allowed}; {fix}")
     return keys
 
 
@@ -402,7 +402,7 @@ def _share(threads: int, nbytes: int) -> int:
     """How many threads a job of this size is worth."""
     if threads < 1:
         fix = "pass the number of cores to use"
-        raise InputError("too few threads", got=threads, allowed="1 or more", fix=fix)
+        raise InputError(f"too few threads: got {threads}; expected 1 or more; {fix}")
     return min(threads, max(1, nbytes // _THREAD_FROM))
 
 

@@ -221,10 +221,9 @@ def _check_optimizer(stored: Mapping[str, Any], given: Optimizer | None) -> None
     described = None if given is None else json.loads(json.dumps(describe_optimizer(given)))
     if described != stored and (given is not None or "identity" in stored):
         raise InputError(
-            "the state was written with another optimizer",
-            got=_text(described or {"name": "none"}),
-            allowed=_text(stored),
-            fix="pass the optimizer that the run was started with",
+            "the state was written with another optimizer: got "
+            f"{_text(described or {'name': 'none'})}; expected {_text(stored)}; pass the optimizer "
+            "that the run was started with"
         )
 
 
@@ -348,4 +347,4 @@ def _skip_padding(file: BinaryIO, path: Path, size: int) -> None:
 
 def _refusal(path: Path, wrong: str, got: object, allowed: object) -> StorageError:
     fix = "use the snapshot before it"
-    return StorageError(f"{path.name} {wrong}", got=got, allowed=allowed, fix=fix)
+    return StorageError(f"{path.name} {wrong}: got {got}; expected {allowed}; {fix}")

@@ -104,10 +104,9 @@ class ServerState:
         paths = {field.path for part in layout.parts for field in part.fields}
         if starts.keys() - paths:
             raise InputError(
-                "no such parameter to initialize",
-                got=", ".join(map(repr, sorted(starts.keys() - paths))),
-                allowed=", ".join(map(repr, sorted(paths))),
-                fix="name paths of the model",
+                "no such parameter to initialize: got "
+                f"{', '.join(map(repr, sorted(starts.keys() - paths)))}; expected "
+                f"{', '.join(map(repr, sorted(paths)))}; name paths of the model"
             )
         tables = tuple(
             LazyTable(
@@ -161,7 +160,7 @@ class ServerState:
         check_updates(self.layout, updates)
         if self.steps >= _MAX_STEPS:
             raise InputError(
-                "too many steps", got=self.steps + 1, allowed=_MAX_STEPS, fix="start a new state"
+                f"too many steps: got {self.steps + 1}; expected {_MAX_STEPS}; start a new state"
             )
         return [t.reserve(_plain(u.keys)) for t, u in zip(self.tables, updates, strict=True)]
 
@@ -187,7 +186,7 @@ class ServerState:
         """
         if not 0 <= step <= self.steps:
             raise InputError(
-                "no such step", got=step, allowed=f"0..{self.steps}", fix="ask for a past step"
+                f"no such step: got {step}; expected 0..{self.steps}; ask for a past step"
             )
         if step == self.steps:
             return tuple(np.empty(0, np.int64) for _ in self.tables)
@@ -206,10 +205,8 @@ class ServerState:
         numbers = sum(table.num_keys * table.width for table in lazy)
         if numbers > _MAX_NUMBERS:
             raise ShapeError(
-                "the full model of lazy tables is too large to build",
-                got=f"{numbers} numbers",
-                allowed=f"{_MAX_NUMBERS}",
-                fix="select the keys that are needed",
+                f"the full model of lazy tables is too large to build: got {numbers} numbers; "
+                f"expected {_MAX_NUMBERS}; select the keys that are needed"
             )
         return self.select([space.all_keys() for space in self.layout.spaces])
 

@@ -136,10 +136,8 @@ def create_store(
     try:
         if _numbered(directory, "snapshot-*.khs"):
             raise StorageError(
-                f"{directory.name} holds a run already",
-                got="its files",
-                allowed="an empty directory",
-                fix="recover it, or choose another directory",
+                f"{directory.name} holds a run already: got its files; expected an empty "
+                "directory; recover it, or choose another directory"
             )
         # A log without a snapshot is what a start that was cut short may leave: it is replaced.
         path = _log_path(directory, state.steps)
@@ -223,10 +221,8 @@ def _newest(
             notes.append(str(error))
             refused.append(found[step])
     raise StorageError(
-        f"{directory.name} holds no snapshot that can be used",
-        got="; ".join(notes) or "none",
-        allowed="a snapshot of this layout",
-        fix="restore one from a copy, or start a new run",
+        f"{directory.name} holds no snapshot that can be used: got {'; '.join(notes) or 'none'}; "
+        "expected a snapshot of this layout; restore one from a copy, or start a new run"
     )
 
 
@@ -261,10 +257,9 @@ def _replay(
 def _check_next(directory: Path, found: int, steps: int) -> None:
     if found != steps + 1:
         raise StorageError(
-            f"{directory.name} misses steps",
-            got=f"step {found} after {steps}",
-            allowed=f"step {steps + 1}",
-            fix=f"restore the log that is missing; recover(..., until={steps}) goes without it",
+            f"{directory.name} misses steps: got step {found} after {steps}; expected step "
+            f"{steps + 1}; restore the log that is missing; recover(..., until={steps}) goes "
+            "without it"
         )
 
 
@@ -276,7 +271,7 @@ def _locked(directory: Path) -> int:
 
 def _check_keep(keep: int) -> None:
     if keep < 1:
-        raise InputError("too few snapshots to keep", got=keep, allowed="1 or more", fix="keep 2")
+        raise InputError(f"too few snapshots to keep: got {keep}; expected 1 or more; keep 2")
 
 
 def _snapshot_path(directory: Path, step: int) -> Path:

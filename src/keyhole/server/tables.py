@@ -284,18 +284,14 @@ def check_keys(keys: KeyArray, num_keys: int) -> None:
     """Raises KeySpaceError unless keys are int64 in [0, num_keys)."""
     if keys.ndim != 1 or keys.dtype != np.int64:
         raise KeySpaceError(
-            "keys are not a vector of int64",
-            got=f"{keys.dtype} of rank {keys.ndim}",
-            allowed="int64 of rank 1",
-            fix="make them with KeySpace.keys",
+            f"keys are not a vector of int64: got {keys.dtype} of rank {keys.ndim}; expected int64 "
+            "of rank 1; make them with KeySpace.keys"
         )
     if len(keys) and not 0 <= keys.min() <= keys.max() < num_keys:
         outside = int(np.sum((keys < 0) | (keys > num_keys - 1)))
         raise KeySpaceError(
-            "keys lie outside the table",
-            got=f"{outside} such keys of {len(keys)}",
-            allowed=f"0..{num_keys - 1}",
-            fix="rebuild the vocabulary or raise num_keys",
+            f"keys lie outside the table: got {outside} such keys of {len(keys)}; expected "
+            f"0..{num_keys - 1}; rebuild the vocabulary or raise num_keys"
         )
 
 

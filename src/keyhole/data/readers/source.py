@@ -85,7 +85,7 @@ class Source:
 def bad_file(path: Path, *, got: object, allowed: object, fix: str = "") -> InputError:
     """Returns the error of a file that is not what it should be."""
     fix = fix or "get the file again, or choose another"
-    return InputError(f"cannot use {path}", got=got, allowed=allowed, fix=fix)
+    return InputError(f"cannot use {path}: got {got}; expected {allowed}; {fix}")
 
 
 _BROKEN = (

@@ -315,10 +315,8 @@ def _h5py() -> ModuleType:
         return import_module("h5py")
     except ImportError as error:
         raise InputError(
-            "HDF5 files need h5py",
-            got="no package h5py",
-            allowed="h5py of the extra tff",
-            fix="run: pip install 'keyhole[tff]'",
+            "HDF5 files need h5py: got no package h5py; expected h5py of the extra tff; run: pip "
+            "install 'keyhole[tff]'"
         ) from error
 
 
