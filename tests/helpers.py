@@ -149,6 +149,11 @@ def counts_of(keys):
     return {k.space.name: len(k) for k in keys}
 
 
+def asked(layout, cohort):
+    """What clients 0, 1, ... ask for, as a delivery takes it: client -> its keys by key space."""
+    return {client: layout.keys_by_space(keys) for client, keys in enumerate(cohort)}
+
+
 def read(client_value):
     """Looks into a client-placed value, as only a test may: client -> value."""
     seen = []

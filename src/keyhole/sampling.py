@@ -1,6 +1,6 @@
 """Random numbers as a function of where they are used, not of when.
 
-Fates: how a client's part in a round ends.
+Outcomes: how a client's part in a round ends.
 
 Cohorts: who takes part in a round, and who is lost on the way.
 
@@ -21,8 +21,8 @@ import numpy as np
 from keyhole.errors import InputError
 
 
-class Place(IntEnum):
-    """What a random number is for: the word between the trial and the round."""
+class Stream(IntEnum):
+    """Streams of random numbers, by what they are for: the word between the trial and the round."""
 
     COHORT = 1
     LOST_BEFORE = 2
@@ -35,20 +35,20 @@ class Place(IntEnum):
     MODEL = 9
 
 
-def generator(seed: int, *place: int) -> np.random.Generator:
-    """Returns the generator of one place in a run, such as (trial, Place.CLIENT, round, client).
+def generator(seed: int, *seed_path: int) -> np.random.Generator:
+    """Returns the generator of one use in a run, such as (trial, Stream.CLIENT, round, client).
 
-    Two arms of a comparison that ask for the same place draw the same numbers, in whatever order
+    Two arms of a comparison that ask for the same path draw the same numbers, in whatever order
     and on however many workers they run.
 
     Args:
         seed: of the run, 0 or more.
-        place: whole numbers, 0 or more.
+        seed_path: whole numbers, 0 or more.
 
     >>> generator(7, 0, 3).integers(100) == generator(7, 0, 3).integers(100)
     np.True_
     """
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *place])))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *seed_path])))
 
 
 Outcome: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused", "empty"]
@@ -58,7 +58,7 @@ late; or its update is refused."""
 
 @dataclass(frozen=True)
 class Cohorts:
-    """How cohorts are sampled and what befalls them.
+    """Client sampling and simulated dropout.
 
     Args:
         population: how many clients there are.
@@ -143,17 +143,17 @@ def sample_cohort(cohorts: Cohorts, seed: int, trial: int, t: int) -> tuple[int,
     """
     count = cohorts.asked
     if cohorts.sampling == "cyclic":
-        order = generator(seed, trial, Place.COHORT).permutation(cohorts.population)
+        order = generator(seed, trial, Stream.COHORT).permutation(cohorts.population)
         start = t % cohorts.separation * count
         return tuple(order[start : start + count].tolist())
-    rng = generator(seed, trial, Place.COHORT, t)
+    rng = generator(seed, trial, Stream.COHORT, t)
     if cohorts.sampling == "poisson":
         count = int(rng.binomial(cohorts.population, count / cohorts.population))
     return tuple(rng.choice(cohorts.population, size=count, replace=False).tolist())
 
 
 def sample_dropouts(
-    clients: Sequence[int], probability: float, seed: int, trial: int, stage: Place, t: int
+    clients: Sequence[int], probability: float, seed: int, trial: int, stage: Stream, t: int
 ) -> list[int]:
     """Returns those of `clients` that drop out at a stage of round t.
 

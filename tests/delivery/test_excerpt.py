@@ -11,9 +11,9 @@ from keyhole.delivery.records import Coding
 from keyhole.delivery.sources import Excerpt
 from keyhole.errors import KeySpaceError
 from keyhole.primitives.layout import select_rows
-from keyhole.primitives.placement import at_clients, observe
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
+from tests.helpers import asked
 
 ROW, COLUMN = kh.KeySpace("row", 5), kh.KeySpace("column", 4)
 MODEL = {
@@ -43,10 +43,10 @@ def test_sub_models_are_those_of_the_server_whatever_keys_are_repeated_or_missin
 @pytest.mark.parametrize("kind", ["half", "uint8", "uint4"])
 def test_coded_slices_are_those_that_clients_receive(kind):
     chosen = [(ROW.keys([4, 0]), COLUMN.keys([1])), (ROW.keys([0, 3, 3]), COLUMN.keys([2, 1]))]
-    delivered = OnDemand(Coding(kind, seed=3)).deliver(STATE, at_clients(chosen))
+    delivered = OnDemand(Coding(kind, seed=3)).deliver(STATE, asked(LAYOUT, chosen))
     source = delivered.source
     excerpt = Excerpt.of_everyone(source) | Excerpt.of_keys(source, chosen)
-    for client, submodel in observe(delivered.submodels).items():
+    for client, submodel in delivered.submodels.items():
         assert as_bytes(select_rows(excerpt, chosen[client])) == as_bytes(submodel)
 
 

@@ -20,12 +20,13 @@ from keyhole.planner.planner import check_model_worth, price_of
 from keyhole.pricing import Workload
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, read
+from tests.helpers import LAYOUTS, asked, assert_trees_equal, client_keys, model_of
 
 ROW = kh.KeySpace("row", 300)
 MODEL = {"w": np.arange(900, dtype=np.float32).reshape(300, 3), "b": np.ones(2, np.float32)}
 LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
 KEYS = [[5, 7, 5], [299], []]
+ASKED = asked(LAYOUT, map(ROW.keys, KEYS))
 MAX = 4
 PRIVATE_DELIVERIES = [each.about.name for each in all_deliveries() if each.about.is_private]
 
@@ -37,7 +38,7 @@ def ways():
         name: delivery_named(name).for_run({"row": MAX}, allow_simulation=True)
         for name in PRIVATE_DELIVERIES
     }
-    made["enclave"].deliver(state_of(), ROW.place(KEYS))  # starts it
+    made["enclave"].deliver(state_of(), ASKED)  # starts it
     yield made
     made["enclave"].close()
 
@@ -67,10 +68,10 @@ def test_private_ways_deliver_what_select_means(ways, way, name, data):
     x = data.draw(model_of(layout))
     cohort = [data.draw(client_keys(layout)) for _ in range(2)]
     limited = with_limit(ways[way], max_of(layout, cohort))
-    delivered = limited.deliver(state_of(layout, x), kh.at_clients(cohort))
+    delivered = limited.deliver(state_of(layout, x), asked(layout, cohort))
     for client, keys in enumerate(cohort):
-        assert_trees_equal(read(delivered.submodels)[client], layout.select(x, keys))
-        kept = layout.keys_by_space(read(delivered.keys)[client])
+        assert_trees_equal(delivered.submodels[client], layout.select(x, keys))
+        kept = delivered.keys[client]
         assert {n: z.array.tolist() for n, z in kept.items()} == {
             z.space.name: z.array.tolist() for z in keys
         }
@@ -78,7 +79,7 @@ def test_private_ways_deliver_what_select_means(ways, way, name, data):
 
 @pytest.mark.parametrize("way", PRIVATE_DELIVERIES)
 def test_what_is_sent_does_not_depend_on_the_keys_and_is_what_the_planner_says(ways, way):
-    cost = ways[way].deliver(state_of(), ROW.place(KEYS)).cost
+    cost = ways[way].deliver(state_of(), ASKED).cost
     need = Workload(300, MAX, slice_bytes=12, cohort=3, broadcast_bytes=8)
     planned = price_of(way, need)
     ((up,), (down,)) = set(cost.bytes_up.values()), set(cost.bytes_down.values())
@@ -99,13 +100,13 @@ def test_two_servers_deliver_from_buckets_what_select_means():
     layout = kh.Layout.of(model, kh.Cut(row, {"w": 0}))
     wanted = [rng.choice(row.num_keys, count, replace=False) for count in (limit, 7)]
     deliver = delivery_named("pir").for_run({"row": limit})
-    delivered = deliver.deliver(state_of(layout, model), row.place(wanted))
+    delivered = deliver.deliver(state_of(layout, model), asked(layout, map(row.keys, wanted)))
     for client, keys in enumerate(wanted):
-        (kept,) = read(delivered.keys)[client]
+        kept = delivered.keys[client]["row"]
         # A client whose keys crowd each other trains without one: about one in 200,000 does.
         assert set(kept.array) <= set(keys)
         assert len(kept) >= len(keys) - 1
-        assert_trees_equal(read(delivered.submodels)[client], layout.select(model, kept))
+        assert_trees_equal(delivered.submodels[client], layout.select(model, kept))
     planned = price_of("pir", Workload(row.num_keys, limit, slice_bytes=12, cohort=2))
     assert set(delivered.cost.bytes_down.values()) == {planned.bytes_down}
     assert set(delivered.cost.bytes_up.values()) == {planned.bytes_up}
@@ -113,7 +114,7 @@ def test_two_servers_deliver_from_buckets_what_select_means():
 
 @pytest.mark.parametrize("way", PRIVATE_DELIVERIES)
 def test_every_slice_is_made_before_anybody_asks(ways, way):
-    cost = ways[way].deliver(state_of(), ROW.place(KEYS)).cost
+    cost = ways[way].deliver(state_of(), ASKED).cost
     assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (300, 4, 3)
 
 
@@ -138,14 +139,14 @@ def test_a_simulated_enclave_says_so_when_it_is_made(caplog):
 
 def test_an_enclave_that_ends_loses_its_round_and_the_next_one_starts_another(ways):
     deliver = ways["enclave"]
-    deliver.deliver(state_of(), ROW.place(KEYS))
+    deliver.deliver(state_of(), ASKED)
     first = deliver._process
     os.kill(first.pid, signal.SIGKILL)
     with pytest.raises(ServiceError):
-        deliver.deliver(state_of(), ROW.place(KEYS))
-    delivered = deliver.deliver(state_of(), ROW.place(KEYS))
+        deliver.deliver(state_of(), ASKED)
+    delivered = deliver.deliver(state_of(), ASKED)
     assert deliver._process.pid != first.pid
-    assert_trees_equal(read(delivered.submodels)[0], LAYOUT.select(MODEL, ROW.keys(KEYS[0])))
+    assert_trees_equal(delivered.submodels[0], LAYOUT.select(MODEL, ROW.keys(KEYS[0])))
 
 
 def test_ways_name_the_cryptography_that_they_rest_on():
@@ -164,9 +165,9 @@ def test_a_part_of_which_clients_take_every_key_is_sent_to_everyone():
         raise AssertionError
 
     how = PrivateRound({"row": 300}, PLAIN, {})
-    delivered = deliver_privately(refuse, how, state_of(), ROW.place(KEYS))
+    delivered = deliver_privately(refuse, how, state_of(), ASKED)
     assert set(delivered.cost.bytes_down.values()) == {300 * 12 + 8}
-    assert_trees_equal(read(delivered.submodels)[0], LAYOUT.select(MODEL, ROW.keys(KEYS[0])))
+    assert_trees_equal(delivered.submodels[0], LAYOUT.select(MODEL, ROW.keys(KEYS[0])))
 
 
 def test_keys_without_a_place_are_left_out_and_reported():
@@ -174,10 +175,10 @@ def test_keys_without_a_place_are_left_out_and_reported():
         return {c: Retrieved(table.records[z], z != 7) for c, z in wanted.items()}
 
     how = PrivateRound({"row": MAX}, PLAIN, {})
-    delivered = deliver_privately(find_all_but_7, how, state_of(), ROW.place(KEYS))
-    (left,) = read(delivered.keys)[0]
+    delivered = deliver_privately(find_all_but_7, how, state_of(), ASKED)
+    left = delivered.keys[0]["row"]
     assert left.array.tolist() == [5, 5]
-    assert_trees_equal(read(delivered.submodels)[0], LAYOUT.select(MODEL, ROW.keys([5, 5])))
+    assert_trees_equal(delivered.submodels[0], LAYOUT.select(MODEL, ROW.keys([5, 5])))
 
 
 def test_a_private_way_dearer_than_broadcast_is_refused():

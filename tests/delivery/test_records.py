@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import keyhole as kh
 from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
 from keyhole.delivery.records import Coding, RecordField, Records, records_of
 from keyhole.delivery.sources import FunctionSource, sources_of
@@ -13,7 +12,7 @@ from keyhole.errors import InputError, NotFiniteError, ShapeError
 from keyhole.primitives.coding import HalfPrecision, Quantized, decode
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, grid, model_of, read
+from tests.helpers import LAYOUTS, asked, assert_trees_equal, client_keys, grid, model_of
 
 TRANSFORMS = {
     "plain": lambda psi, seed: psi,
@@ -52,7 +51,7 @@ def test_every_way_delivers_the_same_coded_slices(way, kind, data):
     layout = LAYOUTS["neurons in and out"]
     state = ServerState.dense(layout, data.draw(model_of(layout)), SGD(1.0))
     z = data.draw(client_keys(layout))
-    received = read(way(Coding(kind, 5)).deliver(state, kh.at_clients([z])).submodels)[0]
+    received = way(Coding(kind, 5)).deliver(state, asked(layout, [z])).submodels[0]
     chosen = layout.keys_by_space(z)
     for source, part in zip(sources_of(state, Coding(kind, 5)), layout.parts, strict=True):
         rows = source.records.decode_rows(source.read(part.keys_of(chosen).array))
@@ -71,7 +70,7 @@ def test_coded_slices_cost_their_bytes():
     state = ServerState.dense(
         layout, {"kernel": np.ones((7, 3), "f4"), "bias": np.ones(3, "f4")}, SGD(1.0)
     )
-    keys = layout.spaces[0].place([[1, 2]])
+    keys = asked(layout, [layout.spaces[0].keys([1, 2])])
     cost = OnDemand(Coding("uint8")).deliver(state, keys).cost
     assert dict(cost.bytes_down) == {0: 2 * (3 + 8) + 3 * 4}
     cost = Broadcast(Coding("uint4")).deliver(state, keys).cost

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import keyhole as kh
 from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
 from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
 from keyhole.delivery.records import Coding
@@ -29,7 +28,7 @@ from keyhole.service.relay import GatewayLine, Mix, RelayApp
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.private import ROLES, PirSettings
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, read
+from tests.helpers import LAYOUTS, asked, assert_trees_equal, client_keys
 from tests.service.small_service import random_state, small_service
 
 CODINGS = ("plain", "half", "uint8", "uint4")
@@ -90,7 +89,7 @@ class World:
         self.round_on_demand = self.computed.publish(sources, self.state.layout, number=number)
 
     def in_process(self, way, keys):
-        return read(way(self.coding).deliver(self.state, kh.at_clients([keys])).submodels)[0]
+        return way(self.coding).deliver(self.state, asked(self.state.layout, [keys])).submodels[0]
 
 
 WAYS = {

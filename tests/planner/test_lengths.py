@@ -19,7 +19,7 @@ from keyhole.planner.planner import price_of
 from keyhole.pricing import Workload
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from tests.helpers import vector_file
+from tests.helpers import asked, vector_file
 
 ROUND = "1234-0123456789abcdef"
 SHAPES = [(1, 1, 1), (10, 10, 3), (300, 7, 40), (3_000, 120, 17), (5_000, 99, 8)]  # K, m, bytes
@@ -101,7 +101,8 @@ def test_clear_ways_are_priced_as_they_deliver(name, way, count):
     row = kh.KeySpace("row", 20)
     model = {"w": np.ones((20, 3), np.float32), "b": np.zeros(2, np.float32)}
     state = ServerState.dense(kh.Layout.of(model, kh.Cut(row, {"w": 0})), model, SGD(1.0))
-    cost = way.deliver(state, row.place([range(count), range(20 - count, 20)])).cost
+    wanted = [row.keys(range(count)), row.keys(range(20 - count, 20))]
+    cost = way.deliver(state, asked(state.layout, wanted)).cost
     need = Workload(20, count, 12, 2, distinct=min(20, 2 * count), broadcast_bytes=8)
     price = price_of(name, need)
     assert set(cost.bytes_down.values()) == {price.bytes_down}

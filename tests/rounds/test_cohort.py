@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.sampling import Cohorts, Place, sample_cohort, sample_dropouts
+from keyhole.sampling import Cohorts, Stream, sample_cohort, sample_dropouts
 
 
 def test_a_cohort_has_its_size_and_nobody_twice():
@@ -40,12 +40,12 @@ def test_poisson_cohorts_vary_around_their_size():
 
 def test_dropouts_have_their_probability_and_do_not_depend_on_the_others():
     clients = list(range(2000))
-    lost = sample_dropouts(clients, 0.3, 0, 0, Place.LOST_BEFORE, 4)
+    lost = sample_dropouts(clients, 0.3, 0, 0, Stream.LOST_BEFORE, 4)
     assert abs(len(lost) - 600) < 100
-    assert sample_dropouts(clients[:50], 0.3, 0, 0, Place.LOST_BEFORE, 4) == [
+    assert sample_dropouts(clients[:50], 0.3, 0, 0, Stream.LOST_BEFORE, 4) == [
         c for c in lost if c < 50
     ]
-    assert sample_dropouts(clients, 0.0, 0, 0, Place.LOST_BEFORE, 4) == []
+    assert sample_dropouts(clients, 0.0, 0, 0, Stream.LOST_BEFORE, 4) == []
 
 
 @pytest.mark.parametrize(

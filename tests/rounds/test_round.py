@@ -12,11 +12,10 @@ from keyhole.keys.budget import DeviceClass
 from keyhole.keys.choice import KeyCounts, choose_with
 from keyhole.keys.sampled import independent
 from keyhole.keys.structured import top
-from keyhole.primitives.placement import observe
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.rounds.round import run_round
-from keyhole.sampling import Cohorts, Place, generator, sample_cohort
+from keyhole.sampling import Cohorts, Stream, generator, sample_cohort
 from keyhole.server.optimizers import Adam
 from tests.laws.algorithms import train_with_select
 from tests.rounds import toy
@@ -40,7 +39,7 @@ def test_a_run_is_algorithm_2_step_by_step():
             yield kh.at_clients({c: (t, c) for c in asked})
 
     def train(slices, place, keys):
-        rng = generator(plan.seed, plan.trial, Place.CLIENT, *place)
+        rng = generator(plan.seed, plan.trial, Stream.CLIENT, *place)
         return toy.train(slices, toy.localize(toy.EXAMPLES[place[1]], {"feature": keys}), rng)
 
     *_, last = train_with_select(
@@ -166,7 +165,7 @@ def chosen_keys(choice, rounds=3, **plan):
         about = OnDemand().about
 
         def deliver(self, state, keys):
-            seen[len(seen)] = {c: (z["feature"],) for c, z in observe(keys).items()}
+            seen[len(seen)] = {c: (z["feature"],) for c, z in keys.items()}
             return OnDemand().deliver(state, keys)
 
     clients = replace(

@@ -42,8 +42,8 @@ def rarest(m):
 class Reversed:
     """An engine: clients train from the last to the first, and are added up where they train."""
 
-    def choose(self, clients, asked, t, layout, choosing):
-        return choose_all(clients, asked, t, layout, choosing)
+    def choose(self, clients, asked, t, layout, run):
+        return choose_all(clients, asked, t, layout, run)
 
     def __call__(self, clients, jobs):
         return [job.run(clients) for job in reversed(jobs)][::-1]

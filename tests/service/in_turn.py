@@ -6,7 +6,7 @@ from keyhole.device.device import Assignment
 from keyhole.device.take_part import PopulationClient
 from keyhole.errors import TooLateError
 from keyhole.rounds.machine import Dropped
-from keyhole.sampling import Place, generator
+from keyhole.sampling import Stream, generator
 from keyhole.wire.assignment import device_name
 from tests.rounds import toy
 
@@ -23,7 +23,7 @@ class InTurn:
 
     def call(self, round_id, t, asked, seconds, *, may_miss):
         for client in asked:
-            rng = generator(self._plan.seed, self._plan.trial, Place.DURATION, t, client)
+            rng = generator(self._plan.seed, self._plan.trial, Stream.DURATION, t, client)
             finish = self._now + self._plan.buffering.duration(rng)
             work = self._fetch(client, round_id, t)
             heapq.heappush(self._at_work, (finish, len(self.called), work, client))

@@ -16,7 +16,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData, Ragged
-from keyhole.data.streams import FACTS, Stream, check_size, stream, zipf_ends
+from keyhole.data.streams import FACTS, DataStream, check_size, stream, zipf_ends
 
 MIN_POSTS, MAX_POSTS, POSTS_TAIL = 10, 100, 1.1  # Pareto: the share above x falls as x^-tail
 MAX_TOPICS = 3  # of a user
@@ -134,7 +134,7 @@ def _join_columns(chunks: Sequence[_Chunk], orders: Mapping[str, Array]) -> dict
 
 def _make_world(seed: int, words: int, tags: int, topics: int) -> _World:
     """Draws what users have in common."""
-    rng = stream(seed, Stream.POSTS_WORLD)
+    rng = stream(seed, DataStream.POSTS_WORLD)
     common_ends = zipf_ends(words, COMMON_OFFSET)
     sizes = max(8, words // OWN_OF_TOPIC), max(8, words // OWN_OF_TAG)
     own = (
@@ -155,7 +155,7 @@ def _write_all(world: _World, seed: int, users: int) -> Iterator[_Chunk]:
     """All users in order, some at a time."""
     for first in range(0, users, CHUNK):
         streams = [
-            stream(seed, Stream.POSTS_USER, i) for i in range(first, min(first + CHUNK, users))
+            stream(seed, DataStream.POSTS_USER, i) for i in range(first, min(first + CHUNK, users))
         ]
         yield _write(world, streams)
 

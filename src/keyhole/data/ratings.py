@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData
-from keyhole.data.streams import FACTS, Stream, check_size, stream
+from keyhole.data.streams import FACTS, DataStream, check_size, stream
 
 RANK = 6  # of the taste
 MIDDLE, MIN, MAX = 6.4, 1, 10  # half stars
@@ -49,7 +49,7 @@ def make_ratings(
     check_size("max_ratings", max_ratings, min_ratings)
     check_size("items", items, max_ratings)
     world = _make_world(seed, items)
-    streams = [stream(seed, Stream.RATINGS_USER, i) for i in range(users)]
+    streams = [stream(seed, DataStream.RATINGS_USER, i) for i in range(users)]
     rated = [_rate(*world, rng, min_ratings, max_ratings) for rng in streams]
     kept = [len(item) - max(1, len(item) // TEST_PART) for item, _ in rated]
     splits = {
@@ -62,7 +62,7 @@ def make_ratings(
 
 def _make_world(seed: int, items: int) -> tuple[Array, Array, Array]:
     """Of each item: log popularity (items,), bias (items,) and factors (items, RANK)."""
-    rng = stream(seed, Stream.RATINGS_WORLD)
+    rng = stream(seed, DataStream.RATINGS_WORLD)
     place = rng.permutation(items)
     popularity = -POPULARITY_POWER * np.log(POPULARITY_OFFSET + place)
     bias = ITEM_BIAS * rng.standard_normal(items)

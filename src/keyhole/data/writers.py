@@ -17,7 +17,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData
-from keyhole.data.streams import FACTS, Stream, check_size, stream
+from keyhole.data.streams import FACTS, DataStream, check_size, stream
 
 CHARACTERS = digits + ascii_uppercase + ascii_lowercase
 SIDE = 28  # pixels of an image
@@ -91,7 +91,7 @@ def make_writers(
     check_size("writers", writers, 1)
     check_size("min_images", min_images, 2)
     check_size("max_images", max_images, min_images)
-    streams = [stream(seed, Stream.WRITER, i) for i in range(writers)]
+    streams = [stream(seed, DataStream.WRITER, i) for i in range(writers)]
     styles = [_draw_style(rng) for rng in streams]
     masters = {font: _make_masters(FONTS[font]) for font in sorted({s.font for s in styles})}
     written = [

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from keyhole.about import About, Leak
-from keyhole.arrays import ClientId, Tree
+from keyhole.arrays import Tree
 from keyhole.pricing import Speeds, Workload
-from keyhole.primitives.layout import RowSource
-from keyhole.primitives.placement import ClientValue
+from keyhole.primitives.layout import KeysBySpace, RowSource
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
@@ -62,8 +61,8 @@ class Cost:
         seen_by: party -> what it learns of a client's keys while slices are delivered.
     """
 
-    bytes_down: Mapping[ClientId, int]
-    bytes_up: Mapping[ClientId, int]
+    bytes_down: Mapping[int, int]
+    bytes_up: Mapping[int, int]
     select_calls: int
     cache_hits: int
     distinct_slices: int
@@ -83,8 +82,8 @@ class Delivered:
             where what a client received is not a function of its keys.
     """
 
-    submodels: ClientValue[Tree]
-    keys: ClientValue[Any]
+    submodels: Mapping[int, Tree]
+    keys: Mapping[int, KeysBySpace]
     cost: Cost
     source: RowSource | None = None
 
@@ -168,8 +167,8 @@ class Delivery(Protocol):
         """
         ...
 
-    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
-        """Delivers one round; `keys` are each client's `Keys`, one for each key space."""
+    def deliver(self, state: ServerState, keys: Mapping[int, KeysBySpace]) -> Delivered:
+        """Delivers one round to the clients that have chosen `keys`."""
         ...
 
 

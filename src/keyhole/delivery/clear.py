@@ -8,14 +8,13 @@ on average. What everyone receives stays plain.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keyhole.about import Leak
-from keyhole.arrays import Array, KeyArray
+from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.delivery.base import (
     KEYS_AND_WHOSE,
     NOTHING,
@@ -32,14 +31,12 @@ from keyhole.delivery.records import (
     count_asked,
     count_distinct,
     cut_parts,
-    demand_of,
     model_bytes,
     records_of,
 )
 from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.keyspace import bytes_of_keys, key_bytes
-from keyhole.primitives.layout import Layout, select_rows
-from keyhole.primitives.placement import ClientValue, map_clients_later
+from keyhole.primitives.layout import Layout, RowSource, select_rows
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
@@ -89,17 +86,16 @@ class Broadcast:
             self.about, down, 0, {server: 0.0}, 0.0, load.table_bytes, 0, is_cacheable=True
         )
 
-    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Delivers one round."""
-        demand = demand_of(state.layout, keys)
         every = {space.name: space.num_keys for space in state.layout.spaces}
         whole = model_bytes(state.layout, records_of(state.layout, self.coding), every)
         cost = Cost(
-            bytes_down=dict.fromkeys(demand, whole),
-            bytes_up=dict.fromkeys(demand, 0),
-            select_calls=count_asked(state.layout, demand),
+            bytes_down=dict.fromkeys(keys, whole),
+            bytes_up=dict.fromkeys(keys, 0),
+            select_calls=count_asked(state.layout, keys),
             cache_hits=0,
-            distinct_slices=count_distinct(state.layout, demand),
+            distinct_slices=count_distinct(state.layout, keys),
             seen_by=self.about.leaks,
         )
         return _deliver(state, keys, cost, self.coding)
@@ -133,10 +129,9 @@ class OnDemand:
             load.distinct_keys,
         )
 
-    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Delivers one round."""
-        demand = demand_of(state.layout, keys)
-        cost = _served(state.layout, demand, 0, self.about.leaks, self.coding)
+        cost = _served(state.layout, keys, 0, self.about.leaks, self.coding)
         return _deliver(state, keys, cost, self.coding)
 
 
@@ -172,9 +167,9 @@ class Pregenerated:
         every = sum(part.space.num_keys for part in cut_parts(layout))
         return _served(layout, demand, every, self.about.leaks, self.coding)
 
-    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Delivers one round."""
-        cost = self.cost(state.layout, demand_of(state.layout, keys))
+        cost = self.cost(state.layout, keys)
         return _deliver(state, keys, cost, self.coding)
 
 
@@ -184,10 +179,26 @@ def _clear_bytes(load: Workload) -> tuple[int, int]:
     return load.asked_bytes + load.broadcast_bytes, up
 
 
-def _deliver(state: ServerState, keys: ClientValue[Any], cost: Cost, coding: Coding) -> Delivered:
+def _deliver(state: ServerState, keys: Demand, cost: Cost, coding: Coding) -> Delivered:
     source = state if coding == PLAIN else _CodedRows(state, coding)
     # A cohort's sub-models are not held together; clients train while others are selected for.
-    return Delivered(map_clients_later(partial(select_rows, source), keys), keys, cost, source)
+    return Delivered(_Selected(source, keys), keys, cost, source)
+
+
+class _Selected(Mapping[int, Tree]):
+    """Sub-models, each selected when it is read, each time that it is."""
+
+    def __init__(self, source: RowSource, keys: Demand) -> None:
+        self._source, self._keys = source, keys
+
+    def __getitem__(self, client: int) -> Tree:
+        return select_rows(self._source, self._keys[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
 
 class _CodedRows:

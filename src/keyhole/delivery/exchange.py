@@ -18,29 +18,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.about import Leak
-from keyhole.arrays import ClientId, KeyArray
+from keyhole.arrays import KeyArray
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.base import Cost, Delivered
 from keyhole.delivery.records import (
     Coding,
+    Demand,
     RecordArray,
     assemble,
     count_asked,
     count_distinct,
     cut_parts,
-    demand_of,
     keep_found,
     records_of,
 )
 from keyhole.errors import KeyholeError, MalformedError
 from keyhole.primitives.layout import max_keys_of
-from keyhole.primitives.placement import ClientValue
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
@@ -247,10 +246,10 @@ def _decode_all(
 class ByteTally:
     """Bytes that each client received and sent."""
 
-    down: dict[ClientId, int] = field(default_factory=dict)
-    up: dict[ClientId, int] = field(default_factory=dict)
+    down: dict[int, int] = field(default_factory=dict)
+    up: dict[int, int] = field(default_factory=dict)
 
-    def add(self, client: ClientId, down: int = 0, up: int = 0) -> None:
+    def add(self, client: int, down: int = 0, up: int = 0) -> None:
         """Counts bytes of one client."""
         self.down[client] = self.down.get(client, 0) + down
         self.up[client] = self.up.get(client, 0) + up
@@ -271,7 +270,7 @@ class LocalLinks:
     """
 
     answer: Answer
-    clients: Sequence[ClientId]
+    clients: Sequence[int]
     tally: ByteTally
 
     def exchange(self, sent: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, Sequence[bytes]]:
@@ -318,7 +317,7 @@ class PrivateTable:
 
 
 Retrieve: TypeAlias = Callable[
-    [PrivateTable, Mapping[ClientId, KeyArray], ByteTally], Mapping[ClientId, Retrieved]
+    [PrivateTable, Mapping[int, KeyArray], ByteTally], Mapping[int, Retrieved]
 ]
 """`(table, wanted, tally)`: what each client finds of the keys it wants; bytes go to the tally."""
 
@@ -339,7 +338,7 @@ class PrivateRound:
 
 
 def deliver_privately(
-    retrieve_from: Retrieve, how: PrivateRound, state: ServerState, keys: ClientValue[Any]
+    retrieve_from: Retrieve, how: PrivateRound, state: ServerState, demand: Demand
 ) -> Delivered:
     """Delivers one round of pre-generated slices by private retrieval.
 
@@ -347,9 +346,9 @@ def deliver_privately(
     left out of `Delivered.keys`.
     """
     layout = state.layout
-    demand, tally = demand_of(layout, keys), ByteTally()
+    tally = ByteTally()
     tables, limit = records_of(layout, how.coding), max_keys_of(layout, how.keys_per_client)
-    found: dict[ClientId, list[Retrieved]] = {client: [] for client in demand}
+    found: dict[int, list[Retrieved]] = {client: [] for client in demand}
     for client in demand:
         tally.add(client)
     for place, (part, records) in enumerate(zip(layout.parts, tables, strict=True)):
@@ -368,7 +367,7 @@ def deliver_privately(
         masks = [got.is_found for got in parts]
         left, z = keep_found(layout, [got.records for got in parts], masks, demand[client])
         submodels[client] = assemble(layout, tables, left, z)
-        kept[client] = tuple(z[space.name] for space in layout.spaces)
+        kept[client] = z
     cost = Cost(
         bytes_down=tally.down,
         bytes_up=tally.up,
@@ -377,13 +376,12 @@ def deliver_privately(
         distinct_slices=count_distinct(layout, demand),
         seen_by=how.leaks,
     )
-    cohort = keys.cohort
-    return Delivered(ClientValue(cohort, submodels), ClientValue(cohort, kept), cost)
+    return Delivered(submodels, kept, cost)
 
 
 def _send_all(
-    table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: ByteTally
-) -> dict[ClientId, Retrieved]:
+    table: PrivateTable, wanted: Mapping[int, KeyArray], tally: ByteTally
+) -> dict[int, Retrieved]:
     """Every client receives the table and takes from it what it wants: nobody learns a key."""
     found = {}
     for client, keys in wanted.items():

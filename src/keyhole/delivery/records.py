@@ -21,12 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole import tree
-from keyhole.arrays import Array, ClientId, KeyArray, Tree
+from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.errors import InputError, ShapeError
 from keyhole.primitives.coding import QuantizedRows, check_fits, dequantize_rows, quantize_rows
 from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import Layout, Part
-from keyhole.primitives.placement import ClientValue, observe
+from keyhole.primitives.layout import KeysBySpace, Layout, Part
 
 CodingKind: TypeAlias = Literal["plain", "half", "uint8", "uint4"]
 """How numbers are stored: as they are, in float16, or as 8 or 4 bits with a scale per array."""
@@ -235,13 +234,8 @@ def records_of(layout: Layout, coding: Coding) -> list[Records]:
     ]
 
 
-Demand: TypeAlias = Mapping[ClientId, Mapping[str, Keys]]
+Demand: TypeAlias = Mapping[int, KeysBySpace]
 """Each client's keys by the name of their key space."""
-
-
-def demand_of(layout: Layout, keys: ClientValue[Any]) -> Demand:
-    """Each client's keys by the name of their key space."""
-    return {client: layout.keys_by_space(z) for client, z in observe(keys).items()}
 
 
 def model_bytes(layout: Layout, tables: Sequence[Records], counts: Mapping[str, int]) -> int:

@@ -27,8 +27,9 @@ from keyhole.errors import (
     StaleError,
     TooLateError,
 )
+from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import KeysBySpace
-from keyhole.rounds.clients import Choosing, Clients, Job, check_keys_per_client, choose_keys
+from keyhole.rounds.clients import Clients, Job, check_keys_per_client, choose_keys
 from keyhole.rounds.runspec import DeviceSpec
 from keyhole.wire.assignment import Wait
 
@@ -269,10 +270,9 @@ class DeviceSettings(msgspec.Struct, frozen=True):
         return DeviceSpec.read(self.spec or {})
 
     @property
-    def choosing(self) -> Choosing:
-        """What decides keys; a device is of one kind, and its operator knows which."""
-        keys = self.keys_per_client
-        return Choosing(self.seed, self.trial, keys, shared_keys=self.shared_keys)
+    def devices(self) -> tuple[DeviceClass, ...]:
+        """No kinds of device: this one is of one kind, and its operator knows which."""
+        return ()
 
     @staticmethod
     def of(known: KnownRound) -> DeviceSettings:
@@ -314,8 +314,7 @@ class PopulationClient:
         settings = DeviceSettings.of(known)
         clients = self._clients(settings)
         check_keys_per_client(known.layout, settings.keys_per_client)
-        number, choosing = known.manifest.number, settings.choosing
-        return choose_keys(self.client, number, known.layout, clients, choosing)
+        return choose_keys(self.client, known.manifest.number, known.layout, clients, settings)
 
     def train(self, known: KnownRound, fetched: Submodel) -> Tree:
         """The update that the client makes in process, too."""

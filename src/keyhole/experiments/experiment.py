@@ -47,7 +47,7 @@ from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
 from keyhole.rounds.runspec import RunSpec, flatten
 from keyhole.rounds.spec import Plan, exponential
-from keyhole.sampling import Cohorts, Place, generator
+from keyhole.sampling import Cohorts, Stream, generator
 from keyhole.server.state import ServerState
 from keyhole.server.store import holds_store
 
@@ -347,7 +347,7 @@ class Experiment:
         Raises:
             InputError: the directory holds another run.
         """
-        seed = int(generator(self.spec.seed, trial, Place.MODEL).integers(2**31))
+        seed = int(generator(self.spec.seed, trial, Stream.MODEL).integers(2**31))
         model, layout = self.task.model.init(seed), self.task.model.layout
         state = hold(ServerState.dense(layout, model, self.algorithm.server))
         clients, plan = self.clients, self.plan(trial)

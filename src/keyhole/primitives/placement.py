@@ -7,9 +7,8 @@ not read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from keyhole.arrays import ClientId
@@ -27,28 +26,6 @@ class ServerValue(Generic[T]):
     """
 
     value: T
-
-
-class _Later(Mapping[ClientId, T]):
-    """What clients hold, computed each time that it is read."""
-
-    def __init__(self, fn: Callable[[ClientId], T], clients: Iterable[ClientId]) -> None:
-        self._fn = fn
-        self._clients = dict.fromkeys(clients)
-
-    def __getitem__(self, client: ClientId) -> T:
-        if client not in self._clients:
-            raise KeyError
-        return self._fn(client)
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._clients
 
 
 class ClientValue(Generic[T]):
@@ -69,11 +46,7 @@ class ClientValue(Generic[T]):
 
     def __init__(self, cohort: Sequence[ClientId], held: Mapping[ClientId, T]) -> None:
         self._cohort = tuple(cohort)
-        self._held: Mapping[ClientId, T] = (
-            held
-            if isinstance(held, _Later)
-            else {client: held[client] for client in self._cohort if client in held}
-        )
+        self._held = {client: held[client] for client in self._cohort if client in held}
 
     @property
     def cohort(self) -> tuple[ClientId, ...]:
@@ -169,22 +142,6 @@ def map_clients(fn: Callable[..., T], *values: ClientValue[Any]) -> ClientValue[
     return ClientValue(values[0].cohort, {client: fn(*own) for client, own in held.items()})
 
 
-def map_clients_later(fn: Callable[..., T], *values: ClientValue[Any]) -> ClientValue[T]:
-    """`map_clients`, with `fn` run on a client when its result is read, each time that it is.
-
-    For results that are large and read once: those of a whole cohort are never held together.
-
-    Args:
-        fn: a function of one client that returns the same whenever it is called.
-        values: one or more client-placed values of one cohort.
-
-    Raises:
-        PlacementError, CohortError: as `map_clients`.
-    """
-    held = _held_by_all(values)
-    return ClientValue(values[0].cohort, _Later(lambda client: fn(*held[client]), held))
-
-
 def _held_by_all(values: Sequence[ClientValue[Any]]) -> dict[ClientId, tuple[Any, ...]]:
     """The values of each client that is present in all of `values`."""
     for value in values:
@@ -217,15 +174,4 @@ def contributions(values: ClientValue[T]) -> list[T]:
             f"nobody is left in the cohort: got {values!r}; expected 1 client or more; skip "
             "the round, or select more clients"
         )
-    return list(observe(values).values())
-
-
-def observe(values: ClientValue[T]) -> Mapping[ClientId, T]:
-    """What each client holds, as the process that simulates the clients sees it.
-
-    What `map_clients_later` made is computed when it is read from here.
-
-    For what counts cost, runs clients elsewhere, or is a party that the clients do show their
-    values to. A test names the modules that may use it.
-    """
-    return MappingProxyType(values._held)
+    return list(values._held.values())

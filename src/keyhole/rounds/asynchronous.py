@@ -47,7 +47,7 @@ from keyhole.rounds.round import (
     train,
 )
 from keyhole.rounds.spec import Plan
-from keyhole.sampling import ClientStream, Place, generator
+from keyhole.sampling import ClientStream, Stream, generator
 from keyhole.server.row_sums import Over, RowUpdate, sum_updates
 from keyhole.server.state import ServerState
 
@@ -216,7 +216,7 @@ class Buffered:
         slices = deliver(state, keys, machine, plan)
         started = train(clients, slices, t, machine, plan, execute)
         for result in started.each:
-            rng = generator(plan.seed, plan.trial, Place.DURATION, t, result.client)
+            rng = generator(plan.seed, plan.trial, Stream.DURATION, t, result.client)
             finish = self._now + self.buffering.draw_duration(rng)
             heapq.heappush(self._flights, _Flight(finish, self._started, state.steps, result))
             self._started += 1

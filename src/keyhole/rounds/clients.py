@@ -14,7 +14,7 @@ from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, RowSource
-from keyhole.sampling import Place, generator
+from keyhole.sampling import Stream, generator
 
 
 class ClientUpdateFn(Protocol):
@@ -120,41 +120,51 @@ class Clients:
     localize: Callable[[Any, KeysBySpace], Any] = _as_they_are
 
 
-@dataclass(frozen=True)
-class Choosing:
-    """What decides a client's keys besides its data: the part of a plan that clients are told.
+class KeyRules(Protocol):
+    """What decides a client's keys besides its data; a run has it, and so has what devices are told
+    of a run."""
 
-    Args:
-        seed: of everything random.
-        trial: which repetition.
-        keys_per_client: key space -> most keys of a client.
-        devices: kinds of device; none bounds nothing.
-        shared_keys: whether all clients of a round draw the same random numbers.
-    """
+    @property
+    def seed(self) -> int:
+        """Of everything random."""
+        ...
 
-    seed: int
-    trial: int
-    keys_per_client: Mapping[str, int]
-    devices: Sequence[DeviceClass] = ()
-    shared_keys: bool = False
+    @property
+    def trial(self) -> int:
+        """Which repetition."""
+        ...
+
+    @property
+    def keys_per_client(self) -> Mapping[str, int]:
+        """Key space -> max keys of a client."""
+        ...
+
+    @property
+    def devices(self) -> Sequence[DeviceClass]:
+        """Kinds of device; none bounds nothing."""
+        ...
+
+    @property
+    def shared_keys(self) -> bool:
+        """Whether all clients of a round draw from the same random numbers."""
+        ...
 
 
 def choose_keys(
-    client: int, t: int, layout: Layout, clients: Clients, choosing: Choosing
+    client: int, t: int, layout: Layout, clients: Clients, run: KeyRules
 ) -> KeysBySpace:
     """Returns what a client chooses in round t, within its budget.
 
     Raises:
         InputError: it chose more keys than it may hold.
     """
-    limit = dict(choosing.keys_per_client)
-    run = choosing.seed, choosing.trial
-    if choosing.devices:
-        device = assign_device(choosing.devices, generator(*run, Place.DEVICE, client))
+    limit, path = dict(run.keys_per_client), (run.seed, run.trial)
+    if run.devices:
+        device = assign_device(run.devices, generator(*path, Stream.DEVICE, client))
         fits = keys_within(layout, device.model_bytes)
         limit = {name: min(m, fits[name]) for name, m in limit.items()}
-    place = (Place.ROUND_KEYS, t) if choosing.shared_keys else (Place.KEYS, t, client)
-    chosen = clients.choose(clients.data(client), limit, generator(*run, *place))
+    draw = (Stream.ROUND_KEYS, t) if run.shared_keys else (Stream.KEYS, t, client)
+    chosen = clients.choose(clients.data(client), limit, generator(*path, *draw))
     _check_chosen(chosen)
     keys = layout.keys_by_space(chosen)
     for name, z in keys.items():
@@ -182,10 +192,10 @@ def _check_chosen(keys: object) -> None:
 
 
 def choose_all(
-    clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
+    clients: Clients, asked: Sequence[int], t: int, layout: Layout, run: KeyRules
 ) -> list[KeysBySpace]:
     """Returns what each of some clients chooses in round t, in order; see `choose_keys`."""
-    return [choose_keys(client, t, layout, clients, choosing) for client in asked]
+    return [choose_keys(client, t, layout, clients, run) for client in asked]
 
 
 def check_keys_per_client(layout: Layout, keys_per_client: Mapping[str, int]) -> None:
@@ -222,7 +232,7 @@ class Job:
     """One client's training in one round: all that a worker needs besides `Clients`."""
 
     client: int
-    place: tuple[int, ...]
+    seed_path: tuple[int, ...]
     keys: KeysBySpace
     submodel: Tree
 
@@ -240,19 +250,19 @@ class Job:
             NoExamplesError: the client has no examples.
         """
         data = clients.localize(clients.data(self.client), self.keys)
-        return clients.train(self.submodel, data, generator(*self.place))
+        return clients.train(self.submodel, data, generator(*self.seed_path))
 
     @staticmethod
     def of(seed: int, trial: int, t: int, client: int, keys: KeysBySpace, submodel: Tree) -> Job:
         """The job of a client in round t; its randomness is the client's in that round."""
-        return Job(client, (seed, trial, Place.CLIENT, t, client), keys, submodel)
+        return Job(client, (seed, trial, Stream.CLIENT, t, client), keys, submodel)
 
 
 class Jobs(Sequence[Job]):
     """The jobs of some clients of one round: sub-models come one by one, as jobs are taken.
 
     Args:
-        place: seed, trial and round.
+        seed_path: seed, trial and round.
         keys: client -> what its sub-model holds, in the order of the jobs.
         submodel: `client -> its sub-model`.
         source: of the rows of sub-models, where they can be selected elsewhere.
@@ -260,12 +270,12 @@ class Jobs(Sequence[Job]):
 
     def __init__(
         self,
-        place: tuple[int, int, int],
+        seed_path: tuple[int, int, int],
         keys: Mapping[int, KeysBySpace],
         submodel: Callable[[int], Tree],
         source: RowSource | None = None,
     ) -> None:
-        self.place = place
+        self.seed_path = seed_path
         self.keys = keys
         self.source = source
         self._submodel = submodel
@@ -279,7 +289,7 @@ class Jobs(Sequence[Job]):
         if isinstance(at, slice):
             return [self[place] for place in range(len(self))[at]]
         client = self._clients[at]
-        return Job.of(*self.place, client, self.keys[client], self._submodel(client))
+        return Job.of(*self.seed_path, client, self.keys[client], self._submodel(client))
 
     def __len__(self) -> int:
         return len(self._clients)

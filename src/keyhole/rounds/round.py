@@ -18,16 +18,15 @@ import numpy as np
 from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import PrivateSum
-from keyhole.arrays import ClientId, KeyArray, Tree
+from keyhole.arrays import KeyArray, Tree
 from keyhole.delivery.base import Cost
 from keyhole.primitives.keyspace import key_bytes
 from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
-from keyhole.primitives.placement import ClientValue, observe
-from keyhole.rounds.clients import Choosing, Clients, Job, Jobs, choose_all, is_nothing
+from keyhole.rounds.clients import Clients, Job, Jobs, choose_all, is_nothing
 from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMachine, Terms, Why
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import Plan
-from keyhole.sampling import Cohorts, Outcome, Place, sample_cohort, sample_dropouts
+from keyhole.sampling import Cohorts, Outcome, Stream, sample_cohort, sample_dropouts
 from keyhole.server.row_sums import (
     BLOCK,
     BlockSum,
@@ -49,7 +48,7 @@ class Engine(Protocol):
     went wrong there."""
 
     def choose(
-        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
+        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, run: Plan
     ) -> Iterable[KeysBySpace]:
         """What `choose_all` returns."""
         ...
@@ -116,10 +115,10 @@ def terms_of(cohorts: Cohorts, asked: Sequence[int], seconds: float = inf) -> Te
 def open_round(t: int, asked: Sequence[int], plan: Plan, terms: Terms) -> RoundMachine:
     """Opens round t, and tells it who drops out and where; that depends on the client alone."""
     machine, run = RoundMachine(terms, asked), (plan.seed, plan.trial)
-    before = sample_dropouts(asked, plan.cohorts.lost_before, *run, Place.LOST_BEFORE, t)
+    before = sample_dropouts(asked, plan.cohorts.lost_before, *run, Stream.LOST_BEFORE, t)
     gone = set(before)
     left = [client for client in asked if client not in gone]
-    after = sample_dropouts(left, plan.cohorts.lost_after, *run, Place.LOST_AFTER, t)
+    after = sample_dropouts(left, plan.cohorts.lost_after, *run, Stream.LOST_AFTER, t)
     for client in before:
         machine.handle(Dropped(client))
     for client in after:
@@ -137,8 +136,8 @@ def choose(
     execute: Executor = in_process,
 ) -> dict[int, KeysBySpace]:
     """Lets clients choose keys in round t, where they train."""
-    choosing = execute.choose if isinstance(execute, Engine) else choose_all
-    return dict(zip(asked, choosing(clients, asked, t, layout, plan.choosing), strict=True))
+    choose_each = execute.choose if isinstance(execute, Engine) else choose_all
+    return dict(zip(asked, choose_each(clients, asked, t, layout, plan), strict=True))
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class CohortSlices:
     layout: Layout
     chosen: Mapping[int, KeysBySpace]
     keys: Mapping[int, KeysBySpace]
-    submodels: Mapping[ClientId, Tree]
+    submodels: Mapping[int, Tree]
     cost: Cost
     source: RowSource | None
 
@@ -167,15 +166,10 @@ def deliver(
 ) -> CohortSlices:
     """Delivers slices to all clients that are not lost before."""
     lost = machine.outcomes
-    reached: dict[ClientId, KeysBySpace] = {
-        c: z for c, z in keys.items() if lost.get(c) != "lost_before"
-    }
-    delivered = plan.delivery.deliver(state, ClientValue(machine.asked, reached))
-    placed = observe(delivered.keys)
-    by_space = state.layout.keys_by_space
-    received = {c: by_space(placed[c]) if c in placed else z for c, z in keys.items()}
-    submodels = observe(delivered.submodels)
-    return CohortSlices(state.layout, keys, received, submodels, delivered.cost, delivered.source)
+    reached = {c: z for c, z in keys.items() if lost.get(c) != "lost_before"}
+    found = plan.delivery.deliver(state, reached)
+    received = {**keys, **found.keys}
+    return CohortSlices(state.layout, keys, received, found.submodels, found.cost, found.source)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +18,7 @@ from keyhole.identity import identity_of
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.account import Account
-from keyhole.rounds.clients import Choosing, check_keys_per_client
+from keyhole.rounds.clients import check_keys_per_client
 from keyhole.rounds.machine import Buffering
 from keyhole.sampling import Cohorts, check_count
 from keyhole.server.row_sums import Over
@@ -85,10 +85,9 @@ class Plan:
         """Whether updates are added up as they are, so that sums of some of them can be, too."""
         return self.privacy is None and about_of(self.aggregate).is_in_clear
 
-    @property
-    def choosing(self) -> Choosing:
-        """What decides the keys of its clients."""
-        return Choosing(self.seed, self.trial, self.keys_per_client, self.devices, self.shared_keys)
+    def for_clients(self) -> Plan:
+        """Returns it without what the server alone needs, so that it can be sent to clients."""
+        return replace(self, delivery=OnDemand(), aggregate=PLAIN, privacy=None, buffering=None)
 
     def describe(self) -> dict[str, str]:
         """Returns the plan as text; two plans of one text train alike.

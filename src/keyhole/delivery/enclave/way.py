@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from keyhole.arrays import ClientId, KeyArray
+from keyhole.arrays import KeyArray
 from keyhole.delivery.base import (
     KEYS_AND_WHOSE,
     WHO_TAKES_PART,
@@ -40,10 +40,9 @@ from keyhole.delivery.exchange import (
     name_of_round,
     retrieve,
 )
-from keyhole.delivery.records import PLAIN, Coding
+from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import AttestationError, ServiceError
 from keyhole.pricing import Speeds, Workload
-from keyhole.primitives.placement import ClientValue
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
@@ -141,7 +140,7 @@ class Enclave:
             requests=2,
         )
 
-    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Delivers one round.
 
         Raises:
@@ -153,8 +152,8 @@ class Enclave:
         return deliver_privately(self._retrieve, how, state, keys)
 
     def _retrieve(
-        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: ByteTally
-    ) -> Mapping[ClientId, Retrieved]:
+        self, table: PrivateTable, wanted: Mapping[int, KeyArray], tally: ByteTally
+    ) -> Mapping[int, Retrieved]:
         """Each client verifies the enclave for itself and sends one sealed request."""
         process = self._started()
         if self._policy is None:
@@ -165,7 +164,7 @@ class Enclave:
             # One after the other: evidence is as fresh as can be.
             for client, keys in wanted.items():
 
-                def challenge(nonce: bytes, client: ClientId = client) -> Evidence:
+                def challenge(nonce: bytes, client: int = client) -> Evidence:
                     evidence = process.evidence(nonce)
                     tally.add(client, len(evidence.encode()), len(nonce))
                     return evidence

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from keyhole.arrays import ClientId, KeyArray
+from keyhole.arrays import KeyArray
 from keyhole.delivery.base import (
     WHO_TAKES_PART,
     Delivered,
@@ -37,9 +37,8 @@ from keyhole.delivery.pir.database import TAG_BYTES, Database, PirParams, Scheme
 from keyhole.delivery.pir.lwe import DIMENSION, WORD_BYTES, LweShape
 from keyhole.delivery.pir.messages import MAX_QUERIES, PirServer
 from keyhole.delivery.pir.two_server import Batch
-from keyhole.delivery.records import PLAIN, Coding
+from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.pricing import Speeds, Workload
-from keyhole.primitives.placement import ClientValue
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
@@ -184,7 +183,7 @@ class TwoServerPir:
             requests=2,
         )
 
-    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Delivers one round."""
         how = PrivateRound(self.keys_per_client, self.coding, self.about.leaks)
         return deliver_privately(_InProcess(self), how, state, keys)
@@ -252,7 +251,7 @@ class OneServerPir:
             requests=3,
         )
 
-    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Delivers one round."""
         how = PrivateRound(self.keys_per_client, self.coding, self.about.leaks)
         return deliver_privately(_InProcess(self), how, state, keys)
@@ -265,13 +264,13 @@ class _InProcess:
     way: PirDelivery
 
     def __call__(
-        self, table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: ByteTally
-    ) -> Mapping[ClientId, Retrieved]:
+        self, table: PrivateTable, wanted: Mapping[int, KeyArray], tally: ByteTally
+    ) -> Mapping[int, Retrieved]:
         """Clients ask; each server answers many of them in one pass over its table."""
         database = Database.of(name_of_round(table.round_id), table.records)
         servers = self.way.open(database, table.max_keys)
         params, hint = servers[0].params, servers[0].hint
-        asking, found = self.way.client(params, hint), dict[ClientId, Retrieved]()
+        asking, found = self.way.client(params, hint), dict[int, Retrieved]()
         for some in _groups(list(wanted), self.way.lengths(params)):
             links = LocalLinks(answer_by(servers), some, tally)
             for client in some:
@@ -281,7 +280,7 @@ class _InProcess:
         return found
 
 
-def _groups(clients: Sequence[ClientId], lengths: Lengths) -> Iterator[Sequence[ClientId]]:
+def _groups(clients: Sequence[int], lengths: Lengths) -> Iterator[Sequence[int]]:
     """Clients whose messages fit into memory together; one at the least."""
     size = max(1, _MAX_HELD // (2 * (lengths.query + lengths.reply)))
     return (clients[start : start + size] for start in range(0, len(clients), size))

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from keyhole.arrays import ClientId, KeyArray
+from keyhole.arrays import KeyArray
 from keyhole.crypto.hpke import PUBLIC_BYTES
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.base import (
@@ -31,12 +31,11 @@ from keyhole.delivery.exchange import (
     deliver_privately,
     retrieve,
 )
-from keyhole.delivery.records import PLAIN, Coding
+from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.delivery.relay.client import BlindClient, BlindQuery, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway, Relay
 from keyhole.delivery.relay.ohttp import GatewayKey, KeyConfig
 from keyhole.pricing import Speeds, Workload
-from keyhole.primitives.placement import ClientValue
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
@@ -100,15 +99,15 @@ class BlindRelay:
             passed_on_by=_RELAY,
         )
 
-    def deliver(self, state: ServerState, keys: ClientValue[Any]) -> Delivered:
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Delivers one round."""
         how = PrivateRound(self.keys_per_client, self.coding, self.about.leaks)
         return deliver_privately(_retrieve, how, state, keys)
 
 
 def _retrieve(
-    table: PrivateTable, wanted: Mapping[ClientId, KeyArray], tally: ByteTally
-) -> Mapping[ClientId, Retrieved]:
+    table: PrivateTable, wanted: Mapping[int, KeyArray], tally: ByteTally
+) -> Mapping[int, Retrieved]:
     """All clients ask; the relay mixes their requests before the gateway opens them."""
     key = GatewayKey.fresh()
     gateway = Gateway([key], slice_handler(table.round_id, [table.records]))

@@ -31,10 +31,11 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import task_named
 from keyhole.primitives.layout import KeysBySpace, Layout
-from keyhole.rounds.clients import Choosing, Clients, Job, choose_all
+from keyhole.rounds.clients import Clients, Job, choose_all
 from keyhole.rounds.cores import keep_compiled
 from keyhole.rounds.round import add_up_jobs
 from keyhole.rounds.runspec import RunSpec
+from keyhole.rounds.spec import Plan
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up
 
 
@@ -139,14 +140,14 @@ class RayEngine:
         return self._crew.nodes
 
     def choose(
-        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, choosing: Choosing
+        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, run: Plan
     ) -> list[KeysBySpace]:
         """Lets workers choose for clients; implements `Engine.choose`."""
         if len(asked) <= BLOCK:  # sooner done than asked for
-            return choose_all(clients, asked, t, layout, choosing)
+            return choose_all(clients, asked, t, layout, run)
         self._crew.await_ready()
         steps = steps_of_choices(len(asked), self._crew.nodes)
-        told = t, self._ray.put(layout), choosing
+        told = t, self._ray.put(layout), run.for_clients()
 
         def submit(index: int, do: Do, _: list[Any]) -> tuple[Any, Any]:
             return do(_choose, [asked[at] for at in steps[index].jobs], *told)

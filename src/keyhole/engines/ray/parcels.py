@@ -120,14 +120,14 @@ class _Rows:
         clients = [self._clients[at] for at in places]
         keys = [self._jobs.keys[client] for client in clients]
         own = None if self._is_whole else Excerpt.of_keys(self._source, keys)
-        return _RowParcel(self._jobs.place, clients, KeyBundle.of(keys), own)
+        return _RowParcel(self._jobs.seed_path, clients, KeyBundle.of(keys), own)
 
 
 @dataclass(frozen=True)
 class _RowParcel:
     """Keys of clients, and rows that they name beyond those that all parcels have."""
 
-    place: tuple[int, int, int]
+    seed_path: tuple[int, int, int]
     clients: list[int]
     keys: KeyBundle
     own: Excerpt | None
@@ -135,7 +135,7 @@ class _RowParcel:
     def jobs(self, common: Excerpt) -> Jobs:
         rows = common if self.own is None else common | self.own
         keys = dict(zip(self.clients, self.keys.unpack(), strict=True))
-        return Jobs(self.place, keys, lambda client: select_rows(rows, keys[client]))
+        return Jobs(self.seed_path, keys, lambda client: select_rows(rows, keys[client]))
 
 
 class _Copies:
