@@ -47,25 +47,15 @@ _MAX_CACHED = 16384  # verified tokens; 5 MB
 
 
 class TokenClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a token says.
-
-    Attributes:
-        version: of this format.
-        kind: what it is for.
-        device: whose it is.
-        issued: unix seconds; it is not good before.
-        expires: unix seconds; it is not good from then on.
-        round: the only round it is good for; null for a device token.
-        max_keys: how many keys one query may name; null leaves it to the service.
-    """
+    """What a token says."""
 
     version: int
     kind: TokenKind
     device: str
-    issued: float
-    expires: float
-    round: str | None = None
-    max_keys: int | None = None
+    issued: float  # unix seconds; it is not good before
+    expires: float  # unix seconds; it is not good from then on
+    round: str | None = None  # the only round it is good for; null for a device token
+    max_keys: int | None = None  # how many keys one query may name; null leaves it to the service
 
 
 def check_device_name(name: str) -> str:
@@ -89,16 +79,13 @@ def new_key() -> str:
 class Keyring:
     """The keys that sign tokens: the first signs, all verify, so that keys can be changed.
 
-    Args:
-        keys: 32 bytes or more each.
-
     >>> ring = Keyring((b"k" * 32,))
     >>> token = ring.issue("device", "phone-1", now=1000.0, seconds=60.0)
     >>> ring.verify(token.encode(), now=1001.0).device
     'phone-1'
     """
 
-    keys: tuple[bytes, ...]
+    keys: tuple[bytes, ...]  # 32 bytes or more each
     _known: dict[bytes, TokenClaims] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -116,11 +103,7 @@ class Keyring:
 
     @staticmethod
     def load(path: Path) -> Keyring:
-        """Reads a file of keys, one in hex on each line.
-
-        Raises:
-            InputError: it cannot be read, others may read it, or it holds something else.
-        """
+        """Reads a file of keys, one in hex on each line; refuses it if others may read it."""
         try:
             mode, text = path.stat().st_mode, path.read_text("ascii")
         except (OSError, UnicodeDecodeError) as error:
@@ -148,19 +131,7 @@ class Keyring:
         round_id: str | None = None,
         max_keys: int | None = None,
     ) -> str:
-        """Returns a token.
-
-        Args:
-            kind: what it is for.
-            device: whose it is.
-            now: unix seconds.
-            seconds: how long it is good.
-            round_id: the only round it is good for.
-            max_keys: how many keys one query may name.
-
-        Raises:
-            InputError: no such name of a device can be.
-        """
+        """Returns a token that is good for this many seconds from `now`, in unix seconds."""
         claims = TokenClaims(
             version=_VERSION,
             kind=kind,
@@ -174,15 +145,7 @@ class Keyring:
         return (signed + b"." + _sign(self.keys[0], signed)).decode("ascii")
 
     def verify(self, token: bytes, now: float) -> TokenClaims:
-        """Returns what a token says, if one of the keys has signed it and its time has come.
-
-        Args:
-            token: as it arrived.
-            now: unix seconds.
-
-        Raises:
-            AccessError: it is malformed, forged, not yet good or expired.
-        """
+        """Returns what a token says; raises AccessError unless it is signed here and in time."""
         claims = self._known.get(token)
         if claims is None:
             claims = self._read(token)
@@ -214,20 +177,12 @@ class Keyring:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may do what.
+    """Who may do what."""
 
-    Args:
-        keyring: checks and signs tokens; None for a service that knows none and takes no updates.
-        reads_need_token: whether slices are for devices of the round only.
-        round_seconds: how long a round token is good.
-
-    Raises:
-        InputError: reads need a token, but there is no key to check one with.
-    """
-
+    # checks and signs tokens; None for a service that knows none and takes no updates
     keyring: Keyring | None = None
-    reads_need_token: bool = False
-    round_seconds: float = 3600.0
+    reads_need_token: bool = False  # whether slices are for devices of the round only
+    round_seconds: float = 3600.0  # how long a round token is good
 
     def __post_init__(self) -> None:
         if self.reads_need_token and self.keyring is None:
@@ -239,15 +194,7 @@ class Access:
             )
 
     def identify(self, headers: Mapping[bytes, bytes], now: float) -> TokenClaims:
-        """Returns the claims of anyone who sent a request.
-
-        Args:
-            headers: of the request, names in lower case.
-            now: unix seconds.
-
-        Raises:
-            AccessError: no token, or not a good one.
-        """
+        """Returns the claims of a request's token; raises AccessError if it has no good one."""
         if self.keyring is None:
             raise _refused("this service issues no tokens")
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -256,12 +203,7 @@ class Access:
         return self.keyring.verify(token, now)
 
     def member(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> TokenClaims:
-        """The claims of a device that takes part in a round.
-
-        Raises:
-            AccessError: no good token.
-            NotAdmittedError: a good token of another kind or round.
-        """
+        """Returns the claims of a device of a round; raises NotAdmittedError for another round."""
         claims = self.identify(headers, now)
         if claims.kind != "round" or claims.round != round_id:
             raise not_admitted("a token of another kind or round", "a token of this round")
@@ -308,14 +250,7 @@ def _decode(text: bytes) -> bytes:
 
 
 class Guards:
-    """Access, limits and counts of one service; all its routes share them.
-
-    Args:
-        access: who may do what.
-        limits: how much.
-        metrics: what is counted.
-        clock: unix seconds, for tokens.
-    """
+    """Access, limits and counts of one service; all its routes share them."""
 
     def __init__(
         self, access: Access, limits: Limits, metrics: Metrics, clock: Callable[[], float]
@@ -341,11 +276,7 @@ class Guards:
         return claims
 
     def count(self, request: Request, claims: TokenClaims | None) -> None:
-        """Counts a request of a device or an address.
-
-        Raises:
-            TooManyError: it asks too often.
-        """
+        """Counts a request of a device or an address; raises TooManyError if it asks too often."""
         if claims is not None:
             seconds = self._by_device.wait(claims.device, time.monotonic())
         elif self.limits.rate_per_address == inf:

@@ -55,12 +55,7 @@ _BROADCAST = "everyone"
 
 @dataclass(frozen=True)
 class SliceRoutes:
-    """Reads rounds.
-
-    Args:
-        rounds: of the service.
-        guards: what stands before them.
-    """
+    """Reads rounds."""
 
     rounds: RoundSource
     guards: Guards
@@ -298,19 +293,12 @@ _MAX_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostl
 
 @dataclass(frozen=True)
 class UpdateRoutes:
-    """Takes devices and their updates in.
-
-    Args:
-        rounds: of the service.
-        guards: what stands before them.
-        spool: where updates go; None for a service that takes none.
-        admit: decides who takes part; None for a service without devices of its own.
-    """
+    """Takes devices and their updates in."""
 
     rounds: RoundSource
     guards: Guards
-    spool: UpdateSpool | None
-    admit: Admit | None
+    spool: UpdateSpool | None  # where updates go; None for a service that takes none
+    admit: Admit | None  # decides who takes part; None for a service without devices of its own
     _layouts: OrderedDict[str, Layout | None] = field(default_factory=OrderedDict)
 
     def routes(self) -> list[Route]:
@@ -433,12 +421,8 @@ class App:
     """Answers requests for the slices of rounds.
 
     Args:
-        rounds: where slices come from.
-        access: who may do what.
-        limits: how much.
         spool: where updates go; None for a service that takes none.
         admit: decides which devices take part; None for a service without devices of its own.
-        metrics: what is counted.
         extra_routes: makers of further routes, counted, limited and refused like the others; each
             is given what stands before all routes.
         clock: unix seconds, for tokens.

@@ -57,15 +57,10 @@ _HEAD = b"HTTP/1.1 "
 _MAX = 4096  # bytes of a head that waits
 
 
-class JoinedWrites(asyncio.Transport):
-    """Passes everything on, in order; what looks like a head waits for company.
-
-    Args:
-        transport: of the connection; belongs to the running event loop.
-    """
+class JoinedWrites:
+    """Passes everything on, in order; what looks like a head waits for company."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__()
         self._transport = transport
         self._head = b""
         self._loop = asyncio.get_running_loop()
@@ -91,37 +86,13 @@ class JoinedWrites(asyncio.Transport):
         self._head = b""
         self._transport.abort()
 
-    def is_closing(self) -> bool:
-        """Whether it is closed, or is going to be."""
-        return self._transport.is_closing()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is known of the connection."""
-        return self._transport.get_extra_info(name, default)
-
     def get_write_buffer_size(self) -> int:
         """Bytes that are not with the system yet."""
         return len(self._head) + self._transport.get_write_buffer_size()
 
-    def pause_reading(self) -> None:
-        """Takes no more bytes."""
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Takes bytes again."""
-        self._transport.resume_reading()
-
-    def is_reading(self) -> bool:
-        """Whether it takes bytes."""
-        return self._transport.is_reading()
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Gives the connection to another protocol."""
-        self._transport.set_protocol(protocol)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        """Whose connection it is."""
-        return self._transport.get_protocol()
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the connection's own."""
+        return getattr(self._transport, name)
 
     def _flush(self) -> None:
         """Sends a head that nothing has followed."""
@@ -144,16 +115,24 @@ class Connection(asyncio.Protocol):
         self._head = 0  # bytes of an unfinished head
         self._since: float | None = None  # when the wait for a head was first seen
         self._mark: tuple[int, float] | None = None  # bytes unsent, and when that was so
-        self._transport: asyncio.Transport | None = None
+        self._transport: JoinedWrites | None = None
         inner.send_400_response = self._refuse_unread  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins."""
         self._transport = JoinedWrites(transport)  # type: ignore[arg-type]
         self._owner.all.add(self)
-        self._inner.connection_made(self._transport)
+        self._inner.connection_made(self._transport)  # type: ignore[arg-type]
         if len(self._owner.all) > self._owner.limit:
-            self._refuse(_too_many(self._owner.limit), retry_after=_BUSY_SECONDS)
+            self._refuse(
+                BusyError(
+                    "too many connections",
+                    got="one more",
+                    allowed=self._owner.limit,
+                    fix="come back when the answer says",
+                ),
+                retry_after=_BUSY_SECONDS,
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends."""
@@ -175,7 +154,14 @@ class Connection(asyncio.Protocol):
         elif not is_body:
             self._head += len(data)
             if self._head > self._owner.limits.max_head:
-                self._refuse(_long_head(self._owner.limits.max_head))
+                self._refuse(
+                    TooLargeError(
+                        "the head of the request is too long",
+                        got="more bytes",
+                        allowed=f"{self._owner.limits.max_head} bytes",
+                        fix="send fewer headers",
+                    )
+                )
         if len(inner.pipeline) > _MAX_AHEAD:  # an answer in between would be taken for another
             self._owner.metrics.refuse(TooManyError.__name__)
             self.cut_off()
@@ -193,11 +179,7 @@ class Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def is_slow(self, now: float) -> bool:
-        """Whether the client takes longer than it may, for a head or for an answer.
-
-        Args:
-            now: seconds of `watch`.
-        """
+        """Whether the client takes longer than it may, for a head or for an answer."""
         unsent, cycle = self._unsent(), self._inner.cycle
         if unsent:
             return self._reads_slowly(unsent, now)
@@ -242,7 +224,14 @@ class Connection(asyncio.Protocol):
 
     def _refuse_unread(self, msg: str) -> None:
         """What uvicorn calls where a request cannot be parsed."""
-        self._refuse(_unread())
+        self._refuse(
+            RequestError(
+                "not a request that can be read",
+                got="other bytes",
+                allowed="HTTP/1.1",
+                fix="check the client and what stands between",
+            )
+        )
 
     def _refuse(self, error: KeyholeError, retry_after: float | None = None) -> None:
         """Answers before there is a request, and hangs up."""
@@ -262,8 +251,6 @@ class Connections:
     """All connections of a server.
 
     Args:
-        limits: what clients may take.
-        metrics: where those who took more are counted.
         limit: connections at one time; more are told to come back.
     """
 
@@ -293,35 +280,8 @@ class Connections:
                 slow.cut_off()
 
 
-def _too_many(limit: int) -> BusyError:
-    return BusyError(
-        "too many connections",
-        got="one more",
-        allowed=limit,
-        fix="come back when the answer says",
-    )
-
-
 def _phrase(status: int) -> bytes:
     return HTTPStatus(status).phrase.encode("ascii")
-
-
-def _unread() -> RequestError:
-    return RequestError(
-        "not a request that can be read",
-        got="other bytes",
-        allowed="HTTP/1.1",
-        fix="check the client and what stands between",
-    )
-
-
-def _long_head(limit: int) -> TooLargeError:
-    return TooLargeError(
-        "the head of the request is too long",
-        got="more bytes",
-        allowed=f"{limit} bytes",
-        fix="send fewer headers",
-    )
 
 
 def allow_many_files() -> None:
@@ -340,11 +300,7 @@ async def accept(
     """Serves until `stop` is set and requests under way are answered, or out of time.
 
     Args:
-        app: the service.
         listener: of the connections; closed when no more are taken.
-        tls: None for plain HTTP.
-        stop: ends it.
-        on_ready: called when connections are taken.
     """
     limits, state, loop = app.limits, ServerState(), asyncio.get_running_loop()
     room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES

@@ -55,11 +55,7 @@ def round_path(directory: Path, round_id: str) -> Path:
 
 
 def read_current(directory: Path) -> CurrentRound | None:
-    """Returns the current round; None before the first.
-
-    Raises:
-        StorageError: the file cannot be read, or is not what a publisher wrote.
-    """
+    """Returns the current round; None before the first."""
     path = directory / CURRENT
     if (data := _read_if_there(path)) is None:
         return None
@@ -80,11 +76,7 @@ def encode_current(current: CurrentRound) -> bytes:
 
 
 def decode_current(data: bytes) -> CurrentRound:
-    """Returns the round that the content of a `current.json` names.
-
-    Raises:
-        InputError: it names none.
-    """
+    """Returns the round that the content of a `current.json` names."""
     try:
         current = msgspec.json.decode(data, type=CurrentRound)
         if number_of(current.round) != current.number:
@@ -102,11 +94,7 @@ def decode_current(data: bytes) -> CurrentRound:
 
 
 def write_file(path: Path, data: Buffer, durable: bool) -> None:
-    """Writes a small file that appears whole.
-
-    Raises:
-        StorageError: the disk refuses; what was there before is still there.
-    """
+    """Writes a small file that appears whole; if the disk refuses, what was there still is."""
     if durable:
         with replacing(path) as descriptor:
             write_all(descriptor, [data])
@@ -122,11 +110,7 @@ def write_file(path: Path, data: Buffer, durable: bool) -> None:
 
 
 def read_manifest(descriptor: int) -> tuple[str, Manifest, bytes]:
-    """Returns the identifier that a manifest gives its round, what it says, and its bytes.
-
-    Raises:
-        StorageError: it is damaged.
-    """
+    """Returns the identifier that a manifest gives its round, what it says, and its bytes."""
     with storage_errors(Path(MANIFEST), "read"):
         data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     try:
@@ -139,10 +123,6 @@ def read_manifest(descriptor: int) -> tuple[str, Manifest, bytes]:
 @contextmanager
 def locked_manifest(round_directory: Path, kind: int) -> Iterator[int | None]:
     """Opens and locks the manifest of a round, without waiting.
-
-    Args:
-        round_directory: of the round.
-        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
 
     Yields:
         The descriptor, closed at the end; None if the lock is not to be had, or the round has been
@@ -171,11 +151,7 @@ def _is_locked(descriptor: int, path: Path, kind: int) -> bool:
 
 
 def encode_cohort(devices: Sequence[str]) -> bytes:
-    """Returns the file of a cohort.
-
-    Raises:
-        InputError: a device is named twice.
-    """
+    """Returns the file of a cohort."""
     if len(set(devices)) != len(devices):
         raise InputError(
             "a cohort names devices twice",
@@ -187,11 +163,7 @@ def encode_cohort(devices: Sequence[str]) -> bytes:
 
 
 def read_cohort(round_directory: Path) -> dict[str, int] | None:
-    """Returns device -> place; None if the round is for all devices.
-
-    Raises:
-        StorageError: the file is damaged.
-    """
+    """Returns device -> place; None if the round is for all devices."""
     path = round_directory / COHORT
     if (data := _read_if_there(path)) is None:
         return None

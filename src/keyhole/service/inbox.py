@@ -29,19 +29,12 @@ def nothing_of(client: int, outcome: Outcome) -> ClientResult:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a round came to.
+    """What a round came to."""
 
-    Args:
-        results: of everyone asked, in order.
-        cost: of delivering slices to those who are known to have them.
-        summed: the updates of those who sent one.
-        incidents: what went wrong where they arrived, though nothing is lost.
-    """
-
-    results: list[ClientResult]
-    cost: Cost
-    summed: SumResult
-    incidents: tuple[str, ...] = ()
+    results: list[ClientResult]  # of everyone asked, in order
+    cost: Cost  # of delivering slices to those who are known to have them
+    summed: SumResult  # the updates of those who sent one
+    incidents: tuple[str, ...] = ()  # what went wrong where they arrived, though nothing is lost
 
 
 class Summons(Protocol):
@@ -145,19 +138,13 @@ class Inbox(Protocol):
         """Adds up the updates of a closed round.
 
         Args:
-            round_id: of the round.
             outcomes: of everyone asked, in order; the updates that count are those "sent".
-            coding: of the slices that devices fetched.
         """
         ...
 
 
 class SpoolInbox:
-    """Updates in the clear, in files: durable before they are acknowledged.
-
-    Args:
-        spool: where the service puts them.
-    """
+    """Updates in the clear, in files: durable before they are acknowledged."""
 
     def __init__(self, spool: UpdateSpool) -> None:
         self._spool = spool
@@ -179,12 +166,7 @@ class SpoolInbox:
         return {}
 
     def begin(self, round_id: str, trailing: Sequence[str] = ()) -> None:
-        """Makes room for the round, and removes others: their sums are in the state by now.
-
-        Args:
-            round_id: of the round.
-            trailing: earlier rounds whose updates are still taken.
-        """
+        """Makes room for the round, and removes others: their sums are in the state by now."""
         self._spool.begin(round_id)
         for older in self._spool.rounds():
             if older != round_id and older not in trailing:

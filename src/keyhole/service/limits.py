@@ -16,51 +16,30 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What the service allows. Each worker process counts for itself.
+    """What the service allows. Each worker process counts for itself."""
 
-    Args:
-        max_keys: of one query, over all tables.
-        max_body: bytes of an update.
-        max_answer: bytes of the records that one query asks for.
-        in_flight: queries whose slices are looked up at one time.
-        waiting: requests that wait for their turn; the next ones are told to come back.
-        max_held: bytes of answers in memory over all connections, and as many of updates.
-        rate: requests a second of one device, known by its token.
-        rate_per_address: likewise of one address, where there are no tokens. Devices behind one
-            gateway share an address, so the default does not count.
-        burst: seconds of its rate that a device may use up at once.
-        max_devices: whose rates are remembered.
-        max_connections: at one time; fewer where the system allows fewer descriptors.
-        max_head: bytes of the head of a request.
-        head_seconds: until the head of a request is there; and before it, a TLS handshake.
-        body_seconds: until its body is there, besides the time that `slowest` allows.
-        send_seconds: in which a reader must take `slowest` bytes for each.
-        idle_seconds: that a connection may rest between requests.
-        drain_seconds: that requests under way have left when the service stops.
-        slowest: bytes a second; slower clients are cut off.
-
-    Raises:
-        InputError: a limit is not above 0.
-    """
-
-    max_keys: int = 65_536
-    max_body: int = 64 * _MIB
-    max_answer: int = 512 * _MIB
-    in_flight: int = 64
-    waiting: int = 8192
+    max_keys: int = 65_536  # of one query, over all tables
+    max_body: int = 64 * _MIB  # bytes of an update
+    max_answer: int = 512 * _MIB  # bytes of the records that one query asks for
+    in_flight: int = 64  # queries whose slices are looked up at one time
+    waiting: int = 8192  # requests that wait for their turn; the next ones are told to come back
+    # bytes of answers in memory over all connections, and as many of updates
     max_held: int = 1024 * _MIB
-    rate: float = 100.0
+    rate: float = 100.0  # requests a second of one device, known by its token
+    # likewise of one address, where there are no tokens. Devices behind one gateway share an
+    # address, so the default does not count
     rate_per_address: float = inf
-    burst: float = 10.0
-    max_devices: int = 65_536
-    max_connections: int = 16_384
-    max_head: int = 16_384
+    burst: float = 10.0  # seconds of its rate that a device may use up at once
+    max_devices: int = 65_536  # whose rates are remembered
+    max_connections: int = 16_384  # at one time; fewer where the system allows fewer descriptors
+    max_head: int = 16_384  # bytes of the head of a request
+    # until the head of a request is there; and before it, a TLS handshake
     head_seconds: float = 10.0
-    body_seconds: float = 30.0
-    send_seconds: float = 30.0
-    idle_seconds: float = 15.0
-    drain_seconds: float = 30.0
-    slowest: float = 4096.0
+    body_seconds: float = 30.0  # until its body is there, besides the time that `slowest` allows
+    send_seconds: float = 30.0  # in which a reader must take `slowest` bytes for each
+    idle_seconds: float = 15.0  # that a connection may rest between requests
+    drain_seconds: float = 30.0  # that requests under way have left when the service stops
+    slowest: float = 4096.0  # bytes a second; slower clients are cut off
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -75,15 +54,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Bucket:
-    """What is left of a device's allowance.
+    """What is left of a device's allowance."""
 
-    Args:
-        left: requests it may make at once.
-        since: monotonic seconds when that was so.
-    """
-
-    left: float
-    since: float
+    left: float  # requests it may make at once
+    since: float  # monotonic seconds when that was so
 
 
 def take(bucket: Bucket, rate: float, size: float, now: float) -> tuple[Bucket, float]:
@@ -110,7 +84,6 @@ class TokenBuckets:
     Args:
         rate: requests a second; infinite counts nothing.
         burst: seconds of it that may be used up at once.
-        limit: names that are remembered.
     """
 
     def __init__(self, rate: float, burst: float, limit: int) -> None:
@@ -133,11 +106,6 @@ class TokenBuckets:
 
 class Gate:
     """Lets in so much at a time; the others wait in order, and too many are sent away.
-
-    Args:
-        limit: the total weight that may be inside.
-        waiting: how many may wait.
-        on_wait: is told +1 and -1 as the queue grows and shrinks.
 
     A weight above `limit` counts as `limit`: it goes in alone.
     """
@@ -168,11 +136,7 @@ class Gate:
         return True
 
     async def enter(self, weight: int = 1) -> None:
-        """Goes in, after those who came before.
-
-        Raises:
-            BusyError: too many wait already.
-        """
+        """Goes in, after those who came before; raises BusyError if too many wait already."""
         if self.enter_now(weight):
             return
         if len(self._queue) >= self._waiting:

@@ -71,7 +71,6 @@ class MetricsBoard:
     """The numbers of all workers.
 
     Args:
-        workers: rows.
         is_shared: whether processes forked later write to the same memory.
     """
 
@@ -119,7 +118,6 @@ class Metrics:
 
     Args:
         board: of all workers; each makes the same routes in the same order.
-        worker: whose row this is.
     """
 
     def __init__(self, board: MetricsBoard | None = None, worker: int = 0) -> None:

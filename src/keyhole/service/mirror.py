@@ -51,22 +51,12 @@ from keyhole.wire.manifest import MAX_BYTES, Manifest, decode_manifest, name_rou
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """How rounds are copied.
+    """How rounds are copied."""
 
-    Args:
-        keep: how many rounds remain at the target, the current one included.
-        workers: files that are copied at the same time.
-        is_anew: also copies what seems to be there.
-        may_go_back: lets a store's newer round be replaced by an older one.
-
-    Raises:
-        InputError: a number is below 1.
-    """
-
-    keep: int = 2
-    workers: int = 4
-    is_anew: bool = False
-    may_go_back: bool = False
+    keep: int = 2  # how many rounds remain at the target, the current one included
+    workers: int = 4  # files that are copied at the same time
+    is_anew: bool = False  # also copies what seems to be there
+    may_go_back: bool = False  # lets a store's newer round be replaced by an older one
 
     def __post_init__(self) -> None:
         if self.keep < 1 or self.workers < 1:
@@ -80,33 +70,21 @@ class MirrorSettings:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a push or a pull did.
+    """What a push or a pull did."""
 
-    Args:
-        round: that is now current at the target.
-        number: of that round.
-        bytes_moved: that were sent or fetched.
-        bytes_known: that were there already.
-        removed: older rounds that were removed.
-    """
-
-    round: str
+    round: str  # that is now current at the target
     number: int
-    bytes_moved: int
-    bytes_known: int
-    removed: tuple[str, ...]
+    bytes_moved: int  # that were sent or fetched
+    bytes_known: int  # that were there already
+    removed: tuple[str, ...]  # older rounds that were removed
 
 
 @dataclass
 class Meter:
-    """Counts bytes over threads, and stops those that move them.
+    """Counts bytes over threads, and stops those that move them."""
 
-    Args:
-        total: all bytes of the copy.
-        progress: is told of the bytes done, from several threads but one at a time.
-    """
-
-    total: int
+    total: int  # all bytes of the copy
+    # is told of the bytes done, from several threads but one at a time
     progress: Progress | None = None
     moved: int = 0
     known: int = 0
@@ -171,12 +149,7 @@ _MAX_CURRENT = 1 << 16  # bytes
 
 
 def stored_current(store: RoundStore) -> CurrentRound:
-    """Returns the current round of a store.
-
-    Raises:
-        NotFoundError: it has none.
-        DamageError: its `current.json` is not what was pushed.
-    """
+    """Returns the current round of a store."""
     data = store.get(CURRENT, _MAX_CURRENT)
     try:
         return decode_current(data)
@@ -210,21 +183,8 @@ def push_round(
     """Stores the current round of a rounds directory under a URL, and makes it current there.
 
     Objects of this round that are there already with the right length are left alone, so an
-    upload that broke off goes on where it was. Local files are checked before they are sent.
-
-    Args:
-        directory: a rounds directory; its round is held until the upload ends.
-        url: s3://bucket/prefix, file:///directory and the like.
-        store: how to reach it.
-        settings: how many rounds to keep there, and so on.
-        progress: is told of the bytes done, and of how many.
-
-    Raises:
-        NotFoundError: the directory has no round.
-        DamageError: a local file is not what the manifest says; that segment is not sent.
-        StorageError: the manifest or `current.json` is damaged, or they do not fit together.
-        InputError: the URL or the credentials do not work, or a newer round is current there.
-        ServiceError: the store does not answer.
+    upload that broke off goes on where it was. Local files are checked before they are sent: a
+    segment that is not what the manifest says is not sent.
     """
     settings = settings or MirrorSettings()
     target = open_store(url, store)
@@ -233,10 +193,20 @@ def push_round(
     # As a service does: the publisher cannot take the round away meanwhile.
     with locked_manifest(local, fcntl.LOCK_SH) as lock:
         if lock is None:
-            raise _gone(current)
+            raise NotFoundError(
+                f"round {current.number} is being removed",
+                got="a manifest that is gone or locked",
+                allowed="a round that stays",
+                fix="push again: a newer round is there",
+            )
         named, manifest, encoded = read_manifest(lock)
         if named != current.round:
-            raise _renamed(current, named)
+            raise StorageError(
+                f"{MANIFEST} of round {current.number} is damaged",
+                got=f"the content of {named}",
+                allowed=f"that of {current.round}",
+                fix="publish the round again",
+            )
         _refuse_going_back(target, current, settings)
         meter = _send_segments(target, local, manifest, settings, progress)
         target.put(f"rounds/{current.round}/{MANIFEST}", encoded)
@@ -317,24 +287,6 @@ def _remove_older(target: RoundStore, current: CurrentRound, keep: int) -> tuple
     return tuple(gone)
 
 
-def _gone(current: CurrentRound) -> NotFoundError:
-    return NotFoundError(
-        f"round {current.number} is being removed",
-        got="a manifest that is gone or locked",
-        allowed="a round that stays",
-        fix="push again: a newer round is there",
-    )
-
-
-def _renamed(current: CurrentRound, named: str) -> StorageError:
-    return StorageError(
-        f"{MANIFEST} of round {current.number} is damaged",
-        got=f"the content of {named}",
-        allowed=f"that of {current.round}",
-        fix="publish the round again",
-    )
-
-
 _PART = ".part-"  # a round of which something has been fetched; the next attempt goes on with it
 
 
@@ -348,22 +300,8 @@ def fetch_round(
 ) -> Moved:
     """Fetches the current round of a store into a rounds directory, and makes it current there.
 
-    Segments that an earlier attempt has fetched are kept if they are undamaged.
-
-    Args:
-        url: s3://bucket/prefix, file:///directory and the like.
-        directory: a rounds directory; made if it is missing.
-        store: how to reach the store.
-        settings: how many rounds to keep in the directory, and so on.
-        progress: is told of the bytes done, and of how many.
-
-    Raises:
-        NotFoundError: the store has no round.
-        DamageError: what the store holds is not what was pushed; the directory is as it was.
-        InputError: the URL or the credentials do not work, the directory has a newer round, or
-            the manifest is of another version.
-        ServiceError: the store does not answer.
-        StorageError: the disk refuses, or somebody else writes to the directory.
+    Segments that an earlier attempt has fetched are kept if they are undamaged. If the store holds
+    something else than was pushed, the directory stays as it was.
     """
     settings = settings or MirrorSettings()
     source = open_store(url, store)

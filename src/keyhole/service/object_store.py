@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
@@ -42,37 +42,24 @@ class StoreSettings:
     What is not set here comes from the environment, as for other tools: AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL. Secrets are best left
     there.
-
-    Args:
-        endpoint: address of a store that is not Amazon's; may be plain HTTP.
-        region: of the bucket.
-        is_anonymous: sends no signature, for buckets that everyone may read.
-        retries: how often one request is tried again, with back-off.
-        retry_seconds: after which a request is given up.
-        options: further settings, by the names obstore has for them.
     """
 
-    endpoint: str | None = None
+    endpoint: str | None = None  # address of a store that is not Amazon's; may be plain HTTP
     region: str | None = None
-    is_anonymous: bool = False
-    retries: int = 8
-    retry_seconds: float = 120.0
+    is_anonymous: bool = False  # sends no signature, for buckets that everyone may read
+    retries: int = 8  # how often one request is tried again, with back-off
+    retry_seconds: float = 120.0  # after which a request is given up
+    # further settings, by the names obstore has for them
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RoundStore:
-    """The objects below one URL.
+    """The objects below one URL."""
 
-    Args:
-        url: as the user gave it, for messages.
-        objects: the library's store.
-        keeps_attributes: whether objects can carry cache-control.
-    """
-
-    url: str
+    url: str  # as the user gave it, for messages
     objects: ObjectStore
-    keeps_attributes: bool
+    keeps_attributes: bool  # whether objects can carry cache-control
 
     @cached_property
     def place(self) -> str:
@@ -88,31 +75,16 @@ class RoundStore:
             put(self.objects, name, data, attributes=self._attributes(cache))
 
     def put_file(self, name: str, path: Path, count: CountBytes) -> None:
-        """Stores a file in parts; memory holds a few of them, however long the file is."""
+        """Stores a file, a long one in parts; memory holds a few of them."""
         from obstore import put
 
-        size = path.stat().st_size
-        if size <= _CHUNK:  # one request instead of three
-            self.put(name, path.read_bytes())
-            count(size)
-            return
-        with path.open("rb") as file, self.errors(f"store {name}"):
-            put(
-                self.objects,
-                name,
-                _chunks(file.read, count),
-                attributes=self._attributes(IMMUTABLE),
-                chunk_size=_CHUNK,
-                max_concurrency=_AT_ONCE,
-            )
+        put_parts = partial(put, chunk_size=_CHUNK, max_concurrency=_AT_ONCE)
+        with self.errors(f"store {name}"):
+            put_parts(self.objects, name, path, attributes=self._attributes(IMMUTABLE))
+        count(path.stat().st_size)
 
     def get(self, name: str, limit: int) -> bytes:
-        """Returns a small object.
-
-        Raises:
-            NotFoundError: there is none of that name.
-            DamageError: it is longer than `limit` bytes.
-        """
+        """Returns a small object."""
         from obstore import get
 
         with self.errors(f"fetch {name}"):
@@ -122,12 +94,7 @@ class RoundStore:
             return bytes(found.bytes())
 
     def stream(self, name: str, size: int) -> Iterator[memoryview]:
-        """Gives the bytes of an object piece by piece; that it is there is known before the first.
-
-        Raises:
-            NotFoundError: there is none of that name.
-            DamageError: it does not hold `size` bytes.
-        """
+        """Gives the bytes of an object, piece by piece; that it is there is known before them."""
         from obstore import get
 
         with self.errors(f"fetch {name}"):
@@ -178,15 +145,7 @@ class RoundStore:
 
 
 def open_store(url: str, settings: StoreSettings | None = None) -> RoundStore:
-    """Opens what lies below a URL; nothing is sent yet.
-
-    Args:
-        url: s3://bucket/prefix, file:///directory, or another scheme that obstore knows.
-        settings: how to reach it.
-
-    Raises:
-        InputError: obstore is not installed, or the URL or a setting is not one.
-    """
+    """Opens what lies below a URL; nothing is sent yet."""
     settings = settings or StoreSettings()
     try:
         from obstore.exceptions import BaseError
@@ -227,12 +186,6 @@ def _library_settings(url: str, settings: StoreSettings) -> dict[str, Any]:
     if (settings.endpoint or "").startswith("http://"):
         found["client_options"] = {"allow_http": True}
     return {**found, **settings.options}
-
-
-def _chunks(read: Callable[[int], bytes], count: CountBytes) -> Iterator[bytes]:
-    while chunk := read(_CHUNK):
-        yield chunk
-        count(len(chunk))
 
 
 def _explain(error: Exception, wrong: str, place: str) -> KeyholeError:

@@ -46,22 +46,14 @@ BATCH_KEYS = 4096
 
 @dataclass
 class Counts:
-    """What slices on demand have cost.
+    """What slices on demand have cost."""
 
-    Args:
-        evaluations: slices computed: one for each distinct key, but for uncached ones.
-        hits: keys asked for that were there, or on their way for another request.
-        batches: that were computed.
-        uncached: evaluations whose result found no room.
-        failures: batches whose select function raised; their evaluations are not counted.
-        tell: where evaluations and hits are reported to, `Metrics.add` for one.
-    """
-
-    evaluations: int = 0
-    hits: int = 0
+    evaluations: int = 0  # slices computed: one for each distinct key, but for uncached ones
+    hits: int = 0  # keys asked for that were there, or on their way for another request
     batches: int = 0
-    uncached: int = 0
-    failures: int = 0
+    uncached: int = 0  # evaluations whose result found no room
+    failures: int = 0  # batches whose select function raised; their evaluations are not counted
+    # where evaluations and hits are reported to, `Metrics.add` for one
     tell: Callable[[Literal["evaluations", "cached"], float], None] = lambda name, amount: None
 
     def add_hits(self, keys: int) -> None:
@@ -91,15 +83,9 @@ class SlabTable:
 
     Args:
         source: the select function; called on the executor, and the same for the whole round.
-        info: as the manifest has it.
         max_bytes: that kept slices may take.
-        executor: threads to compute on; batches of one table run one after the other.
         batch_keys: from which a batch takes no further request, and the most that the source is
             given at once.
-        counts: to add to; several tables may share one.
-
-    Raises:
-        InputError: not even one slice fits, or a batch takes no keys.
     """
 
     def __init__(
@@ -127,11 +113,7 @@ class SlabTable:
         return self._info
 
     async def fetch(self, keys: KeyArray) -> Fetched:
-        """Returns the records of keys that have been checked; order and repeats are kept.
-
-        Raises:
-            KeyholeError: the select function failed.
-        """
+        """Returns the records of keys that have been checked; order and repeats are kept."""
         slots = self._slab.claim(keys)
         states = self._slab.states[slots]
         if (states == READY).all():
@@ -244,9 +226,6 @@ class OnDemandRounds:
     Args:
         max_bytes: that the kept slices of a round may take, over all tables. Small
             tables get what they need, large ones share what is left.
-        executor: threads to compute on.
-        batch_keys: see `SlabTable`.
-        counts: to add to.
     """
 
     def __init__(
@@ -276,20 +255,10 @@ class OnDemandRounds:
         """Makes a round the current one, in place of the one before.
 
         Args:
-            sources: of its tables, in order.
-            layout: the model whose parts the tables are; None for tables of select functions.
-            number: t, greater than that of the round before.
-            step: how many steps the server has made.
             settings: what devices are told about the run. The name of a round on demand follows
                 from these and the number, not from its slices: whatever tells two runs apart, a
                 seed, belongs here if a cache stands between service and devices.
             cohort: device -> its place; None lets every device take part.
-
-        Returns:
-            The name of the round.
-
-        Raises:
-            InputError: the number does not grow, or the memory does not hold one slice per table.
         """
         if self._current is not None and number <= self._current.number:
             raise InputError(
@@ -315,12 +284,7 @@ class OnDemandRounds:
 
     @contextmanager
     def hold(self, round_id: str) -> Iterator[OpenRound]:
-        """Keeps a round while it is used.
-
-        Raises:
-            NotFoundError: there never was such a round, as far as is remembered.
-            TooLateError: the round has been replaced.
-        """
+        """Keeps a round while it is used."""
         if self._round is None or self._round.id != round_id:
             raise self._missing(round_id)
         yield self._round

@@ -44,19 +44,13 @@ _STRETCH = 4 << 20  # bytes of a file that one thread takes at a time
 
 @dataclass(frozen=True)
 class BaseTable:
-    """A table of an earlier round.
-
-    Args:
-        directory: where its files lie.
-        is_spare: whether they may be taken.
-        segments: as its manifest has them; empty if nothing but the files' pages is of use.
-        changed: the keys whose records differ now, ascending.
-    """
+    """A table of an earlier round."""
 
     directory: Path
-    is_spare: bool
+    is_spare: bool  # whether they may be taken
+    # as its manifest has them; empty if nothing but the files' pages is of use
     segments: tuple[SegmentInfo, ...] = ()
-    changed: KeyArray | None = None
+    changed: KeyArray | None = None  # the keys whose records differ now, ascending
 
     @staticmethod
     def of(
@@ -82,20 +76,10 @@ def write_table(
     info: TableInfo,
     base: BaseTable | None = None,
 ) -> list[Future[SegmentInfo]]:
-    """Writes every segment of a table.
+    """Writes every segment of a table; the bytes do not depend on `base`.
 
     Args:
-        writer: that does it.
-        source: of the records.
-        directory: an empty one.
-        info: the table, without segments.
         base: an earlier round's; its files may be gone afterwards if it is spare.
-
-    Returns:
-        What the manifest says of each segment. The bytes do not depend on `base`.
-
-    Raises:
-        StorageError: the disk refuses.
     """
     made: dict[int, Future[SegmentInfo]] = {}
     spans = cut_segments(info.num_keys, info.record_bytes, writer.settings.segment_bytes)

@@ -68,13 +68,7 @@ _KNOWN = 8  # rounds whose state is remembered; a base is at most three rounds o
 
 @dataclass(frozen=True)
 class Published:
-    """A round that is there.
-
-    Args:
-        id: its identifier.
-        manifest: what it holds.
-        encoded: the bytes of the manifest.
-    """
+    """A round that is there."""
 
     id: str
     manifest: Manifest
@@ -82,15 +76,7 @@ class Published:
 
 
 class Publisher:
-    """The one that writes a rounds directory.
-
-    Args:
-        directory: made if it does not exist. Two rounds are kept in it; the files of an older one
-            are used again.
-
-    Raises:
-        StorageError: another publisher has the directory, or it cannot be written.
-    """
+    """The one that writes a rounds directory."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
@@ -141,12 +127,12 @@ class Publisher:
     ) -> Published:
         """Publishes a round and opens it. Sources must not change meanwhile.
 
+        If the disk refuses, the current round is what it was.
+
         Args:
             sources: one for each table; of each part of the layout, in order, if there is one.
             layout: the model; None if the tables are of select functions.
             number: t; above that of the current round, or equal to it with equal content.
-            step: how many steps the server has made.
-            settings: what devices are told about the run.
             cohort: names of the devices that take part; None lets all.
             trailing: earlier rounds of this layout whose updates are still taken.
             may_go_back: whether the number may be below that of the current round, as where a run
@@ -154,13 +140,7 @@ class Publisher:
             changed: what differs from earlier rounds; without it, everything is written.
             durable: whether the round survives a loss of power from here on.
             strong: whether the manifest has digests of the records, too.
-            threads: that share the work.
-            segment_bytes: most bytes of one file.
             progress: told how many records are done, of how many.
-
-        Raises:
-            StorageError: the disk refuses; the current round is what it was.
-            InputError: the number does not grow, or sources do not fit the layout.
         """
         is_again = self._check_number(number, may_go_back)
         writing = WriteSettings(threads, segment_bytes, durable, strong)
@@ -189,9 +169,6 @@ class Publisher:
         It is known if an earlier round was published from the same state by this publisher.
 
         Args:
-            state: not to be stepped meanwhile.
-            number: t.
-            coding: how numbers of cut parts are stored.
             options: settings, cohort, trailing, may_go_back, durable, strong, threads,
                 segment_bytes and progress of `publish`.
         """
@@ -213,14 +190,7 @@ class Publisher:
         return published
 
     def invite(self, cohort: Sequence[str]) -> None:
-        """Lets other devices take part in the current round than those it was published for.
-
-        Args:
-            cohort: the names of all that take part from here on.
-
-        Raises:
-            InputError, StorageError: there is no round yet, or the disk refuses.
-        """
+        """Lets other devices take part in the current round than those it was published for."""
         current = self._current()
         directory = round_path(self.directory, current.round)
         write_file(directory / COHORT, encode_cohort(cohort), True)
@@ -235,14 +205,7 @@ class Publisher:
         return None if cohort is None else list(cohort)
 
     def close_round(self, trailing: Sequence[str] = ()) -> None:
-        """Says that nobody begins in the current round any more; its slices stay.
-
-        Args:
-            trailing: rounds whose updates are still taken, this one perhaps among them.
-
-        Raises:
-            InputError: there is no round yet.
-        """
+        """Says that nobody begins in the current round any more; its slices stay."""
         closed = msgspec.structs.replace(self._current(), phase="closed", trailing=tuple(trailing))
         write_current(self.directory, closed, True)
 

@@ -53,16 +53,9 @@ _FIXED = 0x10  # MAP_FIXED of Linux and the BSDs; Python's module has no name fo
 def map_files(paths: Sequence[Path], sizes: Sequence[int]) -> tuple[tuple[Mapped, ...], bool]:
     """Maps files.
 
-    Args:
-        paths: of the files.
-        sizes: how long each must be.
-
     Returns:
         The bytes of each, and whether they follow each other in memory: so that the whole is one
         array, every file but the last must end with a page.
-
-    Raises:
-        StorageError: a file is missing or of another size.
     """
     total = sum(sizes)
     is_one = len(sizes) > 1 and all(size % mmap.PAGESIZE == 0 for size in sizes[:-1])
@@ -124,9 +117,6 @@ class MappedTable:
     """The segments of one table, mapped read-only. Made by `open_table`; implements `SliceTable`.
 
     Args:
-        info: as the manifest has it.
-        records: of each segment, (count, record_bytes).
-        sums: of each segment, (count,).
         whole: all records and all sums, if segments follow each other in memory.
     """
 
@@ -154,15 +144,16 @@ class MappedTable:
         return self.gather(keys)
 
     def gather(self, keys: KeyArray) -> Fetched:
-        """What `fetch` returns.
-
-        Raises:
-            KeySpaceError: a key lies outside the table.
-        """
+        """What `fetch` returns."""
         if not keys.flags.carray:  # kernels are compiled for such alone
             keys = keys.copy()
         if not all_within(keys, self._info.num_keys - 1):
-            raise _outside(self._info, len(keys))
+            raise KeySpaceError(
+                "keys lie outside their table",
+                got=f"some of {len(keys)} keys",
+                allowed=f"0..{self._info.num_keys - 1}",
+                fix="make them with the key space of the manifest",
+            )
         out = np.empty((len(keys), self._info.record_bytes), np.uint8)
         streams = out.nbytes >= _STREAM_FROM
         if self._whole is not None:
@@ -195,11 +186,7 @@ class MappedTable:
         return self._sums[place].data.cast("B")
 
     def verify(self, threads: int = 1) -> None:
-        """Compares every record with its sum.
-
-        Raises:
-            StorageError: some differ; says how many.
-        """
+        """Compares every record with its sum."""
         at_once = max(1, _VERIFY_AT_ONCE // max(self._info.record_bytes, 1))
         pieces = [
             (records[at : at + at_once], sums[at : at + at_once])
@@ -222,15 +209,9 @@ class MappedTable:
 
 
 def open_table(directory: Path, info: TableInfo) -> MappedTable:
-    """Maps the segments of a table.
+    """Maps the segments of a table, whose sizes and sums must be those of the manifest.
 
-    Args:
-        directory: of the table.
-        info: what the manifest says of it; has segments of one size, but for the last.
-
-    Raises:
-        StorageError: a file is missing, or not what the manifest says of its size and sums.
-            Records are not read: `MappedTable.verify` does, and a device checks those it gets.
+    Records are not read: `MappedTable.verify` does, and a device checks those it gets.
     """
     counts = [segment.count for segment in info.segments]
     if not counts or any(c != counts[0] for c in counts[:-1]) or counts[-1] > counts[0]:
@@ -268,15 +249,6 @@ def _damaged(what: str, how: str) -> StorageError:
     )
 
 
-def _outside(info: TableInfo, count: int) -> KeySpaceError:
-    return KeySpaceError(
-        "keys lie outside their table",
-        got=f"some of {count} keys",
-        allowed=f"0..{info.num_keys - 1}",
-        fix="make them with the key space of the manifest",
-    )
-
-
 _LOOK_EVERY = 0.05  # seconds between two looks at a file
 
 _Stamp: TypeAlias = tuple[int, int, int]
@@ -308,10 +280,8 @@ class RoundsDirectory:
     A round that was published again is opened anew. Holders of the old one finish with it.
 
     Args:
-        directory: that a publisher writes; may be empty yet.
         linger: seconds that an older round stays open without being used; a damaged one is looked
             at again after as long.
-        clock: seconds that only grow.
     """
 
     def __init__(
@@ -330,22 +300,14 @@ class RoundsDirectory:
         self._looked = -1e9
 
     def current(self) -> Current | None:
-        """Implements `RoundSource.current`; at most a twentieth of a second old.
-
-        Raises:
-            StorageError: the file that names it is damaged.
-        """
+        """Implements `RoundSource.current`; at most a twentieth of a second old."""
         with self._mutex:
             self._refresh(self._clock())
             return self._current
 
     @contextmanager
     def hold(self, round_id: str) -> Iterator[OpenRound]:
-        """Implements `RoundSource.hold`; what `segment` returned is not to outlive it.
-
-        Raises:
-            StorageError: its files are damaged; it is not served.
-        """
+        """Implements `RoundSource.hold`; what `segment` returned is not to outlive it."""
         with self._mutex:
             now = self._clock()
             with suppress(StorageError):  # `current` tells of it
@@ -470,11 +432,7 @@ class RoundsDirectory:
 
 
 def verify_round(opened: OpenRound, threads: int = 1) -> None:
-    """Compares every record of a round that came from files with its sum.
-
-    Raises:
-        StorageError: some differ; says how many.
-    """
+    """Compares every record of a round that came from files with its sum."""
     for table in opened.tables:
         if isinstance(table, MappedTable):
             table.verify(threads)

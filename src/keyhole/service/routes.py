@@ -54,19 +54,11 @@ class GoneError(Exception):
 
 @dataclass  # not frozen, which would take a microsecond of every request
 class Request:
-    """A request whose head has arrived.
+    """A request whose head has arrived."""
 
-    Args:
-        method: in capitals.
-        params: what stands in the variable places of the path.
-        headers: by name in lower case; of repeated ones the last.
-        scope: of ASGI.
-        receive: of ASGI.
-    """
-
-    method: str
-    params: tuple[str, ...]
-    headers: Mapping[bytes, bytes]
+    method: str  # in capitals
+    params: tuple[str, ...]  # what stands in the variable places of the path
+    headers: Mapping[bytes, bytes]  # by name in lower case; of repeated ones the last
     scope: Mapping[str, Any]
     receive: Receive
 
@@ -77,12 +69,7 @@ class Request:
         return str(client[0]) if client else "unknown"
 
     def announced(self, limit: int) -> int | None:
-        """The length of the body as the head has it; None where it comes in pieces.
-
-        Raises:
-            RequestError: it is not a number.
-            TooLargeError: it is above `limit`.
-        """
+        """The length of the body as the head has it; None where it comes in pieces."""
         text = self.headers.get(b"content-length")
         if text is None:
             return None
@@ -98,13 +85,7 @@ class Request:
         return int(text)
 
     async def body(self, limit: int, limits: Limits) -> bytes | bytearray:
-        """Returns the body.
-
-        Raises:
-            TooLargeError: it is longer than `limit` bytes.
-            SlowError: it takes too long to arrive.
-            GoneError: the client leaves before its end.
-        """
+        """Returns the body; raises TooLargeError, SlowError, or GoneError if the client leaves."""
         self.announced(limit)
         if WHOLE_BODY in self.scope:
             return _checked(self.scope[WHOLE_BODY], limit)
@@ -119,7 +100,13 @@ class Request:
                     whole = whole if isinstance(whole, bytearray) else bytearray(whole)
                     whole += message.get("body", b"")
         except TimeoutError as error:
-            raise _too_slow(limits) from error
+            rate = f"1 s more for each {limits.slowest:g} bytes"
+            raise SlowError(
+                "the body takes too long to arrive",
+                got="an unfinished body",
+                allowed=f"{limits.body_seconds:g} s, and {rate}",
+                fix="try again over a better connection",
+            ) from error
         if message["type"] == "http.disconnect":
             raise GoneError
         return _checked(whole, limit)
@@ -127,21 +114,14 @@ class Request:
 
 @dataclass
 class Response:
-    """An answer.
-
-    Args:
-        status: of HTTP.
-        headers: without content-length.
-        body: one buffer that nobody changes any more, or pieces made one at a time as they are
-            sent.
-        length: bytes of the body.
-        after: called once the answer is with the system, or given up.
-    """
+    """An answer."""
 
     status: int
-    headers: Headers
+    headers: Headers  # without content-length
+    # one buffer that nobody changes any more, or pieces made one at a time as they are sent
     body: Body | Iterator[Body] = b""
     length: int = 0
+    # called once the answer is with the system, or given up
     after: Callable[[], None] | None = None
 
     @staticmethod
@@ -155,18 +135,11 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Route:
-    """One route.
+    """One route."""
 
-    Args:
-        name: under which it is counted.
-        methods: in capitals; HEAD comes with GET.
-        pattern: a path in which `{...}` stands for one variable place.
-        handler: answers.
-    """
-
-    name: str
-    methods: tuple[str, ...]
-    pattern: str
+    name: str  # under which it is counted
+    methods: tuple[str, ...]  # in capitals; HEAD comes with GET
+    pattern: str  # a path in which `{...}` stands for one variable place
     handler: Handler
 
 
@@ -188,12 +161,7 @@ class Routes:
             self._add(route, metrics.route(route.name))
 
     def find(self, method: str, path: bytes) -> tuple[Route, RouteMetrics, tuple[str, ...]]:
-        """The route of a path and what stands in its variable places.
-
-        Raises:
-            NotFoundError: there is no such path.
-            MethodError: it does not know this method.
-        """
+        """The route of a path and what stands in its variable places."""
         node, params = self._root, []
         for word in path.split(b"/"):
             child = node.children.get(word)
@@ -245,15 +213,6 @@ def _too_large(length: int, limit: int) -> TooLargeError:
     )
 
 
-def _too_slow(limits: Limits) -> SlowError:
-    return SlowError(
-        "the body takes too long to arrive",
-        got="an unfinished body",
-        allowed=f"{limits.body_seconds:g} s, and 1 s more for each {limits.slowest:g} bytes",
-        fix="try again over a better connection",
-    )
-
-
 BINARY = (b"content-type", b"application/octet-stream")
 JSON = (b"content-type", b"application/json")
 NO_STORE = (b"cache-control", b"no-store")
@@ -270,12 +229,7 @@ def json_response(content: Mapping[str, object], status: int = 200) -> Response:
 def error_response(
     error: KeyholeError, retry_after: float | None = None, *more: tuple[bytes, bytes]
 ) -> Response:
-    """The answer to every request that is refused.
-
-    Args:
-        error: its four facts become the body; at the server none of them holds a key.
-        retry_after: seconds after which to come back, for errors that pass.
-        more: headers.
+    """Returns the answer to a refused request: the error's four facts, none of which holds a key.
 
     >>> error_response(KeyholeError("it is late", got="9", allowed="8", fix="wait")).body
     b'{"error":{"status":500,"kind":"KeyholeError","wrong":"it is late",...
@@ -305,15 +259,7 @@ def file_response(
     length: int,
     read: Callable[[int, int], Body | Iterator[Body]],
 ) -> Response:
-    """An answer of bytes that never change: whole, a part, or a word that the client has them.
-
-    Args:
-        request: may carry if-none-match, range and if-range.
-        headers: of the whole.
-        etag: without quotes.
-        length: of the whole.
-        read: `(start, stop) -> bytes`, called if they are needed.
-    """
+    """An answer of bytes that never change: whole, a part, or a word that the client has them."""
     quoted = f'"{etag}"'.encode("ascii")
     headers = [*headers, (b"etag", quoted)]
     if _matches(request.headers.get(b"if-none-match"), quoted):
@@ -322,7 +268,16 @@ def file_response(
     part = None if request.method == "HEAD" else _range_of(request, quoted, length)
     start, stop = part or (0, length)
     if start >= stop and part is not None:
-        return error_response(_behind(length), None, (b"content-range", b"bytes */%d" % length))
+        return error_response(
+            RangeError(
+                "the range begins behind the end",
+                got="another range",
+                allowed=f"0..{length - 1}" if length else "none",
+                fix="ask for less",
+            ),
+            None,
+            (b"content-range", b"bytes */%d" % length),
+        )
     if part is not None:
         shown = f"bytes {start}-{stop - 1}/{length}".encode("ascii")
         headers.append((b"content-range", shown))
@@ -364,15 +319,6 @@ def _range_of(request: Request, quoted: bytes, length: int) -> tuple[int, int] |
     return start, stop
 
 
-def _behind(length: int) -> RangeError:
-    return RangeError(
-        "the range begins behind the end",
-        got="another range",
-        allowed=f"0..{length - 1}" if length else "none",
-        fix="ask for less",
-    )
-
-
 Scope: TypeAlias = MutableMapping[str, Any]
 
 
@@ -400,14 +346,7 @@ class Application(Protocol):
 
 
 class Edge:
-    """Finds the route of a request, and answers whatever becomes of it.
-
-    Args:
-        routes: of the service.
-        limits: say when anyone who asks too often comes back.
-        metrics: what is counted.
-        rng: spreads the time after which clients come back; it keeps no secret.
-    """
+    """Finds the route of a request, and answers whatever becomes of it."""
 
     def __init__(
         self, routes: Routes, limits: Limits, metrics: Metrics, rng: random.Random

@@ -51,22 +51,12 @@ _PAGE = 4096  # of most systems
 
 @dataclass(frozen=True)
 class WriteSettings:
-    """How a round is written.
+    """How a round is written."""
 
-    Args:
-        threads: that share the work; the bytes do not depend on it.
-        segment_bytes: most bytes of records, or of sums, in one file.
-        durable: whether files are on the disk before the round appears.
-        strong: whether the manifest has a SHA-256 of the records, too.
-
-    Raises:
-        InputError: a number is below 1.
-    """
-
-    threads: int = 2
-    segment_bytes: int = SEGMENT
-    durable: bool = True
-    strong: bool = False
+    threads: int = 2  # that share the work; the bytes do not depend on it
+    segment_bytes: int = SEGMENT  # most bytes of records, or of sums, in one file
+    durable: bool = True  # whether files are on the disk before the round appears
+    strong: bool = False  # whether the manifest has a SHA-256 of the records, too
 
     def __post_init__(self) -> None:
         for name in ("threads", "segment_bytes"):
@@ -146,13 +136,7 @@ def pwrite_all(descriptor: int, data: Buffer, offset: int) -> None:
 
 
 class SegmentWriter:
-    """Writes segments with a pool of threads. A context: when it ends, no thread is left.
-
-    Args:
-        settings: threads, durability, digests.
-        total: how many records there will be.
-        progress: told after every few megabytes, from the thread that calls.
-    """
+    """Writes segments with a pool of threads. A context: when it ends, no thread is left."""
 
     def __init__(
         self, settings: WriteSettings, total: int = 0, progress: Progress | None = None
@@ -178,15 +162,7 @@ class SegmentWriter:
         """Writes whole segments side by side, over files of their names if there are such.
 
         Args:
-            source: of the records.
-            directory: of the table.
             spans: place of a segment -> its first key and its count.
-
-        Returns:
-            What the manifest says of each, once it is on the disk.
-
-        Raises:
-            StorageError: the disk refuses.
         """
         read, length = range_reader(source), source.records.record_bytes
         sums = {place: np.empty(count, np.uint64) for place, (_, count) in spans.items()}
@@ -360,11 +336,7 @@ def list_segments(manifest: Manifest) -> list[SegmentFiles]:
 
 
 def check_sums(directory: Path, files: SegmentFiles) -> None:
-    """Checks the file of sums against the manifest.
-
-    Raises:
-        DamageError: it is not the one that was published.
-    """
+    """Checks the file of sums against the manifest."""
     path = directory / files.sums
     _check_size(path, files.sizes[files.sums])
     if _digest(path) != files.info.sums_sha256:
@@ -372,11 +344,7 @@ def check_sums(directory: Path, files: SegmentFiles) -> None:
 
 
 def check_records(directory: Path, files: SegmentFiles) -> None:
-    """Checks the records against their sums, which have been checked, and their digest if any.
-
-    Raises:
-        DamageError: a record differs.
-    """
+    """Checks the records against their sums, which have been checked, and their digest if any."""
     path = directory / files.records
     _check_size(path, files.sizes[files.records])
     if files.info.sha256 is not None and _digest(path) != files.info.sha256:

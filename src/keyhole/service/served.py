@@ -83,19 +83,12 @@ class _Version:
 
 @dataclass(frozen=True)
 class _AtWork:
-    """A device at work.
-
-    Args:
-        client: its number.
-        number: of the round in which it began; updates of earlier ones are not of this time.
-        called: number of the round that it was last called to.
-        until: when it is no longer waited for.
-    """
+    """A device at work."""
 
     client: int
-    number: int
-    called: int
-    until: float = inf
+    number: int  # of the round in which it began; updates of earlier ones are not of this time
+    called: int  # number of the round that it was last called to
+    until: float = inf  # when it is no longer waited for
 
 
 @dataclass(frozen=True)
@@ -108,38 +101,24 @@ class _End:
 
 @dataclass(frozen=True)
 class _Round:
-    """The round under way.
-
-    Args:
-        t: its number.
-        machine: that decides.
-        stream: who begins next.
-        tally: what has happened.
-        cohort: who may begin with its slices: anyone who was at work at any moment of it. A device
-            that has just ended may have been told so before that was known.
-    """
+    """The round under way."""
 
     t: int
     machine: StreamMachine
     stream: ClientStream
     tally: Tally = field(default_factory=Tally)
+    # who may begin with its slices: anyone who was at work at any moment of it. A device that
+    # has just ended may have been told so before that was known
     cohort: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass
 class Streamed:
-    """Asynchronous rounds of a run whose clients are devices; each is one server step.
-
-    Args:
-        served: where rounds are published and how devices are told; its `seconds` are those after
-            which a device that was told is no longer waited for.
-        inbox: where updates arrive.
-        buffering: how rounds go; how long a device takes is up to the device.
-    """
+    """Asynchronous rounds of a run whose clients are devices; each is one server step."""
 
     served: Front
     inbox: SpoolInbox
-    buffering: Buffering
+    buffering: Buffering  # how rounds go; how long a device takes is up to the device
     _drawn: int = 0
     _at_work: dict[int, _AtWork] = field(default_factory=dict, repr=False)  # as they began
     _versions: dict[str, _Version] = field(default_factory=dict, repr=False)
@@ -183,9 +162,6 @@ class Streamed:
     def load(self, data: bytes) -> None:
         """Goes on from what `dump` returned: those at work are told again, and given their time
         anew.
-
-        Raises:
-            InputError: another kind of rounds returned it.
         """
         try:
             found = json.loads(data)
@@ -326,36 +302,25 @@ class Streamed:
 
 @dataclass
 class Served:
-    """Rounds of a run whose clients are devices of the slice service.
-
-    Args:
-        publisher: of the directory that the service serves.
-        inbox: where updates arrive.
-        summons: how devices learn of a round.
-        seconds: after which a round closes with the updates that are there; of asynchronous ones,
-            after which a device that has begun is no longer waited for.
-        coding: of slices.
-        fetched: how devices were told to fetch them: what the record says of who learns keys.
-        poll: seconds between two looks at the inbox.
-        stop: once set, waiting ends with KeyboardInterrupt; the round goes on when the run does.
-        on_arrival: called with the number of updates that are there, and that are waited for.
-        clock: monotonic seconds.
-
-    Attributes:
-        goes_on: whether the next round to be published is the first of a run that was stopped.
-            Rounds that came to nothing are not stored, so newer ones may be published already.
-    """
+    """Rounds of a run whose clients are devices of the slice service."""
 
     publisher: Publisher
     inbox: Inbox
     summons: Summons = field(default_factory=CheckIns)
+    # after which a round closes with the updates that are there; of asynchronous ones, after
+    # which a device that has begun is no longer waited for
     seconds: float = inf
     coding: Coding = PLAIN
+    # how devices were told to fetch them: what the record says of who learns keys
     fetched: Delivery = field(default_factory=Pregenerated)
-    poll: float = 0.05
+    poll: float = 0.05  # seconds between two looks at the inbox
+    # once set, waiting ends with KeyboardInterrupt; the round goes on when the run does
     stop: threading.Event = field(default_factory=threading.Event)
+    # called with the number of updates that are there, and that are waited for
     on_arrival: Callable[[int, int], None] = lambda here, goal: None
     clock: Callable[[], float] = time.monotonic
+    # whether the next round to be published is the first of a run that was stopped. Rounds
+    # that came to nothing are not stored, so newer ones may be published already
     goes_on: bool = field(default=False, init=False, repr=False)
     _streamed: Streamed | None = field(default=None, repr=False)
     _under_way: bytes = field(default=b"", repr=False)
@@ -363,18 +328,7 @@ class Served:
     def next(
         self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
-        """Publishes round t, waits for its devices, and adds up what they sent.
-
-        Args:
-            t: the round.
-            state: what the server holds; read only.
-            clients: the population; only its size counts, devices bring their own data.
-            plan: of the run. How many drop out is up to the devices.
-            execute: not used: devices train.
-
-        Returns:
-            As `run_round` does.
-        """
+        """Publishes round t, waits for its devices, and adds up what they sent."""
         if plan.buffering is not None:
             return self._stream(t, plan.buffering).next(t, state, plan)
         check_budget(t, state, plan)

@@ -39,12 +39,7 @@ class SliceSlab:
     Memory is reserved at once and becomes real as slots are written, `max_bytes` at most.
 
     Args:
-        num_keys: K.
-        record_bytes: length of a record.
         max_bytes: of records, sums, states and index together.
-
-    Raises:
-        InputError: not even one record fits.
 
     >>> slab = SliceSlab(2**62, 4, max_bytes=10**6)
     >>> slab.claim(np.array([7, 2**61, 7]))
@@ -138,11 +133,7 @@ class MissBatch:
         return np.unique(np.concatenate([np.empty(0, np.int64), *self._loose]))
 
     async def wait(self) -> None:
-        """Returns when the batch is computed; anyone who waits may go without disturbing it.
-
-        Raises:
-            KeyholeError: it failed; the same for everyone.
-        """
+        """Returns when the batch is computed; anyone who waits may go without disturbing it."""
         await asyncio.shield(self._done)
         if self._error is not None:
             # Else the traceback of one error would grow with everyone who raises it.
@@ -160,9 +151,7 @@ class BatchQueue:
     A batch starts when the one before it is done, or a millisecond after its first key.
 
     Args:
-        executor: threads to compute on.
         batch_keys: from which a batch takes no further request.
-        compute: called on the executor.
         settle: called on the event loop with each batch that has ended, before those who wait.
     """
 

@@ -24,24 +24,16 @@ class UpdateSpool:
 
     Any number of processes may store at once: the first to link its file to the name wins. What was
     stored is on the disk before anyone is told so.
-
-    Args:
-        directory: made when first needed.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def store(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
-        """Keeps an upload. What is acknowledged is among what `close` returns.
+        """Keeps an upload: "stored", or "known" if the same bytes are here, or counted before they
+        were removed. What is acknowledged is among what `close` returns.
 
-        Returns:
-            "known" if the same bytes are there already, or counted before they were removed.
-
-        Raises:
-            ConflictError: other bytes are there.
-            TooLateError: the round was closed without this upload.
-            StorageError: the disk refuses.
+        Raises ConflictError if other bytes are here, TooLateError if the round closed without it.
         """
         path = self._path(round_id, device)
         if not self.is_closed(round_id):
@@ -58,7 +50,12 @@ class UpdateSpool:
             outcome = "known"
         # The list of `close` may have been made before the upload had its name.
         if self.is_closed(round_id) and device not in self._counted(round_id):
-            raise _too_late()
+            raise TooLateError(
+                "the round takes no more updates",
+                got="an update after it was closed",
+                allowed="updates while it is open",
+                fix="check in for the next one",
+            )
         if outcome == "known" and self._stored(round_id, device) not in (None, body):
             raise ConflictError(
                 "this device has sent another update in this round",
@@ -110,11 +107,7 @@ class UpdateSpool:
         return sorted(f.name for f in self._folders() if not (f / _REMOVED).exists())
 
     def read(self, round_id: str, device: str) -> bytes:
-        """Returns an upload.
-
-        Raises:
-            NotFoundError: there is none.
-        """
+        """Returns an upload."""
         body = self._stored(round_id, device)
         if body is None:
             raise NotFoundError(
@@ -204,12 +197,3 @@ def _written(folder: Path, body: bytes) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _too_late() -> TooLateError:
-    return TooLateError(
-        "the round takes no more updates",
-        got="an update after it was closed",
-        allowed="updates while it is open",
-        fix="check in for the next one",
-    )

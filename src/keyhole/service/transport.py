@@ -62,26 +62,14 @@ _LOG = logging.getLogger("keyhole.service")
 
 @dataclass(frozen=True)
 class Listen:
-    """Where and how to listen.
-
-    Args:
-        host: name or address.
-        port: 0 takes any that is free.
-        certfile: PEM file of the certificate chain; None speaks plain HTTP.
-        keyfile: PEM file of its key; None if it is in `certfile`.
-        client_ca: PEM file; clients must show a certificate that it signed.
-        insecure: allows plain HTTP on an address that others can reach.
-
-    Raises:
-        InputError: the settings contradict each other.
-    """
+    """Where and how to listen."""
 
     host: str = "127.0.0.1"
-    port: int = 0
-    certfile: Path | None = None
-    keyfile: Path | None = None
-    client_ca: Path | None = None
-    insecure: bool = False
+    port: int = 0  # 0 takes any that is free
+    certfile: Path | None = None  # PEM file of the certificate chain; None speaks plain HTTP
+    keyfile: Path | None = None  # PEM file of its key; None if it is in `certfile`
+    client_ca: Path | None = None  # PEM file; clients must show a certificate that it signed
+    insecure: bool = False  # allows plain HTTP on an address that others can reach
 
     def __post_init__(self) -> None:
         if self.certfile is None and (self.keyfile or self.client_ca):
@@ -93,11 +81,7 @@ class Listen:
             )
 
     def tls(self) -> ssl.SSLContext | None:
-        """The settings of TLS, 1.2 or newer; None for plain HTTP.
-
-        Raises:
-            InputError: a file cannot be used.
-        """
+        """The settings of TLS, 1.2 or newer; None for plain HTTP."""
         if self.certfile is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -118,11 +102,7 @@ class Listen:
 
 
 def bind(listen: Listen) -> socket.socket:
-    """Returns a socket that listens.
-
-    Raises:
-        InputError: there is no such address, it is taken, or others could reach it without TLS.
-    """
+    """Returns a socket that listens; refuses an address that others could reach without TLS."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -170,15 +150,10 @@ def _cannot_listen(listen: Listen, got: str) -> InputError:
 
 @dataclass(frozen=True)
 class WorkerPipe:
-    """What connects a worker with its supervisor.
+    """What connects a worker with its supervisor."""
 
-    Args:
-        ready: called once, when the worker can answer.
-        parent: a descriptor that can be read as soon as the supervisor is gone.
-    """
-
-    ready: Callable[[], None]
-    parent: int
+    ready: Callable[[], None]  # called once, when the worker can answer
+    parent: int  # a descriptor that can be read as soon as the supervisor is gone
 
 
 Work: TypeAlias = Callable[[int, WorkerPipe], None]
@@ -232,15 +207,8 @@ def supervise(
 ) -> None:
     """Runs workers until SIGTERM or SIGINT, then ends them all.
 
-    Args:
-        work: called in each process. They are forked: nothing may run here that a fork would tear
-            apart.
-        workers: how many.
-        on_ready: called when all of them can answer.
-        on_stop: called before they are told to end.
-
-    Raises:
-        KeyholeError: one ends before it ever could answer. Those that die later are replaced.
+    They are forked: nothing may run here that a fork would tear apart. A worker that ends before
+    all of them could answer ends the service with its error; those that die later are replaced.
     """
     with _stop_signals() as stop, _pipe() as parent:
         places: list[_Worker] = []
@@ -378,13 +346,8 @@ def run(
 
     Args:
         make_app: called in each worker, so that workers share no open file.
-        listen: where.
         workers: processes that answer; one more watches over them.
         on_listen: is told the URL once all workers can answer.
-
-    Raises:
-        InputError: it is not possible to listen there.
-        KeyholeError: `make_app` fails.
     """
     tls, listener = listen.tls(), bind(listen)
     board = MetricsBoard(workers, is_shared=True)
@@ -400,12 +363,7 @@ def run(
 
 @contextmanager
 def serving(app: Application, listen: Listen | None = None) -> Iterator[str]:
-    """Serves in a thread of this process as long as the context lasts; gives the URL.
-
-    Args:
-        app: the service.
-        listen: where; a free port of the loopback address by default.
-    """
+    """Serves in a thread of this process as long as the context lasts; gives the URL."""
     listen = listen or Listen()
     tls, listener = listen.tls(), bind(listen)
     warm_up()

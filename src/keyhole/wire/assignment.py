@@ -27,15 +27,11 @@ server lags behind or is set up wrongly."""
 
 @dataclass(frozen=True)
 class Fetched:
-    """Records and their sums.
+    """Records and their sums."""
 
-    Args:
-        records: (m, record_bytes), C-contiguous; this request's own, nobody else writes to it.
-        sums: (m,), made when the records were.
-    """
-
+    # (m, record_bytes), C-contiguous; this request's own, nobody else writes to it
     records: RecordArray
-    sums: Sums
+    sums: Sums  # (m,), made when the records were
 
 
 class SliceTable(Protocol):
@@ -75,21 +71,15 @@ class OpenRound:
 
 @dataclass(frozen=True)
 class Current:
-    """The newest round.
-
-    Args:
-        round: its identifier.
-        number: t.
-        phase: whether it takes updates.
-        cohort: device -> its place; those that take part. None lets every device.
-        trailing: rounds that nobody starts in any more, while updates of those who did are still
-            taken. All are of one layout, that of the newest round.
-    """
+    """The newest round."""
 
     round: str
-    number: int
+    number: int  # t
     phase: Phase
+    # device -> its place; those that take part. None lets every device
     cohort: Mapping[str, int] | None = None
+    # rounds that nobody starts in any more, while updates of those who did are still taken.
+    # All are of one layout, that of the newest round
     trailing: tuple[str, ...] = ()
 
 
@@ -112,17 +102,11 @@ class RoundSource(Protocol):
 
 @dataclass(frozen=True)
 class Admission:
-    """A device takes part in a round.
-
-    Args:
-        round: its identifier.
-        number: t.
-        fetch_after: seconds to wait before the first request, so that not all come at once.
-    """
+    """A device takes part in a round."""
 
     round: str
     number: int
-    fetch_after: float
+    fetch_after: float  # seconds to wait before the first request, so that not all come at once
 
 
 @dataclass(frozen=True)
@@ -134,18 +118,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class Pace:
-    """How devices are spread over time.
+    """How devices are spread over time."""
 
-    Args:
-        spread: seconds over which the devices of a round begin to fetch.
-        again: seconds, on average, until a device without a round asks again.
-
-    Raises:
-        InputError: a number is negative, or `again` is 0.
-    """
-
-    spread: float = 0.0
-    again: float = 5.0
+    spread: float = 0.0  # seconds over which the devices of a round begin to fetch
+    again: float = 5.0  # seconds, on average, until a device without a round asks again
 
     def __post_init__(self) -> None:
         if not (0 <= self.spread < inf and 0 < self.again < inf):
@@ -171,10 +147,7 @@ def admit(
     """Tells a device that checks in whether it takes part.
 
     Args:
-        device: its name.
-        current: the newest round; None before the first.
         has_sent: whether its update of that round is here already.
-        pace: how devices are spread.
         uniform: draws from [0, 1).
     """
     is_open = current is not None and current.phase == "open"

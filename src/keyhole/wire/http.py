@@ -67,10 +67,6 @@ class _Shape(msgspec.Struct, frozen=True):
 def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     """Returns the error that an answer stands for.
 
-    Args:
-        status: of the answer.
-        body: of the answer.
-
     >>> body = b'{"error": {"status": 410, "kind": "TooLateError", "wrong": "the round is closed",'
     >>> body += b' "got": "round 3", "allowed": "an open round", "fix": "check in again"}}'
     >>> refusal_of(410, body)
@@ -81,11 +77,22 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
         from keyhole.delivery.pir.messages import REFUSAL
 
         if body == REFUSAL:
-            return _refused_message()
+            text = "damaged, stale, used before or for another server; it does not say"
+            return ProtocolError(
+                "the service refuses a private message",
+                got=f"one that is {text}",
+                allowed="messages as docs/wire.md describes them",
+                fix="ask anew; if it recurs, check that all servers have the same round",
+            )
     try:
         facts = msgspec.json.decode(body, type=_Shape).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _foreign(status)
+        return ServiceError(
+            "the answer does not come from a slice service",
+            got=f"status {status} without the shape of an error",
+            allowed="answers as docs/wire.md describes them",
+            fix="check the URL and what stands between the device and the service",
+        )
     kind = getattr(errors, facts.kind, None) if facts.kind in errors.__all__ else None
     # Only refusals are taken over as they are: that the service has failed is no error of ours.
     if kind is None or not issubclass(kind, InputError):
@@ -101,24 +108,6 @@ def _words(text: str) -> str:
     return kept + "..." * (len(text) > _MAX_WORDS)
 
 
-def _refused_message() -> ProtocolError:
-    return ProtocolError(
-        "the service refuses a private message",
-        got="one that is damaged, stale, used before or for another server; it does not say",
-        allowed="messages as docs/wire.md describes them",
-        fix="ask anew; if it happens every time, check that all servers have the same round",
-    )
-
-
-def _foreign(status: int) -> ServiceError:
-    return ServiceError(
-        "the answer does not come from a slice service",
-        got=f"status {status} without the shape of an error",
-        allowed="answers as docs/wire.md describes them",
-        fix="check the URL and what stands between the device and the service",
-    )
-
-
 OCTETS = "application/octet-stream"
 
 _GOOD = (200, 201, 206)
@@ -132,21 +121,14 @@ _Place: TypeAlias = Callable[[int, Mapping[str, str], int], memoryview]
 
 @dataclass
 class Received:
-    """What one exchange brought.
+    """What one exchange brought."""
 
-    Args:
-        status: 0 if there was no answer.
-        headers: by name in lower case.
-        body: what arrived of it.
-        problem: why the request should be tried again; empty if the answer is whole and good.
-        after: seconds that the service asks to wait before that.
-    """
-
-    status: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = 0  # 0 if there was no answer
+    headers: Mapping[str, str] = field(default_factory=dict)  # by name in lower case
     body: memoryview = field(default_factory=lambda: memoryview(b""))
+    # why the request should be tried again; empty if the answer is whole and good
     problem: str = ""
-    after: float | None = None
+    after: float | None = None  # seconds that the service asks to wait before that
 
 
 class HttpClient:
@@ -156,15 +138,7 @@ class HttpClient:
         url: of the service, `https://host[:port][/prefix]`; plain `http` only on this machine,
             unless `insecure` says otherwise, since tokens and keys can be read on the way.
         ca: PEM file of the certificates to trust; None trusts those of the system.
-        certificate: for mutual TLS.
-        retry: how often to try.
-        timeouts: when to give up waiting.
-        clock: how time passes.
         stop: once set, nothing is tried again.
-        insecure: lets plain `http` leave this machine.
-
-    Raises:
-        InputError: the URL cannot be used, or a file of `ca` or `certificate` cannot be read.
     """
 
     def __init__(
@@ -204,12 +178,7 @@ class HttpClient:
     def send(
         self, path: str, body: bytes, *, token: str | None, limit: int, content_type: str
     ) -> Received:
-        """POSTs something that may safely be sent twice, until there is a whole answer.
-
-        Raises:
-            RequestError: the service refuses, by kind.
-            ServiceError: no usable answer.
-        """
+        """POSTs something that may safely be sent twice, until there is a whole answer."""
         attempts = self.attempts(f"POST {path}")
         headers = {"content-type": content_type}
         while True:
@@ -229,15 +198,7 @@ class HttpClient:
         """GETs something; a body that was cut goes on where it ended.
 
         Args:
-            path: behind the prefix of the service.
-            token: to show.
-            limit: bytes that the body may have.
             check: raises DamageError on a body that is not right; it is fetched anew.
-
-        Raises:
-            RequestError: the service refuses, by kind.
-            ServiceError: no usable answer.
-            DamageError: the last answer was damaged.
         """
         attempts, part = self.attempts(f"GET {path}"), PartialBody()
         while True:
@@ -271,22 +232,11 @@ class HttpClient:
         """Asks once.
 
         Args:
-            method: of HTTP.
-            path: behind the prefix of the service.
-            body: to send.
-            headers: besides those that every request has.
-            token: to show.
-            limit: bytes that the body of the answer may have.
-            place: where that goes.
             may_repeat: whether the same bytes may be sent a second time, where a connection turns
                 out to have been closed before. Messages of private protocols must not.
 
         Returns:
             The answer; with a `problem` where asking again may help.
-
-        Raises:
-            RequestError: the service refuses, by kind.
-            ServiceError: the answer makes no sense, and would make none the next time.
         """
         given = {"accept": "*/*", **headers}
         if token is not None:
@@ -361,7 +311,12 @@ class HttpClient:
             return got
         if length > (limit if is_good else MAX_ERROR_BYTES):
             connection.close()
-            raise _too_long(response.status, length, limit)
+            raise ServiceError(
+                "the answer is longer than it can be",
+                got=f"{length} bytes with status {response.status}",
+                allowed=f"{(limit if response.status in _GOOD else MAX_ERROR_BYTES)} bytes",
+                fix="check the URL and what stands between the device and the service",
+            )
         buffer = (
             fresh_buffer(length)
             if place is None or not is_good
@@ -431,12 +386,3 @@ def _reason(error: Exception) -> str:
 def _seconds(text: str) -> float | None:
     """Retry-After in seconds; dates are not used, since clocks of devices are often wrong."""
     return float(text) if text.isdecimal() and len(text) < 10 else None
-
-
-def _too_long(status: int, length: int, limit: int) -> ServiceError:
-    return ServiceError(
-        "the answer is longer than it can be",
-        got=f"{length} bytes with status {status}",
-        allowed=f"{limit if status in _GOOD else MAX_ERROR_BYTES} bytes",
-        fix="check the URL and what stands between the device and the service",
-    )

@@ -49,58 +49,37 @@ class SpaceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FieldInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of a slice.
-
-    Attributes:
-        path: of the parameter.
-        dtype: little-endian, as NumPy writes it: "<f4".
-        shape: of the whole parameter; of the slice where `axes` is null.
-        axes: which axis each factor of the table cuts; null for a table of a select function.
-    """
+    """One array of a slice."""
 
     path: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # little-endian, as NumPy writes it: "<f4"
+    shape: tuple[int, ...]  # of the whole parameter; of the slice where `axes` is null
+    # which axis each factor of the table cuts; null for a table of a select function
     axes: tuple[int, ...] | None = None
 
 
 class SegmentInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of consecutive records, and one of their sums.
+    """One file of consecutive records, and one of their sums."""
 
-    Attributes:
-        first: the key of its first record.
-        count: how many records it holds.
-        sums_sha256: SHA-256, in hex, of the file of sums.
-        sha256: of the records themselves, where the round is to pass through strange hands.
-    """
-
-    first: int
+    first: int  # the key of its first record
     count: int
-    sums_sha256: str
+    sums_sha256: str  # SHA-256, in hex, of the file of sums
+    # of the records themselves, where the round is to pass through strange hands
     sha256: str | None = None
 
 
 class TableInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table: a part of the model, or the slices of a select function.
+    """One table: a part of the model, or the slices of a select function."""
 
-    Attributes:
-        name: of its key space; "everyone" for what is not cut.
-        num_keys: K.
-        factors: names of the key spaces whose product keys it; null for a select function.
-        fields: the arrays of a slice, in path order.
-        coding: how numbers are stored.
-        coding_seed: of the stochastic rounding.
-        record_bytes: length of a slice.
-        segments: in order of keys; empty where slices are computed on demand.
-    """
-
-    name: str
-    num_keys: int
+    name: str  # of its key space; "everyone" for what is not cut
+    num_keys: int  # K
+    # names of the key spaces whose product keys it; null for a select function
     factors: tuple[str, ...] | None
-    fields: tuple[FieldInfo, ...]
+    fields: tuple[FieldInfo, ...]  # the arrays of a slice, in path order
     coding: CodingKind
-    coding_seed: int
+    coding_seed: int  # of the stochastic rounding
     record_bytes: int
+    # in order of keys; empty where slices are computed on demand
     segments: tuple[SegmentInfo, ...] = ()
 
     @property
@@ -114,24 +93,15 @@ class TableInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A published round.
+    """A published round."""
 
-    Attributes:
-        version: of this format.
-        number: t, which round of the run; grows.
-        step: how many steps the server had made.
-        spaces: the key spaces that cut the model.
-        structure: the tree of the model with paths for leaves, see `docs/wire.md`.
-        tables: in the order of the parts of the layout.
-        settings: what devices are told about the run: keys_per_client, seed and the like.
-    """
-
-    version: int
-    number: int
-    step: int
+    version: int  # of this format
+    number: int  # t, which round of the run; grows
+    step: int  # how many steps the server had made
     spaces: tuple[SpaceInfo, ...]
-    structure: Any
-    tables: tuple[TableInfo, ...]
+    structure: Any  # the tree of the model with paths for leaves, see `docs/wire.md`
+    tables: tuple[TableInfo, ...]  # in the order of the parts of the layout
+    # what devices are told about the run: keys_per_client, seed and the like
     settings: dict[str, Any] = {}
 
     @property
@@ -153,13 +123,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def table_info(records: Records, layout: Layout | None = None, place: int = 0) -> TableInfo:
-    """Describes a table that has no segments yet.
-
-    Args:
-        records: what a record holds.
-        layout: the model, if the table is one of its parts.
-        place: of the part in `layout.parts`.
-    """
+    """Describes a table that has no segments yet."""
     if layout is None:
         factors = None
         fields = tuple(
@@ -203,11 +167,7 @@ def describe_round(
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Returns the manifest as JSON; the same manifest gives the same bytes.
-
-    Raises:
-        InputError: settings that JSON cannot hold, or that would reach devices as others.
-    """
+    """Returns the manifest as JSON; the same manifest gives the same bytes."""
     try:
         encoded = msgspec.json.encode(manifest, order="sorted")
         told = msgspec.json.decode(encoded)["settings"]
@@ -219,11 +179,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Returns the manifest that `data` holds.
-
-    Raises:
-        InputError: it is not a manifest of this version, or does not add up.
-    """
+    """Returns the manifest that `data` holds."""
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")

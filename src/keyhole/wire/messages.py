@@ -38,16 +38,11 @@ _I4, _I8, _U8, _F4 = (np.dtype(name) for name in ("<i4", "<i8", "<u8", "<f4"))
 
 @dataclass(frozen=True)
 class Ask:
-    """What a device asks of one table.
+    """What a device asks of one table."""
 
-    Args:
-        table: its place in the manifest.
-        keys: (m,) int64; order and repeats are kept.
-        sums: of the records that the device holds already, one for each key; None holds nothing.
-    """
-
-    table: int
-    keys: KeyArray
+    table: int  # its place in the manifest
+    keys: KeyArray  # (m,) int64; order and repeats are kept
+    # of the records that the device holds already, one for each key; None holds nothing
     sums: Sums | None = None
 
     def __repr__(self) -> str:
@@ -57,14 +52,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a device receives of one table.
+    """What a device receives of one table."""
 
-    Args:
-        records: those that were sent, in the order of the keys.
-        is_sent: (m,) which of the keys they belong to; the device holds the others already.
-    """
-
-    records: RecordArray
+    records: RecordArray  # those that were sent, in the order of the keys
+    # (m,) which of the keys they belong to; the device holds the others already
     is_sent: NDArray[np.bool_]
 
 
@@ -89,14 +80,7 @@ def decode_query(body: bytes | bytearray, num_keys: Sequence[int], max_keys: int
     """Returns what a query asks for.
 
     Args:
-        body: as it arrived.
         num_keys: K of each table of the round.
-        max_keys: how many keys a query may name, over all tables.
-
-    Raises:
-        RequestError: not a query, or one of a table that the round does not have.
-        TooLargeError: too many keys.
-        KeySpaceError: keys outside a table; says how many.
     """
     name, blocks, zero = _unpack(_HEAD, body, 0)
     if name != _QUERY or zero or not blocks <= MAX_BLOCKS:
@@ -159,14 +143,8 @@ def decode_answer(
     """Returns the records of an answer; whether they are right, `check_of` their sums tells.
 
     Args:
-        body: as it arrived.
-        asks: what was asked.
-        record_bytes: of each table.
         is_cut: whether the end is missing. What has arrived whole is returned: the answers may be
             fewer than the asks, and `is_sent` of the last one shorter than its keys.
-
-    Raises:
-        DamageError: the answer is not as long as it must be.
     """
     answers, at = [], 0
     for ask in asks:
@@ -209,12 +187,7 @@ def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> byt
     """Returns the body of an update.
 
     Args:
-        layout: of the round.
         update: shaped as the sub-model that `keys` select.
-        keys: of each key space, by name.
-
-    Raises:
-        ShapeError: the update is not shaped as that sub-model.
     """
     layout.check(update, keys)
     leaves = tree.flatten(update)
@@ -228,13 +201,7 @@ def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> byt
 
 
 def decode_update(body: bytes, layout: Layout, max_keys: int) -> tuple[Tree, dict[str, Keys]]:
-    """Returns an update and its keys.
-
-    Raises:
-        RequestError: not an update of this layout, or damaged on the way.
-        TooLargeError: too many keys.
-        KeySpaceError: keys outside a key space; says how many.
-    """
+    """Returns an update and its keys."""
     name, spaces, parts = _unpack(_HEAD, body, 0)
     if (name, spaces, parts) != (_UPDATE, len(layout.spaces), len(layout.parts)):
         raise _malformed("its head, which belongs to another model")

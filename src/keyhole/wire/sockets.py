@@ -36,17 +36,13 @@ _PIECE = 1 << 16  # bytes that are offered to the system at once
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds after which a silent service counts as away.
+    """Seconds after which a silent service counts as away."""
 
-    Args:
-        connect: to reach it.
-        read: until the head of an answer is there, until its next bytes are, or until the next
-            bytes of what is sent are taken.
-        slowest: bytes a second of an answer, or of what is sent, from `read` seconds on.
-    """
-
-    connect: float = 10.0
+    connect: float = 10.0  # to reach it
+    # until the head of an answer is there, until its next bytes are, or until the next bytes
+    # of what is sent are taken
     read: float = 60.0
+    # bytes a second of an answer, or of what is sent, from `read` seconds on
     slowest: float = 1024.0
 
 
@@ -57,8 +53,6 @@ class PacedSocket:
     gives up slow lines, and the other lets a service hold a device for ever.
 
     Args:
-        connected: plain or TLS.
-        timeouts: limits of each step.
         stop: once set, whatever is under way ends within a moment.
     """
 
@@ -186,11 +180,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def tls_context(ca: Path | str | None, certificate: Certificate | None) -> ssl.SSLContext:
-    """How a device speaks TLS: whom it trusts, and what it shows.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
+    """How a device speaks TLS: whom it trusts, and what it shows."""
     try:
         context = ssl.create_default_context(cafile=None if ca is None else str(ca))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -223,23 +213,14 @@ class Retry:
     The i-th wait is drawn from `[0, min(longest_wait, first_wait * 2^i)]`, so that devices which
     fail together do not come back together. Where the service says when to come back, that is the
     least wait, though never more than `longest_wait`.
-
-    Args:
-        attempts: how often a request is tried in a row without getting anywhere.
-        first_wait: seconds.
-        longest_wait: seconds.
-        seed: of the jitter; None draws it from the system.
-        tell: called with the reason of a failure, in words without a key, before the wait; also
-            from several threads at once.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
-    attempts: int = 8
-    first_wait: float = 0.5
-    longest_wait: float = 60.0
-    seed: int | None = None
+    attempts: int = 8  # how often a request is tried in a row without getting anywhere
+    first_wait: float = 0.5  # seconds
+    longest_wait: float = 60.0  # seconds
+    seed: int | None = None  # of the jitter; None draws it from the system
+    # called with the reason of a failure, in words without a key, before the wait; also from
+    # several threads at once
     tell: Callable[[str], object] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -255,9 +236,7 @@ class Retry:
         """Seconds to wait after this many failures in a row, 1 or more.
 
         Args:
-            failures: in a row.
             after: what the service asks for, in seconds, if it does.
-            uniform: drawn from [0, 1).
 
         >>> Retry(first_wait=1.0).wait(3, None, 0.5), Retry(longest_wait=9).wait(1, 600, 0.5)
         (2.0, 9)
@@ -283,10 +262,6 @@ class Attempts:
 
     Args:
         what: is asked for, in words for the error; names no key.
-        retry: how often, and how long to wait.
-        uniform: draws from [0, 1).
-        clock: to wait by.
-        stop: once set, nothing is tried again.
     """
 
     def __init__(
@@ -312,8 +287,6 @@ class Attempts:
         """Waits, if there is another attempt.
 
         Args:
-            reason: why it failed.
-            after: seconds that the service asks to wait.
             error: the damage, if that was it; raised instead of a ServiceError in the end.
 
         Raises:
@@ -353,11 +326,7 @@ _FURTHER = 1 << 16  # bytes that count as having got further
 
 
 def fresh_buffer(length: int) -> memoryview:
-    """Bytes to be written, which nobody has set to zero first.
-
-    Raises:
-        ServiceError: there is no room for this many.
-    """
+    """Bytes to be written, which nobody has set to zero first."""
     try:
         return np.empty(length, np.uint8).data
     except MemoryError as error:
@@ -370,11 +339,7 @@ def fresh_buffer(length: int) -> memoryview:
 
 
 def refuse_longer(what: str, length: int, limit: int) -> None:
-    """Refuses what a manifest describes before anything is asked for or allocated.
-
-    Raises:
-        ServiceError: it has more than `limit` bytes.
-    """
+    """Refuses what a manifest describes before anything is asked for or allocated."""
     if length > limit:
         raise ServiceError(
             f"{what} is longer than this device takes",
@@ -411,7 +376,12 @@ class PartialBody:
             expected = f"bytes {self._count}-{total - 1}/{total}"
             if headers.get("content-range") != expected or length != total - self._count:
                 self._count = 0
-                raise _wrong_range()
+                raise ServiceError(
+                    "the answer continues another one",
+                    got="a range that was not asked for",
+                    allowed="the rest of the body",
+                    fix="check what stands between the device and the service",
+                )
             return self._buffer[self._count :]
         self._buffer, self._count = fresh_buffer(length), 0
         tag = headers.get("etag", "")
@@ -431,12 +401,3 @@ class PartialBody:
             return False
         self._furthest = self._count
         return True
-
-
-def _wrong_range() -> ServiceError:
-    return ServiceError(
-        "the answer continues another one",
-        got="a range that was not asked for",
-        allowed="the rest of the body",
-        fix="check what stands between the device and the service",
-    )

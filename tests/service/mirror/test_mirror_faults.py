@@ -69,7 +69,7 @@ def test_a_killed_pull_leaves_the_old_round_current_and_goes_on_later(place, ori
     before = state_of(edge)
     new = write_round(origin, 2)
     total = place.push(origin).bytes_moved
-    script = COPY.format(module="mirror_pull", name="fetch_round")
+    script = COPY.format(module="mirror", name="fetch_round")
     kill_midway(script, place.url, edge, place, total * 2 // 3)
     assert state_of(edge) == before
     again = place.pull(edge)

@@ -24,7 +24,7 @@ from tests.service.in_process import (
     send_update,
 )
 
-GOLDEN = ROOT / "tests" / "golden" / "serving" / "errors.json"
+GOLDEN = ROOT / "tests" / "golden" / "service" / "errors.json"
 
 
 @pytest.fixture
