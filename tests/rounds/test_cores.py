@@ -16,8 +16,11 @@ from tests.helpers import LONG, ROOT
 
 RUN = """
 import hashlib, sys
+from functools import partial
 import numpy as np
+import keyhole as kh
 from keyhole import tree
+from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
 from keyhole.server.optimizers import Adam
 from keyhole.server.state import ServerState
@@ -30,36 +33,42 @@ from keyhole.rounds.loop import start_run
 from keyhole.rounds.spec import Plan
 from keyhole.rounds.workers import Workers
 
-model = two_layer()
-(space,) = model.layout.spaces
-
-def data(client):
+def data(client, *pixels):
     rng = np.random.default_rng(client)
-    return {"pixels": rng.random((20 + client, 784), np.float32),
+    return {"pixels": rng.random((20 + client, *pixels), np.float32),
             "label": rng.integers(0, 62, 20 + client).astype(np.int32)}
 
 def choose(own, most, rng):
-    return space.keys(rng.choice(space.num_keys, most[space.name], replace=False))
+    ((space, m),) = most.items()
+    return kh.KeySpace(space, KEYS[space]).keys(rng.choice(KEYS[space], m, replace=False))
 
-def population():
-    return Clients(7, data, choose, LocalSgd(model, ClientUpdate(0.1, batch_size=20)))
+MODELS = {"2nn": (two_layer(), 100, (784,)), "cnn": (cnn(), 8, (28, 28))}
+KEYS = {each.name: each.num_keys for model, _, _ in MODELS.values() for each in model.layout.spaces}
 
-def train(execute):
+def population(name):
+    model, _, pixels = MODELS[name]
+    update = LocalSgd(model, ClientUpdate(0.1, batch_size=20))
+    return Clients(7, lambda client: data(client, *pixels), choose, update)
+
+def train(name, execute):
+    model, m, _ = MODELS[name]
+    (space,) = model.layout.spaces
     state = ServerState.dense(model.layout, model.init(0), Adam(0.01))
-    run = start_run(state, population(), Plan(Cohorts(7, 6), {space.name: 100}))
+    run = start_run(state, population(name), Plan(Cohorts(7, 6), {space.name: m}))
     list(run.rounds(2, execute=execute))
     digest = hashlib.sha256()
     for leaf in tree.flatten(run.state.model()).values():
         digest.update(np.ascontiguousarray(leaf))
-    print(digest.hexdigest())
+    print(name, digest.hexdigest())
 
 if __name__ == "__main__":
     use_one_thread()
-    if sys.argv[1] == "workers":
-        with Workers(population, 2) as workers:
-            train(workers)
-    else:
-        train(Cores(int(sys.argv[1])))
+    for name in MODELS:
+        if sys.argv[1] == "workers":
+            with Workers(partial(population, name), 2) as workers:
+                train(name, workers)
+        else:
+            train(name, Cores(int(sys.argv[1])))
 """
 
 
@@ -77,10 +86,43 @@ def run(folder, how, *pin):
 
 
 def test_threads_and_processes_train_the_same_bytes_on_any_number_of_cores(tmp_path):
-    """A product of this size is summed in another order where XLA splits it over threads."""
+    """Products and convolutions of this size are summed in another order where XLA has more
+    threads for them."""
     one_core = ("taskset", "-c", "0")
     digests = [run(tmp_path, 1), run(tmp_path, 2), run(tmp_path, 5), run(tmp_path, "workers")]
     assert {*digests, run(tmp_path, 2, *one_core)} == {digests[0]}
+
+
+BACKENDS = """
+import threading
+import jax, jax.numpy as jnp
+from keyhole.rounds.cores import map_on_cores, use_one_thread
+from keyhole.rounds.threads import count_cores
+
+use_one_thread()
+together = threading.Barrier(count_cores())
+
+def backend(_):
+    together.wait(60)
+    (device,) = jnp.zeros(1).devices()
+    return device.client
+
+clients = map_on_cores(backend, range(count_cores()), count_cores())
+print(count_cores(), len(set(map(id, clients))))
+"""
+
+
+def test_every_core_computes_with_a_backend_of_its_own(tmp_path):
+    (tmp_path / "run.py").write_text(BACKENDS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "run.py"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    cores, backends = done.stdout.split()
+    assert cores == backends, done.stderr
 
 
 def jobs(count):

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import jax
+from jax.extend.backend import backends, register_backend_factory
+from jaxlib.xla_client import make_cpu_client
 
 from keyhole.arrays import Tree
 from keyhole.errors import InputError
 from keyhole.rounds.clients import Clients, Job
-from keyhole.rounds.threads import is_one_thread, set_one_thread
+from keyhole.rounds.threads import count_cores, is_one_thread, set_one_thread
+
+_CORE = "keyhole_core_"  # names the CPU backend of each core beside the first
+_In, _Out = TypeVar("_In"), TypeVar("_Out")
 
 
 def use_one_thread() -> None:
     """Lets JAX compute each operation with one thread, the one that asks for it.
 
     So updates have the same bytes on any machine and engine; and splitting the operations of a
-    small model over cores can double their CPU time. JAX decides when it first computes, so this
-    comes before anything else that uses it.
+    small model over cores can double their CPU time. Every core gets a CPU backend of its own: the
+    devices of one backend share its threads, and XLA computes convolutions otherwise where there
+    are two of them. JAX decides when it first computes, so this comes before anything else that
+    uses it.
 
     Raises:
         InputError: JAX has started otherwise.
@@ -39,6 +49,43 @@ def use_one_thread() -> None:
     else:
         set_one_thread()
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+        _register_cores()
+
+
+def _register_cores() -> None:
+    names = [f"{_CORE}{core}" for core in range(1, count_cores())]
+    for name in names:
+        make = partial(make_cpu_client, asynchronous=False)
+        register_backend_factory(name, make, priority=-1000)  # none of them is the default
+    if platforms := jax.config.jax_platforms:
+        jax.config.update("jax_platforms", ",".join([platforms, *names]))
+
+
+def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) -> list[_Out]:
+    """Returns `work` of each item, in order, from `count` threads with a core of JAX each."""
+    cores: SimpleQueue[Any] = SimpleQueue()
+    for device in _devices(count):
+        cores.put(device)
+
+    def on_a_core(item: _In) -> _Out:
+        core = cores.get()
+        try:
+            with jax.default_device(core):
+                return work(item)
+        finally:
+            cores.put(core)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(on_a_core, items))
+
+
+def _devices(count: int) -> list[Any]:
+    """A device for each thread. Where JAX computes elsewhere, or with threads of its own, all
+    share its default."""
+    first = jax.config.jax_default_device or jax.devices()[0]
+    others = [each.devices()[0] for name, each in backends().items() if name.startswith(_CORE)]
+    found = [first, *others] if first.platform == "cpu" else [first]
+    return [found[at % len(found)] for at in range(count)]
 
 
 def keep_compiled(directory: Path) -> None:
@@ -72,5 +119,4 @@ class Cores:
     def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
         """Returns updates in the order of the jobs; raises what the first client that failed has
         raised."""
-        with ThreadPoolExecutor(self.count) as pool:
-            return list(pool.map(lambda job: job.run(clients), jobs))
+        return map_on_cores(lambda job: job.run(clients), jobs, self.count)

@@ -6,7 +6,7 @@ Predictions are made in compiled batches of one shape; metrics are on NumPy arra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Tree
 from keyhole.models.model import Batch, Model
+from keyhole.rounds.cores import map_on_cores
 from keyhole.rounds.threads import count_cores
 
 
@@ -93,13 +94,14 @@ def predictor(
 
     def predict(params: Tree, examples: Batch) -> Array:
         count = min(map(len, examples.values()))
-        on_device = jax.device_put(params)
+        held = cache(lambda device: jax.device_put(params, device))
 
         def outputs(start: int) -> Array:
-            return np.asarray(compiled(on_device, _rows(examples, start, batch_size)))
+            on_core = held(jax.config.jax_default_device)
+            return np.asarray(compiled(on_core, _rows(examples, start, batch_size)))
 
-        with ThreadPoolExecutor(count_cores()) as pool:
-            return np.concatenate(list(pool.map(outputs, range(0, count, batch_size))))[:count]
+        starts = range(0, count, batch_size)
+        return np.concatenate(map_on_cores(outputs, starts, count_cores()))[:count]
 
     return predict
 
