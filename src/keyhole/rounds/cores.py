@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.backend import backends, register_backend_factory
+from jax.extend.backend import backends, get_default_device, register_backend_factory
 from jaxlib.xla_client import make_cpu_client
 
 from keyhole.arrays import Tree
@@ -20,7 +20,8 @@ from keyhole.rounds.clients import Clients, Job
 from keyhole.rounds.threads import count_cores, is_one_thread, set_one_thread
 
 _CORE = "keyhole_core_"  # names the CPU backend of each core beside the first
-_In, _Out = TypeVar("_In"), TypeVar("_Out")
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 def use_one_thread() -> None:
@@ -57,7 +58,7 @@ def _register_cores() -> None:
     for name in names:
         make = partial(make_cpu_client, asynchronous=False)
         register_backend_factory(name, make, priority=-1000)  # none of them is the default
-    if platforms := jax.config.jax_platforms:
+    if platforms := jax.config.read("jax_platforms"):
         jax.config.update("jax_platforms", ",".join([platforms, *names]))
 
 
@@ -82,7 +83,7 @@ def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) 
 def _devices(count: int) -> list[Any]:
     """A device for each thread. Where JAX computes elsewhere, or with threads of its own, all
     share its default."""
-    first = jax.config.jax_default_device or jax.devices()[0]
+    first = get_default_device()
     others = [each.devices()[0] for name, each in backends().items() if name.startswith(_CORE)]
     found = [first, *others] if first.platform == "cpu" else [first]
     return [found[at % len(found)] for at in range(count)]

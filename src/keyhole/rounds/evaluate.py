@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.backend import get_default_device
 
 from keyhole.arrays import Array, Tree
 from keyhole.models.model import Batch, Model
@@ -97,7 +98,7 @@ def predictor(
         held = cache(lambda device: jax.device_put(params, device))
 
         def outputs(start: int) -> Array:
-            on_core = held(jax.config.jax_default_device)
+            on_core = held(get_default_device())
             return np.asarray(compiled(on_core, _rows(examples, start, batch_size)))
 
         starts = range(0, count, batch_size)
