@@ -62,9 +62,10 @@ def test_a_report_can_be_made_again(out, capsys):
 
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, out, capsys):
-    code, _, said = keyhole(capsys, "report", tmp_path)
+    (tmp_path / "empty").mkdir()
+    code, _, said = keyhole(capsys, "report", tmp_path / "empty")
     assert (code, said.count("\n")) == (2, 1)
-    assert "holds no sweep" in said
+    assert "holds no sweep and no run" in said
     (out / "broken.json").write_text("{")
     code, _, said = keyhole(capsys, "report", out)
     assert code == 2

@@ -168,8 +168,8 @@ def _command() -> str:
 def _save_picture(
     results: dict[str, Result], records: dict[str, list[RoundRecord]], stem: Path
 ) -> list[Path]:
-    from keyhole.experiments.report.demo_figure import draw_demo
-    from keyhole.experiments.report.results import curve_of
+    from keyhole.experiments.report.frontier import draw_demo
+    from keyhole.experiments.report.reading import curve_of
     from keyhole.experiments.report.style import save_figure
 
     curves = {label: curve_of(made, METRIC) for label, made in records.items()}

@@ -1,4 +1,4 @@
-"""Runs `keyhole report`: figures, tables and a page from the records of sweeps."""
+"""Runs `keyhole report`: figures, tables and a page from the records of sweeps and runs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PRIVACY = "privacy"
 """In place of a directory: the report on private select."""
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
-_SWEEPS = click.Path(exists=True, file_okay=False, path_type=Path)
+_RUNS = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-def _find_sweeps(context: click.Context, argument: click.Parameter, out: str) -> Path | None:
-    """The directory of sweeps; None where `privacy` was asked for. A callback of click."""
-    return None if out == PRIVACY else Path(_SWEEPS.convert(out, argument, context))
+def _find_runs(context: click.Context, argument: click.Parameter, out: str) -> Path | None:
+    """The directory of runs; None where `privacy` was asked for. A callback of click."""
+    return None if out == PRIVACY else Path(_RUNS.convert(out, argument, context))
 
 
 @click.command()
-@click.argument("out", metavar=f"OUT|{PRIVACY}", callback=_find_sweeps)
+@click.argument("out", metavar=f"OUT|{PRIVACY}", callback=_find_runs)
 @click.option(
     "--to",
     "--out",
@@ -38,20 +38,22 @@ def _find_sweeps(context: click.Context, argument: click.Parameter, out: str) ->
 )
 @json_option
 def report(out: Path | None, to: Path | None, as_json: bool) -> None:
-    """Draw and tabulate the sweeps of a directory, beside the paper's numbers.
+    """Draw and tabulate the sweeps and runs of a directory, beside the paper's numbers.
 
-    OUT is where `keyhole sweep` wrote. For each sweep there will be its figures as PNG and SVG and
-    its table as Markdown, and for all of them one page, index.html, that needs no other file.
-    Trials that are missing or unfinished are named; run the sweep again to go on with them.
+    OUT is where `keyhole sweep` or `keyhole train` wrote, or a folder of such. For each sweep, and
+    for the runs of each task, there will be figures as PNG and SVG and a table as Markdown, and for
+    all of them one page, index.html, that needs no other file. Of runs it shows metrics over
+    rounds and against bytes, what they cost and who learned what. Trials that are missing or
+    unfinished are named; the same command as before goes on with them.
 
-    `keyhole report privacy` needs no sweeps. It draws what hiding the keys costs against what
-    select saves, over the number of keys and for every private way, and tabulates from where on
+    `keyhole report privacy` needs no runs. It draws what hiding the keys costs against what select
+    saves, over the number of keys and for every private delivery, and tabulates from where on
     broadcast sends less. (A directory of that name is ./privacy.)
     """
     if out is None:
         files, tables = _report_privacy(to or Path(f"keyhole-{PRIVACY}"))
     else:
-        files, tables = _report_sweeps(out, to or out / "report")
+        files, tables = _report_results(out, to or out / "report")
     if as_json:
         click.echo(json.dumps(tables, indent=2))
         return
@@ -59,14 +61,14 @@ def report(out: Path | None, to: Path | None, as_json: bool) -> None:
         click.echo(path)
 
 
-def _report_sweeps(out: Path, to: Path) -> tuple[list[Path], list[dict[str, Any]]]:
-    """Writes the report on sweeps; returns its files and its tables as plain values."""
+def _report_results(out: Path, to: Path) -> tuple[list[Path], list[dict[str, Any]]]:
+    """Writes the report on sweeps and runs; returns its files and its tables as plain values."""
     # matplotlib takes most of a second to import, and no other command needs it.
     from keyhole.experiments.report.page import write_page
-    from keyhole.experiments.report.results import read_sweeps
+    from keyhole.experiments.report.reading import read_results
     from keyhole.experiments.report.tables import place_in_paper, to_json
 
-    sweeps = sorted(read_sweeps(out), key=lambda sweep: place_in_paper(sweep.name))
+    sweeps = sorted(read_results(out), key=lambda sweep: place_in_paper(sweep.name))
     sections, files = _write_sections(sweeps, to)
     files.append(write_page(out.resolve().name, sections, to))
     return files, [to_json(section.table) for section in sections]

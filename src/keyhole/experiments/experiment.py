@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from keyhole.aggregation import aggregation_named
-from keyhole.aggregation.base import Aggregation, Rounding
+from keyhole.aggregation.base import Aggregation, Rounding, about_of
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.data.federated import Dataset
@@ -152,7 +152,7 @@ def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
     """What two runs must share, by name: fields of the record as they are called, others as
     `dataset.kind`. The same data may lie elsewhere: its facts are compared."""
     spec = {k: v for k, v in run["spec"].items() if k not in ("rounds", "data")}
-    facts = {k: v for k, v in run.items() if k not in ("versions", "spec")}
+    facts = {k: v for k, v in run.items() if k not in ("versions", "titles", "spec")}
     return flatten(facts) | flatten(spec)
 
 
@@ -423,6 +423,10 @@ class Experiment:
                 "client": identity_of(self.algorithm.client),
                 "server": identity_of(self.algorithm.server),
                 **self._own_parts,
+            },
+            "titles": {
+                "delivery": self._delivery.about.title,
+                "aggregation": about_of(self._aggregate).title,
             },
             "metric": kind.metric,
             "curve": self._curve_split,

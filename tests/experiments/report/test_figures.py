@@ -6,10 +6,9 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from keyhole.errors import InputError, StorageError
-from keyhole.experiments.report.curves import draw_curves
-from keyhole.experiments.report.figures import KINDS, draw_sweep
-from keyhole.experiments.report.results import FIGURES, read_sweeps
-from keyhole.experiments.report.spread import mean_curve
+from keyhole.experiments.report.figures import KINDS, draw_curves, draw_sweep
+from keyhole.experiments.report.reading import read_results
+from keyhole.experiments.report.results import FIGURES, OVERVIEW, mean_curve
 from keyhole.experiments.report.style import save_figure, series_styles
 from tests.experiments.report.runs import rising, write_sweep, write_trial
 
@@ -18,7 +17,7 @@ RATES = (0.01, 0.1, 1.0)
 
 def make_sweep(out, figures, lines, **more):
     write_sweep(out, "s", lines, figures=figures, **more)
-    (sweep,) = read_sweeps(out)
+    (sweep,) = read_results(out)
     return sweep
 
 
@@ -53,7 +52,7 @@ def texts(figure):
 
 
 def test_every_kind_can_be_asked_for():
-    assert tuple(KINDS) == FIGURES
+    assert tuple(KINDS) == (*FIGURES, OVERVIEW)
 
 
 @pytest.mark.parametrize("kind", FIGURES)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from keyhole.experiments.report.page import write_page, write_section
-from keyhole.experiments.report.results import read_sweeps
+from keyhole.experiments.report.reading import read_results
 from tests.experiments.report.runs import write_sweep, write_trial
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -30,7 +30,7 @@ class Balance(HTMLParser):
 
 
 def page_of(out, to):
-    sections = [write_section(sweep, to)[0] for sweep in read_sweeps(out)]
+    sections = [write_section(sweep, to)[0] for sweep in read_results(out)]
     return write_page("runs", sections, to).read_text()
 
 

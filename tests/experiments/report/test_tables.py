@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from keyhole.experiments.report.results import read_sweeps
+from keyhole.experiments.report.reading import read_results
 from keyhole.experiments.report.tables import (
     FINDINGS,
     find_number,
@@ -42,7 +42,7 @@ def cnn(tmp_path):
         write_trial(tmp_path, "cnn-m8", trial, (0.2,), test, size=sizes[8])
     write_trial(tmp_path, "cnn-m16", 1, test=0.84, size=sizes[16])
     write_trial(tmp_path, "cnn-m32", 0, (), None, size=sizes[32])
-    (sweep,) = read_sweeps(tmp_path)
+    (sweep,) = read_results(tmp_path)
     return make_table(sweep)
 
 
@@ -97,7 +97,7 @@ def test_what_is_lacking_is_said(cnn):
 def table_with(tmp_path, label, **trial):
     write_sweep(tmp_path, "s", [("p", label, None, "arm")])
     write_trial(tmp_path, "arm", 0, **trial)
-    (sweep,) = read_sweeps(tmp_path)
+    (sweep,) = read_results(tmp_path)
     return make_table(sweep)
 
 
@@ -129,7 +129,7 @@ def test_trials_that_were_set_up_differently_get_a_note(tmp_path):
     write_sweep(tmp_path, "s", [("p", "a", None, "arm")])
     for trial in range(2):
         write_trial(tmp_path, "arm", trial, rounds=20 + trial)
-    (sweep,) = read_sweeps(tmp_path)
+    (sweep,) = read_results(tmp_path)
     assert "trials differ in rounds" in make_table(sweep).notes[0]
 
 
@@ -166,7 +166,7 @@ def test_more_trials_than_were_asked_for_are_all_counted(tmp_path):
     for trial in range(2):
         write_trial(tmp_path, "arm", trial)
     write_trial(tmp_path, "other", 0)
-    (sweep,) = read_sweeps(tmp_path)
+    (sweep,) = read_results(tmp_path)
     table = make_table(sweep)
     assert [row.trials for row in table.rows] == ["2", "1"]
     assert table.notes == ()
@@ -175,6 +175,6 @@ def test_more_trials_than_were_asked_for_are_all_counted(tmp_path):
 def test_a_table_without_panels_has_no_column_for_them(tmp_path):
     write_sweep(tmp_path, "s", [("", "a", None, "arm")])
     write_trial(tmp_path, "arm", 0)
-    (sweep,) = read_sweeps(tmp_path)
+    (sweep,) = read_results(tmp_path)
     assert make_table(sweep).header[0] == "line"
     assert to_markdown(make_table(sweep)).splitlines()[1].startswith("| --- | ---: |")

@@ -1,6 +1,8 @@
-"""Draws every kind of figure that a sweep may ask for, by name.
+"""Draws every kind of figure that a sweep may ask for, and runs of `keyhole train`.
 
-A grid is a heat map over client and server learning rate, to tune them as section 5.1 does.
+Curves show a metric over rounds (Figures 2, 4, 5, 6), final its last value over a sweep (Figure 3),
+frontier the metric against size (Figure 7). A grid is a heat map over client and server learning
+rate, to tune them as section 5.1 does. Runs show each metric over rounds, and against bytes.
 
 A figure is matplotlib's `Figure` without a window or a current state; `save_figure` writes it as
 PNG and SVG with the same bytes for the same results.
@@ -15,16 +17,261 @@ from typing import TypeAlias
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from keyhole.errors import InputError
-from keyhole.experiments.report.curves import INCOMPLETE, draw_final, draw_sweep_curves
 from keyhole.experiments.report.frontier import draw_frontier
-from keyhole.experiments.report.results import Series, SweepResults
-from keyhole.experiments.report.spread import NOTHING, Spread, is_share, metric_name, write_number
-from keyhole.experiments.report.style import WIDTH, drawing, new_figure
+from keyhole.experiments.report.results import OVERVIEW, Curve, Series, Spread, SweepResults
+from keyhole.experiments.report.style import (
+    INCOMPLETE,
+    NOTHING,
+    WIDTH,
+    SeriesStyle,
+    add_legend,
+    draw_points,
+    drawing,
+    is_share,
+    label_metric,
+    metric_name,
+    new_figure,
+    scale_sizes,
+    scale_x,
+    series_styles,
+    spans_decades,
+    write_number,
+)
+
+_PANELS_IN_A_ROW = 3
+_BAND = 7.0  # points that the first of several runs is wider than the last
+_MARKS = 8  # on one line; more would hide it
+
+
+def draw_curves(
+    panels: Mapping[str, Mapping[str, Curve]],
+    metric: str,
+    *,
+    split: str = "",
+    incomplete: Sequence[str] = (),
+) -> Figure:
+    """Draws a dark line at the mean and a shade of one deviation to each side.
+
+    Args:
+        panels: title of a panel -> label -> curve; `mean_curve` makes curves from runs.
+        metric: for the y axis; shares are drawn in percent.
+        split: of the data, such as "validation", for the y axis.
+        incomplete: labels that get a star, because trials are missing.
+
+    Returns:
+        A figure for `save_figure`.
+    """
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    styles = series_styles(labels)
+    with drawing():
+        rows, columns = _shape(len(panels))
+        figure = new_figure(height=0.9 + (3.4 if columns == 1 else 2.9) * rows)
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        handles: dict[str, Artist] = {}
+        for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
+            axes.set_title(title)
+            for label, curve in lines.items():
+                shift = labels.index(label) / len(labels)
+                handles.setdefault(label, _draw_curve(axes, curve, styles[label], shift))
+            if not any(curve.rounds for curve in lines.values()):
+                axes.text(0.5, 0.5, "not evaluated yet", ha="center", transform=axes.transAxes)
+        _finish_axes(figure, list(grid.flat), len(panels), columns, metric, split)
+        names = [f"{label} *" if label in incomplete else label for label in labels]
+        note = INCOMPLETE if incomplete else ""
+        add_legend(figure, [handles[label] for label in labels], names, note)
+    return figure
+
+
+def draw_sweep_curves(sweep: SweepResults) -> Figure:
+    """Draws the curves of a sweep; a line that has none yet is in the legend only."""
+    panels = {
+        panel: {line.label: line.curve for line in lines} for panel, lines in sweep.panels.items()
+    }
+    incomplete = [line.label for line in sweep.lines if not sweep.is_complete(line)]
+    return draw_curves(panels, sweep.metric, split=sweep.split, incomplete=incomplete)
+
+
+def _shape(panels: int) -> tuple[int, int]:
+    """Rows and columns that leave the fewest places empty: four panels are two by two."""
+    rows = max(1, math.ceil(panels / _PANELS_IN_A_ROW))
+    return rows, max(1, math.ceil(panels / rows))
+
+
+def _draw_curve(axes: Axes, curve: Curve, style: SeriesStyle, shift: float) -> Line2D:
+    """Draws one line and its shade; marks of different lines are shifted against each other."""
+    every = max(1, math.ceil(len(curve.rounds) / _MARKS))
+    marks = (int(shift * every), every)
+    line = axes.plot(curve.rounds, curve.mean, markevery=marks, **style.line())[0]
+    low = [m - d for m, d in zip(curve.mean, curve.deviation, strict=True)]
+    high = [m + d for m, d in zip(curve.mean, curve.deviation, strict=True)]
+    axes.fill_between(curve.rounds, low, high, color=style.color, alpha=0.18, linewidth=0)
+    return line
+
+
+def _finish_axes(
+    figure: Figure, axes: Sequence[Axes], used: int, columns: int, metric: str, split: str
+) -> None:
+    """Labels the outer axes and removes the places that no panel fills."""
+    for i, ax in enumerate(axes):
+        _scale_rounds(ax)
+        if i % columns == 0:
+            label_metric(ax, metric, split)
+        if i + columns >= used:
+            ax.set_xlabel("rounds")
+            ax.tick_params(labelbottom=True)
+        if i >= used:
+            figure.delaxes(ax)
+
+
+def _scale_rounds(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write_number(value)))
+
+
+def draw_final(sweep: SweepResults) -> Figure:
+    """Draws one series for each panel of the sweep: left its sizes, right its test metric.
+
+    Returns:
+        A figure for `save_figure`. Lines without x stand side by side under their labels.
+    """
+    styles = series_styles(list(sweep.panels))
+    places = _places(sweep)
+    with drawing():
+        figure = new_figure(height=3.9)
+        left, right = figure.subplots(1, 2)
+        handles: list[Artist] = []
+        for panel, lines in sweep.panels.items():
+            handles.append(_draw_sizes(left, lines, places, styles[panel]))
+            spreads = [line.test for line in lines]
+            draw_points(right, [places[line] for line in lines], spreads, styles[panel])
+        _finish_sizes(left, sweep.lines)
+        label_metric(right, sweep.metric, "test")
+        for axes in (left, right):
+            _finish_x(axes, sweep, places)
+        _explain(figure, sweep, handles)
+    return figure
+
+
+def _places(sweep: SweepResults) -> dict[Series, float]:
+    """Line -> where it stands: at its x, or at the rank of its label if some line has no x."""
+    if _has_x(sweep):
+        return {line: line.x for line in sweep.lines if line.x is not None}
+    labels = list(dict.fromkeys(line.label for line in sweep.lines))
+    return {line: float(labels.index(line.label)) for line in sweep.lines}
+
+
+def _has_x(sweep: SweepResults) -> bool:
+    """Whether every line has an x."""
+    return all(line.x is not None for line in sweep.lines)
+
+
+def _draw_sizes(
+    axes: Axes, lines: Sequence[Series], places: dict[Series, float], style: SeriesStyle
+) -> Artist:
+    """Draws the relative sizes of one panel."""
+    points = sorted((places[li], li.relative_size) for li in lines if li.relative_size)
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    return axes.plot(xs, ys, **style.line())[0]
+
+
+def _finish_sizes(axes: Axes, lines: Sequence[Series]) -> None:
+    """Labels the axis of sizes; log where they span decades, else from zero."""
+    axes.set_ylabel("client size / server size")
+    if spans_decades([line.relative_size for line in lines if line.relative_size]):
+        axes.set_yscale("log")
+        scale_sizes(axes.yaxis)
+    else:
+        axes.set_ylim(0, 1.05)
+
+
+def _finish_x(axes: Axes, sweep: SweepResults, places: dict[Series, float]) -> None:
+    """Labels the x axis with values, or with labels where lines have no x."""
+    axes.set_xlabel(sweep.x_label)
+    if _has_x(sweep):
+        scale_x(axes, list(places.values()))
+        return
+    labels = list(dict.fromkeys(line.label for line in sweep.lines))
+    axes.xaxis.set_major_locator(FixedLocator(list(range(len(labels)))))
+    axes.set_xticklabels(labels, rotation=20 if len(labels) > 3 else 0)
+    axes.set_xlim(-0.4, len(labels) - 0.6)
+
+
+def _explain(figure: Figure, sweep: SweepResults, handles: Sequence[Artist]) -> None:
+    """Adds the legend, with stars at panels whose trials are not all there."""
+    names = [
+        panel if all(map(sweep.is_complete, lines)) else f"{panel} *"
+        for panel, lines in sweep.panels.items()
+    ]
+    incomplete = not all(map(sweep.is_complete, sweep.lines))
+    add_legend(figure, handles, names, INCOMPLETE if incomplete else "")
+
+
+def draw_runs(sweep: SweepResults) -> Figure:
+    """Draws every metric over rounds, and the first against what a client moves in a round.
+
+    Every delivery trains the same model, so lines often coincide: the first is the widest, and each
+    shows at the rims of the next.
+    """
+    named = [name for line in sweep.lines for trial in line.trials for name in trial.curves]
+    metrics = list(dict.fromkeys([sweep.metric, *named]))
+    styles = list(series_styles([line.label for line in sweep.lines]).values())
+    with drawing():
+        figure = new_figure(height=3.9, width=WIDTH / 2 * (len(metrics) + 1))
+        *left, right = figure.subplots(1, len(metrics) + 1)
+        for axes, metric in zip(left, metrics, strict=True):
+            for place, (line, style) in enumerate(zip(sweep.lines, styles, strict=True)):
+                drawn = _draw_curve(axes, line.curve_of(metric), style, place / len(styles))
+                drawn.set_linewidth(1.8 + _BAND * (1 - (place + 1) / len(styles)))
+            _finish_rounds(axes)
+            label_metric(axes, metric, sweep.split)
+        handles = [_draw_cost(right, *pair) for pair in zip(sweep.lines, styles, strict=True)]
+        _finish_costs(right, sweep)
+        complete = {line: sweep.is_complete(line) for line in sweep.lines}
+        names = [line.label if complete[line] else f"{line.label} *" for line in sweep.lines]
+        add_legend(figure, handles, names, "" if all(complete.values()) else INCOMPLETE)
+    return figure
+
+
+def _draw_cost(axes: Axes, line: Series, style: SeriesStyle) -> Artist:
+    """Draws a point at what a client moves and what the model has reached."""
+    costs = line.costs
+    return draw_points(axes, [costs.kilobytes if costs else 0.0], [_reached(line)], style)
+
+
+def _reached(line: Series) -> Spread | None:
+    """The test metric, or while there is none the end of the curve; None without costs."""
+    return (line.test or line.last) if line.costs else None
+
+
+def _finish_costs(axes: Axes, sweep: SweepResults) -> None:
+    is_tested = all(line.test is not None for line in sweep.lines)
+    label_metric(axes, sweep.metric, "test" if is_tested else "last")
+    axes.set_xlabel("KB per client and round, down and up")
+    moved = [line.costs.kilobytes for line in sweep.lines if line.costs]
+    if spans_decades(moved):
+        axes.set_xscale("log")
+        scale_sizes(axes.xaxis, (1.0, 3.0))
+    else:
+        axes.set_xlim(0, 1.15 * max(moved, default=1.0) or 1.0)
+    axes.margins(y=0.12)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
+def _finish_rounds(axes: Axes) -> None:
+    """Scales and labels the axis of rounds; says so where there is no curve yet."""
+    _scale_rounds(axes)
+    axes.set_xlabel("rounds")
+    if not any(np.size(line.get_xdata()) for line in axes.lines):
+        axes.text(0.5, 0.5, "not evaluated yet", ha="center", transform=axes.transAxes)
+
 
 Cells: TypeAlias = Mapping[tuple[float, float], Series]
 """(server_lr, client_lr) -> the line that was run with them."""
@@ -150,9 +397,10 @@ KINDS: Mapping[str, Callable[[SweepResults], Figure]] = MappingProxyType(
         "final": draw_final,
         "frontier": draw_frontier,
         "grid": draw_grid,
+        OVERVIEW: draw_runs,
     }
 )
-"""Kind -> how it is drawn; the names are `results.FIGURES`."""
+"""Kind -> how it is drawn; the names are `results.FIGURES` and `OVERVIEW`."""
 
 
 def draw_sweep(sweep: SweepResults) -> dict[str, Figure]:

@@ -31,6 +31,8 @@ CAPTIONS: Mapping[str, str] = {
     "frontier": "Test metric against the size that clients hold; bars are one sample standard "
     "deviation.",
     "grid": "Each cell is the mean over trials for one pair of learning rates.",
+    "overview": "Each metric over rounds, and the first against what a client receives and sends "
+    "in a round.",
 }
 _MAX_VALUES = 6  # of one setting; a grid of rates has more than a reader wants to see in a line
 
@@ -43,6 +45,7 @@ _STYLE = """
 body { margin: 0 auto; max-width: 1000px; padding: 1.5rem 1rem 4rem; color: var(--ink);
   background: var(--paper); font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 .5rem; }
+h3 { font-size: 1rem; margin: 1rem 0 .3rem; }
 h2 { font-size: 1.25rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 a { color: inherit; }
 nav ul { padding-left: 1.2rem; }
@@ -59,7 +62,9 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { border-bottom: 1px solid var(--rule); padding: .3rem .6rem; text-align: right; }
 th { background: var(--shade); vertical-align: bottom; }
 td { white-space: nowrap; }
-.names-1 :is(th, td):nth-child(-n+1), .names-2 :is(th, td):nth-child(-n+2) { text-align: left; }
+.names-1 :is(th, td):nth-child(-n+1), .names-2 :is(th, td):nth-child(-n+2),
+.names-3 :is(th, td):nth-child(-n+3), .names-4 :is(th, td) { text-align: left; }
+.names-4 td { white-space: normal; }
 tr.incomplete td { background: var(--warn-shade); }
 .lacking, .mark { color: var(--warn); }
 .lacking { font-size: .9rem; padding-left: 1.2rem; }
@@ -155,6 +160,8 @@ def _section(section: Section) -> str:
 def _paper(sweep: SweepResults) -> str:
     """What the paper found, if it made this experiment."""
     finding = find_finding(sweep.name)
+    if not sweep.is_sweep:
+        return ""
     if finding is None:
         return '<p class="paper">The paper has no such experiment.</p>\n'
     source = escape(finding.source)

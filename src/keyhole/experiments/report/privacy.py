@@ -28,6 +28,7 @@ from keyhole.experiments.report.style import (
     new_figure,
     series_styles,
 )
+from keyhole.experiments.report.tables import markdown_table
 from keyhole.planner.planner import break_even, price_all, price_of
 from keyhole.pricing import Workload
 
@@ -125,9 +126,9 @@ def to_markdown(tables: Sequence[PriceTable]) -> str:
     ]
     return (
         f"The most keys a client (m) for which a way sends no more than broadcast, with slices of "
-        f"{slice_bytes} bytes:\n\n{_table(ends, 1)}\n"
+        f"{slice_bytes} bytes:\n\n{markdown_table(ends, 1)}\n"
         "What a client sends and receives in a round, in MB, and in brackets how many times less "
-        f"than broadcast:\n\n{_table(sent, 0)}"
+        f"than broadcast:\n\n{markdown_table(sent, 0)}"
     )
 
 
@@ -171,12 +172,6 @@ def _megabytes(table: PriceTable, way: str, keys_per_client: int) -> str:
         return text
     times = 1 / table.share(way, keys_per_client)
     return f"{text} ({times:,.0f}x)" if times >= 10 else f"{text} ({times:.2g}x)"
-
-
-def _table(rows: Sequence[Sequence[str]], names: int) -> str:
-    """Rows as a Markdown table whose first columns hold names and the others numbers."""
-    marks = ["---"] * names + ["---:"] * (len(rows[0]) - names)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (rows[0], marks, *rows[1:]))
 
 
 _MARKS = 6  # on one line

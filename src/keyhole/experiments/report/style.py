@@ -1,4 +1,5 @@
-"""Sets what all figures share: colours, dashes, axes, and how a figure becomes files.
+"""Sets what figures and tables share: colours, dashes, axes, how numbers are written, and how a
+figure becomes files.
 
 Series are told apart three times: by lightness (one colour map from dark to light, so the order
 survives grey-scale printing and colour blindness), by marker, and by dashes.
@@ -27,12 +28,13 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from keyhole.experiments.report.spread import Spread, is_share, metric_name, write_number
+from keyhole.experiments.report.results import Spread
 from keyhole.files import storage_errors
 
 WIDTH = 8.0
 """Inches; 1200 pixels at `DOTS`."""
 DOTS = 150
+INCOMPLETE = "* some trials are missing or unfinished: see the table"
 
 _SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -160,9 +162,9 @@ def scale_x(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write_number(round(value, 9))))
 
 
-def scale_sizes(axis: Axis) -> None:
-    """Puts ticks at 1, 2 and 5 of each decade of a log axis of relative sizes, in plain digits."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=30))
+def scale_sizes(axis: Axis, digits: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
+    """Puts ticks at these digits of each decade of a log axis, in plain numbers."""
+    axis.set_major_locator(LogLocator(subs=digits, numticks=30))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
@@ -227,3 +229,68 @@ def save_figure(figure: Figure, path_stem: Path | str) -> list[Path]:
             nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
             figure.savefig(svg, format="svg", metadata=nothing)
     return [png, svg]
+
+
+NOTHING = "-"
+"""Stands where there is no number."""
+
+_SHARES = ("accuracy", "recall", "precision")
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies in 0..1 and is written in percent.
+
+    >>> is_share("recall_at_5"), is_share("loss")
+    (True, False)
+    """
+    return any(word in metric for word in _SHARES)
+
+
+def metric_name(metric: str) -> str:
+    """Returns a metric's name in words.
+
+    >>> metric_name("recall_at_5"), metric_name("accuracy_without_oov")
+    ('recall@5', 'accuracy without oov')
+    """
+    return metric.replace("_at_", "@").replace("_", " ")
+
+
+def write_number(value: float) -> str:
+    """Returns a setting as one would write it.
+
+    >>> write_number(10000.0), write_number(0.001), write_number(2.5)
+    ('10,000', '0.001', '2.5')
+    """
+    if value.is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def write_share(value: float) -> str:
+    """Returns a relative size, with the paper's two decimals unless they would hide the size.
+
+    >>> write_share(0.5098), write_share(0.0010), write_share(1.0)
+    ('0.51', '0.0010', '1.00')
+    """
+    if 0 < value < 0.05:
+        return f"{value:.4f}" if value >= 0.0005 else f"{value:.1e}"
+    return f"{value:.2f}"
+
+
+def write_spread(spread: Spread | None, metric: str) -> str:
+    """Returns mean ± deviation, in percent with the paper's two decimals where it is a share.
+
+    >>> write_spread(Spread(0.7502, 0.0092, 5), "accuracy")
+    '75.02 ± 0.92'
+    >>> write_spread(Spread(1.25, None, 1), "loss")
+    '1.250'
+    """
+    if spread is None:
+        return NOTHING
+    if not math.isfinite(spread.mean):
+        return "not finite"
+    scale, digits = (100, 2) if is_share(metric) else (1, 3)
+    mean = f"{spread.mean * scale:.{digits}f}"
+    if spread.deviation is None:
+        return mean
+    return f"{mean} ± {spread.deviation * scale:.{digits}f}"

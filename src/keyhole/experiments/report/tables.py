@@ -1,4 +1,5 @@
-"""Makes tables: one row for each line of a sweep, the paper's number beside ours.
+"""Makes tables: one row for each line of a sweep, the paper's number beside ours; one for each run,
+with what it cost and who learned what.
 
 One structure is written as Markdown, HTML or JSON.
 
@@ -16,10 +17,9 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from keyhole.experiments.report.results import Series, SweepResults
-from keyhole.experiments.report.spread import (
+from keyhole.experiments.report.results import Costs, Series, Spread, SweepResults
+from keyhole.experiments.report.style import (
     NOTHING,
-    Spread,
     is_share,
     metric_name,
     write_share,
@@ -227,8 +227,28 @@ class Row:
 
 
 @dataclass(frozen=True)
+class RunFacts:
+    """What the table of runs says beyond a row: the titles that delivery and aggregation declare,
+    and what they cost; None before the first round."""
+
+    delivery: str
+    aggregation: str
+    costs: Costs | None
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """KB of a client in a round, down and up, and epsilon."""
+        costs = self.costs
+        if costs is None:
+            return (NOTHING,) * 3
+        spent = costs.epsilon
+        epsilon = NOTHING if spent is None else f"{spent:.3g}" if spent < math.inf else "no bound"
+        return f"{costs.bytes_down / 1000:,.1f}", f"{costs.bytes_up / 1000:,.1f}", epsilon
+
+
+@dataclass(frozen=True)
 class ReportTable:
-    """The table of a sweep.
+    """The table of a sweep, or of runs.
 
     Args:
         sweep: its name.
@@ -236,6 +256,7 @@ class ReportTable:
         metric: that is compared.
         rows: in the order of the sweep.
         notes: what is lacking, a sentence for each line it concerns.
+        runs: of each row, where the rows are runs that no sweep names.
     """
 
     sweep: str
@@ -243,86 +264,131 @@ class ReportTable:
     metric: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    runs: tuple[RunFacts, ...] = ()
 
     @property
     def header(self) -> tuple[str, ...]:
-        """The names of the columns; panels and the paper's numbers only if there are any."""
+        """The names of the columns; panels, costs and the paper's numbers only if there are any."""
         unit = " (%)" if is_share(self.metric) else ""
-        name = f"test {metric_name(self.metric)}{unit}"
-        names = ("panel", "line") if self._has_panels else ("line",)
-        columns = (*names, "relative size", name, "trials", "rounds", "minutes a trial")
-        return (*columns, f"paper{unit}", "paper's size") if self._has_paper else columns
+        columns = ["relative size", f"test {metric_name(self.metric)}{unit}"]
+        columns += ["KB down", "KB up", "epsilon"] if self.runs else []
+        columns += ["trials", "rounds", "minutes a trial"]
+        columns += [f"paper{unit}", "paper's size"] if self._has_paper else []
+        return (*self._names, *columns)
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
         """The rows as text."""
-        return [self._write(row) for row in self.rows]
+        runs = self.runs or (None,) * len(self.rows)
+        return [self._write(*pair) for pair in zip(self.rows, runs, strict=True)]
 
     @property
     def names(self) -> int:
         """How many columns, from the left, hold names and not numbers."""
-        return 2 if self._has_panels else 1
+        return len(self._names)
 
     @property
-    def _has_panels(self) -> bool:
-        return any(row.panel for row in self.rows)
+    def learned(self) -> list[tuple[str, ...]]:
+        """Rows of a table of who learned what, under its header; empty for a sweep."""
+        by_fact: dict[tuple[str, str, str], list[str]] = {}
+        for row, run in zip(self.rows, self.runs, strict=False):
+            keys, sums = (run.costs.seen_by, run.costs.seen_in_sum) if run.costs else ({}, {})
+            for party in dict.fromkeys([*keys, *sums]):
+                fact = party, keys.get(party, "nothing"), sums.get(party, "nothing")
+                by_fact.setdefault(fact, []).append(row.label)
+        rows = [(", ".join(runs), *fact) for fact, runs in by_fact.items()]
+        return [LEARNED, *rows] if rows else []
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        if self.runs:
+            return "run", "delivery", "aggregation"
+        return ("panel", "line") if any(row.panel for row in self.rows) else ("line",)
 
     @property
     def _has_paper(self) -> bool:
         return any(row.paper is not None for row in self.rows)
 
-    def _write(self, row: Row) -> tuple[str, ...]:
+    def _write(self, row: Row, run: RunFacts | None) -> tuple[str, ...]:
         """One row as text."""
-        names = (row.panel, row.label) if self._has_panels else (row.label,)
-        cells = (
-            *names,
-            NOTHING if row.relative_size is None else write_share(row.relative_size),
-            write_spread(row.test, self.metric),
-            row.trials,
-            NOTHING if row.rounds is None else f"{row.rounds:,}",
-            NOTHING if row.minutes is None else f"{row.minutes:.1f}",
-        )
-        if not self._has_paper:
-            return cells
-        paper = (str(row.paper), f"{row.paper.relative_size:.2f}") if row.paper else (NOTHING,) * 2
-        return (*cells, *paper)
+        names = (row.panel, row.label)[-len(self._names) :]
+        cells = [row.label, run.delivery, run.aggregation] if run else list(names)
+        cells.append(NOTHING if row.relative_size is None else write_share(row.relative_size))
+        cells.append(write_spread(row.test, self.metric))
+        cells += run.cells if run else ()
+        cells.append(row.trials)
+        cells.append(NOTHING if row.rounds is None else f"{row.rounds:,}")
+        cells.append(NOTHING if row.minutes is None else f"{row.minutes:.1f}")
+        if self._has_paper:
+            paper = row.paper
+            cells += [str(paper), f"{paper.relative_size:.2f}"] if paper else [NOTHING] * 2
+        return tuple(cells)
+
+
+LEARNED = ("runs", "party", "learned when slices were delivered", "when updates were added")
+"""The columns of the table of who learned what; all hold words."""
 
 
 def make_table(sweep: SweepResults) -> ReportTable:
     """Returns the table of a sweep, with a note for every line whose trials are not all there."""
     rows = tuple(_make_row(sweep, line) for line in sweep.lines)
     notes = tuple(note for line in sweep.lines if (note := _note(sweep, line)))
-    return ReportTable(sweep.name, sweep.title, sweep.metric, rows, notes)
+    runs = () if sweep.is_sweep else tuple(map(_facts, sweep.lines))
+    return ReportTable(sweep.name, sweep.title, sweep.metric, rows, notes, runs)
+
+
+def _facts(line: Series) -> RunFacts:
+    first = line.trials[0]
+    return RunFacts(first.title("delivery"), first.title("aggregation"), line.costs)
 
 
 def to_markdown(table: ReportTable) -> str:
-    """Returns a Markdown table; numbers are aligned to the right."""
-    marks = ["---"] * table.names + ["---:"] * (len(table.header) - table.names)
-    lines = [map(_escape, table.header), marks, *(map(_escape, cells) for cells in table.cells)]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    """Returns a Markdown table, who learned what in runs, and a list of what is lacking."""
+    text = markdown_table([table.header, *table.cells], table.names)
+    if table.learned:
+        text += f"\nWho learned what:\n\n{markdown_table(table.learned, len(LEARNED))}"
     notes = "".join(f"- {_escape(note)}\n" for note in table.notes)
     return f"{text}\n{notes}" if notes else text
 
 
+def markdown_table(rows: Sequence[Sequence[str]], names: int) -> str:
+    """Returns rows, of which the first is the header, as Markdown; the first columns hold names,
+    the others numbers, which are aligned to the right."""
+    marks = ["---"] * names + ["---:"] * (len(rows[0]) - names)
+    header, *others = (list(map(_escape, row)) for row in rows)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, marks, *others))
+
+
 def to_html(table: ReportTable) -> str:
-    """Returns an HTML table, and a list of what is lacking."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in table.header)
-    rows = "\n".join(
-        f"<tr{_class_of(row)}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-        for row, cells in zip(table.rows, table.cells, strict=True)
-    )
-    text = (
-        f'<div class="table"><table class="names-{table.names}">\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody>\n</table></div>\n"
-    )
+    """Returns an HTML table, who learned what in runs, and a list of what is lacking."""
+    classes = [_class_of(row) for row in table.rows]
+    text = _html_table([table.header, *table.cells], table.names, classes)
+    if table.learned:
+        empty = [""] * (len(table.learned) - 1)
+        text += f"<h3>Who learned what</h3>\n{_html_table(table.learned, len(LEARNED), empty)}"
     notes = "".join(f"<li>{html.escape(note)}</li>\n" for note in table.notes)
     return f'{text}<ul class="lacking">\n{notes}</ul>\n' if notes else text
+
+
+def _html_table(rows: Sequence[Sequence[str]], names: int, classes: Sequence[str]) -> str:
+    """Rows, of which the first is the header; `classes` are attributes of the others."""
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in rows[0])
+    body = "\n".join(
+        f"<tr{kind}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+        for kind, cells in zip(classes, rows[1:], strict=True)
+    )
+    return (
+        f'<div class="table"><table class="names-{names}">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table></div>\n"
+    )
 
 
 def to_json(table: ReportTable) -> dict[str, Any]:
     """Returns the table as plain values; shares as shares, what is not finite as None."""
     plain = _finite(asdict(table))
     assert isinstance(plain, dict)
+    if not table.runs:
+        del plain["runs"]
     return plain
 
 
@@ -335,7 +401,7 @@ def _make_row(sweep: SweepResults, line: Series) -> Row:
         last=line.last,
         finished=len(line.finished),
         unfinished=len(line.unfinished),
-        planned=max(sweep.trials, len(line.trials)),
+        planned=max(sweep.trials if sweep.is_sweep else 1, len(line.trials)),
         rounds=max((trial.rounds for trial in line.trials), default=None),
         minutes=line.minutes,
         paper=find_number(sweep.name, line.panel, line.label),
@@ -352,7 +418,8 @@ def _note(sweep: SweepResults, line: Series) -> str:
         for trial in line.unfinished
     ]
     begun = {trial.number for trial in line.trials}
-    missing = [str(number) for number in range(sweep.trials) if number not in begun]
+    asked = sweep.trials if sweep.is_sweep else 0
+    missing = [str(number) for number in range(asked) if number not in begun]
     if not line.trials:
         facts.append("no trial was begun")
     elif missing:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keyhole.experiments.report.demo_figure import draw_demo
+from keyhole.experiments.report.frontier import draw_demo
 
 
 def demo_figure(ends):

@@ -1,0 +1,330 @@
+"""Reads sweeps and runs from the directory that holds them.
+
+A JSON file is read as what it should be, or refused by the name of the field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from keyhole.errors import InputError
+from keyhole.experiments.report.results import (
+    OVERVIEW,
+    Costs,
+    Kind,
+    Series,
+    SweepResults,
+    Trial,
+    TrialResult,
+)
+from keyhole.rounds.record import RoundRecord, decode_records
+from keyhole.rounds.runspec import RunSpec
+
+
+class _Read(Struct, frozen=True):
+    """Fields of a JSON object; others are ignored. Texts are printable, numbers finite."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.isprintable():
+                raise ValueError(f"{name} is not printable text on one line")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} is not a finite number")
+
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0)]
+_Metrics: TypeAlias = dict[str, float]  # a run that diverged has some that are not finite
+
+
+class _Result(_Read, frozen=True):
+    rounds: _Count
+    seconds: float
+    metrics: _Metrics
+
+
+class _Line(_Read, frozen=True):
+    label: str
+    arm: str
+    panel: str = ""
+    x: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # A name, not a path: a sweep must not lead the reader out of its directory.
+        if Path(self.arm).name != self.arm or self.arm == "..":
+            raise ValueError("arm is not the name of a directory")
+
+
+class _Sweep(_Read, frozen=True):
+    sweep: str
+    title: str
+    scale: str
+    data: str
+    metric: str
+    figures: list[Kind]
+    lines: Annotated[list[_Line], Meta(min_length=1)]
+    x_label: str = ""
+    trials: _Count = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len({(line.panel, line.label) for line in self.lines}) < len(self.lines):
+            raise ValueError("two lines of a panel are alike")
+
+
+class _Size(_Read, frozen=True):
+    server: Annotated[int, Meta(ge=1)]
+    client: _Count
+
+
+class _Run(_Read, frozen=True):
+    spec: dict[str, Any]
+    size: _Size
+    metric: str = ""
+    curve: str = ""
+    titles: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Recorded(_Read, frozen=True):
+    """What is read of the record of a round."""
+
+    round: _Count
+    metrics: _Metrics
+    bytes_down: list[_Count]
+    bytes_up: list[_Count]
+    seen_by: dict[str, str]
+    seen_in_sum: dict[str, str]
+    privacy: dict[str, Any]
+
+
+def curve_of(records: Iterable[RoundRecord | _Recorded], metric: str) -> dict[int, float]:
+    """Returns rounds done -> value, where a round was evaluated: the record of round t tells the
+    state after t + 1 rounds."""
+    return {r.round + 1: r.metrics[metric] for r in records if metric in r.metrics}
+
+
+_T = TypeVar("_T", bound=_Read)
+
+
+def read_results(out: Path) -> list[SweepResults]:
+    """Returns the sweeps of a directory, by name, each with what there is of its trials, and then
+    the runs that no sweep names, by task.
+
+    Args:
+        out: where `keyhole sweep` or `keyhole train` wrote, a folder of such, or one run.
+
+    Raises:
+        InputError: there is neither, or a file is damaged or foreign.
+    """
+    root = out.resolve()
+    root = root if _number(root) is None else root.parent
+    trials: dict[Path, tuple[Trial, ...]] = {}
+    sweeps = [_read_sweep(path, trials) for path in sorted(root.glob("*.json"))]
+    found = {arm: _read_trials(arm) for arm in sorted(_arms(root) - trials.keys())}
+    runs = {arm: begun for arm, begun in found.items() if begun}
+    if not sweeps and not runs:
+        raise InputError(
+            f"{out} holds no sweep and no run",
+            got="no .json file of one",
+            allowed="the --out of `keyhole sweep` or `keyhole train`",
+            fix="run one of them first, or point at its directory",
+        )
+    tasks = sorted({begun[0].spec.task for begun in runs.values()})
+    return sweeps + [_group(task, runs, root) for task in tasks]
+
+
+def _arms(root: Path) -> set[Path]:
+    """The directories of trials: this one, those in it, or those in the folders in it."""
+    patterns = ("trial-*", "*/trial-*", "*/*/trial-*")
+    return {run.parent.parent for p in patterns for run in root.glob(f"{p}/run.json")}
+
+
+def _read_sweep(path: Path, known: dict[Path, tuple[Trial, ...]]) -> SweepResults:
+    """Reads a sweep; trials of an arm that several sweeps share are read once, into `known`."""
+    told = _convert(_load(path, "a sweep"), _Sweep, path, "a sweep")
+    if told.sweep != path.stem:
+        raise _foreign(path, "a sweep", f"sweep {told.sweep!r} in a file of another name")
+    lines = [_read_line(line, path, told.metric, known) for line in told.lines]
+    seen = (trial.number + 1 for line in lines for trial in line.trials)
+    return SweepResults(
+        name=path.stem,
+        title=told.title,
+        scale=told.scale,
+        data=told.data,
+        metric=told.metric,
+        figures=tuple(told.figures),
+        x_label=told.x_label,
+        lines=tuple(lines),
+        trials=told.trials or max(seen, default=0),
+    )
+
+
+def _read_line(
+    told: _Line, path: Path, metric: str, known: dict[Path, tuple[Trial, ...]]
+) -> Series:
+    arm = path.parent / told.arm
+    if arm not in known:
+        known[arm] = _read_trials(arm)
+    for trial in known[arm]:
+        if trial.result is not None and metric not in trial.result.metrics:
+            got = f"metric {metric!r}, which trial {trial.number} of {told.arm} did not measure"
+            raise _foreign(path, "a sweep", got)
+    return Series(told.panel, told.label, told.x, told.arm, metric, known[arm])
+
+
+def _group(task: str, runs: Mapping[Path, tuple[Trial, ...]], root: Path) -> SweepResults:
+    """The runs of one task, each called as its directory, without the name of the task."""
+    own = {arm: trials for arm, trials in runs.items() if trials[0].spec.task == task}
+    first = next(iter(own.values()))[0]
+    metric = str(first.run.get("metric", ""))
+    names = [arm.name for arm in own]
+    lines = []
+    for arm, trials in own.items():
+        is_only = names.count(arm.name) == 1
+        label = arm.name.removeprefix(f"{task}-") if is_only else str(arm.relative_to(root))
+        lines.append(Series("", label, None, arm.name, metric, trials))
+    return SweepResults(
+        name=f"{task.replace('_', '-')}-runs",
+        title=f"Runs of {task}",
+        scale="",
+        data=first.spec.data,
+        metric=metric,
+        figures=(OVERVIEW,),
+        x_label="",
+        lines=tuple(lines),
+        trials=max(len(line.trials) for line in lines),
+    )
+
+
+def _read_trials(directory: Path) -> tuple[Trial, ...]:
+    """Reads the trials that were begun; a directory without run.json was not."""
+    paths = [path.parent for path in directory.glob("trial-*/run.json")]
+    trials = [_read_trial(path) for path in paths if _number(path) is not None]
+    return tuple(sorted(trials, key=lambda trial: trial.number))
+
+
+def _number(directory: Path) -> int | None:
+    """The k of trial-<k>."""
+    number = directory.name.removeprefix("trial-")
+    is_trial = directory.name.startswith("trial-") and number.isascii() and number.isdigit()
+    return int(number) if is_trial else None
+
+
+def _read_trial(directory: Path) -> Trial:
+    path, what = directory / "run.json", "the set-up of a run"
+    run = _load(path, what)
+    told = _convert(run, _Run, path, what)
+    try:
+        spec = RunSpec.read(told.spec)
+    except InputError as error:
+        raise _naming(path, error) from error
+    if spec.trial != _number(directory):
+        raise _foreign(path, what, f"spec.trial {spec.trial} in another directory")
+    records = _read_records(directory / "records.jsonl")
+    done = max((record.round + 1 for record in records), default=0)
+    result = _read_result(directory / "result.json")
+    return Trial(
+        number=spec.trial,
+        spec=spec,
+        run=run,
+        rounds_done=done,
+        relative_size=told.size.client / told.size.server,
+        split=told.curve,
+        curves=_curves(records),
+        costs=_costs(records),
+        # Records beyond the result are of a run that was asked to go on and has not ended yet.
+        result=result if result is not None and result.rounds >= done else None,
+    )
+
+
+def _read_records(path: Path) -> list[_Recorded]:
+    """The records of a run that may have none yet."""
+    what = "the records of a run"
+    try:
+        records = decode_records(path.read_bytes()) if path.exists() else []
+    except InputError as error:
+        raise _naming(path, error) from error
+    return [_convert(vars(record), _Recorded, path, what) for record in records]
+
+
+def _read_result(path: Path) -> TrialResult | None:
+    if not path.exists():
+        return None
+    what = "the result of a run"
+    told = _convert(_load(path, what), _Result, path, what)
+    return TrialResult(told.rounds, told.seconds, told.metrics)
+
+
+def _curves(records: Sequence[_Recorded]) -> dict[str, dict[int, float]]:
+    metrics = sorted({name for record in records for name in record.metrics})
+    return {name: curve_of(records, name) for name in metrics}
+
+
+def _costs(records: Sequence[_Recorded]) -> Costs | None:
+    """Means over all clients and rounds; what parties learned in any round."""
+    down = [count for record in records for count in record.bytes_down]
+    up = [count for record in records for count in record.bytes_up]
+    if not down or not up:
+        return None
+    return Costs(
+        bytes_down=statistics.fmean(down),
+        bytes_up=statistics.fmean(up),
+        epsilon=_epsilon(records[-1].privacy),
+        seen_by={party: what for record in records for party, what in record.seen_by.items()},
+        seen_in_sum={party: w for record in records for party, w in record.seen_in_sum.items()},
+    )
+
+
+def _epsilon(spent: Mapping[str, Any]) -> float | None:
+    """What the last record says; it has no number where there is no bound."""
+    if not spent:
+        return None
+    epsilon = spent.get("epsilon")
+    return float(epsilon) if isinstance(epsilon, int | float) else math.inf
+
+
+def _load(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in a file; unlike msgspec, the module `json` reads NaN as it writes it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _foreign(path, what, f"{type(error).__name__}: {error}") from error
+    if not isinstance(value, dict):
+        raise _foreign(path, what, f"{type(value).__name__} in place of an object")
+    return value
+
+
+def _convert(value: Mapping[str, Any], kind: type[_T], path: Path, what: str) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _foreign(path, what, str(error).replace("`$.", "`")) from error
+
+
+def _short(path: Path) -> str:
+    """The end of a path, enough to find the file: trial-0/run.json is too little."""
+    return "/".join(path.parts[-3:]) if path.parent.name.startswith("trial-") else path.name
+
+
+def _foreign(path: Path, what: str, got: str) -> InputError:
+    return InputError(
+        f"{_short(path)} is not {what}",
+        got=got,
+        allowed="JSON as `keyhole sweep` and `keyhole train` write it",
+        fix="run it again, or move the file away",
+    )
+
+
+def _naming(path: Path, error: InputError) -> InputError:
+    """The same error with the name of the file."""
+    wrong = f"{_short(path)}: {error.wrong}"
+    return InputError(wrong, got=error.got, allowed=error.allowed, fix=error.fix)

@@ -1,0 +1,148 @@
+"""Runs of `keyhole train`: drawn and tabulated without a sweep, with what their parts declare."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+
+from keyhole.aggregation.plain import PLAIN
+from keyhole.data.synthetic import make_synthetic
+from keyhole.delivery.clear import OnDemand
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.report.figures import draw_runs
+from keyhole.experiments.report.page import write_page, write_section
+from keyhole.experiments.report.reading import read_results
+from keyhole.experiments.report.tables import make_table, to_json
+from keyhole.experiments.specs import name_of, spec_of
+from tests.experiments.report.runs import write_sweep, write_trial
+
+
+@dataclass(frozen=True)
+class Post:
+    """A delivery outside the library."""
+
+    inner: OnDemand
+
+    @property
+    def about(self):
+        return replace(self.inner.about, name="post", title="Slices by post", is_served=False)
+
+    def for_run(self, keys_per_client, *, allow_simulation=False):
+        return self
+
+    def deliver(self, state, keys):
+        return self.inner.deliver(state, keys)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A sum outside the library."""
+
+    about = replace(PLAIN.about, name="counted", title="Counted twice")
+
+    def add(self, request):
+        return PLAIN.add(request)
+
+
+POST, COUNTED = Post(OnDemand()), Counted()
+OWN = {"delivery": f"{__name__}:POST", "aggregation.name": f"{__name__}:COUNTED"}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """Two runs as `keyhole train --out` keeps them: one with own parts, one as it comes."""
+    out = tmp_path_factory.mktemp("runs")
+    dataset = make_synthetic("writers", 0, writers=12)
+    for changes in ({}, OWN):
+        small = {"rounds": 2, "evaluate_every": 1, "cohort.size": 2, "keys.neuron.count": 10}
+        spec = spec_of("emnist_2nn", small | changes)
+        assert Experiment(spec, dataset).run(0, out / name_of(spec) / "trial-0")
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(out):
+    (found,) = read_results(out)
+    return found
+
+
+def test_each_run_is_a_line_of_its_task(runs):
+    assert (runs.name, runs.title, len(runs.lines)) == ("emnist-2nn-runs", "Runs of emnist_2nn", 2)
+    assert runs.lines[0].label == "independent10-neurons"
+    assert all(runs.is_complete(line) for line in runs.lines)
+
+
+def test_own_parts_are_told_by_the_titles_that_they_declare(runs):
+    table = make_table(runs)
+    assert table.header[:3] == ("run", "delivery", "aggregation")
+    assert [cells[1:3] for cells in table.cells] == [
+        ("on demand", "plain sum"),
+        ("Slices by post", "Counted twice"),
+    ]
+
+
+def test_the_table_has_costs_and_who_learned_what(runs):
+    table = make_table(runs)
+    down, up = (table.cells[0][table.header.index(name)] for name in ("KB down", "KB up"))
+    costs = runs.lines[0].costs
+    assert (down, up) == (f"{costs.bytes_down / 1000:,.1f}", f"{costs.bytes_up / 1000:,.1f}")
+    both, party, of_keys, of_updates = table.learned[1]
+    assert both == ", ".join(line.label for line in runs.lines)
+    assert (party, of_keys) == ("server", "keys and whose they are")
+    assert of_updates == "each update, its keys and whose they are"
+    assert to_json(table)["runs"][1]["delivery"] == "Slices by post"
+
+
+def test_metrics_are_drawn_over_rounds_and_against_bytes(runs):
+    left, right = draw_runs(runs).axes
+    assert (left.get_xlabel(), left.get_ylabel()) == ("rounds", "test accuracy (%)")
+    assert right.get_xlabel() == "KB per client and round, down and up"
+    widths = [line.get_linewidth() for line in left.lines]
+    assert widths[0] > widths[1], "lines that coincide are both seen"
+    marks = {"o", "s"}
+    points = [tuple(line.get_xydata()[0]) for line in right.lines if line.get_marker() in marks]
+    assert points == [(line.costs.kilobytes, line.test.mean) for line in runs.lines]
+
+
+def test_the_page_shows_them_without_the_paper(runs, tmp_path):
+    section, _ = write_section(runs, tmp_path)
+    page = write_page("runs", [section], tmp_path).read_text()
+    assert "Slices by post" in page
+    assert "Who learned what" in page
+    assert "The paper has no such experiment" not in page
+
+
+@pytest.mark.parametrize("place", ["", "arm", "arm/trial-0"])
+def test_a_run_is_found_from_its_folder_its_arm_and_itself(tmp_path, place):
+    write_trial(tmp_path, "arm", 0)
+    (runs,) = read_results(tmp_path / place)
+    assert [line.label for line in runs.lines] == ["arm"]
+
+
+def test_runs_of_one_name_in_several_folders_are_told_apart(tmp_path):
+    for folder in ("a", "b"):
+        write_trial(tmp_path / folder, "arm", 0)
+    (runs,) = read_results(tmp_path)
+    assert [line.label for line in runs.lines] == ["a/arm", "b/arm"]
+
+
+def test_runs_beside_a_sweep_come_after_it(tmp_path):
+    write_sweep(tmp_path, "s", [("", "a", None, "in-sweep")])
+    for arm in ("in-sweep", "alone"):
+        write_trial(tmp_path, arm, 0)
+    sweep, runs = read_results(tmp_path)
+    assert (sweep.name, [line.arm for line in runs.lines]) == ("s", ["alone"])
+
+
+def test_an_unfinished_run_is_drawn_with_what_it_has(tmp_path):
+    write_trial(tmp_path, "arm", 0, (0.2,), None)
+    (runs,) = read_results(tmp_path)
+    figure = draw_runs(runs)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["arm *"]
+    assert "unfinished after 10 of 20 rounds" in make_table(runs).notes[0]
+
+
+def test_an_epsilon_without_bound_is_said(runs):
+    costs = replace(runs.lines[0].costs, epsilon=math.inf)
+    facts = replace(make_table(runs).runs[0], costs=costs)
+    assert facts.cells[2] == "no bound"
