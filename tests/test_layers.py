@@ -48,7 +48,7 @@ RESERVED = {
     "flwr": {"engines/flower"},
     "jax": {"models", "rounds"},
     "matplotlib": {"data", "experiments/report"},
-    "msgspec": {"device", "rounds", "service", "wire"},
+    "msgspec": {"device", "experiments/report", "rounds", "service", "wire"},
     "numba": {
         "aggregation/masked",
         "aggregation/privacy",
