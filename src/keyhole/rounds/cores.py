@@ -58,7 +58,8 @@ def _register_cores() -> None:
     for name in names:
         make = partial(make_cpu_client, asynchronous=False)
         register_backend_factory(name, make, priority=-1000)  # none of them is the default
-    if platforms := jax.config.read("jax_platforms"):
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if platforms:
         jax.config.update("jax_platforms", ",".join([platforms, *names]))
 
 
