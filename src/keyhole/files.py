@@ -72,16 +72,7 @@ def replacing(path: Path) -> Iterator[int]:
 
 
 def lock_file(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """Takes a file or directory for this process; the lock ends with it, however it ends.
-
-    Args:
-        path: what to lock.
-        what: as an error tells it.
-        flags: to open it with.
-
-    Raises:
-        StorageError: another process has it, or it cannot be opened.
-    """
+    """Takes a file or directory for this process; the lock ends with it, however it ends."""
     with storage_errors(path, "open"):
         lock = os.open(path, flags, 0o644)
     try:
@@ -95,11 +86,7 @@ def lock_file(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT) -> int
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory and those above it, where they are missing.
-
-    Raises:
-        StorageError: the system refuses.
-    """
+    """Makes a directory and those above it, where they are missing."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -169,9 +169,6 @@ class ClientStream:
     """Who starts next; a function of the seed and of who could not start.
 
     Args:
-        cohorts: who takes part.
-        seed: of the run.
-        trial: of the run.
         drawn: how many of the stream have been drawn before.
     """
 
@@ -184,7 +181,6 @@ class ClientStream:
         """Returns the next clients that can start; fewer than `count` if no more are left.
 
         Args:
-            count: how many are to start.
             busy: clients that are passed over, since they are at work or had their part in this
                 round: a client takes part in a round once.
         """

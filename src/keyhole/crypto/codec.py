@@ -30,13 +30,8 @@ def read_facts(data: bytes, what: str, build: Callable[[bytes], F]) -> F:
     """Returns the facts that `data` holds.
 
     Args:
-        data: as it arrived.
-        what: it should be, for the error.
         build: makes the facts from the bytes and checks their numbers. It need not look at what
             `encode` writes without being told: the magic, and fillings.
-
-    Raises:
-        MalformedError: they are not facts of this kind and version.
     """
     try:
         facts = build(bytes(data))
@@ -89,11 +84,7 @@ class Reader:
         return self._at == len(self._data)
 
     def take(self, length: int) -> bytes:
-        """Returns the next bytes.
-
-        Raises:
-            MalformedError: there are fewer.
-        """
+        """Returns the next bytes."""
         end = self._at + length
         if end > len(self._data):
             raise _cut()
@@ -101,11 +92,7 @@ class Reader:
         return found
 
     def varint(self) -> int:
-        """Returns the next number; any of its lengths will do.
-
-        Raises:
-            MalformedError: it is cut.
-        """
+        """Returns the next number; any of its lengths will do."""
         first = self.take(1)
         length = _LENGTHS[first[0] >> 6][1]
         whole = int.from_bytes(first + self.take(length - 1), "big")

@@ -41,8 +41,6 @@ class Permutations:
     """Some permutations of [0, num_keys), the same for everyone who gives the same numbers.
 
     Args:
-        num_keys: K.
-        count: w, how many permutations.
         label: a number that makes them differ from others.
     """
 
@@ -201,7 +199,6 @@ class BatchShape:
 
     Args:
         num_buckets: B, with one query each; 0 if there are none.
-        stash: queries over the whole table.
     """
 
     num_buckets: int
@@ -225,13 +222,6 @@ def batch_shape(max_keys: int, num_keys: int) -> BatchShape:
 
     For m = 150 to 1000 no key was left over in 5 to 33 x 10^4 clients. That proves no more.
 
-    Args:
-        max_keys: m.
-        num_keys: K.
-
-    Raises:
-        InputError: numbers below 1, or more keys than there are.
-
     >>> batch_shape(1000, 100_000)
     BatchShape(num_buckets=1299, stash=1)
     """
@@ -250,12 +240,8 @@ class Placement:
     """Where keys lie: public, the same for everyone.
 
     Args:
-        num_keys: K.
         num_buckets: B, at least one for each hash.
         num_hashes: w, how many buckets hold each key.
-
-    Raises:
-        InputError: fewer buckets than hashes, or no keys, or 2^31 of them.
 
     >>> placement = Placement(num_keys=1000, num_buckets=13)
     >>> key = np.array([7])
@@ -330,10 +316,6 @@ def place(choices: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:
 
     Args:
         choices: (m, w) int64: the buckets that hold each key.
-        num_buckets: B.
-
-    Returns:
-        (m,) int64: the bucket of each key; -1 for a key without one.
 
     >>> place(np.array([[0, 1], [0, 1], [0, 1]]), 2)
     array([ 0,  1, -1])

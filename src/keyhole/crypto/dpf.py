@@ -93,9 +93,6 @@ class Domain:
     Args:
         num_points: 1 or more; it need not be a power of two.
 
-    Raises:
-        InputError: there is no point.
-
     >>> Domain(1_000_000).depth, Domain(1_000_000).leaf_bytes
     (12, 31)
     """
@@ -173,12 +170,8 @@ def share_points(
 
     Args:
         points: (n,) int64 of [0, num_points).
-        domain: of the points.
         nonce: 16 bytes that belong to this request alone; no secret.
         prg: where the roots of both parties come from.
-
-    Raises:
-        KeySpaceError: a point is outside the domain.
 
     >>> nonce, prg, domain = bytes(16), Prg.fresh(), Domain(10)
     >>> one, other = share_points(np.array([3]), domain, nonce, prg)
@@ -229,12 +222,7 @@ def expand(keys: PointKeys, domain: Domain, nonce: bytes) -> NDArray[np.uint8]:
 def share_paths(
     tree: FixedKeyAes, leaves: KeyArray, depth: int, roots: tuple[bytes, bytes]
 ) -> tuple[NDArray[np.uint8], Bits, SeedArray, Bits]:
-    """Returns the corrections of the paths to leaves (n,), and where both parties end on them.
-
-    Returns:
-        (n, depth, 16) and (n, depth, 2) corrections; (2, n, 16) seeds and (2, n) control bits of
-        both parties' nodes at the leaves.
-    """
+    """Returns the corrections of the paths to leaves (n,), and where both parties end on them."""
     n = len(leaves)
     seeds = np.stack([root_seeds(root, n) for root in roots])
     control = np.stack([np.zeros(n, np.bool_), np.ones(n, np.bool_)])
@@ -264,11 +252,7 @@ def encode_corrections(keys: PointKeys) -> bytes:
 def decode_corrections(
     data: bytes | memoryview, count: int, domain: Domain, party: int, root: bytes
 ) -> PointKeys:
-    """Returns the keys of one party.
-
-    Raises:
-        MalformedError: the length is not `batch_bytes`, or a bit that is always zero is not.
-    """
+    """Returns the keys of one party."""
     if len(data) != domain.batch_bytes(count):
         raise _malformed(f"{len(data)} bytes", f"{domain.batch_bytes(count)} bytes")
     raw, depth, num_bits = np.frombuffer(data, np.uint8), domain.depth, 2 * domain.depth * count
@@ -301,9 +285,6 @@ def correct_level(children: SeedArray, bits: Bits, goes_right: Bits) -> tuple[Se
         children: (2, n, 2, 16) of party, path and side.
         bits: (2, n, 2).
         goes_right: (n,), where the path goes.
-
-    Returns:
-        (n, 16) seeds and (n, 2) bits.
     """
     lost = _choose(goes_right, children, 0)
     kept = np.stack([~goes_right, goes_right], axis=1)
@@ -330,7 +311,6 @@ def descend(
     """Returns one party's first nodes of the last level, (n, needed, 16) and (n, needed).
 
     Args:
-        tree: of the request.
         seeds: (n, 16) of the roots.
         party: 0 or 1.
         seed_corrections: (n, depth, 16).

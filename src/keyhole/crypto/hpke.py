@@ -47,9 +47,7 @@ class Suite:
     """A cipher beside the key agreement and the derivation, of which there is one each.
 
     Args:
-        name: of the cipher.
         aead_id: its number in the registry of RFC 9180.
-        key_bytes: of its key.
     """
 
     name: str
@@ -66,11 +64,7 @@ CHACHA20_POLY1305 = Suite("ChaCha20-Poly1305", 0x0003, 32)
 
 
 def suite_of(kem_id: int, kdf_id: int, aead_id: int) -> Suite:
-    """The suite with these numbers.
-
-    Raises:
-        MalformedError: it is none of ours.
-    """
+    """The suite with these numbers."""
     for suite in (AES_128_GCM, CHACHA20_POLY1305):
         if (kem_id, kdf_id, aead_id) == (KEM_ID, KDF_ID, suite.aead_id):
             return suite
@@ -87,9 +81,6 @@ class PrivateKey:
 
     Args:
         secret: 32 bytes.
-
-    Raises:
-        InputError: the secret has another length.
 
     >>> PrivateKey.fresh()
     PrivateKey(...)
@@ -171,23 +162,14 @@ class Context:
         return f"Context({self.suite.name}, ...)"
 
     def seal(self, associated: bytes, plain: bytes) -> bytes:
-        """Returns `plain` sealed, 16 bytes longer; `associated` is bound to it and not sent.
-
-        Raises:
-            InputError: this is the receiver's context.
-        """
+        """Returns `plain` sealed, 16 bytes longer; `associated` is bound to it and not sent."""
         self._check(is_sender=True)
         sealed = self._cipher.encrypt(self._nonce(), plain, associated)
         self._sequence += 1
         return sealed
 
     def open(self, associated: bytes, sealed: bytes) -> bytes:
-        """Returns what was sealed. A message that is refused does not count as one.
-
-        Raises:
-            MalformedError: it is not the next message of this sender, or it was changed.
-            InputError: this is the sender's context.
-        """
+        """Returns what was sealed. A message that is refused does not count as one."""
         self._check(is_sender=False)
         try:
             plain = self._cipher.decrypt(self._nonce(), sealed, associated)
@@ -200,11 +182,7 @@ class Context:
         """Returns a secret for another purpose, the same on both sides (section 5.3).
 
         Args:
-            label: of the purpose.
             length: bytes, at most 8,160.
-
-        Raises:
-            InputError: more bytes than can be derived.
         """
         if not 0 <= length <= _LONGEST_EXPORT:
             raise InputError(
@@ -237,14 +215,7 @@ def seal_to(
     Args:
         public: the receiver's key, 32 bytes.
         info: what both sides agree that this is for.
-        suite: the cipher.
         ephemeral: the sender's key of this one use; a fresh one if None. Given by tests only.
-
-    Returns:
-        `enc`, 32 bytes that go in front of the sealed messages, and the context that seals them.
-
-    Raises:
-        MalformedError: the public key cannot be used.
     """
     own = ephemeral or PrivateKey.fresh()
     shared = _shared_secret(own.agree(public), own.public, public)
@@ -252,12 +223,7 @@ def seal_to(
 
 
 def open_from(private: PrivateKey, enc: bytes, info: bytes, suite: Suite = AES_128_GCM) -> Context:
-    """Agrees on keys with anyone who sent `enc` (SetupBaseR of RFC 9180).
-
-    Raises:
-        MalformedError: `enc` cannot be used. That it is a foreign one shows when a message is
-            opened.
-    """
+    """Agrees on keys with anyone who sent `enc` (SetupBaseR of RFC 9180)."""
     shared = _shared_secret(private.agree(enc), enc, private.public)
     return Context(suite, False, _key_schedule(shared, info, suite))
 

@@ -15,12 +15,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """Something for one use: the same secrets sent twice can show what they hide.
-
-    Args:
-        value: to be taken.
-        what: it is, in a few words.
-    """
+    """Something for one use: the same secrets sent twice can show what they hide."""
 
     def __init__(self, value: T, what: str) -> None:
         self._left: list[T] = [value]
@@ -30,22 +25,14 @@ class Once(Generic[T]):
         return f"Once({self._what})"
 
     def peek(self) -> T:
-        """Returns it and leaves it there.
-
-        Raises:
-            ReplayError: it has been taken.
-        """
+        """Returns it and leaves it there."""
         try:
             return self._left[0]
         except IndexError:
             raise self._taken() from None
 
     def take(self) -> T:
-        """Returns it; nothing is left. Of threads that try at once, one gets it.
-
-        Raises:
-            ReplayError: it has been taken before.
-        """
+        """Returns it; nothing is left. Of threads that try at once, one gets it."""
         try:
             return self._left.pop()  # one step: nobody comes in between
         except IndexError:
@@ -65,11 +52,7 @@ def distinct_keys(
 
     Args:
         keys: (n,) whole numbers.
-        num_keys: K.
         max_keys: how many different ones there may be.
-
-    Raises:
-        KeySpaceError: keys that are no row of whole numbers, outside the table, or too many.
     """
     keys = np.asarray(keys)
     if keys.ndim != 1 or (keys.dtype.kind not in "iu" and keys.size):
@@ -95,9 +78,6 @@ class SumsJoined:
     A client that adds the same input to two sums of one round shows what the sums differ by, and
     so does a server that adds up one round twice, with a client more or less. Anyone who restarts
     keeps what `names` returns, and starts from there. Safe for threads.
-
-    Args:
-        names: of rounds that have been taken.
     """
 
     def __init__(self, names: frozenset[bytes] = frozenset()) -> None:
@@ -111,11 +91,7 @@ class SumsJoined:
             return frozenset(self._names)
 
     def claim(self, name: bytes) -> None:
-        """Takes a round.
-
-        Raises:
-            ReplayError: it has been taken before.
-        """
+        """Takes a round."""
         with self._lock:
             if name in self._names:
                 raise ReplayError(
@@ -140,12 +116,6 @@ class ReplayWindow:
     Slices are only read, so an answer too many does no harm. A Date inside of requests would bound
     their age (section 6.5.1), and is not sent: it shows a client's clock (section 6.8), and clocks
     that differ would tell which requests belong together, which this way is there to hide.
-
-    Args:
-        limit: how many are remembered.
-
-    Raises:
-        InputError: fewer than one.
     """
 
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
@@ -160,11 +130,7 @@ class ReplayWindow:
         return len(self._seen)
 
     def admit(self, enc: bytes) -> None:
-        """Lets in a request that has been opened: what does not open costs no place here.
-
-        Raises:
-            ReplayError: it has been here before.
-        """
+        """Lets in a request that has been opened: what does not open costs no place here."""
         if enc in self._seen:
             raise ReplayError(
                 "a request that was answered before: got the same one again; expected each request "

@@ -40,9 +40,6 @@ class Prg:
         seed: 16 bytes, used for this stream and nothing else. `Prg.fresh()` takes one from the
             operating system; a seed of one's own is for tests and for what a protocol derives.
 
-    Raises:
-        InputError: the seed has another length.
-
     >>> Prg(bytes(16)).bytes(4).hex()  # AES-128 of zeros under a key of zeros
     '66e94bd4'
     """
@@ -91,10 +88,6 @@ class Prg:
 
         Args:
             bound: from 1 to 2^63: what a number of 64 bits with a sign can be below.
-            count: how many.
-
-        Raises:
-            InputError: another bound.
         """
         if not 1 <= bound <= 1 << 63:
             raise InputError(

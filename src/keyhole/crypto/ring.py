@@ -52,9 +52,6 @@ _ROUNDING_CHUNK = (
 def ring_dtype(bits: int) -> np.dtype[Any]:
     """The dtype of the elements of a ring.
 
-    Raises:
-        InputError: there is no ring of this size.
-
     >>> ring_dtype(16)
     dtype('uint16')
     """
@@ -75,7 +72,6 @@ class FixedPoint:
     Args:
         clip: numbers beyond +-clip are clipped to it; 2^-64 to 2^64.
         cohort: the most clients whose numbers are added. That no more are is the caller's part.
-        bits: of the ring.
 
     Raises:
         InputError: a clip or a cohort that cannot be used, or a ring so small that fewer than 64
@@ -136,13 +132,8 @@ class FixedPoint:
         at most 2^-33 of a step. What is a whole number of steps is not rounded.
 
         Args:
-            values: of any shape and float dtype.
             prg: where the rounding comes from; a client's own: anyone who foresees it learns a
                 little more about the number than the sum says.
-
-        Raises:
-            NotFiniteError: there is NaN or infinity among them.
-            ShapeError: they are not floats.
 
         >>> FixedPoint(1.0, 50, 16).encode(np.array([0.5, -0.25, 7.0]), Prg(bytes(16)))
         array([  256, 65408,   512], dtype=uint16)
@@ -172,9 +163,6 @@ class FixedPoint:
         """Returns sums of at most `cohort` encoded numbers as real numbers.
 
         A sum of more than 24 bits is rounded to the nearest float32.
-
-        Raises:
-            ShapeError: the elements are of another ring.
 
         >>> FixedPoint(1.0, 50, 16).decode(np.array([256, 65408], np.uint16))
         array([ 0.5 , -0.25], dtype=float32)
@@ -244,17 +232,11 @@ def pair_seed(
     (32 each, the lesser first); numbers are big-endian.
 
     Args:
-        own: private key of the one.
         other: public key of the other, 32 bytes.
         round: name of the round, 16 bytes.
         low: place of the client with the lower number.
-        high: place of the other.
         use: name of what the secret is for, at most 255 bytes; those of different uses are
             unrelated.
-
-    Raises:
-        MalformedError: not a public key, or one of low order.
-        InputError: places that are equal or in the wrong order, or a name of another length.
 
     >>> one, two = (PrivateKey(bytes([n]) * 32) for n in (1, 2))
     >>> seed = pair_seed(one, two.public, bytes(16), 0, 1)
@@ -292,10 +274,6 @@ def add_mask(out: RingArray, seed: bytes, sign: int, first: int = 0) -> None:
         first: the place in the mask of the first element of `out`, so that a long vector can be
             masked in pieces.
 
-    Raises:
-        InputError: a seed of another length, another sign or a negative place.
-        ShapeError: an array that is of no ring, not contiguous or cannot be written.
-
     >>> vector = np.zeros(2, np.uint32)
     >>> add_mask(vector, bytes(16), 1)
     >>> [hex(element) for element in vector]  # AES-128 of zeros: 66e94bd4 ef8a2c3b ...
@@ -312,12 +290,7 @@ def add_masks(out: RingArray, masks: Iterable[tuple[bytes, int]], first: int = 0
 
     Args:
         out: contiguous uint16 or uint32 of any shape.
-        masks: seed and sign of each.
         first: the place in the masks of the first element of `out`.
-
-    Raises:
-        InputError: a seed of another length, another sign or a negative place; nothing is added.
-        ShapeError: an array that is of no ring, not contiguous or cannot be written.
     """
     flat = _flat(out)
     if first < 0:

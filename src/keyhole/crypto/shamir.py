@@ -37,9 +37,7 @@ def split(secret: bytes, threshold: int, xs: Sequence[int], prg: Prg) -> list[by
 
     Args:
         secret: at most 64 bytes.
-        threshold: how many shares give it back.
         xs: places, one a holder: distinct and not zero, where the secret itself lies.
-        prg: where the polynomial comes from.
 
     Raises:
         InputError: a secret that is too long, places that are zero or equal, or a threshold that
@@ -65,11 +63,6 @@ def combine(shares: Mapping[int, bytes], threshold: int, length: int) -> bytes:
         shares: by place. More than `threshold` may be given; the others are not looked at.
         threshold: with which the secret was split.
         length: of the secret in bytes.
-
-    Raises:
-        ThresholdError: there are too few.
-        MalformedError: a share that is none, or shares that do not belong together.
-        InputError: a place of zero, or a threshold below 1.
     """
     if len(shares) < threshold:
         raise ThresholdError(
@@ -83,12 +76,6 @@ class Combiner:
     """Gives secrets back from the shares of one set of places: its weights are computed once.
 
     secret = sum_i weight_i share_i, with weight_i = prod_(j != i) x_j / (x_j - x_i)
-
-    Args:
-        xs: places, as many as the threshold.
-
-    Raises:
-        InputError: there is none, or some are zero or equal.
     """
 
     def __init__(self, xs: Sequence[int]) -> None:
@@ -96,12 +83,7 @@ class Combiner:
         self._weights = weights_at_zero(self.xs)
 
     def combine(self, shares: Mapping[int, bytes], length: int) -> bytes:
-        """Returns the secret of `length` bytes; shares of other places are not looked at.
-
-        Raises:
-            ThresholdError: a share is missing.
-            MalformedError: a share that is none, or shares that do not belong together.
-        """
+        """Returns the secret of `length` bytes; shares of other places are not looked at."""
         missing = sum(x not in shares for x in self.xs)
         if missing:
             raise ThresholdError(
@@ -123,11 +105,7 @@ class Combiner:
 def share_number(
     secret: int, threshold: int, xs: Sequence[int], prg: Prg, prime: int = PRIME
 ) -> list[int]:
-    """Shares of a number of the field of `prime` elements; `split` is this for bytes.
-
-    Raises:
-        InputError: as of `split`, or a number that is not in the field.
-    """
+    """Shares of a number of the field of `prime` elements; `split` is this for bytes."""
     _check_places(xs, prime)
     if not 1 <= threshold <= len(xs):
         raise InputError(
@@ -156,9 +134,6 @@ def value_at(x: int, polynomial: Sequence[int], prime: int = PRIME) -> int:
 
 def weights_at_zero(xs: Sequence[int], prime: int = PRIME) -> tuple[int, ...]:
     """Weights with which values at some places add up to the value at 0 (Lagrange).
-
-    Raises:
-        InputError: there is no place, or some are zero or equal.
 
     >>> weights_at_zero([1, 2, 3], prime=7)
     (3, 4, 1)

@@ -39,11 +39,7 @@ FORMATS = {
 
 
 def find_source(path: Path) -> Source:
-    """Returns the source at a path, found but not read.
-
-    Raises:
-        InputError: no reader knows it, or one does and something is missing.
-    """
+    """Returns the source at a path, found but not read."""
     for find in FORMATS.values():
         if (source := find(path)) is not None:
             return source
@@ -72,15 +68,9 @@ class DatasetManifest:
     """What a directory of the cache holds.
 
     Args:
-        name: of the dataset.
-        kind: of its examples.
-        origin: the path it was imported from.
         sources: for each file of the source its path, bytes, mtime_ns and sha256.
-        facts: as in `Dataset`.
         splits: split -> how many clients and examples.
-        names: what has names, such as "words".
         files: array file -> its bytes and sha256.
-        version: of the layout.
     """
 
     name: str
@@ -170,11 +160,7 @@ def manifests(root: Path) -> dict[Path, DatasetManifest]:
 
 
 def read_manifest(directory: Path) -> DatasetManifest:
-    """Returns the manifest of one dataset, after a look at the size of every file.
-
-    Raises:
-        InputError: there is none, or a file is missing or of another size.
-    """
+    """Returns the manifest of one dataset, after a look at the size of every file."""
     with reading(directory / "manifest.json", f"a manifest of version {VERSION}; {_AGAIN}"):
         manifest = _parse((directory / "manifest.json").read_text())
     for name, file in manifest.files.items():
@@ -319,18 +305,7 @@ def import_source(
     need not read them.
 
     Args:
-        path: where the source was found.
-        source: what was found there.
-        root: of the cache.
-        progress: called as clients are read.
         hashing: called before, as bytes are hashed.
-
-    Returns:
-        the directory of the dataset.
-
-    Raises:
-        InputError: a file of the source is not whole, or not what it should be.
-        StorageError: the disk refuses the cache.
     """
     from keyhole.files import storage_errors
 

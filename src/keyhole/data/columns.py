@@ -68,8 +68,6 @@ class ArrayFile:
     """Appends rows to a .npy file; memory does not grow with the rows.
 
     Args:
-        path: the file to be made.
-        dtype: of the array.
         row_shape: the shape of one row, () for an array of rank 1.
     """
 
@@ -103,13 +101,7 @@ class ArrayFile:
 
 
 class RaggedFile:
-    """Appends rows of unequal length to a pair of .npy files: `stem.values`, `stem.offsets`.
-
-    Args:
-        directory: where the files are made.
-        stem: how their names begin.
-        dtype: of the values.
-    """
+    """Appends rows of unequal length to a pair of .npy files: `stem.values`, `stem.offsets`."""
 
     def __init__(self, directory: Path, stem: str, dtype: Any) -> None:
         self._values = ArrayFile(directory / f"{stem}.values.npy", dtype)
@@ -158,12 +150,7 @@ class Lexicon:
         self._users[np.unique(numbers)] += 1
 
     def rank(self) -> tuple[list[str], Array]:
-        """Returns the words by falling number of users, then by alphabet; and the place of each.
-
-        Returns:
-            words: words[r] is the word of rank r.
-            ranks: int32, ranks[number] is the rank of the word with this provisional number.
-        """
+        """Returns the words by falling number of users, then by alphabet; and the place of each."""
         words = list(self._numbers)
         users = self._users.tolist()
         order = sorted(range(len(words)), key=lambda i: (-users[i], words[i]))
@@ -202,9 +189,6 @@ def write_clients(
     """Writes the array files of all splits; memory holds one client and the lexicon.
 
     A client has a place in the splits where it has examples, and in no other.
-
-    Returns:
-        split -> {"clients": how many, "examples": how many}, and the names of words and tags.
     """
     splits: dict[str, _Split] = {}
     words, tags = Lexicon(), Lexicon()

@@ -28,11 +28,7 @@ def data_folder() -> Path | None:
 
 
 def locate(source: str | Path) -> Path:
-    """Returns the path of a source; a bare name is looked up in the folder KEYHOLE_DATA only.
-
-    Raises:
-        InputError: there is nothing there.
-    """
+    """Returns the path of a source; a bare name is looked up in the folder KEYHOLE_DATA only."""
     name = str(source)
     path = _shared(name) if name in SHARED else Path(source)
     if not path.exists():
@@ -85,9 +81,6 @@ def import_dataset(
     """Returns the directory of a dataset in the cache, which is made where it is missing.
 
     Args:
-        source: as in `open_dataset`.
-        cache: as there.
-        progress: as there.
         hashing: called with the bytes that are hashed and how many there are, before `progress`.
     """
     root = cache or store.cache_root()
@@ -101,9 +94,6 @@ def find_current(source: str | Path, root: Path) -> Path | None:
     """Returns the directory of a dataset that need not be imported, if there is one.
 
     A file comes first, since it may have changed; without one it is what has this name.
-
-    Raises:
-        InputError: there is no such file, and nothing is imported under this name.
     """
     try:
         path = locate(source)
@@ -123,9 +113,6 @@ def find_dataset(source: str | Path, *, cache: Path | None = None) -> Path:
     """Returns the directory of a dataset that is imported already, by its name or its source.
 
     Of several imports of one name it is the latest.
-
-    Raises:
-        InputError: it is not imported.
     """
     root = cache or store.cache_root()
     found = _find_named(source, root) or find_imported(locate(source), root)

@@ -78,14 +78,10 @@ def make_posts(
     count; ties go to what the world made first); what nobody uses comes last.
 
     Args:
-        seed: 0 or more.
         users: in all splits, 10 or more.
         words: size of the vocabulary, 200 or more.
         tags: `topics` or more; tag t belongs to topic t mod `topics`.
         topics: 3 or more.
-
-    Raises:
-        InputError: a size is out of range.
 
     >>> data = make_posts(7, users=20, words=500, tags=40, topics=8)
     >>> {name: len(split) for name, split in data.splits.items()}
@@ -225,9 +221,6 @@ def _say(world: _World, topic: Array, tag: Array, u: Array, kinds: Sequence[floa
     """Words that follow from none before them, (posts, most words).
 
     Args:
-        world: which words there are.
-        topic: of each post.
-        tag: the first of each post.
         u: three numbers for each word; the first is the chain's.
         kinds: distribution function of common words, words of the topic and words of the tag.
     """

@@ -30,14 +30,10 @@ def make_ratings(
     popularity.
 
     Args:
-        seed: 0 or more.
         users: 1 or more; all are in both splits.
         items: `max_ratings` or more: nobody rates an item twice.
         min_ratings: ratings of a user, 2 or more.
         max_ratings: ratings of a user, `min_ratings` or more.
-
-    Raises:
-        InputError: a size is out of range.
 
     >>> data = make_ratings(7, users=3, items=300)
     >>> data.splits["test"].client(0)["half_stars"].dtype, data.names["items"][2]

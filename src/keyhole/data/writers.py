@@ -75,13 +75,9 @@ def make_writers(
     EMNIST, so o, O and 0, or s and S, can hardly be told apart.
 
     Args:
-        seed: 0 or more.
         writers: 1 or more; all are in both splits.
         min_images: images of a writer, 2 or more.
         max_images: images of a writer, `min_images` or more.
-
-    Raises:
-        InputError: a size is out of range.
 
     >>> data = make_writers(7, writers=2, min_images=10, max_images=10)
     >>> data.splits["train"].client(0)["pixels"].shape, data.names["classes"][10]

@@ -53,10 +53,6 @@ def draw_distinct(below: int, count: int, rng: np.random.Generator) -> KeyArray:
     Args:
         below: n, from 0 to 2^63.
         count: how many; all n in random order if there are not more.
-        rng: where the draw comes from.
-
-    Returns:
-        int64 (min(count, n),), in the order drawn.
 
     >>> draw_distinct(10**12, 3, np.random.default_rng(0)).tolist()
     [636961687321, 269786713764, 40973523938]

@@ -29,9 +29,6 @@ def convolve(images: jax.Array, kernel: jax.Array) -> jax.Array:
         images: float (n, height, width, in).
         kernel: float (k, k, in, out), k odd.
 
-    Returns:
-        Float (n, height, width, out).
-
     >>> convolve(jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1)))[0, :, :, 0]
     Array([[4., 6., 4.],
            [6., 9., 6.],
@@ -82,9 +79,6 @@ def max_pool(images: jax.Array) -> jax.Array:
 
     Args:
         images: float (n, height, width, features), height and width even.
-
-    Returns:
-        Float (n, height / 2, width / 2, features).
     """
     return _pool_forward(images)[0]
 

@@ -37,10 +37,6 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     Args:
         logits: s, float (n, classes).
         labels: int (n,).
-
-    Returns:
-        Float (n,). The derivative is softmax minus one-hot, written out: it reuses the exponentials
-        of the forward pass, which are what this loss costs.
     """
     return _loss_forward(logits, labels)[0]
 
@@ -78,9 +74,6 @@ def multiply(rows: jax.Array, kernel: jax.Array) -> jax.Array:
     Args:
         rows: float (n, in).
         kernel: float (in, out).
-
-    Returns:
-        Float (n, out).
     """
     return rows @ kernel
 

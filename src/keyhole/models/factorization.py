@@ -46,7 +46,6 @@ def factorization(movies: int, factors: int = 8) -> Model:
     to. Key k of "movie" selects vector and bias of movie k, and there is nothing else.
 
     Args:
-        movies: K.
         factors: numbers in the vector of a movie.
 
     >>> model = factorization(movies=9742)

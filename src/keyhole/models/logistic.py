@@ -28,10 +28,6 @@ def sparse_sgd(params: Tree, examples: Batch, batches: Array, client_lr: float) 
         params: "kernel" float32 (m, tags) and "bias" float32 (tags,).
         examples: "words" int32 (n, most words), -1 for none, and "tags" float32 (n, tags).
         batches: examples of each step, int64 (steps, batch size), -1 for none.
-        client_lr: gamma.
-
-    Raises:
-        ShapeError: a word is beyond the rows of the kernel.
     """
     kernel = np.array(params["kernel"], np.float32, order="C")
     bias = np.array(params["bias"], np.float32)
@@ -46,11 +42,7 @@ def sparse_scores(params: Tree, words: Array) -> Array:
     """Returns the scores of all tags, float32 (n, tags): `predict` over the words that occur.
 
     Args:
-        params: as in `sparse_sgd`.
         words: int32 (n, most words), -1 for none, each once in a row.
-
-    Raises:
-        ShapeError: a word is beyond the rows of the kernel.
     """
     kernel = np.ascontiguousarray(params["kernel"], np.float32)
     _check_places(words, len(kernel))

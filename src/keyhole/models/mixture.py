@@ -36,13 +36,6 @@ def mixture(
     column of the gate; the trunk is broadcast. A batch holds "pixels", float32 (n, pixels) or any
     shape that flattens to it, and "label", int32 (n,).
 
-    Args:
-        pixels: of an image.
-        features: outputs of the trunk.
-        experts: K.
-        hidden: neurons of an expert.
-        classes: that labels have.
-
     An expert is 32 * 128 + 128 + 128 * 62 + 62 numbers and 33 of the gate; the trunk 784 * 32 + 32.
 
     >>> model = mixture()

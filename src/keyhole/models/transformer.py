@@ -24,11 +24,7 @@ HIDDEN_LOGIT = -1e30  # its exponential is 0 in float32, so a padded word has no
 
 @dataclass(frozen=True)
 class TransformerSizes:
-    """Sizes of the model; the defaults are the paper's, with 4 special words in the vocabulary.
-
-    Raises:
-        InputError: embedding is odd, or width is no multiple of heads.
-    """
+    """Sizes of the model; the defaults are the paper's, with 4 special words in the vocabulary."""
 
     words: int = 10_004
     embedding: int = 96
@@ -69,7 +65,6 @@ def transformer(sizes: TransformerSizes | None = None, is_tied: bool = False) ->
     `keyhole.keys.sampled_correction` for the two numbers and for what they leave biased.
 
     Args:
-        sizes: of the layers.
         is_tied: logits reuse the embedding and have no bias, as in the Field Guide's code.
 
     >>> transformer().layout.server_size, transformer(is_tied=True).layout.server_size

@@ -36,17 +36,9 @@ def derive_deselect(select_fn: SelectFn, server_like: Tree, space: KeySpace) -> 
     Args:
         select_fn: psi, `(server value, key) -> slice`, linear in the server value.
         server_like: the server value, or shapes and dtypes in its structure.
-        space: the key space.
-
-    Returns:
-        phi, `(list of updates, keys) -> value shaped like the server's`, in NumPy arrays.
 
     Linearity is checked at up to eight keys when phi is made, and at every key that is used where
     psi branches on the key.
-
-    Raises:
-        NotLinearError: psi is not linear in the server value.
-        ShapeError: the server value is not floating point.
 
     >>> row = KeySpace("row", 3)
     >>> phi = derive_deselect(lambda x, k: 2 * x[k], np.zeros(3, np.float32), row)
@@ -198,7 +190,6 @@ class BatchedSelect:
 
     Args:
         slices: path -> shape and dtype of one array of a slice, in path order.
-        run: what computes them.
     """
 
     slices: _Slices
@@ -228,8 +219,6 @@ def batch_select(
         select_fn: psi, written in JAX or NumPy; all slices have one shape and dtype.
         server_value: x, for its shapes; a batch is computed from the one that it is given, in
             JAX's arrays if it is large: those of NumPy may be copied for each batch.
-        space: the key space.
-        batch: keys of one call.
 
     Raises:
         ShapeError: slices differ in shape or dtype from key to key, or from those of this

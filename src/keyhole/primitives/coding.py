@@ -49,9 +49,6 @@ def uniform(seed: int, keys: KeyArray, count: int, start: int = 0) -> NDArray[np
         count: numbers per key.
         start: how many numbers of each key's stream to pass over.
 
-    Returns:
-        float32 of shape (m, count); row i depends on seed and keys[i] only.
-
     >>> uniform(1, np.array([5, 9]), 3)[1] == uniform(1, np.array([9]), 3)[0]
     array([ True,  True,  True])
     """
@@ -77,7 +74,6 @@ class QuantizedRows:
             first.
         scale: float32, (m,).
         offset: float32, (m,).
-        width: d, numbers in a row.
         bits: 8 or 4.
     """
 
@@ -108,13 +104,6 @@ def quantize_rows(
         bits: 8 or 4.
         seed: of the rounding; one per round gives independent errors over rounds.
         start: position of the first column, where the rows are a part of longer ones.
-
-    Returns:
-        The codes, scales and offsets.
-
-    Raises:
-        InputError: `bits` is neither 8 nor 4.
-        NotFiniteError: a row holds NaN or infinity, or numbers too far apart for float32.
 
     >>> q = quantize_rows(np.array([[0.0, 255.0, 17.0]]), np.array([0]), bits=8, seed=0)
     >>> q.codes
@@ -300,7 +289,6 @@ def resize_submodel(layout: Layout, submodel: Tree, sizes: Mapping[str, int]) ->
     """Brings every cut axis to its size: zeros behind, or the end cut off.
 
     Args:
-        layout: the model and its cuts.
         submodel: what a client selected, or its update.
         sizes: number of slots for each key space.
 

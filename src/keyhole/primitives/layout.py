@@ -178,7 +178,6 @@ class Part:
         The fields of a slice stand side by side, in the order of `record`.
 
         Args:
-            leaves: the model's, by path.
             out: where to write them; without it, rows of one field may be a view of its leaf.
         """
         blocks = [field.unstack(np.asarray(leaves[field.path])) for field in self.fields]
@@ -396,11 +395,7 @@ class Layout:
 
 
 def select_rows(source: RowSource, keys: ClientKeys) -> Tree:
-    """Returns the sub-model of one client, made of rows.
-
-    Raises:
-        KeySpaceError: keys are missing, or of another key space.
-    """
+    """Returns the sub-model of one client, made of rows."""
     layout = source.layout
     chosen = layout.keys_by_space(keys)
     leaves: dict[str, Array] = {}
@@ -424,7 +419,6 @@ def max_keys_of(layout: Layout, keys_per_client: Mapping[str, int]) -> list[int]
     """The most keys that a client asks of each part; every key where nothing is cut.
 
     Args:
-        layout: the model and its cuts.
         keys_per_client: key space -> m, which is public.
     """
     return [

@@ -165,9 +165,6 @@ def contributions(values: ClientValue[T]) -> list[T]:
     """What the clients that remain hand to an aggregation, in cohort order.
 
     The one door out of a client placement. A test names the modules that may use it.
-
-    Raises:
-        CohortError: nobody is left.
     """
     if not values.present:
         raise CohortError(

@@ -15,11 +15,7 @@ _KEEP, _PAD = 2**31 - 1, 64 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Tells the C library to keep what is freed, for the rest of the process.
-
-    Returns:
-        Whether it listens: glibc does.
-    """
+    """Tells the C library to keep what is freed, for the rest of the process."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False

@@ -59,9 +59,6 @@ def sum_records(
         records: (m, n) uint8, rows contiguous.
         out: (m,) uint64 to write into, contiguous.
 
-    Raises:
-        ShapeError: records or out are not shaped so.
-
     >>> hex(sum_records(np.zeros((1, 0), np.uint8))[0])  # the upper halves of a_0 and b_0
     '0xeb8181b21133b667'
     """

@@ -80,7 +80,6 @@ class DeltaLog:
         """Writes one entry and waits until it is on the disk.
 
         Args:
-            entry: the next step, with checked updates.
             durable: wait for the disk; without it a power failure may take the entry back.
 
         Raises:
@@ -136,16 +135,8 @@ def read_log(
     """Reads a log from the start and passes each entry on, whole and checked.
 
     Args:
-        path: of the log.
         layout: that it must have been written for.
-        visit: called for each entry in order.
         until: the last step to read; what follows is reported as cut off, unread.
-
-    Returns:
-        Where the log ends.
-
-    Raises:
-        StorageError: not a delta log, of another layout or version, or damaged before its end.
     """
     with storage_errors(path, "read"), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

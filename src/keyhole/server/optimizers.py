@@ -200,10 +200,6 @@ class Momentum:
     Args:
         lr: eta, above 0.
         beta: in [0, 1).
-        nesterov: look ahead.
-
-    Raises:
-        InputError: a setting is outside its range.
     """
 
     lr: float
@@ -305,9 +301,6 @@ class Yogi:
         b2: in (0, 1).
         eps: above 0, outside the root.
         initial: what m and v start with, 0 or more.
-
-    Raises:
-        InputError: a setting is outside its range.
 
     Reference: Zaheer et al. 2018; FedYogi in Reddi et al. 2021.
     """

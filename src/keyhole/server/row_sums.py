@@ -76,11 +76,7 @@ def _is_small(leaf: NDArray[np.float32]) -> bool:
 
 
 def check_float32(dtypes: Mapping[str, Any]) -> None:
-    """Raises ShapeError unless every parameter is float32: optimizers keep float32 rows.
-
-    Args:
-        dtypes: parameter path -> dtype.
-    """
+    """Raises ShapeError unless every parameter is float32: optimizers keep float32 rows."""
     for path, dtype in dtypes.items():
         if dtype != np.float32:
             raise ShapeError(
@@ -90,13 +86,7 @@ def check_float32(dtypes: Mapping[str, Any]) -> None:
 
 
 def check_updates(layout: Layout, updates: Sequence[RowUpdate]) -> None:
-    """Raises unless `updates` can be applied as a whole, so that a refused step changes nothing.
-
-    Raises:
-        ShapeError: not one update for each part, or rows that are not (d, width) float32.
-        KeySpaceError: keys that are not distinct, ascending and in range.
-        NotFiniteError: NaN or infinity.
-    """
+    """Raises unless `updates` can be applied as a whole, so that a refused step changes nothing."""
     if len(updates) != len(layout.parts):
         raise ShapeError(
             f"a step takes one update for each part: got {len(updates)} updates; expected "
@@ -183,7 +173,6 @@ class BlockSum:
 
     Args:
         parts: for each part its distinct keys, ascending, and the sum of the rows of each.
-        clients: how many were added.
         refused: places, from the first client on, of those whose update could not be added.
         empty: places of those that had nothing to add.
         span: how many blocks in a row were added up, a power of two.
@@ -205,17 +194,8 @@ def sum_updates(
     """Adds updates up under their keys, from the first client to the last.
 
     Args:
-        layout: the model and its cuts.
         updates: u_n, each shaped as its client's sub-model.
         keys: z_n, each by the name of its key space.
-        over: what to divide by.
-
-    Returns:
-        For each part its distinct keys, ascending, and a row for each.
-
-    Raises:
-        ShapeError: an update is not shaped as its sub-model.
-        NotFiniteError: an update holds NaN or infinity, or a sum overflows.
     """
     blocks = (
         sum_block(layout, updates[at : at + BLOCK], keys[at : at + BLOCK])
@@ -233,7 +213,6 @@ def sum_block(
     """Adds up the updates of one block, of at most `BLOCK` clients; see `sum_updates`.
 
     Args:
-        layout: the model and its cuts.
         updates: u_n, each shaped as its client's sub-model.
         keys: z_n, each by the name of its key space.
         before: the sum of the first clients of the block, if these follow on them: additions are
@@ -260,9 +239,6 @@ def pair_up(blocks: Iterable[BlockSum]) -> list[BlockSum]:
     Args:
         blocks: from the first to the last; a sum of several stands where they would stand.
 
-    Raises:
-        NotFiniteError: a sum overflows.
-
     >>> [summed.span for summed in pair_up([BlockSum((), 64)] * 13)]
     [8, 4, 1]
     """
@@ -280,13 +256,7 @@ def merge_blocks(
     """Adds up, from the first to the last, what `pair_up` left, and divides.
 
     Args:
-        layout: the model and its cuts.
-        blocks: at least one with a client.
         keys: z_n of all clients that were added.
-        over: what to divide by.
-
-    Raises:
-        NotFiniteError: a sum overflows.
     """
     filled = [block.parts for block in blocks if block.clients]
     merged = [_merge_part(same) for same in zip(*filled, strict=True)]

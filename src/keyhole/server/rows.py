@@ -258,13 +258,6 @@ def gather_rows(
         out: (M, d) of the table's dtype to write into; spares the page faults of fresh memory.
         threads: how many threads may share a large job.
 
-    Returns:
-        (M, d) of the table's dtype; `out` if it was given.
-
-    Raises:
-        KeySpaceError: keys are not a vector of integers, or some lie outside the table.
-        ShapeError: table or out cannot be used as they are.
-
     >>> gather_rows(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1, 0, 1]))
     array([[3., 4.],
            [1., 2.],
@@ -294,10 +287,6 @@ def scatter_add_rows(
         rows: (M, d), C-contiguous, of the table's dtype, not overlapping the table.
         threads: how many threads may share a large job; the result does not depend on it.
 
-    Raises:
-        KeySpaceError: keys are not a vector of integers, or some lie outside the table.
-        ShapeError: table or rows cannot be used as they are, or do not fit together.
-
     >>> table = np.zeros((3, 2), np.float32)
     >>> scatter_add_rows(table, np.array([2, 0, 2]), np.ones((3, 2), np.float32))
     >>> table[:, 0]
@@ -324,14 +313,6 @@ def sum_rows(
         keys: (M,), integers in [0, 2**63).
         rows: (M, d), C-contiguous, float32, float64, int32 or int64.
         threads: how many threads may share a large job; the result does not depend on it.
-
-    Returns:
-        The D distinct keys, ascending, int64 (D,), and their sums (D, d) of the rows' dtype: bit
-        for bit what `scatter_add_rows` leaves in a table of zeros.
-
-    Raises:
-        KeySpaceError: keys are not a vector of integers, or some are negative.
-        ShapeError: rows cannot be used as they are, or are not one for each key.
 
     >>> sum_rows(np.array([7, 2**62, 7]), np.array([[1.0], [2.0], [3.0]]))
     (array([                  7, 4611686018427387904]), array([[4.],

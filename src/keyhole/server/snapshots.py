@@ -44,8 +44,6 @@ class StoredArray:
     """An array as a snapshot takes it.
 
     Args:
-        dtype: of its numbers.
-        shape: of all of it.
         pieces: `() -> pieces`, along the first axis, from the first row to the last; may be called
             more than once.
     """
@@ -149,11 +147,7 @@ class Snapshot:
 
 
 def save_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Writes a snapshot; it appears under its name whole or not at all.
-
-    Raises:
-        StorageError: the disk is full or failed; files that were there before are untouched.
-    """
+    """Writes a snapshot; it appears under its name whole or not at all."""
     state = snapshot.state
     arrays = {"metadata": StoredArray.of(np.frombuffer(snapshot.metadata, np.uint8))}
     tables = []
@@ -190,16 +184,10 @@ def load_snapshot(
     """Reads a snapshot and checks all of it.
 
     Args:
-        path: of the file.
         layout: that it must have been written for.
-        threads: of the loaded state.
         into: tables of a state of this layout; those whose rows lie elsewhere take the stored rows
             in place of their own, piece by piece. If it fails, they hold part of them.
         optimizer: that it was written with; None makes it again if the library ships it.
-
-    Raises:
-        StorageError: not a snapshot, of another layout or version, torn, or damaged.
-        InputError: it was written with another optimizer, or with one that must be given.
     """
     with storage_errors(path, "read"), path.open("rb") as file:
         description = _read_description(file, path, layout)

@@ -226,17 +226,7 @@ def select_submodels(
     """Sends each client its sub-model: `Layout.select` for a cohort, as one gather per parameter.
 
     Args:
-        layout: the model and its cuts.
-        server_value: x, the model, at the server.
         keys: each client's keys, one `Keys` per key space.
-
-    Returns:
-        On each client the server's tree with shorter axes. What is not cut is shared between
-        clients and read-only.
-
-    Raises:
-        ShapeError: the model does not have the shapes of the layout.
-        KeySpaceError: a client's keys are missing, or of another key space.
     """
     layout.check(server_value.value)
     leaves = tree.flatten(server_value.value)
@@ -264,17 +254,7 @@ def deselect_submodels_sum(
     keys.
 
     Args:
-        layout: the model and its cuts.
-        updates: u_n, shaped as the clients' sub-models.
         keys: z_n, the keys they were selected with.
-
-    Returns:
-        The sum, shaped as the server's model; rows that nobody chose are never written.
-
-    Raises:
-        CohortError: nobody is left.
-        ShapeError: an update is not shaped as its sub-model.
-        NotFiniteError: an update holds NaN or infinity.
     """
     return _deselect(layout, updates, keys, "nothing")
 

@@ -32,9 +32,6 @@ class Recovered:
     """What a directory held.
 
     Args:
-        state: after the last durable step.
-        store: open, to go on.
-        metadata: what was stored with that step.
         notes: files that were refused and bytes that were cut off, each as a sentence.
     """
 
@@ -63,23 +60,14 @@ class Store:
 
         Args:
             state: the state that this store was created with or recovered.
-            updates: one for each part.
             metadata: anything to find again with this step.
-
-        Raises:
-            StorageError: the disk is full or failed; neither state nor log changed. Try again.
-            ShapeError, KeySpaceError, NotFiniteError: an update cannot be used; nothing changed.
         """
         slots = state.prepare(updates)
         self._log.append(Entry(state.steps + 1, tuple(updates), metadata))
         state.apply(slots, updates)
 
     def snapshot(self, state: ServerState, metadata: bytes = b"") -> Path:
-        """Stores the whole state and lets go of what it replaces.
-
-        Raises:
-            StorageError: the disk is full or failed; older snapshots and the log still serve.
-        """
+        """Stores the whole state and lets go of what it replaces."""
         path = _snapshot_path(self.directory, state.steps)
         save_snapshot(path, Snapshot(state, metadata))
         self._start_log(state)
@@ -123,12 +111,7 @@ def create_store(
 
     Args:
         directory: made if it does not exist; must hold no snapshots.
-        state: where training starts.
-        metadata: kept with the first snapshot.
         keep: how many snapshots to keep, 1 or more.
-
-    Raises:
-        StorageError: the directory is in use, holds a run already, or cannot be written.
     """
     _check_keep(keep)
     directory = Path(directory)
@@ -167,21 +150,11 @@ def recover(
     """Opens a store: newest good snapshot, then every durable step after it.
 
     Args:
-        directory: of a store.
-        layout: that it was created with.
         keep: how many snapshots to keep from now on.
-        threads: of the recovered state.
         until: the last step to recover; later ones are dropped for good. For a damaged log.
         into: tables of a state of this layout; those whose rows lie elsewhere take the stored rows
             in place of their own.
         optimizer: that the state was stored with; None makes it again if the library ships it.
-
-    Returns:
-        The state with the bytes of a run that was never interrupted, and what was found amiss.
-
-    Raises:
-        StorageError: in use, no good snapshot, or a log that is damaged before its end.
-        InputError: the state was stored with another optimizer, or with one that must be given.
     """
     _check_keep(keep)
     directory = Path(directory)

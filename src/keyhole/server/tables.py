@@ -166,7 +166,6 @@ class DenseTable:
 
     Args:
         values: (K, width) float32, C-contiguous; the table takes it over.
-        optimizer: what steps and reads go through.
     """
 
     def __init__(self, values: NDArray[np.float32], optimizer: Optimizer) -> None:
@@ -218,8 +217,6 @@ class LazyTable:
 
     Args:
         num_keys: K, up to 2^63.
-        initial: the rows' start.
-        optimizer: what steps and reads go through.
     """
 
     def __init__(self, num_keys: int, initial: RowInitial, optimizer: Optimizer) -> None:

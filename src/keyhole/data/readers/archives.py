@@ -30,12 +30,8 @@ def load_arrays(
     """Returns arrays of a .npz file.
 
     Args:
-        path: the file.
         kinds: name -> the dtype kinds it may have, such as "ui" for whole numbers.
         ranks: name -> the ranks it may have, where that is not 1.
-
-    Raises:
-        InputError: the file is cut short, or an array is missing or of another kind or rank.
     """
     missing = sorted(kinds.keys() - names_in(path))
     if missing:

@@ -32,12 +32,8 @@ def to_examples(path: Path, pixels: Any, labels: Any) -> dict[str, Array]:
     """Returns columns of one writer from what a file holds.
 
     Args:
-        path: the file, for the error.
         pixels: (n, 28, 28) or (n, 784), uint8, or floats from 0 (ink) to 1 (paper).
         labels: (n,) whole numbers below 62.
-
-    Raises:
-        InputError: another shape, another range, or unequal numbers of images and labels.
 
     >>> to_examples(Path("f"), np.ones((1, 784)), [3])["pixels"][0, 0, :2].tolist()
     [255, 255]

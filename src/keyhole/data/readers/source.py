@@ -25,10 +25,7 @@ class Post:
     """One text as words.
 
     Args:
-        words: lower case, in order.
         sentences: the length of each sentence; they add up to the number of words.
-        title: words of the title, or none.
-        tags: as they are written.
     """
 
     words: Sequence[str]
@@ -46,7 +43,6 @@ class SourceClient:
     """All that a source holds of one client.
 
     Args:
-        client_id: its name in the source.
         splits: "train", "validation" or "test" -> its examples there.
     """
 
@@ -63,9 +59,6 @@ class Source:
     """Files that one reader knows, found but not read yet.
 
     Args:
-        name: what the dataset is called.
-        kind: what its examples are.
-        files: all files that belong to it.
         facts: "source", "licence" and whatever else explains the data.
         read: yields its clients. A client of posts comes once, with all its splits, because words
             are ranked by users.

@@ -55,11 +55,6 @@ FACTS = {
 def to_post(tokens: str, title: str, tags: str) -> Post:
     """Returns one sentence as a post.
 
-    Args:
-        tokens: words, separated by spaces.
-        title: of the question, the same.
-        tags: of the question, separated by bars.
-
     >>> to_post("use a dict", "Which map ?", "python|hash").title
     ['which', 'map', '?']
     """
@@ -80,15 +75,8 @@ def decode_example(message: bytes, path: Path, wanted: Sequence[str] = ()) -> di
     """Decodes one message.
 
     Args:
-        message: a serialized tf.train.Example.
         path: the file it is from, for the error.
         wanted: the features to decode, which saves the time of others; all where it is empty.
-
-    Returns:
-        feature name -> its values.
-
-    Raises:
-        InputError: the message is cut short or is something else.
 
     >>> decode_example(bytes.fromhex("0a0c0a0a0a017812051a030a0107"), Path("f"))
     {'x': array([7])}
