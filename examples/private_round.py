@@ -8,10 +8,11 @@ trains, and shares its update so that the servers together learn the sum and nei
 
 import numpy as np
 
-from keyhole.aggregation.two_servers.client import share_update
-from keyhole.aggregation.two_servers.params import PartParams, SumParams
-from keyhole.aggregation.two_servers.server import SumServer, combine_shares
-from keyhole.crypto.prg import Prg
+from keyhole import Cut, KeySpace, Layout
+from keyhole.aggregation.base import Rounding
+from keyhole.aggregation.exchange import SumRound, add_all, combine
+from keyhole.aggregation.shares import read_share
+from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.delivery.exchange import name_of_round
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
@@ -19,6 +20,9 @@ from keyhole.delivery.pir.database import Database
 WORDS, WIDTH, MAX_KEYS = 2_000, 16, 100
 CLIENTS = {"ann": range(60), "ben": range(40, 140), "cem": range(1_900, 1_990)}
 MODEL = np.random.default_rng(0).normal(size=(WORDS, WIDTH)).astype(np.float32)
+WORD = KeySpace("word", WORDS)
+LAYOUT = Layout.of({"rows": MODEL}, Cut(WORD, {"rows": 0}))
+SUM = TwoServers(Rounding(clip=4.0), min_clients=2)
 
 
 def train(rows):
@@ -44,10 +48,14 @@ def add_up(adders, sent):
     agreed = one.reduce(lists[1]), other.reduce(lists[0])
     one.agree(agreed[1])
     other.agree(agreed[0])
-    for party, adder in enumerate(adders):
-        for name in adder.clients:
-            adder.add(name, sent[name].public, sent[name].to[party])
-    return one.share(), other.share()
+    return [give_out(adder, sent) for adder in adders]
+
+
+def give_out(adder, sent):
+    """One server's share of the sum."""
+    bodies = {name: shares.bodies[adder.party] for name, shares in sent.items()}
+    pieces = add_all(adder, bodies.get, lambda name: sent[name].public)
+    return read_share(adder.facts, adder.party, b"".join(pieces))
 
 
 def main():
@@ -55,9 +63,8 @@ def main():
     terms = two_server.params_of(database, MAX_KEYS)
     client = two_server.TwoServerClient(terms)
     servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
-    part = PartParams(WORDS, WIDTH, MAX_KEYS, is_sparse=True)
-    sums = SumParams(bytes(16), (part,), max_clients=len(CLIENTS), min_clients=2, clip=4.0)
-    fixed, adders = sums.fixed_point, [SumServer(sums, party, list(CLIENTS)) for party in (0, 1)]
+    params = SUM.params(SumRound(LAYOUT, {"word": MAX_KEYS}, bytes(16), len(CLIENTS)))
+    adders = [SUM.open(params, party, list(CLIENTS)) for party in (0, 1)]
 
     expected, views, sent = np.zeros_like(MODEL), ([], []), {}
     for name, words in CLIENTS.items():
@@ -65,26 +72,29 @@ def main():
         rows, is_found = retrieve(client, servers, keys, views)
         keys, rows = keys[is_found], rows[is_found]  # one client in thousands misses a key
         update = train(rows)
-        sent[name] = shares = share_update(sums, [(keys, fixed.encode(update, Prg.fresh()))])
+        shares = SUM.client(params, LAYOUT).shard({"rows": update}, {"word": WORD.keys(keys)})
         for adder, own, view in zip(adders, shares.to, views, strict=True):
             adder.accept(name, own)
             view += [shares.public, own]
+        sent[name] = shares
         expected[keys] += update
         print(f"{name}: {len(keys)} words, retrieved, trained, shared")
 
-    one, other = add_up(adders, sent)
-    total = fixed.decode(combine_shares(one, other)[0])
+    shares = add_up(adders, sent)
+    (total,) = combine(SUM, params, shares)
 
-    for number, (view, share) in enumerate(zip(views, (one, other), strict=True)):
+    for number, (view, share) in enumerate(zip(views, shares, strict=True)):
         lengths = sorted({len(message) for message in view})
-        touched = np.count_nonzero(share.parts[0].any(axis=1))
+        touched = np.count_nonzero(
+            np.frombuffer(share.payload, "<u4").reshape(WORDS, -1).any(axis=1)
+        )
         print(
             f"server {number} saw {len(view)} messages of {lengths} bytes, the same for everyone,"
         )
         print(f"  and holds a share of the sum in which {touched} of {WORDS} rows are not zero")
-    right = np.abs(total - expected).max() <= len(CLIENTS) * fixed.rounding
-    known = np.count_nonzero(total.any(axis=1))
-    print(f"both shares together: {known} rows of the sum, right: {right}")
+    error = np.abs(total.rows - expected[total.keys]).max()
+    right = error <= len(CLIENTS) * SUM.rounding.for_clients(len(CLIENTS)).rounding
+    print(f"both shares together: {len(total.keys)} rows of the sum, right: {right}")
 
 
 if __name__ == "__main__":

@@ -14,18 +14,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from keyhole.aggregation.two_servers import messages as sum_messages
-from keyhole.aggregation.two_servers.messages import pack_agreed, pack_list, pack_share
-from keyhole.aggregation.two_servers.params import SumParams, part_params
-from keyhole.aggregation.two_servers.server import SumServer
-from keyhole.aggregation.two_servers.sparse import CHECK_BYTES, HEAD_BYTES, SPARSE_OWN_BYTES
+from keyhole.aggregation import shares as sum_messages
+from keyhole.aggregation.shares import pack_agreed, pack_list, pack_share
+from keyhole.aggregation.two_servers.params import SPARSE_OWN_BYTES, SumParams, part_params
+from keyhole.crypto.codec import CHECK_BYTES
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
 from keyhole.service.access import Keyring
 from keyhole.service.sum_peers import PeerLine
 from keyhole.service.sum_routes import AggregatorApp, Keyrings, SumRoutes
-from keyhole.service.sum_settings import AggregatorSettings, upload_bytes_of
-from keyhole.service.sums import SumFiles
+from keyhole.service.sums import AggregatorSettings, SumFiles
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sums import (
     Closing,
@@ -37,7 +35,14 @@ from keyhole.wire.sums import (
     peer_name,
     sum_settings,
 )
-from tests.aggregation.two_servers.two_server_sums import PARTS, add_all, agree, shares_of, terms_of
+from tests.aggregation.two_servers.two_server_sums import (
+    PARTS,
+    add_all,
+    agree,
+    server_of,
+    shares_of,
+    terms_of,
+)
 from tests.helpers import ROOT
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()
@@ -75,7 +80,7 @@ def test_terms_are_laid_out_as_the_page_says(changes):
     assert terms.encode() == terms_by_the_page(terms)
     first, more = map(int, re.search(r"terms, (\d+) and (\d+) more for each part", WHOLE).groups())
     assert len(terms.encode()) == first + more * len(terms.parts)
-    assert sum_settings(terms) == {"sum_terms": b64encode(terms.encode()).decode()}
+    assert sum_settings(terms.encode()) == {"sum_terms": b64encode(terms.encode()).decode()}
 
 
 @pytest.mark.parametrize("bits", [16, 32])
@@ -104,7 +109,7 @@ def test_messages_of_a_client_are_laid_out_as_the_page_says():
     for place in (0, 2):
         name = sha256(b"keyhole part" + terms.round + struct.pack("<Q", place)).digest()[:16]
         assert inner[:24] == b"KHW1\1\0\0\0" + name
-        inner = inner[sum_messages._public_lengths(terms)[place] :]
+        inner = inner[terms.public_lengths[place] :]
     assert inner == b""
     seed, dense = made.to[0][88 + 120 : 88 + 136], made.to[1][88 + 120 : -136]
     for party, middle in enumerate((seed, dense)):
@@ -124,7 +129,7 @@ def test_messages_of_servers_are_laid_out_as_the_page_says():
     terms = terms_of()
     rows = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in PARTS]
     sent = {name: shares_of(terms, rows, seed) for seed, name in enumerate(COHORT[3:5])}
-    servers = SumServer(terms, 0, COHORT), SumServer(terms, 1, COHORT)
+    servers = server_of(terms, 0), server_of(terms, 1)
     for server in servers:
         for name, shares in sent.items():
             server.accept(name, shares.to[server.party])
@@ -134,14 +139,16 @@ def test_messages_of_servers_are_laid_out_as_the_page_says():
     count, digest = struct.pack("<Q", 2), sha256(listed).digest()
     by_place = dict(zip((3, 4), digests, strict=True))
     expected = sealed(head_by_the_page(terms, 3, 1) + cohort + count + listed)
-    assert pack_list(terms, 1, cohort, by_place) == expected
+    assert pack_list(terms.facts, 1, cohort, by_place) == expected
     agree(servers)
     expected_agreed = sealed(head_by_the_page(terms, 4, 1) + cohort + count + digest)
-    assert pack_agreed(terms, 1, servers[1]._agreed()) == expected_agreed
+    assert pack_agreed(terms.facts, 1, servers[1]._agreed()) == expected_agreed
     add_all(servers, sent)
-    share = servers[1].share()
-    table = b"".join(part.astype("<u4").tobytes() for part in share.parts)
-    given = b"".join(pack_share(terms, share))
+    agreed = servers[1]._agreed()
+    _, *rows, _ = pieces = servers[1].share()
+    table, given = b"".join(rows), b"".join(pieces)
+    assert given == b"".join(pack_share(terms.facts, 1, agreed, rows))
+    assert len(table) == sum(4 * np.prod(terms.shape(place)) for place in range(len(PARTS)))
     assert given == sealed(head_by_the_page(terms, 5, 1) + count + digest + table)
     assert (len(expected), len(expected_agreed)) == (112 + 40 * 2, 144)
     assert len(given) == 112 + len(table)
@@ -149,9 +156,9 @@ def test_messages_of_servers_are_laid_out_as_the_page_says():
 
 def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
     rows = re.findall(r"^\| (\d) \| (\w+),? .*\| ([^|]+) \|$", WHOLE, re.M)
-    assert {name: int(kind) for kind, name, _ in rows} == sum_messages._FRAMING.kinds
+    assert {name: int(kind) for kind, name, _ in rows} == sum_messages.FRAMING.kinds
     lengths = {name: length for _, name, length in rows}
-    head, check = HEAD_BYTES, CHECK_BYTES
+    head, check = sum_messages.FRAMING.head_bytes, CHECK_BYTES
     assert f"a head of {head} bytes" in WHOLE
     assert lengths == {
         "public": f"{head + 16} and those",
@@ -241,7 +248,7 @@ def test_a_share_is_answered_as_the_page_says(service):
     rows = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in PARTS]
     made = [shares_of(terms, rows, seed) for seed in range(2)]
     body, other = (one.to[party] + (one.public if party == 0 else b"") for one in made)
-    assert len(body) == upload_bytes_of(terms, party)
+    assert len(body) == terms.facts.body_bytes(party)
     assert service.send(COHORT[0], body).status_code == 404
     service.trainer("POST", body=opening(party))
     assert service.send("somebody", body).status_code == 403
@@ -308,7 +315,7 @@ def test_the_limits_on_the_page_are_the_defaults():
 def test_what_secure_sums_says_of_bytes_follows_from_the_terms():
     part = part_params(100_000, 500, 1000, 32, False)
     terms = SumParams(bytes(16), (part,), max_clients=50, min_clients=2)
-    sent = sum(upload_bytes_of(terms, party) for party in (0, 1))
+    sent = sum(terms.facts.body_bytes(party) for party in (0, 1))
     clear = 1000 * 500 * 4 + 1000 * 8
     shown = f"{sent / 1e6:.2f} MB to both, {sent / clear:.2f} x clear"
     assert shown in (ROOT / "docs" / "secure-sums.md").read_text()

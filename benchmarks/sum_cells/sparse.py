@@ -9,8 +9,8 @@ import numpy as np
 
 from harness import Goal
 from keyhole.aggregation.two_servers.client import SparseShares, share_rows
+from keyhole.aggregation.two_servers.params import SparseParams
 from keyhole.aggregation.two_servers.server import SparsePart
-from keyhole.aggregation.two_servers.sparse import SparseParams
 from sum_cells.cohort import Cohort, timed
 
 BYTES_GOAL = 1.5  # times the bytes in the clear

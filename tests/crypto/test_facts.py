@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 from keyhole.aggregation.masked.params import SecAggParams
-from keyhole.aggregation.two_servers.sparse import SparseParams
+from keyhole.aggregation.two_servers.params import SparseParams
 from keyhole.crypto.codec import read_facts
 from keyhole.delivery.enclave.evidence import EnclaveParams
 from keyhole.delivery.pir.database import PirParams

@@ -7,14 +7,15 @@ them when it is asked: a device that adds nothing up loads none of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation, AggregationAbout, Rounding
+    from keyhole.aggregation.exchange import SharedSum
 
-__all__ = ["aggregation_named", "aggregation_names", "all_aggregations"]
+__all__ = ["aggregation_named", "aggregation_names", "all_aggregations", "shared_sum"]
 
 
 def all_aggregations(
@@ -53,13 +54,17 @@ def aggregation_named(
     """Returns an aggregation.
 
     Args:
-        name: one of `aggregation_names()`.
+        name: one of `aggregation_names()`, or "module:NAME" of your own, which keeps its own ring.
         rounding: of secure sums; the default one if left out.
         signed: clients sign which of them are left; for masked sums with one server.
 
     Raises:
         InputError: there is no such aggregation, or nothing in it to sign.
     """
+    if ":" in name and not signed:
+        from keyhole.identity import resolve
+
+        return cast("Aggregation", resolve(name))
     found = {each.about.name: each for each in all_aggregations(rounding, signed)}
     if name not in found:
         raise InputError(
@@ -76,3 +81,18 @@ def aggregation_named(
             fix="leave it out: only masked sums with one server have lists to sign",
         )
     return found[name]
+
+
+def shared_sum(name: str | None = None) -> SharedSum:
+    """Returns the sum that two aggregators and devices make of shares.
+
+    Args:
+        name: of an aggregation; the one that comes with keyhole if left out.
+
+    Raises:
+        InputError: there is no such aggregation, or aggregators cannot run it.
+    """
+    from keyhole.aggregation.exchange import check_shared
+
+    (shipped,) = aggregation_names(lambda about: about.is_shared)
+    return check_shared(aggregation_named(name or shipped))

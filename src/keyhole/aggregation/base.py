@@ -211,8 +211,9 @@ class AggregationAbout(About):
 
     @property
     def is_shared(self) -> bool:
-        """Whether two aggregators make it, as services, of shares that devices send."""
-        return self.is_served and self.servers == 2 and self.noise == "by_parties"
+        """Whether two aggregators make it, as services, of shares that devices send; it is then a
+        `SharedSum` of `aggregation/exchange.py`."""
+        return self.is_served and self.servers == 2
 
     def seen_by(self, *, with_counts: bool = False) -> dict[str, str]:
         """Party -> what it learns of updates, and of the counts beside the sum if it has any."""

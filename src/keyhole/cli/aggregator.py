@@ -88,8 +88,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
     from keyhole.service.limits import Limits
     from keyhole.service.sum_peers import PeerLine
     from keyhole.service.sum_routes import AggregatorApp, Keyrings
-    from keyhole.service.sum_settings import AggregatorSettings
-    from keyhole.service.sums import SumFiles
+    from keyhole.service.sums import AggregatorSettings, SumFiles
     from keyhole.wire.http import HttpClient
     from keyhole.wire.sockets import Certificate, Retry
 

@@ -133,11 +133,11 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
         directory: of the run, which keeps the salt of its sums.
         stop: ends waiting.
     """
-    from keyhole.service.sum_services import SumClient, SumServices
+    from keyhole.service.sum_services import AggregatorClient, SumServices
     from keyhole.wire.http import HttpClient
 
     first, second = (
-        SumClient(
+        AggregatorClient(
             HttpClient(
                 url,
                 ca=options["aggregator_ca"],

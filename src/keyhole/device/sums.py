@@ -1,8 +1,8 @@
 """Sends an update to two aggregators: rounded, shared, and to neither in the clear.
 
-The terms of the sum stand in the manifest, which the trainer has published. Where the aggregators
+The params of the sum stand in the manifest, which the trainer has published. Where the aggregators
 are, and which authorities vouch for them, the device knows from its own operator: a trainer that
-could name both would name two of its own. Both aggregators refuse messages under other terms than
+could name both would name two of its own. Both aggregators refuse messages under other params than
 those they were told, so a trainer cannot tell devices one minimum and aggregators another.
 
 Hidden from each aggregator: keys and numbers of the update, if the two do not work together.
@@ -15,13 +15,10 @@ from base64 import b64decode
 from dataclasses import dataclass, field
 from math import inf
 
-from keyhole.aggregation.base import ClientResult
-from keyhole.aggregation.two_servers.client import share_update
-from keyhole.aggregation.two_servers.messages import upload_bytes
-from keyhole.aggregation.two_servers.method import check_terms, ring_rows
-from keyhole.aggregation.two_servers.params import SumParams
+from keyhole.aggregation import shared_sum
+from keyhole.aggregation.exchange import SharedSum
+from keyhole.aggregation.shares import SumFacts
 from keyhole.arrays import Tree
-from keyhole.crypto.prg import Prg
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import KnownRound
 from keyhole.errors import InputError, NotFoundError, ViolationError
@@ -31,36 +28,34 @@ from keyhole.wire.sums import SUM_SETTING
 _MAX_MESSAGE = 1 << 16  # bytes of an answer
 
 
-def terms_in(known: KnownRound) -> SumParams:
-    """The terms of the sum of a round.
+def params_in(known: KnownRound) -> bytes:
+    """The params of the sum of a round; nothing if they are no text of bytes.
 
     Raises:
         InputError: its updates are added up in another way.
-        MalformedError: these are not terms.
     """
     text = known.manifest.settings.get(SUM_SETTING)
     if not isinstance(text, str):
         raise InputError(
             f"round {known.id} has no secure sum",
-            got="settings without terms",
+            got="settings without params of a sum",
             allowed="a round that the trainer has published with --aggregators",
             fix="nothing is sent in another way: ask the operator",
         )
     try:
-        data = b64decode(text, validate=True)
+        return b64decode(text, validate=True)
     except ValueError:
-        data = b""
-    return SumParams.decode(data)
+        return b""
 
 
 @dataclass(frozen=True)
 class SumPolicy:
-    """Which terms a device accepts, whatever a trainer would like.
+    """Which params a device accepts, whatever a trainer would like.
 
     Args:
         min_clients: a sum that may be released with fewer is refused.
         max_clients: a sum of more is refused: the more may be added, the coarser the rounding.
-        max_clip: numbers of an update may count up to so much, and no more.
+        max_clip: the most that a number of an update may count.
         min_noise: what each aggregator adds at least, over the norm to which updates are
             shortened; 0 takes part without noise.
         max_upload: bytes.
@@ -72,27 +67,27 @@ class SumPolicy:
     min_noise: float = 0.0
     max_upload: int = 256 << 20
 
-    def check(self, terms: SumParams) -> None:
-        """Raises ViolationError where the terms are not accepted; nothing has been sent by then."""
-        upload = upload_bytes(terms)
-        facts = [
-            (terms.min_clients >= self.min_clients, f"sums of {terms.min_clients} clients"),
-            (terms.max_clients <= self.max_clients, f"up to {terms.max_clients} clients"),
-            (terms.clip <= self.max_clip, f"numbers up to {terms.clip:g}"),
-            (self._has_noise(terms), f"noise {terms.noise:g} for a norm of {terms.norm:g}"),
+    def check(self, facts: SumFacts) -> None:
+        """Raises ViolationError where the params are not accepted; nothing is sent before."""
+        upload = facts.upload_bytes
+        checks = [
+            (facts.min_clients >= self.min_clients, f"sums of {facts.min_clients} clients"),
+            (facts.max_clients <= self.max_clients, f"up to {facts.max_clients} clients"),
+            (facts.clip <= self.max_clip, f"numbers up to {facts.clip:g}"),
+            (self._has_noise(facts), f"noise {facts.noise:g} for a norm of {facts.norm:g}"),
             (upload <= self.max_upload, f"{upload} bytes"),
         ]
-        refused = [words for is_fine, words in facts if not is_fine]
+        refused = [words for is_fine, words in checks if not is_fine]
         if refused:
             raise ViolationError(
-                "terms of a sum that this device does not accept",
+                "params of a sum that this device does not accept",
                 got=", ".join(refused),
                 allowed=str(self),
-                fix="nothing was sent; ask the trainer for other terms",
+                fix="nothing was sent; ask the trainer for other params",
             )
 
-    def _has_noise(self, terms: SumParams) -> bool:
-        return self.min_noise == 0 or terms.noise >= self.min_noise * terms.norm
+    def _has_noise(self, facts: SumFacts) -> bool:
+        return self.min_noise == 0 or facts.noise >= self.min_noise * facts.norm
 
 
 @dataclass(frozen=True)
@@ -105,11 +100,13 @@ class SumSend:
             that token counts can act for the device at the other one, and must be trusted not to.
         second: party 1, likewise.
         policy: what the device accepts.
+        aggregation: how the update is shared; the sum that comes with keyhole if left out.
     """
 
     first: Device
     second: Device
     policy: SumPolicy = field(default_factory=SumPolicy)
+    aggregation: SharedSum = field(default_factory=shared_sum)
 
     def __call__(self, device: Device, round: Assignment, update: Tree, keys: DeviceKeys) -> int:
         """Sends the update of a round.
@@ -124,7 +121,8 @@ class SumSend:
             How many bytes were sent.
 
         Raises:
-            ViolationError: the device does not accept the terms.
+            ViolationError: the device does not accept the params.
+            MalformedError, StaleError: they are of another sum, or do not fit the model.
             InputError: the round has no secure sum; nothing is sent in the clear instead.
             NotFiniteError: NaN or infinity in the update.
             TooLateError, ConflictError: the sum is closed, or has another share of this device.
@@ -132,13 +130,10 @@ class SumSend:
                 left out when the two compare.
         """
         known = device.known(round)
-        terms = terms_in(known)
-        self.policy.check(terms)
-        check_terms(terms, known.layout)
-        prg = Prg.fresh()
-        one = ClientResult(0, "sent", known.keys_by_space(keys), update)
-        shares = share_update(terms, ring_rows(terms, known.layout, one, prg), prg)
-        bodies = shares.to[0] + shares.public, shares.to[1]
+        params = params_in(known)
+        self.policy.check(self.aggregation.facts(params))
+        client = self.aggregation.client(params, known.layout)
+        bodies = client.shard(update, known.keys_by_space(keys)).bodies
         for aggregator, body in zip((self.first, self.second), bodies, strict=True):
             _post(aggregator, round, body)
         return sum(map(len, bodies))

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -292,8 +292,6 @@ class Experiment:
     @property
     def _aggregate(self) -> Aggregation:
         sums = self.spec.aggregation
-        if sums.name is not None and ":" in sums.name:
-            return cast(Aggregation, resolve(sums.name))
         rounding = Rounding(sums.value_clip, sums.ring_bits)
         return aggregation_named(sums.name or PLAIN.about.name, rounding, signed=sums.signed)
 

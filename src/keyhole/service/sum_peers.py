@@ -19,12 +19,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
-from typing import TypeVar
 
 import msgspec
 
-from keyhole.aggregation.two_servers.messages import pack_share, public_bytes
-from keyhole.aggregation.two_servers.server import SumServer
+from keyhole.aggregation.exchange import add_all, settle
+from keyhole.aggregation.shares import list_message_bytes
+from keyhole.aggregation.sum_server import SumServer
 from keyhole.errors import (
     CohortError,
     KeyholeError,
@@ -71,20 +71,9 @@ class PeerLine:
         """Closes connections."""
         self._client.close()
 
-    def listed(self, round_id: str, limit: int) -> bytes:
-        """Its list, once it has closed the sum."""
-        return self._get(f"/v1/sums/{round_id}/list", limit)
-
-    def agreed(self, round_id: str, limit: int) -> bytes:
-        """Whom it will add, once it has our list."""
-        return self._get(f"/v1/sums/{round_id}/agreed", limit)
-
-    def public(self, round_id: str, device: str, limit: int) -> bytes:
-        """The public message of a device; of the first aggregator."""
-        return self._get(f"/v1/sums/{round_id}/publics/{device}", limit)
-
-    def _get(self, path: str, limit: int) -> bytes:
-        """One exchange.
+    def get(self, round_id: str, what: str, limit: int) -> bytes:
+        """Its `list` once it has closed a sum, whom it `agreed` to add, or the public message of a
+        device, `publics/NAME`.
 
         Raises:
             ServiceError: no usable answer now; asking again may help.
@@ -92,9 +81,9 @@ class PeerLine:
         """
         now = self._clock()
         token = self._keyring.issue("device", self._name, now=now, seconds=_TOKEN_SECONDS)
-        ask = partial(self._client.exchange, "GET", path, headers={}, token=token, limit=limit)
+        path = f"/v1/sums/{round_id}/{what}"
         try:
-            got = ask()
+            got = self._client.exchange("GET", path, headers={}, token=token, limit=limit)
         except (NotFoundError, TooLateError) as error:
             raise PeerOverError from error
         except RequestError as error:
@@ -114,11 +103,7 @@ def _away(got: str) -> ServiceError:
 
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 2.0  # seconds between two questions to the other aggregator
-_LISTED = 40  # bytes of a client in a list
-_HEADS = 1024  # bytes that suffice for what else is in a list
 _LOG = logging.getLogger("keyhole.service")
-
-T = TypeVar("T")
 
 
 class Finisher:
@@ -187,31 +172,32 @@ class Finisher:
 
     def _finish(self, held: HeldSum) -> None:
         """One sum, from its closed list to a share on the disk."""
-        server, round_id = self._closed(held), held.round
-        limit = _HEADS + _LISTED * len(held.cohort)
-        agreed = server.reduce(self._ask(held, lambda: self._peer.listed(round_id, limit)))
-        self._keep(round_id, "agreed", agreed)
-        server.agree(self._ask(held, lambda: self._peer.agreed(round_id, limit)))
+        server, round_id = self._opened(held), held.round
+        limit = list_message_bytes(len(held.cohort))
+        sides = settle(server, self._sums.names(round_id, "taken"))
+        answer: bytes | None = None  # to what this one told
+        with suppress(StopIteration):
+            while True:
+                kind, told = next(sides) if answer is None else sides.send(answer)
+                self._keep(round_id, kind, told)
+                answer = self._ask(held, partial(self._peer.get, round_id, kind, limit))
         with self._adding:
-            for name in server.clients:
-                own, public = self._sums.own_of(round_id, name)
-                server.add(name, public or self._fetch(held, name), own)
-            share = server.share()
+            body_of = partial(self._files.spool.read, round_id)
+            share = add_all(server, body_of, partial(self._fetch, held))
             self._files.write(round_id, "added", [msgspec.json.encode(server.clients)])
-            self._files.write(round_id, "share", pack_share(held.terms, share))
+            self._files.write(round_id, "share", share)
         if server.party == 1:  # the first has to keep what devices sent for both
             self._files.spool.remove(round_id)
 
-    def _closed(self, held: HeldSum) -> SumServer:
-        """The state machine of a closed sum, as its files have it."""
-        server = SumServer(held.terms, self._sums.settings.party, held.cohort)
-        taken = self._sums.names(held.round, "taken")
+    def _opened(self, held: HeldSum) -> SumServer:
+        """The server of a sum, which has accepted what is in its files."""
+        settings = self._sums.settings
+        server = settings.aggregation.open(held.params, settings.party, held.cohort)
         for name in self._files.spool.close(held.round):
-            own, _ = self._sums.own_of(held.round, name)
+            body = self._files.spool.read(held.round, name)
             # Checked when it came: what is refused now repeats another device's message.
             with suppress(ProtocolError):
-                server.accept(name, own)
-        self._keep(held.round, "list", server.close(taken))
+                server.accept(name, held.facts.split_body(settings.party, body)[0])
         return server
 
     def _keep(self, round_id: str, name: str, content: bytes) -> None:
@@ -227,10 +213,10 @@ class Finisher:
             )
 
     def _fetch(self, held: HeldSum, name: str) -> bytes:
-        limit = public_bytes(held.terms)
-        return self._ask(held, lambda: self._peer.public(held.round, name, limit))
+        limit, path = held.facts.public_message_bytes, f"publics/{name}"
+        return self._ask(held, partial(self._peer.get, held.round, path, limit))
 
-    def _ask(self, held: HeldSum, ask: Callable[[], T]) -> T:
+    def _ask(self, held: HeldSum, ask: Callable[[], bytes]) -> bytes:
         """Asks the other aggregator until it answers; raises NotFoundError once nobody cares."""
         wait = _FIRST_WAIT
         while True:

@@ -50,8 +50,7 @@ from keyhole.service.routes import (
     json_response,
 )
 from keyhole.service.sum_peers import Finisher, PeerLine
-from keyhole.service.sum_settings import AggregatorSettings
-from keyhole.service.sums import SumFiles, Sums
+from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
 from keyhole.wire.sums import Closing, peer_name, read_message
 
 _PIECE = 1 << 18  # bytes of a share that are read at a time
@@ -151,7 +150,7 @@ class SumRoutes:
                     "a share of another length",
                     got=f"{len(body)} bytes",
                     allowed=f"{length} bytes",
-                    fix="share the update under the terms of this round",
+                    fix="share the update under the params of this round",
                 )
             outcome = await asyncio.to_thread(self._sums.upload, round_id, device, body)
         guards.metrics.add("stored" if outcome == "stored" else "repeated")

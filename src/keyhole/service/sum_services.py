@@ -14,22 +14,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
 from keyhole.about import Leak
 from keyhole.aggregation import aggregation_names
 from keyhole.aggregation.base import ClientResult, SumResult, about_of, withheld
+from keyhole.aggregation.exchange import SharedSum, SumRound, check_shared, combine
 from keyhole.aggregation.privacy.mechanism import PrivateSum
-from keyhole.aggregation.two_servers.messages import (
-    Share,
-    read_share,
-    share_bytes,
-    upload_bytes,
-)
-from keyhole.aggregation.two_servers.method import SharedSum, open_sum
-from keyhole.aggregation.two_servers.params import SumParams
+from keyhole.aggregation.shares import Share, SumFacts, read_share
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
@@ -47,7 +41,7 @@ _JSON = "application/json"
 _MAX_MESSAGE = 256 << 20  # bytes of a status: names of a million devices fit
 
 
-class SumClient:
+class AggregatorClient:
     """Asks one aggregator; every question may be asked twice.
 
     Args:
@@ -61,7 +55,7 @@ class SumClient:
 
     def __repr__(self) -> str:
         """Without the token."""
-        return f"SumClient(party {self.party}, {self._client!r})"
+        return f"AggregatorClient(party {self.party}, {self._client!r})"
 
     def close(self) -> None:
         """Closes connections."""
@@ -72,14 +66,14 @@ class SumClient:
         got = self._client.get("/v1/sums", token=self._token, limit=_MAX_MESSAGE)
         return _read(got.body, Summaries).rounds
 
-    def open(self, round_id: str, terms: SumParams, cohort: Sequence[str]) -> None:
+    def open(self, round_id: str, params: bytes, cohort: Sequence[str]) -> None:
         """Opens a sum.
 
         Raises:
             RequestError: the aggregator refuses, by kind.
             ServiceError: no usable answer.
         """
-        opening = SumOpening(self.party, terms.encode(), list(cohort))
+        opening = SumOpening(self.party, params, list(cohort))
         self._post(f"/v1/sums/{round_id}", msgspec.json.encode(opening))
 
     def status(self, round_id: str) -> SumStatus:
@@ -108,7 +102,7 @@ class SumClient:
         body = msgspec.json.encode(Closing(list(taken)))
         return _read(self._post(f"/v1/sums/{round_id}/close", body), SumStatus)
 
-    def share(self, round_id: str, terms: SumParams) -> Share:
+    def share(self, round_id: str, facts: SumFacts) -> Share:
         """Its share of a sum that is ready; asked again, the same.
 
         Raises:
@@ -119,7 +113,7 @@ class SumClient:
 
         def check(body: memoryview) -> None:
             try:
-                found.append(read_share(terms, self.party, body))
+                found.append(read_share(facts, self.party, body))
             except MalformedError as error:
                 raise DamageError(
                     "a share was damaged",
@@ -128,7 +122,7 @@ class SumClient:
                     fix="fetch it again",
                 ) from error
 
-        path, limit = f"/v1/sums/{round_id}/share", share_bytes(terms)
+        path, limit = f"/v1/sums/{round_id}/share", facts.share_message_bytes
         self._client.get(path, token=self._token, limit=limit, check=check)
         return found[0]
 
@@ -169,7 +163,9 @@ class _Round:
     layout: Layout
     plan: Plan
     asked: tuple[int, ...]
-    terms: SumParams
+    aggregation: SharedSum
+    params: bytes
+    facts: SumFacts
 
     @property
     def cohort(self) -> list[str]:
@@ -209,8 +205,8 @@ class SumServices:
 
     def __init__(
         self,
-        first: SumClient,
-        second: SumClient,
+        first: AggregatorClient,
+        second: AggregatorClient,
         *,
         salt: bytes,
         min_clients: int = 0,
@@ -243,7 +239,7 @@ class SumServices:
     def open(
         self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
     ) -> Mapping[str, object]:
-        """Makes the terms of round t's sum, which devices are told.
+        """Makes the params of round t's sum, which devices are told.
 
         Raises:
             InputError: the plan's sum is another, or its noise is laid in a way that the
@@ -252,18 +248,21 @@ class SumServices:
         ready, norm = _ready(layout, plan)
         if plan.privacy is not None and self._minimum > ready.about.min_clients:
             raise _other_min(self._minimum, ready.about.min_clients)
-        terms = ready.terms(
-            layout,
-            plan.keys_per_client,
-            name=self._name(t, plan),
-            asked=len(asked),
-            with_counts=plan.over == "choosers",
-            min_clients=self._minimum,
-            norm=norm,
+        params = ready.params(
+            SumRound(
+                layout,
+                plan.keys_per_client,
+                self._name(t, plan),
+                len(asked),
+                with_counts=plan.over == "choosers",
+                min_clients=self._minimum,
+                norm=norm,
+            )
         )
-        self._round, self._look = _Round(layout, plan, tuple(asked), terms), _Look()
-        self._was_away = False
-        return sum_settings(terms)
+        facts = ready.facts(params)
+        self._round = _Round(layout, plan, tuple(asked), ready, params, facts)
+        self._look, self._was_away = _Look(), False
+        return sum_settings(params)
 
     def begin(self, round_id: str) -> None:
         """Opens the sum at both aggregators; older ones of this trainer are forgotten there: runs
@@ -273,7 +272,7 @@ class SumServices:
             for older in each.rounds():
                 if older != round_id:
                     each.forget(older)
-            each.open(round_id, now.terms, now.cohort)
+            each.open(round_id, now.params, now.cohort)
 
     def devices(self, round_id: str) -> Iterable[str]:
         """Whose shares are at both. While one is away, whose were there before."""
@@ -296,7 +295,7 @@ class SumServices:
         """
         now = self._now()
         taken = [client for client, outcome in outcomes.items() if outcome == "sent"]
-        minimum = max(now.plan.cohorts.min_updates, now.terms.min_clients)
+        minimum = max(now.plan.cohorts.min_updates, now.facts.min_clients)
         added: frozenset[str] = frozenset()
         if len(taken) < minimum:  # the aggregators would refuse
             summed = withheld(len(taken), minimum, self._seen_by())
@@ -304,7 +303,7 @@ class SumServices:
             summed, added = self._sum(round_id, [device_name(client) for client in taken])
         results = [_result(client, outcome, added, summed) for client, outcome in outcomes.items()]
         arrived = [result.client for result in results if result.outcome in ("sent", "late")]
-        up = dict.fromkeys(arrived, upload_bytes(now.terms))
+        up = dict.fromkeys(arrived, now.facts.upload_bytes)
         cost = Pregenerated(coding).cost(now.layout, {})
         incidents = ("an aggregator was away for a while",) * self._was_away
         return Gathered(results, cost, replace(summed, bytes_up=up), incidents)
@@ -318,11 +317,12 @@ class SumServices:
         failure = next((one.failure for one in done if one.failure is not None), None)
         if failure is not None:
             return SumResult(None, {}, seen_by=self._seen_by(), error=str(failure)), frozenset()
-        first, second = (each.share(round_id, now.terms) for each in self._both)
+        shares = [each.share(round_id, now.facts) for each in self._both]
         plan = now.plan
-        divisor = None if plan.privacy is None else plan.cohorts.size
-        opened = open_sum(now.terms, (first, second), plan.over, divisor)
-        return SumResult(opened.rows, {}, seen_by=self._seen_by()), frozenset(done[0].devices)
+        divisor = shares[0].clients if plan.privacy is None else plan.cohorts.size
+        parts = combine(now.aggregation, now.params, shares)
+        rows = tuple(part.divided(plan.over, divisor) for part in parts)
+        return SumResult(rows, {}, seen_by=self._seen_by()), frozenset(done[0].devices)
 
     def _finished(self, round_id: str) -> list[SumStatus]:
         """What both say once they are done, or one has given up."""
@@ -376,26 +376,28 @@ class SumServices:
         about = about_of(now.plan.aggregate)
         trainer = Leak(updates="who takes part, and the sum of all updates")
         about = replace(about, leaks={**about.leaks, "trainer": trainer})
-        return about.seen_by(with_counts=now.terms.with_counts)
+        return about.seen_by(with_counts=now.facts.with_counts)
 
 
 def _ready(layout: Layout, plan: Plan) -> tuple[SharedSum, float]:
     """How the plan's updates are added up, and how much one may measure."""
     inner, privacy, about = plan.aggregate, plan.privacy, about_of(plan.aggregate)
-    if not about.is_shared or (privacy and privacy.kind != "all-rows"):
+    is_private = privacy is None or (about.noise == "by_parties" and privacy.kind == "all-rows")
+    if not about.is_shared or not is_private:
         names = ", ".join(aggregation_names(lambda each: each.is_shared))
         kind = "" if privacy is None else f", {privacy.kind} noise"
         raise InputError(
             "two aggregators cannot add up by this plan",
             got=f"{about.name}{kind}",
-            allowed=f"{names} sums, without privacy or with noise on all rows",
+            allowed=f"{names} or your own sum of shares, without privacy or with noise on all rows "
+            "by both parties",
             fix=f"choose --aggregation {names} and --dp-kind all-rows",
         )
     if privacy is None:
-        return cast(SharedSum, inner), inf
+        return check_shared(inner), inf
     private = PrivateSum(inner, privacy, plan.cohorts)
     private.check(layout, plan.keys_per_client, plan.over)
-    return cast(SharedSum, private.ready_inner()), privacy.clip
+    return check_shared(private.ready_inner()), privacy.clip
 
 
 def _other_min(minimum: int, planned: int) -> InputError:
@@ -404,7 +406,7 @@ def _other_min(minimum: int, planned: int) -> InputError:
         "another least number of clients than privacy was accounted for",
         got=minimum,
         allowed=f"{planned}, as the plan's aggregation has it",
-        fix="leave it out, or make the plan with TwoServers(min_clients=...)",
+        fix="leave it out, or make the plan with an aggregation of that min_clients",
     )
 
 

@@ -1,6 +1,8 @@
 """Keeps the sums of one aggregator: opened and closed by a trainer, filled by devices, in files.
 
-    sums/<round>/opening    who opened it, terms and cohort
+`AggregatorSettings` is what its operator allows, whatever a trainer asks for.
+
+    sums/<round>/opening    who opened it, params and cohort
     sums/<round>/taken      whose updates count: from then on it is closed
     sums/<round>/list       the list as it was told to the other aggregator
     sums/<round>/agreed     whom this one will add
@@ -16,7 +18,7 @@ Whatever is told to anyone is on the disk first. A process that is killed goes o
 where it was: lists do not change once they are closed, and a share that was written is given out
 again as the same bytes, with the same noise. A share that was not yet written was given to nobody.
 
-What this aggregator sees: names of devices, one message of a length that the terms fix from each,
+What this aggregator sees: names of devices, one message of a length that the params fix from each,
 and the names that the other aggregator has. What it stores of a device tells it no key and no
 number, if the other one does not work with it.
 """
@@ -28,25 +30,124 @@ import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from keyhole.aggregation.two_servers import sparse
-from keyhole.aggregation.two_servers.messages import own_bytes, read_own
-from keyhole.aggregation.two_servers.params import SumParams
-from keyhole.aggregation.two_servers.server import check_public
-from keyhole.errors import BusyError, ConflictError, MismatchError, NotFoundError, TooLateError
+from keyhole.aggregation import shared_sum
+from keyhole.aggregation.exchange import SharedSum
+from keyhole.aggregation.shares import SumFacts
+from keyhole.aggregation.sum_server import SumServer
+from keyhole.errors import (
+    BusyError,
+    ConflictError,
+    InputError,
+    NotFoundError,
+    TooLargeError,
+    TooLateError,
+)
 from keyhole.files import Buffer, lock_file, replacing, storage_errors, sync_directory, write_all
-from keyhole.service.access import not_admitted
+from keyhole.service.access import check_device_name, not_admitted
 from keyhole.service.spool import UpdateSpool
-from keyhole.service.sum_settings import AggregatorSettings, upload_bytes_of
 from keyhole.wire.manifest import number_of
 from keyhole.wire.sums import Failure, SumOpening, SumPhase, SumStatus, read_message
 
 _OVER = "over"  # stands behind the round in the file of a name whose sum was forgotten
+
+
+@dataclass(frozen=True)
+class AggregatorSettings:
+    """What an aggregator allows.
+
+    Args:
+        party: 0 or 1: which of the two this one is.
+        aggregation: how shares are added up; the sum that comes with keyhole if left out.
+        min_clients: the operator's own minimum: a sum whose params allow fewer is not opened.
+        max_sums: that are open, being added up or not yet forgotten, of all trainers.
+        max_table: bytes of a server's share of one sum. Adding up takes as much memory, and some
+            256 MB for the messages of a batch; one sum is added up at a time.
+        max_upload: bytes of one device's body.
+        max_cohort: devices of one sum.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    party: int
+    aggregation: SharedSum = field(default_factory=shared_sum)
+    min_clients: int = 2
+    max_sums: int = 4
+    max_table: int = 2 << 30
+    max_upload: int = 64 << 20
+    max_cohort: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        limits = self.min_clients, self.max_sums, self.max_table, self.max_upload
+        if self.party not in (0, 1) or min(*limits, self.max_cohort) < 1:
+            raise InputError(
+                "settings of an aggregator that make no sense",
+                got=f"party {self.party}, least number {min(*limits, self.max_cohort)}",
+                allowed="party 0 or 1, and limits from 1",
+                fix="choose other numbers",
+            )
+
+    def check(self, opening: SumOpening, facts: SumFacts, live: int) -> None:
+        """Refuses a sum that this aggregator will not take part in; `live` others are here.
+
+        Raises:
+            ConflictError: it is meant for the other aggregator.
+            InputError: too small a minimum, or a name that no device has.
+            TooLargeError: too large a cohort, table or upload.
+            BusyError: too many sums.
+        """
+        if opening.party != self.party:
+            raise ConflictError(
+                "this is the other aggregator",
+                got=f"a sum for party {opening.party}",
+                allowed=f"party {self.party}",
+                fix="name the aggregators in the order of their parties",
+            )
+        if facts.min_clients < self.min_clients:
+            raise InputError(
+                "a sum of too few clients could be released",
+                got=f"at least {facts.min_clients}",
+                allowed=f"at least {self.min_clients}, says the operator of this aggregator",
+                fix="raise min_clients",
+            )
+        self._check_cohort(opening, facts)
+        self._check_sizes(facts)
+        if live >= self.max_sums:
+            raise BusyError(
+                "too many sums are under way",
+                got=live + 1,
+                allowed=self.max_sums,
+                fix="close and forget older ones",
+            )
+
+    def _check_cohort(self, opening: SumOpening, facts: SumFacts) -> None:
+        names = opening.cohort
+        for name in names:
+            check_device_name(name)
+        limit = min(self.max_cohort, facts.max_clients)
+        if len(names) > limit or len(set(names)) != len(names):
+            raise TooLargeError(
+                "a cohort that cannot be added up",
+                got=f"{len(names)} devices, {len(set(names))} of them different",
+                allowed=f"{limit} different ones",
+                fix="ask fewer, each once",
+            )
+
+    def _check_sizes(self, facts: SumFacts) -> None:
+        upload = facts.body_bytes(self.party)
+        if facts.share_bytes > self.max_table or upload > self.max_upload:
+            raise TooLargeError(
+                "a sum that is too large for this aggregator",
+                got=f"{facts.share_bytes} bytes of sums, {upload} of one upload",
+                allowed=f"{self.max_table} and {self.max_upload} bytes",
+                fix="raise --max-table-mb or --max-body-mb there, or train a smaller model",
+            )
 
 
 class SumFiles:
@@ -181,25 +282,27 @@ class HeldSum:
     Args:
         round: its identifier.
         owner: the trainer that opened it.
-        terms: of it.
+        params: of it, as the trainer sent them.
+        facts: that they hold.
         cohort: names of everybody asked, in order.
-        members: the same, for looking them up.
+        checker: looks at messages, and takes none.
     """
 
     round: str
     owner: str
-    terms: SumParams
+    params: bytes = field(repr=False)
+    facts: SumFacts
     cohort: tuple[str, ...] = field(repr=False)
-    members: frozenset[str] = field(repr=False)
+    checker: SumServer = field(repr=False)
+
+    @cached_property
+    def members(self) -> frozenset[str]:
+        """The cohort, for looking names up."""
+        return frozenset(self.cohort)
 
 
 class Sums:
-    """What an aggregator is asked, one method for each route. Threads may share it.
-
-    Args:
-        files: of the aggregator.
-        settings: what it allows.
-    """
+    """What an aggregator is asked, one method for each route. Threads may share it."""
 
     def __init__(self, files: SumFiles, settings: AggregatorSettings) -> None:
         self.files, self.settings = files, settings
@@ -209,47 +312,38 @@ class Sums:
     def open(self, owner: str, round_id: str, body: bytes) -> Literal["opened", "known"]:
         """Opens a sum; doing it again with the same bytes changes nothing.
 
-        Args:
-            owner: the trainer, by its token.
-            round_id: of the round.
-            body: an `SumOpening` as JSON.
-
         Raises:
             ConflictError, InputError, TooLargeError, BusyError: see `AggregatorSettings.check`.
-            MalformedError: not an opening, or not terms.
+            MalformedError: not an opening, or not params of this aggregator's sum.
             TooLateError: the sum is over.
         """
         opening = read_message(body, SumOpening)
-        terms = SumParams.decode(opening.terms)
+        facts = self.settings.aggregation.facts(opening.terms)
         kept = msgspec.json.encode(_Kept(owner, opening))
         with self._lock:
             live = [each for each in self.files.rounds() if each != round_id]
-            self.settings.check(opening, terms, len(live))
-            is_new = self.files.open(round_id, terms.round, kept)
+            self.settings.check(opening, facts, len(live))
+            is_new = self.files.open(round_id, facts.round, kept)
         return "opened" if is_new else "known"
 
     def held(self, round_id: str, owner: str | None = None) -> HeldSum:
-        """A sum that is here.
-
-        Args:
-            round_id: of the round.
-            owner: who must have opened it; anyone if None.
-
-        Raises:
-            NotFoundError: there is none, or another trainer's.
-        """
+        """A sum that is here, which `owner` must have opened, or anyone if None; raises
+        NotFoundError where there is none."""
         found = self._here.get(round_id)
         if found is None or not self.files.has(round_id, "opening"):
             kept = read_message(self.files.read(round_id, "opening"), _Kept)
-            opening = kept.opening
-            terms, cohort = SumParams.decode(opening.terms), tuple(opening.cohort)
-            found = HeldSum(round_id, kept.owner, terms, cohort, frozenset(cohort))
+            found = self._held(round_id, kept.owner, kept.opening)
             self._here[round_id] = found
         if owner not in (None, found.owner):
             raise NotFoundError(
                 "no such sum", got="another round", allowed="a sum of one's own", fix="open it"
             )
         return found
+
+    def _held(self, round_id: str, owner: str, opening: SumOpening) -> HeldSum:
+        params, cohort = opening.terms, tuple(opening.cohort)
+        checker = self.settings.aggregation.open(params, self.settings.party, ())
+        return HeldSum(round_id, owner, params, checker.facts, cohort, checker)
 
     def rounds(self, owner: str) -> list[str]:
         """The rounds of a trainer's sums that are here."""
@@ -271,7 +365,7 @@ class Sums:
             raise not_admitted("a device outside the cohort", "a device of this round's cohort")
         if spool.is_closed(round_id) and not spool.has(round_id, device):
             raise _too_late()
-        return upload_bytes_of(held.terms, self.settings.party)
+        return held.facts.body_bytes(self.settings.party)
 
     def upload(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
         """Keeps what a device sent, durably; sending the same again changes nothing.
@@ -282,21 +376,7 @@ class Sums:
             ConflictError: other bytes of the device are here.
             TooLateError: the sum is closed.
         """
-        held, party = self.held(round_id), self.settings.party
-        own, public = self._split(held.terms, body)
-        digest, pieces = read_own(held.terms, party, own)
-        for part, terms, piece in zip(held.terms.parts, held.terms.sparse, pieces, strict=True):
-            if part.is_sparse:
-                sparse.read_sparse_own(terms, party, piece)
-        if party == 0:
-            check_public(held.terms, public)
-            if sha256(public).digest() != digest:
-                raise MismatchError(
-                    "a public message that its own message does not speak of",
-                    got="another digest",
-                    allowed="two messages of one update",
-                    fix="share the update again",
-                )
+        self.held(round_id).checker.check(body)
         return self.files.spool.store(round_id, device, body)
 
     def stop(self, owner: str, round_id: str) -> None:
@@ -305,11 +385,8 @@ class Sums:
         self.files.spool.close(round_id)
 
     def close(self, owner: str, round_id: str, taken: Sequence[str]) -> None:
-        """Takes no more shares, and says whose count; closing again changes nothing.
-
-        Raises:
-            NotAdmittedError: somebody of `taken` was not asked.
-        """
+        """Takes no more shares, and says whose count; closing again changes nothing. Raises
+        NotAdmittedError where somebody of `taken` was not asked."""
         held = self.held(round_id, owner)
         if not held.members.issuperset(taken):
             raise not_admitted("a device outside the cohort", "devices of this round's cohort")
@@ -339,12 +416,8 @@ class Sums:
         return SumStatus(phase, self.files.spool.devices(round_id), waiting)
 
     def share(self, owner: str, round_id: str) -> tuple[Path, int]:
-        """The file that is given out and its length; asked again, the same bytes.
-
-        Raises:
-            BusyError: it is not ready.
-            TooLateError: nothing will be given out.
-        """
+        """The file that is given out and its length; asked again, the same bytes. Raises BusyError
+        where it is not ready, TooLateError where nothing will be given out."""
         self.held(round_id, owner)
         phase = self.phase(round_id)
         if phase == "failed":
@@ -355,13 +428,8 @@ class Sums:
         return path, path.stat().st_size
 
     def for_peer(self, round_id: str, name: Literal["list", "agreed"]) -> bytes:
-        """What the other aggregator asks for.
-
-        Raises:
-            NotFoundError: there is no such sum.
-            BusyError: it is not so far.
-            TooLateError: it is given up.
-        """
+        """What the other aggregator asks for; raises BusyError or TooLateError where it is not so
+        far, or given up."""
         self.held(round_id)
         if self.files.has(round_id, name):
             return self.files.read(round_id, name)
@@ -374,11 +442,8 @@ class Sums:
         held = self.held(round_id)
         if not self.files.has(round_id, "list"):
             raise _not_yet("a sum that is not so far")
-        return self._split(held.terms, self.files.spool.read(round_id, device))[1]
-
-    def own_of(self, round_id: str, device: str) -> tuple[bytes, bytes]:
-        """A device's own message and, at the first aggregator, its public one."""
-        return self._split(self.held(round_id).terms, self.files.spool.read(round_id, device))
+        body = self.files.spool.read(round_id, device)
+        return held.facts.split_body(self.settings.party, body)[1]
 
     def names(self, round_id: str, name: Literal["taken", "added"]) -> list[str]:
         """A file of names."""
@@ -387,12 +452,8 @@ class Sums:
     def forget(self, owner: str, round_id: str) -> None:
         """Removes all of a sum but its name; the trainer has what it wants, or gives it up."""
         held = self.held(round_id, owner)
-        self.files.forget(round_id, held.terms.round)
+        self.files.forget(round_id, held.facts.round)
         self._here.pop(round_id, None)
-
-    def _split(self, terms: SumParams, body: bytes) -> tuple[bytes, bytes]:
-        length = own_bytes(terms, self.settings.party)
-        return (body[:length], body[length:]) if self.settings.party == 0 else (body, b"")
 
 
 # The file that shows a phase, the last one first.

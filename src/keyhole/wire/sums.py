@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from keyhole.aggregation.two_servers.params import SumParams
 from keyhole.errors import KeyholeError, MalformedError
 
 SumPhase: TypeAlias = Literal["open", "stopped", "closing", "ready", "failed"]
@@ -96,9 +95,9 @@ def peer_name(party: int) -> str:
     return f"aggregator-{party}"
 
 
-def sum_settings(terms: SumParams) -> dict[str, object]:
-    """What the settings of a manifest say about the sum of its round."""
-    return {SUM_SETTING: b64encode(terms.encode()).decode("ascii")}
-
-
 SUM_SETTING = "sum_terms"
+
+
+def sum_settings(params: bytes) -> dict[str, object]:
+    """What the settings of a manifest say about the sum of its round."""
+    return {SUM_SETTING: b64encode(params).decode("ascii")}

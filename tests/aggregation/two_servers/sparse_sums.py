@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.aggregation.two_servers.client import share_rows
-from keyhole.aggregation.two_servers.server import SparsePart, combine
-from keyhole.aggregation.two_servers.sparse import SparseParams, convert, tree_aes
+from keyhole.aggregation.two_servers.client import convert, share_rows, tree_aes
+from keyhole.aggregation.two_servers.params import SparseParams
+from keyhole.aggregation.two_servers.server import SparsePart
 from keyhole.crypto.dpf import apply_corrections, extend, root_seeds
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.exchange import name_of_round
@@ -60,7 +60,8 @@ def shares_of(servers):
 
 
 def secure_sum(terms, clients):
-    return combine(*shares_of(servers_of(terms, clients)))
+    one, other = shares_of(servers_of(terms, clients))
+    return one + other
 
 
 def plain_sum(terms, clients):

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from keyhole.aggregation.two_servers import sparse as sparse_points
+from keyhole.aggregation.two_servers import client as sparse_points
 from keyhole.aggregation.two_servers.server import SparsePart
 from keyhole.crypto import dpf
 from tests.aggregation.two_servers.sparse_sums import client_of, servers_of, shares_of, terms_of

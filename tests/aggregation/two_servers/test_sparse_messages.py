@@ -6,13 +6,8 @@ from hashlib import sha256
 
 import pytest
 
+from keyhole.aggregation.two_servers.params import SPARSE_OWN_BYTES, SparseParams
 from keyhole.aggregation.two_servers.server import SparsePart
-from keyhole.aggregation.two_servers.sparse import (
-    SPARSE_OWN_BYTES,
-    SparseParams,
-    sparse_public_bytes,
-    sparse_upload_bytes,
-)
 from keyhole.delivery.exchange import name_of_round
 from keyhole.errors import InputError, MalformedError, StaleError
 from tests.aggregation.two_servers.sparse_sums import (
@@ -71,16 +66,16 @@ def test_lengths_follow_from_the_terms_whatever_the_keys(shape, bits):
     terms = terms_of(*shape, bits=bits)
     for keys in ([], [0], range(shape[2])):
         shares = client_of(terms, keys).shares
-        assert len(shares.public) == sparse_public_bytes(terms)
+        assert len(shares.public) == terms.public_bytes
         assert [len(own) for own in shares.to] == [SPARSE_OWN_BYTES, SPARSE_OWN_BYTES] == [120, 120]
-        assert sparse_upload_bytes(terms) == sparse_public_bytes(terms) + 240
+        assert terms.upload_bytes == terms.public_bytes + 240
 
 
 def test_an_upload_is_at_most_one_and_a_half_times_the_clear_rows():
     """1308 buckets a row each, 8 levels of 16 bytes and 2 bits: 1.39."""
     terms = terms_of(100_000, 500, 1000)
-    assert sparse_public_bytes(terms) == 56 + 16 + 1308 * (2 + 8 * 16 + 500 * 4)
-    assert sparse_upload_bytes(terms) <= 1.5 * 1000 * 500 * 4
+    assert terms.public_bytes == 56 + 16 + 1308 * (2 + 8 * 16 + 500 * 4)
+    assert terms.upload_bytes <= 1.5 * 1000 * 500 * 4
 
 
 def test_terms_come_back_as_they_were_and_tell_each_other_apart():
@@ -192,5 +187,5 @@ def test_messages_under_other_terms_are_refused(change):
     assert refuses(terms, 0, public, own, StaleError)
     # An own message that pretends to be of this sum does not help the public one.
     pretended = sealed(client_of(terms, [3]).shares.to[0][:HEAD_BYTES] + own[HEAD_BYTES:])
-    is_short = len(public) != sparse_public_bytes(terms)
+    is_short = len(public) != terms.public_bytes
     assert refuses(terms, 0, public, pretended, MalformedError if is_short else StaleError)

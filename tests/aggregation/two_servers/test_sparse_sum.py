@@ -5,16 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.aggregation.two_servers import batches as sparse_batches
 from keyhole.aggregation.two_servers import server as sum_server
-from keyhole.aggregation.two_servers.batches import ClientShare, add_clients
-from keyhole.aggregation.two_servers.client import dense_shares, share_rows
-from keyhole.aggregation.two_servers.server import SparsePart, combine
-from keyhole.aggregation.two_servers.sparse import (
+from keyhole.aggregation.two_servers.client import (
+    dense_shares,
     read_sparse_own,
     read_sparse_public,
-    sparse_public_bytes,
+    share_rows,
 )
+from keyhole.aggregation.two_servers.server import ClientShare, SparsePart, add_clients
 from keyhole.crypto import cuckoo
 from keyhole.crypto.ring import add_mask
 from keyhole.errors import KeySpaceError, ReplayError, ShapeError
@@ -135,9 +133,9 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
     terms = terms_of(200, 5, 20, 16)
     clients = [client_of(terms, range(at, at + 20), at) for at in range(7)]
     expected = shares_of(servers_of(terms, clients))
-    monkeypatch.setattr(sparse_batches, "_TILE", 160)
-    monkeypatch.setattr(sparse_batches, "_NODES", 2000)
-    monkeypatch.setattr(sparse_batches, "_MAX_NODES", 1000)
+    monkeypatch.setattr(sum_server, "_TILE", 160)
+    monkeypatch.setattr(sum_server, "_NODES", 2000)
+    monkeypatch.setattr(sum_server, "_MAX_NODES", 1000)
     monkeypatch.setattr(sum_server, "_MAX_WAITING", 5)
     servers = SparsePart(terms, 0), SparsePart(terms, 1)
     for party, server in enumerate(servers):
@@ -150,7 +148,7 @@ def test_clients_in_any_batches_tiles_and_groups_of_buckets_give_the_same_sum(mo
 def test_messages_that_wait_are_added_before_they_take_too_much_memory(monkeypatch):
     terms = terms_of()
     clients = [client_of(terms, [at], at) for at in range(5)]
-    monkeypatch.setattr(sum_server, "_MAX_BYTES", 2 * sparse_public_bytes(terms))
+    monkeypatch.setattr(sum_server, "_MAX_BYTES", 2 * terms.public_bytes)
     server, waiting = SparsePart(terms, 0), []
     for client in clients:
         server.add(*client.to(0))
@@ -164,7 +162,7 @@ def test_the_order_in_which_clients_arrive_does_not_matter():
     servers = servers_of(terms, clients)[0], SparsePart(terms, 1)
     for place in (2, 0, 3, 1):
         servers[1].add(*clients[place].to(1))
-    np.testing.assert_array_equal(combine(*shares_of(servers)), plain_sum(terms, clients))
+    np.testing.assert_array_equal(np.add(*shares_of(servers)), plain_sum(terms, clients))
 
 
 def test_fresh_shares_of_the_same_rows_have_nothing_in_common():
@@ -262,13 +260,6 @@ def test_two_sums_of_one_round_would_show_what_one_client_sent():
     clients = [client_of(terms, [at], at) for at in range(3)]
     three, two = secure_sum(terms, clients), secure_sum(terms, clients[:2])
     np.testing.assert_array_equal(three - two, plain_sum(terms, clients[2:]))
-
-
-def test_shares_of_different_sums_do_not_combine():
-    with pytest.raises(ShapeError):
-        combine(np.zeros((2, 3), np.uint32), np.zeros((2, 3), np.uint16))
-    with pytest.raises(ShapeError):
-        combine(np.zeros((2, 3), np.uint32), np.zeros((2, 1), np.uint32))
 
 
 @pytest.mark.slow

@@ -5,10 +5,14 @@ Renew them with KEYHOLE_RENEW_GOLDEN=1.
 
 import numpy as np
 
-from keyhole.aggregation.two_servers.messages import pack_share
 from keyhole.aggregation.two_servers.params import PartParams
-from keyhole.aggregation.two_servers.server import SumServer
-from tests.aggregation.two_servers.two_server_sums import COHORT, add_all, shares_of, terms_of
+from tests.aggregation.two_servers.two_server_sums import (
+    COHORT,
+    add_all,
+    server_of,
+    shares_of,
+    terms_of,
+)
 from tests.delivery.pir.golden import assert_golden
 
 PARTS = PartParams(6, 1, 2, True), PartParams(2, 2, 2, False)
@@ -24,7 +28,7 @@ def test_messages_of_a_whole_sum_are_the_bytes_they_always_were():
     both = COHORT[1], COHORT[4]
     sent = {name: shares_of(terms, rows([seed, 5], 7), seed) for seed, name in enumerate(both)}
     messages = {"terms": terms.encode()}
-    servers = SumServer(terms, 0, COHORT), SumServer(terms, 1, COHORT)
+    servers = server_of(terms, 0), server_of(terms, 1)
     for name, shares in sent.items():
         messages[f"public of {name}"] = shares.public
         for server in servers:
@@ -38,5 +42,5 @@ def test_messages_of_a_whole_sum_are_the_bytes_they_always_were():
     for party, server in enumerate(servers):
         messages[f"list of server {party}"] = lists[party]
         messages[f"agreed of server {party}"] = agreed[party]
-        messages[f"share of server {party}"] = b"".join(pack_share(terms, server.share()))
+        messages[f"share of server {party}"] = b"".join(server.share())
     assert_golden("whole-sum", messages)

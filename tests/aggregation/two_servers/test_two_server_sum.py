@@ -5,19 +5,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from keyhole.aggregation.two_servers.messages import (
-    own_bytes,
-    pack_agreed,
-    pack_list,
-    pack_share,
-    public_bytes,
-    read_list,
-    read_share,
-    share_bytes,
-    upload_bytes,
-)
+from keyhole.aggregation.exchange import combine
+from keyhole.aggregation.shares import pack_agreed, pack_list, read_list, read_share
+from keyhole.aggregation.sum_server import cohort_digest
+from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
-from keyhole.aggregation.two_servers.server import SumServer, cohort_digest, combine_shares
 from keyhole.crypto.prg import Prg
 from keyhole.errors import (
     InputError,
@@ -36,9 +28,12 @@ from tests.aggregation.two_servers.two_server_sums import (
     COHORT,
     add_all,
     agree,
+    combined,
     plain_sum,
     rows_of,
+    server_of,
     servers_of,
+    share_of,
     shares_of,
     terms_of,
 )
@@ -60,7 +55,7 @@ def test_both_shares_together_are_the_plain_ring_sum_bit_for_bit(bits, with_coun
     servers = servers_of(terms, sent)
     agree(servers)
     add_all(servers, sent)
-    found = combine_shares(*(server.share() for server in servers))
+    found = combined(terms, *map(share_of, servers))
     for one, other in zip(found, plain_sum(terms, rows.values()), strict=True):
         assert one.tobytes() == other.tobytes()
 
@@ -83,7 +78,7 @@ def test_whoever_reached_both_is_added_and_nobody_else(first, second):
         return
     agree(servers)
     add_all(servers, sent)
-    found = combine_shares(*(server.share() for server in servers))
+    found = combined(terms, *map(share_of, servers))
     expected = plain_sum(terms, [rows[name] for name in both])
     for one, other in zip(found, expected, strict=True):
         assert one.tobytes() == other.tobytes()
@@ -130,7 +125,7 @@ def test_a_share_is_given_out_once_and_nobody_is_accepted_late():
 def test_replays_strangers_and_foreign_messages_are_refused():
     terms, other = terms_of(), terms_of(round=bytes(16))
     one, foreign = shares_of(terms, rows_of(terms, 1)), shares_of(other, rows_of(other, 1))
-    server = SumServer(terms, 0, COHORT)
+    server = server_of(terms, 0)
     damaged = bytearray(one.to[0])
     damaged[80] ^= 1
     refusals = [
@@ -177,21 +172,21 @@ def test_servers_with_different_cohorts_lists_or_terms_do_not_agree():
     terms, other = terms_of(), terms_of(min_clients=1)
     _, sent = sent_by(terms, COHORT[:3])
     one, two = servers_of(terms, sent)
-    stranger = SumServer(terms, 1, COHORT[::-1])
+    stranger = server_of(terms, 1, COHORT[::-1])
     for name, shares in sent.items():
         stranger.accept(name, shares.to[1])
     mine, theirs = one.close(), two.close()
     for told, kind in [
         (stranger.close(), MismatchError),
         (mine, MalformedError),
-        (SumServer(other, 1, COHORT).close(), StaleError),
+        (server_of(other, 1).close(), StaleError),
         (theirs[:-1], MalformedError),
         (b"", MalformedError),
     ]:
         with pytest.raises(kind):
             one.reduce(told)
     one.reduce(theirs)
-    fewer = SumServer(terms, 1, COHORT)
+    fewer = server_of(terms, 1)
     for name in COHORT[:2]:
         fewer.accept(name, sent[name].to[1])
     fewer.close()
@@ -211,7 +206,7 @@ def test_every_damaged_list_is_refused_and_a_foreign_one(party):
             servers[party].reduce(bad)
     for other in (terms_of(round=bytes(16)), terms_of(min_clients=3)):
         with pytest.raises(StaleError):
-            servers[party].reduce(SumServer(other, 1 - party, COHORT).close())
+            servers[party].reduce(server_of(other, 1 - party).close())
     servers[party].reduce(good)
 
 
@@ -225,7 +220,7 @@ def test_a_client_that_tells_each_server_another_public_message_is_left_out():
     agree(servers)
     assert servers[0].clients == servers[1].clients == tuple(COHORT[:2])
     add_all(servers, sent)
-    total = combine_shares(*(server.share() for server in servers))
+    total = combined(terms, *map(share_of, servers))
     for found, expected in zip(total, plain_sum(terms, rows.values()), strict=True):
         np.testing.assert_array_equal(found, expected)
 
@@ -244,17 +239,17 @@ def test_every_flipped_public_message_is_refused():
 
 def test_there_is_no_third_server():
     with pytest.raises(InputError):
-        SumServer(terms_of(), 2, COHORT)
+        server_of(terms_of(), 2)
 
 
 def test_a_list_that_names_a_client_twice_is_refused():
     terms = terms_of()
-    packed = pack_list(terms, 1, cohort_digest(COHORT), {0: bytes(32), 2: bytes(32)})
-    assert read_list(terms, 1, packed)[1] == {0: bytes(32), 2: bytes(32)}
+    packed = pack_list(terms.facts, 1, cohort_digest(COHORT), {0: bytes(32), 2: bytes(32)})
+    assert read_list(terms.facts, 1, packed)[1] == {0: bytes(32), 2: bytes(32)}
     swapped = bytearray(packed)
     swapped[96:112] = packed[104:112] + packed[96:104]
     with pytest.raises(MalformedError):
-        read_list(terms, 1, bytes(swapped))
+        read_list(terms.facts, 1, bytes(swapped))
 
 
 def test_shares_of_one_server_or_of_different_clients_are_not_combined():
@@ -265,12 +260,13 @@ def test_shares_of_one_server_or_of_different_clients_are_not_combined():
         servers = servers_of(terms, sent)
         agree(servers, taken)
         add_all(servers, sent)
-        all_shares.append([server.share() for server in servers])
+        all_shares.append([share_of(server) for server in servers])
     (one, two), (_, other) = all_shares
     for pair in ((one, one), (one, other)):
         with pytest.raises(MismatchError):
-            combine_shares(*pair)
-    combine_shares(two, one)
+            combine(TwoServers(), terms.encode(), pair)
+    parts = combine(TwoServers(), terms.encode(), (two, one))
+    assert [part.rows.shape[1] for part in parts] == [part.width for part in terms.parts]
 
 
 def test_a_share_survives_its_message_and_damage_to_it_is_found():
@@ -279,20 +275,17 @@ def test_a_share_survives_its_message_and_damage_to_it_is_found():
     servers = servers_of(terms, sent)
     agree(servers)
     add_all(servers, sent)
-    share = servers[0].share()
-    packed = b"".join(bytes(piece) for piece in pack_share(terms, share))
-    assert len(packed) == share_bytes(terms)
-    again = read_share(terms, 0, packed)
-    assert (again.clients, again.digest) == (share.clients, share.digest)
-    for one, other in zip(again.parts, share.parts, strict=True):
-        assert one.tobytes() == other.tobytes()
+    packed = b"".join(bytes(piece) for piece in servers[0].share())
+    assert len(packed) == terms.facts.share_message_bytes
+    share = read_share(terms.facts, 0, packed)
+    assert (share.clients, share.payload.nbytes) == (2, terms.table_bytes)
     for place in (0, 60, 200, len(packed) - 1):
         damaged = bytearray(packed)
         damaged[place] ^= 16
         with pytest.raises(MalformedError):
-            read_share(terms, 0, bytes(damaged))
+            read_share(terms.facts, 0, bytes(damaged))
     with pytest.raises(MalformedError):
-        read_share(terms, 1, packed)
+        read_share(terms.facts, 1, packed)
 
 
 def test_the_noise_of_a_server_is_in_its_share():
@@ -302,7 +295,7 @@ def test_the_noise_of_a_server_is_in_its_share():
     agree(servers)
     add_all(servers, sent)
     seeds = [[Prg(bytes([party, place]) * 8) for place in range(3)] for party in (0, 1)]
-    found = combine_shares(*(server.share(seeds[server.party]) for server in servers))
+    found = combined(terms, *(share_of(s, seeds[s.party].__getitem__) for s in servers))
     spread = np.concatenate(
         [
             (one - other).view(np.int32).reshape(-1) / terms.ring_noise
@@ -389,9 +382,9 @@ def test_rows_that_do_not_fit_are_not_shared(rows, kind, place):
 def test_a_cohort_larger_than_the_ring_or_with_repeats_is_refused():
     for cohort in ([*COHORT, "one more"], [COHORT[0]] * 2):
         with pytest.raises(InputError, match="cohort"):
-            SumServer(terms_of(), 0, cohort)
+            server_of(terms_of(), 0, cohort)
     with pytest.raises(InputError, match="two servers"):
-        SumServer(terms_of(), 2, COHORT)
+        server_of(terms_of(), 2)
 
 
 def test_messages_are_as_long_as_the_terms_say_whatever_they_hold():
@@ -399,9 +392,11 @@ def test_messages_are_as_long_as_the_terms_say_whatever_they_hold():
     empty = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in terms.parts]
     for rows in (empty, rows_of(terms, 1), rows_of(terms, 2)):
         made = shares_of(terms, rows)
-        assert len(made.public) == public_bytes(terms)
-        assert [len(m) for m in made.to] == [own_bytes(terms, party) for party in (0, 1)]
-        assert upload_bytes(terms) == len(made.public) + sum(map(len, made.to))
+        assert len(made.public) == terms.facts.public_message_bytes
+        assert [len(m) for m in made.to] == [
+            terms.facts.own_message_bytes(party) for party in (0, 1)
+        ]
+        assert terms.facts.upload_bytes == len(made.public) + sum(map(len, made.to))
 
 
 def test_nothing_that_is_printed_holds_a_key_or_a_number():
@@ -409,11 +404,11 @@ def test_nothing_that_is_printed_holds_a_key_or_a_number():
     made = shares_of(
         terms, [(np.array([33]), np.full((1, 3), 77, np.uint32)), *rows_of(terms, 1)[1:]]
     )
-    server = SumServer(terms, 0, COHORT)
+    server = server_of(terms, 0)
     server.accept(COHORT[0], made.to[0])
     assert repr(made) == (
         f"SumShares({len(made.public)} bytes, and {len(made.to[0])} and {len(made.to[1])} "
         "for the servers)"
     )
     assert repr(server) == "SumServer(party 0, open, 1 clients)"
-    assert len(pack_agreed(terms, 0, server._agreed())) == 144
+    assert len(pack_agreed(terms.facts, 0, server._agreed())) == 144

@@ -4,9 +4,11 @@ from hashlib import sha256
 
 import numpy as np
 
+from keyhole.aggregation.shares import read_share
+from keyhole.aggregation.sum_server import SumServer
 from keyhole.aggregation.two_servers.client import share_update
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
-from keyhole.aggregation.two_servers.server import SumServer
+from keyhole.aggregation.two_servers.server import TwoServerAdder, tables_of
 from keyhole.crypto.prg import Prg
 
 COHORT = [f"client-{i}" for i in range(6)]
@@ -49,9 +51,25 @@ def plain_sum(terms, clients):
     return totals
 
 
+def server_of(terms, party, cohort=COHORT):
+    return SumServer(terms.facts, party, cohort, TwoServerAdder(terms, party))
+
+
+def share_of(server, *noise):
+    """What a server gives out, as the trainer reads it."""
+    pieces = server.share(*noise)
+    return read_share(server.facts, server.party, b"".join(bytes(piece) for piece in pieces))
+
+
+def combined(terms, *shares):
+    """The sum of each part in the ring."""
+    tables = [tables_of(terms, share.payload) for share in shares]
+    return [one + other for one, other in zip(*tables, strict=True)]
+
+
 def servers_of(terms, sent, reach=lambda party, name: True):
     """Both servers, which have accepted what reached them."""
-    servers = SumServer(terms, 0, COHORT), SumServer(terms, 1, COHORT)
+    servers = server_of(terms, 0), server_of(terms, 1)
     for server in servers:
         for name, shares in sent.items():
             if reach(server.party, name):

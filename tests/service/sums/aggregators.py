@@ -7,17 +7,15 @@ from hashlib import sha256
 import numpy as np
 
 from keyhole.aggregation.two_servers.client import share_update
-from keyhole.aggregation.two_servers.messages import read_share
 from keyhole.aggregation.two_servers.params import SumParams, part_params
-from keyhole.aggregation.two_servers.server import combine_shares
+from keyhole.aggregation.two_servers.server import tables_of
 from keyhole.crypto.prg import Prg
 from keyhole.device.device import Device
 from keyhole.service.access import Keyring, new_key
 from keyhole.service.sum_peers import PeerLine
 from keyhole.service.sum_routes import AggregatorApp, Keyrings
-from keyhole.service.sum_services import SumClient
-from keyhole.service.sum_settings import AggregatorSettings
-from keyhole.service.sums import SumFiles
+from keyhole.service.sum_services import AggregatorClient
+from keyhole.service.sums import AggregatorSettings, SumFiles
 from keyhole.service.transport import Listen, serving
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.sockets import Retry
@@ -117,7 +115,7 @@ class Pair:
         ring = self.keys[party].trainers
         token = ring.issue("device", name, now=time.time(), seconds=600)
         retry = Retry(**{"attempts": 3, "first_wait": 0.01, "longest_wait": 0.05, **retry})
-        return SumClient(HttpClient(self.urls[party], retry=retry), token, party)
+        return AggregatorClient(HttpClient(self.urls[party], retry=retry), token, party)
 
     def device_token(self, party, name, kind="device", **more):
         ring = self.keys[party].devices
@@ -140,7 +138,7 @@ class Pair:
 
     def open(self, round_id, terms, cohort=COHORT):
         for party in (0, 1):
-            self.trainer(party).open(round_id, terms, cohort)
+            self.trainer(party).open(round_id, terms.encode(), cohort)
 
     def share(self, round_id, terms, name, seed, to=(0, 1)):
         """A device sends its shares, to one or to both; returns its rows."""
@@ -165,8 +163,9 @@ class Pair:
             time.sleep(0.02)
 
     def combined(self, round_id, terms):
-        shares = [self.trainer(party).share(round_id, terms) for party in (0, 1)]
-        return combine_shares(*shares)
+        shares = [self.trainer(party).share(round_id, terms.facts) for party in (0, 1)]
+        tables = [tables_of(terms, share.payload) for share in shares]
+        return [one + other for one, other in zip(*tables, strict=True)]
 
 
 def eventually(holds, seconds=60.0):
@@ -182,7 +181,7 @@ def eventually(holds, seconds=60.0):
 def bodies_of(terms, rows, seed=0):
     """What a device sends to each aggregator."""
     made = share_update(terms, rows, Prg(sha256(b"%d" % seed).digest()[:16]))
-    return made.to[0] + made.public, made.to[1]
+    return made.bodies
 
 
 @contextmanager
@@ -207,7 +206,6 @@ __all__ = [
     "bodies_of",
     "eventually",
     "plain_sum",
-    "read_share",
     "round_name",
     "rows_of",
     "terms_of",

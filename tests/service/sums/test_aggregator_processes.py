@@ -16,7 +16,7 @@ from keyhole.cli.main import keyhole
 from keyhole.service.access import Keyring, new_key
 from keyhole.service.reading import RoundsDirectory
 from keyhole.service.sum_routes import Keyrings
-from keyhole.service.sum_services import SumClient
+from keyhole.service.sum_services import AggregatorClient
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
 from tests.helpers import LONG, ROOT
@@ -125,11 +125,11 @@ def test_killed_aggregators_go_on_where_they_were(pair):
     pair.wait(ROUND)
     for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
         assert found.tobytes() == expected.tobytes()
-    before = pair.trainer(0).share(ROUND, terms)
+    before = pair.trainer(0).share(ROUND, terms.facts)
     pair.kill(0)
     pair.start(0)
-    again = pair.trainer(0).share(ROUND, terms)
-    assert [a.tobytes() for a in before.parts] == [b.tobytes() for b in again.parts]
+    again = pair.trainer(0).share(ROUND, terms.facts)
+    assert before.payload == again.payload
     for party in (0, 1):
         pair.close_lines()
         pair.stop(party)
@@ -167,9 +167,9 @@ def test_aggregators_speak_tls_to_each_other_devices_and_trainers(tmp_path):
                 ring = pair.keys[party].trainers
                 token = ring.issue("device", "trainer", now=time.time(), seconds=60)
                 client = HttpClient(pair.urls[party], ca=folder / "ca.pem", retry=Retry(attempts=3))
-                lines.append(SumClient(client, token, party))
+                lines.append(AggregatorClient(client, token, party))
                 stack.callback(client.close)
-                lines[party].open(ROUND, terms, COHORT)
+                lines[party].open(ROUND, terms.encode(), COHORT)
             for line in lines:
                 line.add_up(ROUND, COHORT)
             assert eventually(lambda: all(one.status(ROUND).failure for one in lines))

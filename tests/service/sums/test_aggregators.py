@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from keyhole.aggregation.two_servers.messages import own_bytes
 from keyhole.errors import (
     AccessError,
     BusyError,
@@ -103,7 +102,7 @@ def test_with_too_few_clients_nothing_is_given_out_and_shares_are_gone(pair, tmp
         assert (one.phase, one.failure.kind) == ("failed", "ThresholdError")
     for party in (0, 1):
         with pytest.raises(TooLateError):
-            pair.trainer(party).share(ROUND, terms)
+            pair.trainer(party).share(ROUND, terms.facts)
         assert not list((tmp_path / str(party)).rglob("share"))
         uploads = tmp_path / str(party) / "uploads" / ROUND
         assert eventually(lambda folder=uploads: not list(folder.glob("device*")))
@@ -111,8 +110,8 @@ def test_with_too_few_clients_nothing_is_given_out_and_shares_are_gone(pair, tmp
 
 def test_aggregators_that_were_told_different_cohorts_release_nothing(pair):
     terms = terms_of()
-    pair.trainer(0).open(ROUND, terms, COHORT)
-    pair.trainer(1).open(ROUND, terms, COHORT[::-1])
+    pair.trainer(0).open(ROUND, terms.encode(), COHORT)
+    pair.trainer(1).open(ROUND, terms.encode(), COHORT[::-1])
     for seed, name in enumerate(COHORT):
         pair.share(ROUND, terms, name, seed)
     pair.close(ROUND)
@@ -122,8 +121,8 @@ def test_aggregators_that_were_told_different_cohorts_release_nothing(pair):
 def test_a_trainer_cannot_tell_one_aggregator_a_smaller_minimum(pair):
     """Devices share under the terms of the manifest; whoever was told others refuses them."""
     told, other = terms_of(minimum=5), terms_of(minimum=2)
-    pair.trainer(0).open(ROUND, told, COHORT)
-    pair.trainer(1).open(ROUND, other, COHORT)
+    pair.trainer(0).open(ROUND, told.encode(), COHORT)
+    pair.trainer(1).open(ROUND, other.encode(), COHORT)
     with pytest.raises(StaleError):
         pair.share(ROUND, told, COHORT[0], 0)
 
@@ -136,14 +135,13 @@ def test_the_same_share_is_given_out_however_often_it_is_asked_for(pair, tmp_pat
         pair.share(ROUND, terms, name, seed)
     pair.close(ROUND)
     pair.wait(ROUND)
-    before = [pair.trainer(party).share(ROUND, terms) for party in (0, 1)]
+    before = [pair.trainer(party).share(ROUND, terms.facts) for party in (0, 1)]
     pair.close(ROUND)  # again
     for party in (0, 1):
         pair.stop(party)
         pair.start(party)
-        again = pair.trainer(party).share(ROUND, terms)
-        for one, other in zip(before[party].parts, again.parts, strict=True):
-            assert one.tobytes() == other.tobytes()
+        again = pair.trainer(party).share(ROUND, terms.facts)
+        assert before[party].payload == again.payload
 
 
 def test_noise_of_both_aggregators_is_in_the_sum(pair):
@@ -186,7 +184,7 @@ def test_strangers_late_ones_and_foreign_messages_are_refused(pair, party):
     terms, other = terms_of(), terms_of(b"b")
     pair.open(ROUND, terms)
     body = bodies_of(terms, rows_of(terms, 1))[party]
-    own = own_bytes(terms, party)
+    own = terms.facts.own_message_bytes(party)
     refusals = [
         (lambda: pair.send(party, ROUND, "device-77", body), NotAdmittedError),
         (lambda: pair.send(party, ROUND, COHORT[0], body, token="kh1.x.y"), AccessError),
@@ -223,11 +221,14 @@ def test_what_a_trainer_may_not_open_is_refused(tmp_path):
         first = pair.trainer(0)
         large = terms_of(minimum=3, cohort=10**6)
         refusals = [
-            (lambda: first.open(ROUND, terms_of(minimum=2), COHORT), InputError),
-            (lambda: first.open(ROUND, terms_of(minimum=3, cohort=3), COHORT), TooLargeError),
-            (lambda: first.open(ROUND, large, [COHORT[0]] * 3), TooLargeError),
-            (lambda: first.open(ROUND, large, ["../x"]), InputError),
-            (lambda: first.open("nonsense", large, COHORT), NotFoundError),
+            (lambda: first.open(ROUND, terms_of(minimum=2).encode(), COHORT), InputError),
+            (
+                lambda: first.open(ROUND, terms_of(minimum=3, cohort=3).encode(), COHORT),
+                TooLargeError,
+            ),
+            (lambda: first.open(ROUND, large.encode(), [COHORT[0]] * 3), TooLargeError),
+            (lambda: first.open(ROUND, large.encode(), ["../x"]), InputError),
+            (lambda: first.open("nonsense", large.encode(), COHORT), NotFoundError),
         ]
         for act, kind in refusals:
             with pytest.raises(kind):
@@ -235,13 +236,13 @@ def test_what_a_trainer_may_not_open_is_refused(tmp_path):
         wrong = pair.trainer(0, "confused")
         wrong.party = 1
         with pytest.raises(ConflictError, match="other aggregator"):
-            wrong.open(ROUND, terms_of(minimum=3), COHORT)
-        first.open(ROUND, terms_of(minimum=3), COHORT)
-        first.open(ROUND, terms_of(minimum=3), COHORT)
+            wrong.open(ROUND, terms_of(minimum=3).encode(), COHORT)
+        first.open(ROUND, terms_of(minimum=3).encode(), COHORT)
+        first.open(ROUND, terms_of(minimum=3).encode(), COHORT)
         with pytest.raises(ConflictError):
-            first.open(ROUND, terms_of(minimum=4), COHORT)
+            first.open(ROUND, terms_of(minimum=4).encode(), COHORT)
         with pytest.raises(ServiceError, match="503"):  # too many sums: come back later
-            first.open(round_name(b"b", 1), terms_of(b"b", minimum=3), COHORT)
+            first.open(round_name(b"b", 1), terms_of(b"b", minimum=3).encode(), COHORT)
 
 
 def test_a_sum_is_its_trainers_alone_and_its_name_is_used_once(pair):
@@ -253,13 +254,13 @@ def test_a_sum_is_its_trainers_alone_and_its_name_is_used_once(pair):
         with pytest.raises(NotFoundError):
             act(ROUND)
     with pytest.raises(ConflictError):
-        stranger.open(ROUND, terms, COHORT)
+        stranger.open(ROUND, terms.encode(), COHORT)
     with pytest.raises(ConflictError, match="name"):
-        pair.trainer(0).open(round_name(b"b", 1), terms, COHORT)
+        pair.trainer(0).open(round_name(b"b", 1), terms.encode(), COHORT)
     pair.trainer(0).forget(ROUND)
     assert pair.trainer(0).rounds() == []
     with pytest.raises(TooLateError):
-        pair.trainer(0).open(ROUND, terms, COHORT)
+        pair.trainer(0).open(ROUND, terms.encode(), COHORT)
 
 
 def test_tokens_of_one_kind_of_caller_are_worth_nothing_for_another(pair):
@@ -283,8 +284,8 @@ def test_the_other_aggregator_gets_what_devices_sent_only_after_the_close(pair):
     pair.share(ROUND, terms, COHORT[0], 0)
     line = pair.apps[1]._finisher._peer
     for act in (
-        lambda: line.listed(ROUND, 10**6),
-        lambda: line.public(ROUND, COHORT[0], 10**6),
+        lambda: line.get(ROUND, "list", 10**6),
+        lambda: line.get(ROUND, f"publics/{COHORT[0]}", 10**6),
     ):
         with pytest.raises(ServiceError, match="503"):
             act()
@@ -339,7 +340,7 @@ def test_many_devices_at_once_are_all_taken(pair):
 def test_busy_is_what_a_share_is_before_it_is_ready(pair):
     pair.open(ROUND, terms_of())
     with pytest.raises((BusyError, ServiceError)):
-        pair.trainer(0).share(ROUND, terms_of())
+        pair.trainer(0).share(ROUND, terms_of().facts)
 
 
 def test_two_processes_do_not_share_the_files_of_an_aggregator(pair, tmp_path):

@@ -10,11 +10,11 @@ from keyhole.aggregation.base import Rounding
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.two_servers.method import TwoServers
-from keyhole.device.sums import SumPolicy, terms_in
+from keyhole.device.sums import SumPolicy, params_in
 from keyhole.errors import InputError, NotFiniteError, ServiceError, ViolationError
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
-from keyhole.service.sum_services import SumClient, SumServices
+from keyhole.service.sum_services import AggregatorClient, SumServices
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
 from tests.service.small_service import small_service
@@ -144,18 +144,18 @@ def test_a_device_refuses_terms_that_its_operator_does_not_allow(policy):
     inbox = SumServices(*fake_lines(), salt=SALT)
     inbox.open(0, range(5), LAYOUT, make_plan())
     with pytest.raises(ViolationError, match="does not accept"):
-        policy.check(inbox._now().terms)
+        policy.check(inbox._now().facts)
 
 
 def fake_lines():
-    return [SumClient(HttpClient("http://127.0.0.1:9"), "x", party) for party in (0, 1)]
+    return [AggregatorClient(HttpClient("http://127.0.0.1:9"), "x", party) for party in (0, 1)]
 
 
 def test_a_round_without_a_secure_sum_is_not_sent_to_aggregators(both):
     service, _ = both
     state = service.publish()
     with service.device() as device, pytest.raises(InputError, match="has no secure sum"):
-        terms_in(device.known(state.published.id))
+        params_in(device.known(state.published.id))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_the_name_of_a_sum_depends_on_salt_round_and_run():
     def name(salt, t, **changes):
         inbox = SumServices(*fake_lines(), salt=salt)
         inbox.open(t, range(5), LAYOUT, make_plan(**changes))
-        return inbox._now().terms.round
+        return inbox._now().facts.round
 
     names = [name(SALT, 0), name(bytes(16), 0), name(SALT, 1), name(SALT, 0, seed=4)]
     assert len(set(names)) == 4

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.two_servers.client import share_update
-from keyhole.aggregation.two_servers.messages import own_bytes
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
-from keyhole.service.sum_settings import AggregatorSettings
-from keyhole.service.sums import SumFiles, Sums
+from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
 from keyhole.wire.sums import SumOpening
 from tests.delivery.pir.distinguisher import bits_of, compare
 from tests.service.sums.aggregators import round_name
@@ -47,8 +45,7 @@ def stored(directory, world, party):
         kind = at % 2
         prg = Prg(sha256(f"{world} {at}".encode()).digest()[:16])
         made = share_update(TERMS, rows_of(*WORLDS[world][kind]), prg)
-        body = made.to[party] + (made.public if party == 0 else b"")
-        sums.upload(ROUND, name, body)
+        sums.upload(ROUND, name, made.bodies[party])
     found = [sums.files.spool.read(ROUND, name) for name in NAMES]
     sums.files.close()
     return found[::2], found[1::2]
@@ -56,7 +53,7 @@ def stored(directory, world, party):
 
 def secret_bytes(body, party):
     """The bytes that are not the same for everyone, and no digest of others."""
-    own = body[: own_bytes(TERMS, party)]
+    own = body[: TERMS.facts.own_message_bytes(party)]
     root = own[OWN_HEAD + PART_HEAD : OWN_HEAD + PART_HEAD + 16]
     dense = own[OWN_HEAD + PART_OWN : -16]
     public = body[len(own) :]

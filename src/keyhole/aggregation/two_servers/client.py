@@ -1,42 +1,167 @@
 """Turns a client's update into two shares, one for each server.
 
 Of a sparse part, each key goes to one of the buckets that hold it, no two to the same, and each
-bucket is one point function (`sparse.py`): at the key's position the row, or at a random one a row
-of zeros if no key went there. What is sent is one row per bucket, whatever the number of keys in
-the table. Of a dense part, server 0 gets the seed of a mask and server 1 what is left when the mask
-is taken away.
+bucket is one point function: at the key's position the row, or at a random one a row of zeros if no
+key went there. What is sent is one row per bucket, whatever the number of keys in the table. Of a
+dense part, server 0 gets the seed of a mask and server 1 what is left when the mask is taken away.
+
+A point function has a row as value: zero everywhere but at one secret position. The tree is that of
+`crypto/dpf.py`, with a leaf for every position. At a position with seed s and control bit t, party
+b's share of the row is
+
+    (-1)^b (convert(s) + t * correction)
+
+in the ring, where convert stretches a seed to a row and the correction makes both shares add up to
+the secret row at the secret position (Boyle, Gilboa and Ishai, EUROCRYPT 2015 and CCS 2016, for
+any group). Everywhere else both parties have the same seed and bit, and the shares cancel.
 
 Hidden from each server: keys, their number up to `max_keys` of each part, and rows, if the two do
-not collude, AES under a fixed key is a circular correlation-robust hash, and in counter mode it is
-a pseudo-random function. Not hidden: who takes part. Not prevented: a client that lies. It can
-share any rows at any number of keys, of any size, and so spoil a sum; neither server can see it.
+not collude, AES under a fixed key is a circular correlation-robust hash of seeds of 127 bits, and
+in counter mode it is a pseudo-random function. Not hidden: who takes part; anything from a party
+that holds both roots. Not prevented: a client that lies. It can share any rows at any number of
+keys, of any size, and so spoil a sum; neither server can see it.
 
-A client relies on its terms: the device's policy checks `min_clients`, and `Rounds` checks that the
-device has not taken part in the round before.
+A client relies on its params: the device's policy checks `min_clients`, and `SumsJoined` checks
+that the device has not taken part in the round before.
+
+    public   of a sparse part: head, nonce (16), control bits (two per level, of all buckets, 8 per
+             byte from the lowest), seed corrections (16 per level and bucket), row corrections (a
+             row of little-endian ring elements per bucket)
+    own      of a sparse part: head, root (16), SHA-256 of public (32), check (16); of a dense part:
+             the seed (16) to server 0, or all rows minus their mask to server 1
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.aggregation.two_servers.messages import pack_own, pack_public
-from keyhole.aggregation.two_servers.params import SumParams
-from keyhole.aggregation.two_servers.sparse import (
-    SparseParams,
-    pack_sparse_own,
-    pack_sparse_public,
-    share_rows_at,
-)
+from keyhole.aggregation.shares import SplitUpdate, SumShares, pack_shares
+from keyhole.aggregation.two_servers.params import SPARSE_FRAMING, SparseParams, SumParams
 from keyhole.arrays import KeyArray
 from keyhole.crypto.cuckoo import place
+from keyhole.crypto.dpf import Bits, share_paths
 from keyhole.crypto.once import distinct_keys
-from keyhole.crypto.prg import SEED_BYTES, Prg
+from keyhole.crypto.prg import SEED_BYTES, FixedKeyAes, Prg, SeedArray, fixed_key
 from keyhole.crypto.ring import RingArray, add_mask
 from keyhole.errors import KeySpaceError, ShapeError
+
+_TREE, _ROWS = b"keyhole-sum-tree", b"keyhole-sum-rows"
+
+
+@dataclass(frozen=True, repr=False)
+class Corrections:
+    """What both parties receive alike, for n point functions.
+
+    Args:
+        nonce: 16 bytes that belong to this client's message alone.
+        seeds: (n, depth, 16) uint8, control bits clear.
+        bits: (n, depth, 2) bool, of the left and the right child.
+        rows: (n, row) ring.
+    """
+
+    nonce: bytes
+    seeds: NDArray[np.uint8]
+    bits: Bits
+    rows: RingArray
+
+    def __repr__(self) -> str:
+        return f"Corrections({len(self.rows)} points)"
+
+
+def tree_aes(nonce: bytes) -> FixedKeyAes:
+    """What grows the trees of one client."""
+    return FixedKeyAes(fixed_key(nonce, _TREE))
+
+
+def rows_aes(nonce: bytes) -> FixedKeyAes:
+    """What stretches the seeds of one client's positions to rows."""
+    return FixedKeyAes(fixed_key(nonce, _ROWS))
+
+
+def row_blocks(row: int, dtype: np.dtype[Any]) -> int:
+    """Blocks of AES that cover a row."""
+    return -(-row * dtype.itemsize // SEED_BYTES)
+
+
+def convert(seeds: SeedArray, row: int, dtype: np.dtype[Any], nonce: bytes) -> RingArray:
+    """Returns the rows of seeds (..., 16): (..., row), little-endian elements."""
+    whole = rows_aes(nonce).expand(seeds.reshape(-1, SEED_BYTES), row_blocks(row, dtype))
+    cut = whole.view(dtype.newbyteorder("<"))[:, :row].astype(dtype, copy=False)
+    return cut.reshape(*seeds.shape[:-1], row)
+
+
+def share_rows_at(
+    points: KeyArray, rows: RingArray, depth: int, nonce: bytes, roots: tuple[bytes, bytes]
+) -> Corrections:
+    """Shares rows at secret positions, one of each in every tree.
+
+    Args:
+        points: (n,) int64 of [0, 2^depth).
+        rows: (n, row) ring.
+        depth: of the trees.
+        nonce: 16 bytes, used once; no secret.
+        roots: 16 bytes of either party: fresh, secret, for one use.
+    """
+    seed_words, bit_words, ends, control = share_paths(tree_aes(nonce), points, depth, roots)
+    one, other = convert(ends, rows.shape[1], rows.dtype, nonce)
+    # At the point one control bit is set: the correction counts once, with that party's sign.
+    missing = rows - one + other
+    return Corrections(
+        nonce, seed_words, bit_words, np.where(control[1][:, None], -missing, missing)
+    )
+
+
+def pack_sparse_public(terms: SparseParams, corrections: Corrections) -> bytes:
+    """Returns what both servers receive alike."""
+    bits = np.packbits(corrections.bits, bitorder="little").tobytes()
+    rows = corrections.rows.astype(terms.dtype.newbyteorder("<"), copy=False)
+    head = SPARSE_FRAMING.head(terms, "public", 0)
+    return b"".join([head, corrections.nonce, bits, corrections.seeds.tobytes(), rows.tobytes()])
+
+
+def read_sparse_public(terms: SparseParams, data: bytes) -> Corrections:
+    """Returns the corrections of a public message.
+
+    Raises:
+        MalformedError: another length or head, or a bit that is always zero is not.
+        StaleError: of another round, or under other params.
+    """
+    SPARSE_FRAMING.check_length(data, terms.public_bytes)
+    SPARSE_FRAMING.check_head(terms, "public", 0, data)
+    start = SPARSE_FRAMING.head_bytes
+    nonce, start = data[start : start + SEED_BYTES], start + SEED_BYTES
+    raw = np.frombuffer(data, np.uint8, offset=start)
+    packed, seeds, rows = np.split(raw, np.cumsum(terms.public_parts)[:2])
+    count, depth = terms.num_buckets, terms.depth
+    bits = np.unpackbits(packed, bitorder="little").astype(np.bool_)
+    used = 2 * depth * count
+    seeds = seeds.reshape(count, depth, SEED_BYTES)
+    if bits[used:].any() or (seeds[:, :, 0] & 1).any():
+        raise SPARSE_FRAMING.malformed("spare bits that are set", "zeros")
+    ring = rows.view(terms.dtype.newbyteorder("<")).reshape(count, terms.row)
+    return Corrections(bytes(nonce), seeds, bits[:used].reshape(count, depth, 2), ring)
+
+
+def pack_sparse_own(terms: SparseParams, party: int, root: bytes, public: bytes) -> bytes:
+    """Returns what one server receives alone."""
+    return SPARSE_FRAMING.seal(terms, "own", party, root, sha256(public).digest())
+
+
+def read_sparse_own(terms: SparseParams, party: int, data: bytes) -> tuple[bytes, bytes]:
+    """Returns the root of a client, and the digest of its public message.
+
+    Raises:
+        MalformedError: another length, check or head, or for the other server.
+        StaleError: of another round, or under other params.
+    """
+    body = bytes(SPARSE_FRAMING.unseal(terms, "own", party, data, SEED_BYTES + 32))
+    return body[:SEED_BYTES], body[SEED_BYTES:]
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,14 +205,7 @@ def share_rows(
     (SparseShares(3138 bytes and 120 for each server), 2)
     """
     keys = np.asarray(keys)
-    if len(distinct_keys(keys, terms.num_keys, terms.max_keys)[0]) != len(keys):
-        raise KeySpaceError(
-            "keys that are repeated",
-            got=f"{len(keys)} keys",
-            allowed="each key once",
-            fix="add up the rows of equal keys first",
-        )
-    _check_rows(terms, len(keys), rows)
+    _check_rows(terms, keys, rows)
     prg = Prg.fresh() if prg is None else prg
     points, payload, is_placed = _fill_buckets(terms, keys.astype(np.int64), rows, prg)
     roots = prg.bytes(SEED_BYTES), prg.bytes(SEED_BYTES)
@@ -138,49 +256,27 @@ def _fill_buckets(
     return points, payload, buckets >= 0
 
 
-def _check_rows(terms: SparseParams, count: int, rows: RingArray) -> None:
-    if rows.shape != (count, terms.width) or rows.dtype != terms.dtype:
+def _check_rows(terms: SparseParams, keys: KeyArray, rows: RingArray) -> None:
+    if len(distinct_keys(keys, terms.num_keys, terms.max_keys)[0]) != len(keys):
+        raise KeySpaceError(
+            "keys that are repeated",
+            got=f"{len(keys)} keys",
+            allowed="each key once",
+            fix="add up the rows of equal keys first",
+        )
+    if rows.shape != (len(keys), terms.width) or rows.dtype != terms.dtype:
         raise ShapeError(
-            "rows that do not fit their keys or the terms",
+            "rows that do not fit their keys or the params",
             got=f"{rows.dtype} of shape {rows.shape}",
-            allowed=f"{terms.dtype} of shape ({count}, {terms.width})",
+            allowed=f"{terms.dtype} of shape ({len(keys)}, {terms.width})",
             fix="encode them with FixedPoint of the same ring",
         )
-
-
-@dataclass(frozen=True, repr=False)
-class SumShares:
-    """What one client sends, once. A party that has both messages of `to` can read the update.
-
-    Args:
-        public: for both servers alike: sent to server 0, which relays it to server 1.
-        to: one message for each server, which nobody else may see.
-        unplaced: how many keys found no bucket; their rows are left out. The client's secret.
-    """
-
-    public: bytes
-    to: tuple[bytes, bytes]
-    unplaced: int
-
-    def __repr__(self) -> str:
-        """Printing shows what everybody sees."""
-        own = " and ".join(str(len(message)) for message in self.to)
-        return f"SumShares({len(self.public)} bytes, and {own} for the servers)"
 
 
 def share_update(
     terms: SumParams, rows: Sequence[tuple[KeyArray, RingArray]], prg: Prg | None = None
 ) -> SumShares:
-    """Shares an update between both servers.
-
-    Args:
-        terms: of the sum.
-        rows: of each part its keys (m,), all different, and (m, width) ring for them.
-        prg: where all randomness comes from; a fresh one if left out.
-
-    Raises:
-        KeySpaceError: keys outside a part, repeated or too many.
-        ShapeError: rows of another shape or ring, or of another number of parts.
+    """Shares an update between both servers; see `split_rows`.
 
     >>> from keyhole.aggregation.two_servers.params import PartParams
     >>> parts = PartParams(1000, 4, 10, is_sparse=True), PartParams(3, 2, 3, is_sparse=False)
@@ -190,14 +286,31 @@ def share_update(
     >>> share_update(terms, rows)
     SumShares(3210 bytes, and 240 and 248 for the servers)
     """
+    prg = Prg.fresh() if prg is None else prg
+    return pack_shares(terms.facts, split_rows(terms, rows, prg), prg)
+
+
+def split_rows(
+    terms: SumParams, rows: Sequence[tuple[KeyArray, RingArray]], prg: Prg
+) -> SplitUpdate:
+    """Returns what each server gets of an update.
+
+    Args:
+        terms: of the sum.
+        rows: of each part its keys (m,), all different, and (m, width) ring for them.
+        prg: where all randomness comes from.
+
+    Raises:
+        KeySpaceError: keys outside a part, repeated or too many.
+        ShapeError: rows of another shape or ring, or of another number of parts.
+    """
     if len(rows) != len(terms.parts):
         raise ShapeError(
             "an update of another number of parts",
             got=len(rows),
             allowed=len(terms.parts),
-            fix="share it under the terms of its own round",
+            fix="share it under the params of its own round",
         )
-    prg = Prg.fresh() if prg is None else prg
     publics: list[bytes] = []
     own: tuple[list[bytes], list[bytes]] = [], []
     unplaced = 0
@@ -211,9 +324,7 @@ def share_update(
             messages = _dense(terms, part, np.asarray(keys), values, prg)
         for mine, message in zip(own, messages, strict=True):
             mine.append(message)
-    public = pack_public(terms, prg.bytes(SEED_BYTES), publics)
-    one, other = (pack_own(terms, party, public, own[party]) for party in (0, 1))
-    return SumShares(public, (one, other), unplaced)
+    return SplitUpdate((b"".join(own[0]), b"".join(own[1])), b"".join(publics), unplaced)
 
 
 def _dense(
@@ -221,20 +332,7 @@ def _dense(
 ) -> tuple[bytes, bytes]:
     """The seed for server 0, and all rows minus their mask for server 1."""
     part = terms.parts[place]
-    if len(distinct_keys(keys, part.num_keys, part.max_keys)[0]) != len(keys):
-        raise KeySpaceError(
-            "keys that are repeated",
-            got=f"{len(keys)} keys",
-            allowed="each key once",
-            fix="add up the rows of equal keys first",
-        )
-    if rows.shape != (len(keys), part.width) or rows.dtype != terms.dtype:
-        raise ShapeError(
-            "rows that do not fit their keys or the terms",
-            got=f"{rows.dtype} of shape {rows.shape}",
-            allowed=f"{terms.dtype} of shape ({len(keys)}, {part.width})",
-            fix="encode them with `terms.fixed_point`",
-        )
+    _check_rows(terms.sparse[place], keys, rows)
     whole = np.zeros(terms.shape(place), terms.dtype)
     whole[keys, : part.width] = rows
     whole[keys, part.width :] = 1

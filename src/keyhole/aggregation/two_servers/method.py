@@ -1,26 +1,20 @@
 """Adds updates up at two servers: each holds a share of the sum, and neither an update.
 
-The simulator and the service use the same pieces: terms from the layout, rows of a client in the
-ring, and the update of the model from both shares.
-
 Hidden from each server: keys and updates, if the two do not collude. Not hidden: who takes part,
 and the sum once both shares are combined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from keyhole.about import Leak
 from keyhole.aggregation.base import (
-    Aggregation,
     AggregationAbout,
     ClientResult,
     PartSum,
@@ -29,23 +23,20 @@ from keyhole.aggregation.base import (
     SumPrice,
     SumRequest,
     SumResult,
-    derived,
-    name_of_sum,
     rows_of,
-    withheld,
 )
+from keyhole.aggregation.exchange import SumClient, SumRound, add_shared
 from keyhole.aggregation.privacy.clipping import clip_update, norm_before_rounding
-from keyhole.aggregation.two_servers.client import SumShares, share_update
-from keyhole.aggregation.two_servers.messages import Share, upload_bytes
-from keyhole.aggregation.two_servers.params import PartParams, SumParams, part_params
-from keyhole.aggregation.two_servers.server import SumServer, combine_shares
-from keyhole.aggregation.two_servers.sparse import SparseParams, sparse_upload_bytes
+from keyhole.aggregation.shares import SplitUpdate, SumFacts
+from keyhole.aggregation.sum_server import SumServer
+from keyhole.aggregation.two_servers.client import split_rows
+from keyhole.aggregation.two_servers.params import SparseParams, SumParams, part_params
+from keyhole.aggregation.two_servers.server import TwoServerAdder, tables_of
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint
 from keyhole.errors import StaleError
 from keyhole.pricing import SumSpeeds, Workload
 from keyhole.primitives.layout import Layout, max_keys_of
-from keyhole.server.row_sums import Over, RowUpdate
 
 MIN_CLIENTS = 2
 """Below which two servers release nothing, unless they are told otherwise."""
@@ -71,71 +62,6 @@ _ABOUT = AggregationAbout(
     noise="by_parties",
     hides_dropouts=True,
 )
-
-
-@dataclass(frozen=True)
-class OpenedSum:
-    """What a sum means.
-
-    Args:
-        rows: the update of each part.
-        counts: how many clients chose each of its keys, where that was asked for.
-    """
-
-    rows: tuple[RowUpdate, ...]
-    counts: tuple[NDArray[np.int64], ...] | None
-
-
-def terms_of(
-    layout: Layout,
-    keys_per_client: Mapping[str, int],
-    rounding: Rounding,
-    *,
-    name: bytes,
-    asked: int,
-    min_clients: int,
-    with_counts: bool,
-    norm: float = inf,
-    noise: float = 0.0,
-) -> SumParams:
-    """The terms of a round's sum.
-
-    Args:
-        layout: the model and its cuts.
-        keys_per_client: key space -> the most keys of a client; public.
-        rounding: of updates.
-        name: 16 bytes that name the sum among all.
-        asked: clients: more cannot be added.
-        min_clients: below which nothing is released.
-        with_counts: whether the sum says how many clients chose each key.
-        norm: clients shorten updates that measure more.
-        noise: standard deviation of each server's noise, in the units of updates.
-
-    Raises:
-        InputError: numbers that do not belong together.
-    """
-    return SumParams(
-        round=name,
-        parts=_parts(layout, keys_per_client, rounding, with_counts),
-        max_clients=max(rounding.minimum, asked),
-        min_clients=min_clients,
-        clip=rounding.clip,
-        bits=rounding.bits,
-        with_counts=with_counts,
-        norm=norm,
-        noise=noise,
-        room=rounding.room,
-    )
-
-
-def _parts(
-    layout: Layout, keys_per_client: Mapping[str, int], rounding: Rounding, with_counts: bool
-) -> tuple[PartParams, ...]:
-    limit = max_keys_of(layout, keys_per_client)
-    return tuple(
-        part_params(part.space.num_keys, part.slice_size, m, rounding.bits, with_counts)
-        for part, m in zip(layout.parts, limit, strict=True)
-    )
 
 
 def check_terms(terms: SumParams, layout: Layout) -> None:
@@ -169,49 +95,6 @@ def ring_rows(terms: SumParams, layout: Layout, one: ClientResult, prg: Prg) -> 
         one = clip_update(layout, one, norm_before_rounding(terms.norm, step, entries))
     fixed = terms.fixed_point
     return [(keys, fixed.encode(rows, prg)) for keys, rows in rows_of(layout, one)]
-
-
-def open_sum(
-    terms: SumParams, shares: tuple[Share, Share], over: Over, divisor: int | None = None
-) -> OpenedSum:
-    """What both shares together say.
-
-    Args:
-        terms: of the sum.
-        shares: of the two servers.
-        over: what sums are divided by; "choosers" needs counts.
-        divisor: of "cohort"; as many as were added if left out.
-
-    Raises:
-        MismatchError, ShapeError: shares that do not belong together.
-    """
-    sums = []
-    for part, total in zip(terms.parts, combine_shares(*shares), strict=True):
-        counts = total[:, -1].astype(np.int64) if terms.with_counts else None
-        decoded = terms.fixed_point.decode(total[:, : part.width])
-        sums.append(PartSum.of_dense(decoded, counts))
-    divisor = shares[0].clients if divisor is None else divisor
-    rows = tuple(part.divided(over, divisor) for part in sums)
-    counts_of = tuple(part.known_counts for part in sums) if terms.with_counts else None
-    return OpenedSum(rows, counts_of)
-
-
-class SharedSum(Aggregation, Protocol):
-    """An aggregation that two aggregators run as services."""
-
-    def terms(
-        self,
-        layout: Layout,
-        keys_per_client: Mapping[str, int],
-        *,
-        name: bytes,
-        asked: int,
-        with_counts: bool,
-        min_clients: int = 0,
-        norm: float = inf,
-    ) -> SumParams:
-        """Returns the terms of one sum; see `terms_of`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -255,7 +138,7 @@ class TwoServers:
         each = speeds.key_seconds + row / speeds.sharing
         return SumPrice(
             self.about.name,
-            sparse_upload_bytes(terms),
+            terms.upload_bytes,
             0,
             1,
             dict.fromkeys(self.about.leaks, seconds),
@@ -263,76 +146,57 @@ class TwoServers:
             load.num_keys * row + terms.placement.members_bytes,
         )
 
-    def terms(
-        self,
-        layout: Layout,
-        keys_per_client: Mapping[str, int],
-        *,
-        name: bytes,
-        asked: int,
-        with_counts: bool,
-        min_clients: int = 0,
-        norm: float = inf,
-    ) -> SumParams:
-        """Returns the terms of one sum; `min_clients` counts if it is above the sum's own."""
-        return terms_of(
-            layout,
-            keys_per_client,
-            self.rounding,
-            name=name,
-            asked=asked,
-            min_clients=max(self.min_clients, min_clients),
-            with_counts=with_counts,
-            norm=norm,
-            noise=self.noise,
+    def params(self, round: SumRound) -> bytes:
+        """Implements `SharedSum.params`."""
+        ring, with_counts = self.rounding, round.with_counts
+        limit = max_keys_of(round.layout, round.keys_per_client)
+        parts = tuple(
+            part_params(part.space.num_keys, part.slice_size, m, ring.bits, with_counts)
+            for part, m in zip(round.layout.parts, limit, strict=True)
         )
+        return SumParams(
+            round=round.name,
+            parts=parts,
+            max_clients=max(ring.minimum, round.asked),
+            min_clients=max(self.min_clients, round.min_clients),
+            clip=ring.clip,
+            bits=ring.bits,
+            with_counts=with_counts,
+            norm=round.norm,
+            noise=self.noise,
+            room=ring.room,
+        ).encode()
+
+    def facts(self, params: bytes) -> SumFacts:
+        """Implements `SharedSum.facts`."""
+        return SumParams.decode(params).facts
+
+    def client(self, params: bytes, layout: Layout) -> SumClient:
+        """Implements `SharedSum.client`."""
+        terms = SumParams.decode(params)
+        check_terms(terms, layout)
+
+        def split(one: ClientResult, coins: Prg, secrets: Prg) -> SplitUpdate:
+            return split_rows(terms, ring_rows(terms, layout, one, coins), secrets)
+
+        return SumClient(terms.facts, split)
+
+    def open(self, params: bytes, party: int, cohort: Sequence[str]) -> SumServer:
+        """Implements `SharedSum.open`."""
+        terms = SumParams.decode(params)
+        return SumServer(terms.facts, party, cohort, TwoServerAdder(terms, party))
+
+    def decode(self, params: bytes, shares: tuple[memoryview, memoryview]) -> list[PartSum]:
+        """Implements `SharedSum.decode`."""
+        terms, sums = SumParams.decode(params), []
+        both = zip(*(tables_of(terms, share) for share in shares), strict=True)
+        for part, (one, other) in zip(terms.parts, both, strict=True):
+            total = one + other
+            counts = total[:, -1].astype(np.int64) if terms.with_counts else None
+            decoded = terms.fixed_point.decode(total[:, : part.width])
+            sums.append(PartSum.of_dense(decoded, counts))
+        return sums
 
     def add(self, request: SumRequest) -> SumResult:
-        """Adds up the updates of a round."""
-        seen = self.about.seen_by(with_counts=request.needs_counts)
-        if len(request.sent) < self.min_clients:  # the servers would refuse, after all the work
-            return withheld(len(request.sent), self.min_clients, seen)
-        terms = self.terms(
-            request.layout,
-            request.keys_per_client,
-            name=name_of_sum(request),
-            asked=len(request.results),
-            with_counts=request.needs_counts,
-        )
-        sent = {
-            str(one.client): share_update(terms, self.rounding.rows(request, one))
-            for one in request.sent
-        }
-        opened = open_sum(terms, _shares(terms, request, sent), request.over)
-        return SumResult(
-            opened.rows,
-            {one.client: upload_bytes(terms) for one in request.sent},
-            opened.counts if request.with_counts else None,
-            unplaced_keys=sum(one.unplaced for one in sent.values()),
-            seen_by=seen,
-        )
-
-
-def _shares(
-    terms: SumParams, request: SumRequest, sent: dict[str, SumShares]
-) -> tuple[Share, Share]:
-    """What both servers give out."""
-    cohort = [str(one.client) for one in request.results]
-    one, other = servers = SumServer(terms, 0, cohort), SumServer(terms, 1, cohort)
-    for server in servers:
-        for name, shares in sent.items():
-            server.accept(name, shares.to[server.party])
-    lists = one.close(), other.close()
-    agreed = one.reduce(lists[1]), other.reduce(lists[0])
-    one.agree(agreed[1])
-    other.agree(agreed[0])
-    for server in servers:
-        for name, shares in sent.items():
-            server.add(name, shares.public, shares.to[server.party])
-    return _share(one, request), _share(other, request)
-
-
-def _share(server: SumServer, request: SumRequest) -> Share:
-    """With noise that derives from the seed of the simulation."""
-    parts = range(len(request.layout.parts))
-    return server.share([derived(b"noise", request.place, part, server.party) for part in parts])
+        """Implements `Aggregation.add`."""
+        return add_shared(self, request)

@@ -41,11 +41,11 @@ def inbox_of(config: RoundsConfig) -> Inbox:
     """
     if not config.aggregators:
         return SpoolInbox(UpdateSpool(config.rounds / "updates"))
-    from keyhole.service.sum_services import SumClient, SumServices
+    from keyhole.service.sum_services import AggregatorClient, SumServices
 
     ca = None if config.aggregator_ca is None else str(config.aggregator_ca)
     first, second = (
-        SumClient(HttpClient(url, ca=ca), read_secret(path), party)
+        AggregatorClient(HttpClient(url, ca=ca), read_secret(path), party)
         for party, (url, path) in enumerate(
             zip(config.aggregators, config.aggregator_tokens, strict=True)
         )

@@ -1,0 +1,284 @@
+"""Drives a sum of shares: the same functions in process, on devices and at two aggregators.
+
+`SumClient` turns an update into messages, `SumServer` adds them up at one of the two servers.
+`settle` and `add_all` bring a server from its closed list to its share of the sum: `add_shared`
+runs them for both servers in one process, and an aggregator runs them for its own, with the other
+one at the end of a line. `SharedSum` is what an aggregation offers for that.
+
+Hidden from each server: keys and updates, as far as a share tells nothing and the two do not
+collude. Not hidden: who takes part, and the sum once both shares are combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any, Literal, Protocol, TypeAlias, cast
+
+from keyhole.aggregation.base import (
+    Aggregation,
+    ClientResult,
+    PartSum,
+    SumRequest,
+    SumResult,
+    about_of,
+    derived,
+    name_of_sum,
+    withheld,
+)
+from keyhole.aggregation.shares import (
+    Share,
+    SplitUpdate,
+    SumFacts,
+    SumShares,
+    pack_shares,
+    read_share,
+)
+from keyhole.aggregation.sum_server import Noise, SumServer, different
+from keyhole.arrays import Tree
+from keyhole.crypto.codec import Body
+from keyhole.crypto.prg import Prg
+from keyhole.errors import InputError, ReplayError
+from keyhole.primitives.layout import KeysBySpace, Layout
+
+Split: TypeAlias = Callable[[ClientResult, Prg, Prg], SplitUpdate]
+"""(a client's update and keys, its coins for rounding, its secrets) -> what each server gets."""
+
+
+@dataclass(frozen=True)
+class SumRound:
+    """The sum of one round, of which an aggregation makes params.
+
+    Args:
+        layout: the model and its cuts.
+        keys_per_client: key space -> the most keys of a client; public.
+        name: 16 bytes that name the sum among all.
+        asked: clients: more cannot be added.
+        with_counts: whether the sum says how many clients chose each key.
+        min_clients: below which nothing is released, where that is more than the aggregation's own.
+        norm: clients shorten updates that measure more.
+    """
+
+    layout: Layout
+    keys_per_client: Mapping[str, int]
+    name: bytes
+    asked: int
+    with_counts: bool = False
+    min_clients: int = 0
+    norm: float = inf
+
+
+class SumClient:
+    """Turns one update into shares.
+
+    Args:
+        facts: of the sum.
+        split: how the aggregation splits an update. A party that foresees the coins learns a little
+            more than the sum; one that knows the secrets learns the update.
+    """
+
+    def __init__(self, facts: SumFacts, split: Split) -> None:
+        self._facts, self._left = facts, [split]
+
+    def shard(self, update: Tree, keys: KeysBySpace, coins: Prg | None = None) -> SumShares:
+        """Returns the messages, once.
+
+        Args:
+            update: start minus end, shaped as the sub-model of `keys`.
+            keys: what the sub-model was selected with, by key space.
+            coins: by which numbers are rounded up or down; fresh if None. A simulation gives them.
+
+        Raises:
+            NotFiniteError: NaN or infinity in the update.
+            ReplayError: there have been shares: two of one update show more than one.
+        """
+        if not self._left:
+            raise ReplayError(
+                "an update is shared once a round",
+                got="a second time",
+                allowed="one update for each client of a sum",
+                fix="make a client for each update",
+            )
+        secrets, split = Prg.fresh(), self._left.pop()
+        one = ClientResult(0, "sent", keys, update)
+        return pack_shares(self._facts, split(one, coins or secrets, secrets), secrets)
+
+
+class SharedSum(Aggregation, Protocol):
+    """An aggregation by shares at two servers, which aggregators and devices can use.
+
+    It declares `servers=2` and `is_served`. Its `add` is `add_shared(self, request)`.
+    """
+
+    def params(self, round: SumRound) -> bytes:
+        """Returns all that clients and servers of one sum must agree on, in one text."""
+        ...
+
+    def facts(self, params: bytes) -> SumFacts:
+        """Returns what params mean to those who carry messages.
+
+        Raises:
+            MalformedError: they are not params of this aggregation and version.
+        """
+        ...
+
+    def client(self, params: bytes, layout: Layout) -> SumClient:
+        """Returns the client of one update.
+
+        Raises:
+            MalformedError: they are not params of this aggregation and version.
+            StaleError: the params do not fit the model.
+        """
+        ...
+
+    def open(self, params: bytes, party: int, cohort: Sequence[str]) -> SumServer:
+        """Returns the state of one sum at one server, 0 or 1; `cohort` in an order that both know.
+
+        Raises:
+            MalformedError: they are not params of this aggregation and version.
+            InputError: a cohort that is repeated or too large.
+        """
+        ...
+
+    def decode(self, params: bytes, shares: tuple[memoryview, memoryview]) -> Sequence[PartSum]:
+        """Returns the sum of each part, from the payloads of both servers' shares."""
+        ...
+
+
+def check_shared(aggregation: Any) -> SharedSum:
+    """Returns an aggregation that two aggregators can run.
+
+    Raises:
+        InputError: it does not declare two servers and `is_served`, or lacks a method.
+    """
+    about = about_of(aggregation)
+    lacking = [name for name in _SERVED_HALF if not hasattr(aggregation, name)]
+    if lacking or not about.is_shared:
+        got = f" without {', '.join(lacking)}" if lacking else ""
+        raise InputError(
+            "a sum that two aggregators cannot run",
+            got=f"{about.name}{got}",
+            allowed=f"servers=2, is_served, and {', '.join(_SERVED_HALF)}",
+            fix="add them: a wrapper forwards those of what it wraps",
+        )
+    return cast(SharedSum, aggregation)
+
+
+_SERVED_HALF = ("params", "facts", "client", "open", "decode")
+Told: TypeAlias = tuple[Literal["list", "agreed"], bytes]
+"""What one server tells the other, who answers with its own of the same kind."""
+
+
+def settle(server: SumServer, taken: Iterable[str] | None = None) -> Generator[Told, bytes, None]:
+    """Agrees with the other server: yields what to tell it, and is sent what it told.
+
+    Raises:
+        CohortError, ProtocolError: the two do not agree; nothing may be given out.
+    """
+    listed = yield "list", server.close(taken)
+    agreed = yield "agreed", server.reduce(listed)
+    server.agree(agreed)
+
+
+def add_all(
+    server: SumServer,
+    body_of: Callable[[str], bytes],
+    public_of: Callable[[str], bytes],
+    noise: Noise = lambda part: Prg.fresh(),
+) -> list[Body]:
+    """Adds everybody that both servers agreed on; returns the share as a message in pieces.
+
+    Args:
+        server: that has agreed.
+        body_of: name of a client -> what it sent to this server.
+        public_of: name of a client -> its public message, where this server was not sent it.
+        noise: see `SumServer.share`.
+    """
+    for name in server.clients:
+        own, public = server.facts.split_body(server.party, body_of(name))
+        server.add(name, public or public_of(name), own)
+    return server.share(noise)
+
+
+def combine(aggregation: SharedSum, params: bytes, shares: Sequence[Share]) -> Sequence[PartSum]:
+    """Returns the sum of each part, from both servers' shares.
+
+    Raises:
+        MismatchError: shares of one server, or of different clients.
+    """
+    one, other = sorted(shares, key=lambda share: share.party)
+    if (one.party, other.party) != (0, 1):
+        raise different("two shares of one server", "one of each")
+    if (one.clients, one.digest) != (other.clients, other.digest):
+        got = f"{one.clients} and {other.clients} clients"
+        raise different(got, "shares of the same clients and messages")
+    return aggregation.decode(params, (one.payload, other.payload))
+
+
+def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
+    """Adds up a round at two servers in this process."""
+    about = aggregation.about
+    seen = about.seen_by(with_counts=request.needs_counts)
+    if len(request.sent) < about.min_clients:  # the servers would refuse, after all the work
+        return withheld(len(request.sent), about.min_clients, seen)
+    asked, counts = len(request.results), request.needs_counts
+    params = aggregation.params(
+        SumRound(request.layout, request.keys_per_client, name_of_sum(request), asked, counts)
+    )
+    sent = {
+        str(one.client): aggregation.client(params, request.layout).shard(
+            one.update, one.keys, derived(b"rounding", request.place, one.client)
+        )
+        for one in request.sent
+    }
+    shares = _shares(aggregation, params, request, sent)
+    parts = combine(aggregation, params, shares)
+    return SumResult(
+        tuple(part.divided(request.over, shares[0].clients) for part in parts),
+        dict.fromkeys((r.client for r in request.sent), aggregation.facts(params).upload_bytes),
+        tuple(part.known_counts for part in parts) if request.with_counts else None,
+        unplaced_keys=sum(one.unplaced for one in sent.values()),
+        seen_by=seen,
+    )
+
+
+def _shares(
+    aggregation: SharedSum, params: bytes, request: SumRequest, sent: Mapping[str, SumShares]
+) -> list[Share]:
+    """What both servers give out, with noise that derives from the seed of the simulation."""
+    cohort = [str(one.client) for one in request.results]
+    servers = [aggregation.open(params, party, cohort) for party in (0, 1)]
+    for server in servers:
+        for name, shares in sent.items():
+            server.accept(name, shares.to[server.party])
+    _settle_both(*servers)
+    found = []
+    for server in servers:
+        body_of = partial(_body, sent, server.party)
+        noise = partial(_noise, request.place, server.party)
+        pieces = add_all(server, body_of, lambda name: sent[name].public, noise)
+        found.append(read_share(server.facts, server.party, b"".join(pieces)))
+    return found
+
+
+def _body(sent: Mapping[str, SumShares], party: int, name: str) -> bytes:
+    return sent[name].bodies[party]
+
+
+def _noise(place: tuple[int, int, int], party: int, part: int) -> Prg:
+    return derived(b"noise", place, part, party)
+
+
+def _settle_both(one: SumServer, other: SumServer) -> None:
+    """Lets two servers of this process agree, each told what the other says."""
+    sides = settle(one), settle(other)
+    told = [next(side)[1] for side in sides]
+    while told:
+        answers, told = told[::-1], []
+        for side, answer in zip(sides, answers, strict=True):
+            try:
+                told.append(side.send(answer)[1])
+            except StopIteration:
+                continue

@@ -1,0 +1,305 @@
+"""Encodes the messages of a sum that two servers make of shares, whatever a share is.
+
+    public   client to server 0, which relays it to server 1: head, nonce (16), payload
+    own      client to one server: head, SHA-256 of public (32), payload, check (16)
+    list     one server to the other: head, SHA-256 of the cohort's names (32), number of clients
+             (u64), their places in the cohort, ascending (u64 each), SHA-256 of each one's public
+             message (32 each), check (16)
+    agreed   as list, after both were reduced: head, SHA-256 of the names (32), number (u64),
+             SHA-256 of places and digests (32), check (16)
+    share    one server to the trainer: head, number of clients (u64), SHA-256 of places and
+             digests (32), payload, check (16)
+
+Heads and checks are those of `crypto/codec.py`, with the magic "KHX1"; numbers are little-endian. A
+public message has no check, since both own messages hold its digest. Payloads are the aggregation's
+own: their lengths stand in its facts, and depend on nothing that a client keeps to itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from math import inf
+
+import numpy as np
+
+from keyhole.crypto.codec import CHECK_BYTES, Body, Framing, sha_check
+from keyhole.crypto.prg import SEED_BYTES, Prg
+from keyhole.errors import InputError
+
+_KINDS = {"public": 1, "own": 2, "list": 3, "agreed": 4, "share": 5}
+FRAMING = Framing(b"KHX1", _KINDS, "a message of a sum")
+_NAME_BYTES, _DIGEST_BYTES = 16, 32
+_COUNT = struct.Struct("<Q")
+_LISTED, _AGREED, _SHARE = (struct.Struct(form) for form in ("<32sQ", "<32sQ32s", "<Q32s"))
+_PUBLIC_BYTES = FRAMING.head_bytes + SEED_BYTES
+_OWN_BYTES = FRAMING.head_bytes + _DIGEST_BYTES + CHECK_BYTES
+_SHARE_BYTES = FRAMING.head_bytes + _SHARE.size + CHECK_BYTES
+_ENTRY_BYTES = 8 + _DIGEST_BYTES  # of a client in a list
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumFacts:
+    """The public facts of one sum, as services and devices read them from its params.
+
+    Args:
+        params: all that is agreed on, encoded: the aggregation's own bytes.
+        round: 16 bytes: the sum's name. A name is used once.
+        min_clients: below which neither server releases anything.
+        max_clients: the most that may be added; the ring holds no more.
+        public_bytes: of what a client sends for both servers alike.
+        own_bytes: of what it sends to each server alone.
+        share_bytes: of a server's share of the sum, which it also holds while it adds up.
+        clip: numbers beyond it are clipped by the client.
+        norm: clients shorten an update that measures more; infinite for none.
+        noise: standard deviation of the noise that each server adds, in the units of updates.
+        with_counts: whether the trainer learns how many clients sent each key.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    params: bytes = field(repr=False)
+    round: bytes
+    min_clients: int
+    max_clients: int
+    public_bytes: int
+    own_bytes: tuple[int, int]
+    share_bytes: int
+    clip: float = inf
+    norm: float = inf
+    noise: float = 0.0
+    with_counts: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = self.public_bytes, *self.own_bytes, self.share_bytes
+        clients = self.min_clients, self.max_clients
+        if len(self.round) != _NAME_BYTES or min(clients) < 1 or min(sizes) < 0:
+            raise InputError(
+                "facts of a sum that make no sense",
+                got=f"a name of {len(self.round)} bytes, {clients} clients, sizes {sizes}",
+                allowed=f"{_NAME_BYTES} bytes, 1 or more clients, sizes from 0",
+                fix="check what `facts` of the aggregation returns",
+            )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that stand for all of it in every message."""
+        return sha256(self.params).digest()
+
+    @property
+    def public_message_bytes(self) -> int:
+        """Of a client's public message."""
+        return _PUBLIC_BYTES + self.public_bytes
+
+    def own_message_bytes(self, party: int) -> int:
+        """Of a client's own message to one server."""
+        return _OWN_BYTES + self.own_bytes[party]
+
+    def body_bytes(self, party: int) -> int:
+        """Of all that a client sends to one server: to the first its public message, too."""
+        return self.own_message_bytes(party) + (self.public_message_bytes if party == 0 else 0)
+
+    @property
+    def upload_bytes(self) -> int:
+        """Of all that a client sends."""
+        return self.body_bytes(0) + self.body_bytes(1)
+
+    @property
+    def share_message_bytes(self) -> int:
+        """Of what a server gives out."""
+        return _SHARE_BYTES + self.share_bytes
+
+    def split_body(self, party: int, body: bytes) -> tuple[bytes, bytes]:
+        """A client's own message and, at the first server, its public one."""
+        at = self.own_message_bytes(party)
+        return body[:at], body[at:]
+
+
+@dataclass(frozen=True, repr=False)
+class SplitUpdate:
+    """An update as an aggregation splits it. A party that has both of `own` can read it.
+
+    Args:
+        own: the payload for each server, which nobody else may see.
+        public: the payload for both servers alike.
+        unplaced: how many keys found no place; their rows are left out. The client's secret.
+    """
+
+    own: tuple[bytes, bytes]
+    public: bytes = b""
+    unplaced: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class SumShares:
+    """What one client sends, once. A party that has both messages of `to` can read the update.
+
+    Args:
+        public: for both servers alike: sent to server 0, which relays it to server 1.
+        to: one message for each server, which nobody else may see.
+        unplaced: how many keys found no place; their rows are left out. The client's secret.
+    """
+
+    public: bytes
+    to: tuple[bytes, bytes]
+    unplaced: int
+
+    def __repr__(self) -> str:
+        """Printing shows what everybody sees."""
+        own = " and ".join(str(len(message)) for message in self.to)
+        return f"SumShares({len(self.public)} bytes, and {own} for the servers)"
+
+    @property
+    def bodies(self) -> tuple[bytes, bytes]:
+        """What is sent to each server."""
+        return self.to[0] + self.public, self.to[1]
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Whom a server will add.
+
+    Args:
+        cohort: SHA-256 of the names of everybody asked, in order.
+        clients: how many.
+        digest: SHA-256 of their places and of the digests of their public messages.
+    """
+
+    cohort: bytes
+    clients: int
+    digest: bytes
+
+
+@dataclass(frozen=True, repr=False)
+class Share:
+    """A server's share of a sum; alone it is noise.
+
+    Args:
+        party: whose.
+        clients: how many were added.
+        digest: SHA-256 of their places and of the digests of their public messages.
+        payload: the aggregation's own.
+    """
+
+    party: int
+    clients: int
+    digest: bytes
+    payload: memoryview
+
+    def __repr__(self) -> str:
+        return f"Share(party {self.party}, {self.clients} clients)"
+
+
+def pack_shares(facts: SumFacts, split: SplitUpdate, prg: Prg) -> SumShares:
+    """Returns what a client sends; `prg` gives a nonce, by which no two messages are the same."""
+    public = FRAMING.head(facts, "public", 0) + prg.bytes(SEED_BYTES) + split.public
+    digest = sha256(public).digest()
+    one, other = (
+        FRAMING.seal(facts, "own", party, digest, own) for party, own in enumerate(split.own)
+    )
+    return SumShares(public, (one, other), split.unplaced)
+
+
+def read_public(facts: SumFacts, data: bytes) -> bytes:
+    """Returns the payload of a public message.
+
+    Raises:
+        MalformedError: another length or head.
+        StaleError: of another round, or under other params.
+    """
+    FRAMING.check_length(data, facts.public_message_bytes)
+    FRAMING.check_head(facts, "public", 0, data)
+    return data[_PUBLIC_BYTES:]
+
+
+def read_own(facts: SumFacts, party: int, data: bytes) -> tuple[bytes, bytes]:
+    """Returns the digest of a client's public message, and its payload for one server.
+
+    Raises:
+        MalformedError: another length, check or head, or for the other server.
+        StaleError: of another round, or under other params.
+    """
+    body = FRAMING.unseal(facts, "own", party, data, _DIGEST_BYTES + facts.own_bytes[party])
+    return bytes(body[:_DIGEST_BYTES]), bytes(body[_DIGEST_BYTES:])
+
+
+def list_digest(digests: Mapping[int, bytes]) -> bytes:
+    """SHA-256 of places, ascending, and of the digests of public messages in the same order."""
+    return sha256(_listed(digests)).digest()
+
+
+def list_message_bytes(clients: int) -> int:
+    """Of the list of this many clients."""
+    return FRAMING.head_bytes + _LISTED.size + _ENTRY_BYTES * clients + CHECK_BYTES
+
+
+def pack_list(facts: SumFacts, party: int, cohort: bytes, digests: Mapping[int, bytes]) -> bytes:
+    """Returns the list of clients whose messages a server has.
+
+    Args:
+        facts: of the sum.
+        party: whose list it is.
+        cohort: SHA-256 of the names of everybody asked, in order.
+        digests: of the public message of each client, by its place in the cohort.
+    """
+    head = _LISTED.pack(cohort, len(digests))
+    return FRAMING.seal(facts, "list", party, head, _listed(digests))
+
+
+def read_list(facts: SumFacts, party: int, data: bytes) -> tuple[bytes, dict[int, bytes]]:
+    """Returns the digest of the cohort, and that of each client's public message by its place.
+
+    Raises:
+        MalformedError: another length, check or head, or from the other server.
+        StaleError: of another round, or under other params.
+    """
+    if len(data) < list_message_bytes(0):
+        raise FRAMING.malformed(f"{len(data)} bytes", f"{list_message_bytes(0)} bytes or more")
+    length = len(data) - FRAMING.head_bytes - CHECK_BYTES
+    body = FRAMING.unseal(facts, "list", party, data, length)
+    cohort, count = _LISTED.unpack_from(body)
+    FRAMING.check_length(data, list_message_bytes(count))
+    places = np.frombuffer(body, "<u8", count, _LISTED.size)
+    if (places[1:] <= places[:-1]).any():
+        raise FRAMING.malformed("places that do not ascend", "each client once, ascending")
+    digests = bytes(body[_LISTED.size + 8 * count :])
+    found = [digests[at : at + _DIGEST_BYTES] for at in range(0, len(digests), _DIGEST_BYTES)]
+    return cohort, dict(zip(places.tolist(), found, strict=True))
+
+
+def pack_agreed(facts: SumFacts, party: int, agreed: Agreed) -> bytes:
+    """Returns whom a server will add, in a few bytes."""
+    packed = _AGREED.pack(agreed.cohort, agreed.clients, agreed.digest)
+    return FRAMING.seal(facts, "agreed", party, packed)
+
+
+def read_agreed(facts: SumFacts, party: int, data: bytes) -> Agreed:
+    """Returns whom server `party` will add; raises as `read_list` does."""
+    return Agreed(*_AGREED.unpack(FRAMING.unseal(facts, "agreed", party, data, _AGREED.size)))
+
+
+def pack_share(facts: SumFacts, party: int, agreed: Agreed, payload: Sequence[Body]) -> list[Body]:
+    """Returns what a server gives out, in pieces that need not be joined."""
+    head = FRAMING.head(facts, "share", party) + _SHARE.pack(agreed.clients, agreed.digest)
+    return [head, *payload, sha_check([head, *payload])]
+
+
+def read_share(facts: SumFacts, party: int, data: bytes | memoryview) -> Share:
+    """Returns the share of server `party`; its payload lies in `data`.
+
+    Raises:
+        MalformedError: another length, check or head, or from the other server.
+        StaleError: of another round, or under other params.
+    """
+    body = FRAMING.unseal(facts, "share", party, data, _SHARE.size + facts.share_bytes)
+    clients, digest = _SHARE.unpack_from(body)
+    return Share(party, clients, digest, body[_SHARE.size :])
+
+
+def _listed(digests: Mapping[int, bytes]) -> bytes:
+    places = sorted(digests)
+    return np.array(places, "<u8").tobytes() + b"".join(digests[place] for place in places)

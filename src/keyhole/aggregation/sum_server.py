@@ -1,0 +1,321 @@
+"""Agrees with the other server on clients, and adds up their shares: one of the two of a sum.
+
+    open (accept) --close--> closed --reduce--> reduced --agree--> agreed (add) --share--> over
+
+Over a network a client may reach one server only. So each server closes its list, both exchange
+lists and keep whom both have, with the same public message; then they compare what is left, and
+only then is a share touched. What a share holds, and how shares are added, is the business of the
+aggregation's `ShareAdder`.
+
+Hidden: every client's keys and rows, from each server, if the two do not collude and follow the
+protocol, and if each share tells nothing; of the sum, only what is combined is learnt.
+
+Not covered: clients that lie; servers, or a trainer that names the cohort, that invent clients to
+get past `min_clients`; whether a message comes from the client it is said to come from, which is
+for the connection to say; what sums of several rounds tell together, which is for noise to hide.
+
+No sockets, no clock, no files: the caller keeps the messages, and brings them again when they are
+to be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from typing import Literal, Protocol, TypeAlias
+
+from keyhole.aggregation.shares import (
+    Agreed,
+    SumFacts,
+    list_digest,
+    pack_agreed,
+    pack_list,
+    pack_share,
+    read_agreed,
+    read_list,
+    read_own,
+    read_public,
+)
+from keyhole.crypto.codec import Body
+from keyhole.crypto.prg import Prg
+from keyhole.errors import (
+    InputError,
+    MismatchError,
+    NotAdmittedError,
+    ReplayError,
+    ThresholdError,
+    TooLateError,
+    ViolationError,
+)
+
+Noise: TypeAlias = Callable[[int], Prg]
+"""Number of a part -> where the noise of one server on it comes from."""
+
+
+class ShareAdder(Protocol):
+    """Adds up shares at one server. It holds no table before the first is added."""
+
+    def check_own(self, own: bytes) -> None:
+        """Raises MalformedError where a payload for this server, of the right length, is none."""
+        ...
+
+    def check_public(self, public: bytes) -> None:
+        """Raises MalformedError where a payload for both servers, of the right length, is none."""
+        ...
+
+    def add(self, public: bytes, own: bytes) -> None:
+        """Adds what one client sent; both payloads have been checked."""
+        ...
+
+    def take(self, noise: Noise) -> Sequence[Body]:
+        """Returns the payload of this server's share, with its noise; nothing is left."""
+        ...
+
+
+_Phase: TypeAlias = Literal["open", "closed", "reduced", "agreed", "over"]
+
+
+class SumServer:
+    """Adds up one sum at one of the two servers.
+
+    Args:
+        facts: of the sum.
+        party: 0 or 1: which of the two this one is.
+        cohort: names of everybody asked, in an order that both servers are told.
+        adder: of the aggregation, for this server.
+
+    Raises:
+        InputError: there is no such server, or a cohort that is repeated or larger than the ring.
+    """
+
+    def __init__(
+        self, facts: SumFacts, party: int, cohort: Sequence[str], adder: ShareAdder
+    ) -> None:
+        if party not in (0, 1):
+            raise InputError(
+                "there are two servers", got=party, allowed="0 or 1", fix="say which this one is"
+            )
+        self._places = {name: place for place, name in enumerate(cohort)}
+        if len(self._places) != len(cohort) or len(cohort) > facts.max_clients:
+            raise InputError(
+                "a cohort that cannot be added",
+                got=f"{len(cohort)} clients, {len(self._places)} of them different",
+                allowed=f"{facts.max_clients} different ones or fewer",
+                fix="make the params for the cohort that is asked",
+            )
+        self.facts, self.party = facts, party
+        self._names, self._cohort, self._adder = tuple(cohort), cohort_digest(cohort), adder
+        self._phase: _Phase = "open"
+        self._digests: dict[int, bytes] = {}  # of public messages
+        self._owns: dict[int, bytes] = {}  # digests of own messages
+        self._seen: set[bytes] = set()
+        self._left: set[int] = set()  # agreed on, and not yet added
+
+    def __repr__(self) -> str:
+        """Nothing of a message."""
+        return f"SumServer(party {self.party}, {self._phase}, {len(self._digests)} clients)"
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Whom it has; once reduced, whom both have."""
+        return tuple(self._names[place] for place in sorted(self._digests))
+
+    def check(self, body: bytes) -> None:
+        """Looks at what a client sent to this server, without taking note of it.
+
+        Raises:
+            MalformedError, StaleError: it cannot be read, or belongs to another sum.
+            MismatchError: its two messages do not belong together.
+        """
+        own, public = self.facts.split_body(self.party, body)
+        digest, payload = read_own(self.facts, self.party, own)
+        self._adder.check_own(payload)
+        if self.party == 0:
+            self._adder.check_public(read_public(self.facts, public))
+            if sha256(public).digest() != digest:
+                raise MismatchError(
+                    "a public message that its own message does not speak of",
+                    got="another digest",
+                    allowed="two messages of one update",
+                    fix="share the update again",
+                )
+
+    def accept(self, client: str, own: bytes) -> bytes:
+        """Takes note of a client's own message; returns SHA-256 of its public message.
+
+        Raises:
+            NotAdmittedError: nobody of the cohort.
+            MalformedError: a message that cannot be read, or that is for the other server.
+            StaleError: of another round, or under other params.
+            ReplayError: a client, or a public message, that was accepted before.
+            TooLateError: the list is closed.
+        """
+        place = self._place(client)
+        if self._phase != "open":
+            raise TooLateError(
+                "the sum takes no more clients",
+                got="one more client",
+                allowed="clients while it is open",
+                fix="take part in a later round",
+            )
+        digest, payload = read_own(self.facts, self.party, own)
+        self._adder.check_own(payload)
+        if place in self._digests or digest in self._seen:
+            raise ReplayError(
+                "a client, or a message, that was accepted before",
+                got="a second time",
+                allowed="each once a round",
+                fix="leave it out",
+            )
+        self._digests[place], self._owns[place] = digest, sha256(own).digest()
+        self._seen.add(digest)
+        return digest
+
+    def close(self, taken: Iterable[str] | None = None) -> bytes:
+        """Accepts nobody any more; returns the list of clients, for the other server's `reduce`.
+
+        Args:
+            taken: whom to keep of those accepted; everybody if left out. Closing again changes
+                nothing.
+        """
+        if self._phase == "open":
+            if taken is not None:
+                kept = {self._place(name) for name in taken}
+                self._digests = {p: d for p, d in self._digests.items() if p in kept}
+            self._phase = "closed"
+        self._demand("closed")
+        return pack_list(self.facts, self.party, self._cohort, self._digests)
+
+    def reduce(self, other: bytes) -> bytes:
+        """Keeps the clients that both servers have, with the same public message.
+
+        Args:
+            other: what `close` of the other server gave.
+
+        Returns:
+            Whom it will add, for the other server's `agree`.
+
+        Raises:
+            MalformedError: a list that cannot be read, or not one of the other server.
+            StaleError: of another round, or under other params.
+            MismatchError: the servers were told different cohorts.
+            ThresholdError: fewer than `min_clients` are left.
+        """
+        self._demand("closed")
+        cohort, theirs = read_list(self.facts, 1 - self.party, other)
+        if cohort != self._cohort:
+            raise different("another cohort", "the same names in the same order at both")
+        self._digests = {p: d for p, d in self._digests.items() if theirs.get(p) == d}
+        self._check_cohort()
+        self._phase = "reduced"
+        return pack_agreed(self.facts, self.party, self._agreed())
+
+    def agree(self, other: bytes) -> None:
+        """Compares whom the other server will add; before that nothing is added.
+
+        Args:
+            other: what `reduce` of the other server gave.
+
+        Raises:
+            MalformedError, StaleError: as `reduce`.
+            MismatchError: other clients, or other messages.
+            ThresholdError: fewer than `min_clients`.
+        """
+        self._demand("reduced")
+        theirs, ours = read_agreed(self.facts, 1 - self.party, other), self._agreed()
+        if theirs != ours:
+            got = f"{ours.clients} clients here and {theirs.clients} there"
+            raise different(got, "the same clients and messages at both")
+        self._check_cohort()
+        self._left = set(self._digests)
+        self._phase = "agreed"
+
+    def add(self, client: str, public: bytes, own: bytes) -> None:
+        """Adds a client that both servers have agreed on, with the message that was accepted.
+
+        Raises:
+            ViolationError: the servers have not agreed.
+            MismatchError: nobody they agreed on, or other messages than those they agreed on.
+            ReplayError: it has been added.
+            MalformedError, StaleError: a public message that cannot be read.
+        """
+        self._demand("agreed")
+        place = self._place(client)
+        if place not in self._digests:
+            raise different("a client that is not in both lists", "those of `clients`")
+        if place not in self._left:
+            raise ReplayError(
+                "a client that was added before", got="a second time", allowed="once", fix="stop"
+            )
+        is_known = sha256(own).digest() == self._owns[place]
+        if not is_known or sha256(public).digest() != self._digests[place]:
+            raise different("other messages of a client", "those that were agreed on")
+        payload = read_public(self.facts, public)
+        self._adder.check_public(payload)
+        self._left.discard(place)
+        self._adder.add(payload, read_own(self.facts, self.party, own)[1])
+
+    def share(self, noise: Noise = lambda part: Prg.fresh()) -> list[Body]:
+        """Returns this server's share of the sum as a message in pieces, once.
+
+        Args:
+            noise: where the noise on a part comes from. A party that knows it can take it away.
+
+        Raises:
+            ViolationError: the servers have not agreed, or the share has been given out.
+            MismatchError: somebody they agreed on has not been added.
+            ThresholdError: fewer than `min_clients`.
+        """
+        self._demand("agreed")
+        self._check_cohort()
+        if self._left:
+            raise different(f"{len(self._left)} clients that are not added", "none")
+        self._phase = "over"
+        return pack_share(self.facts, self.party, self._agreed(), self._adder.take(noise))
+
+    def _agreed(self) -> Agreed:
+        return Agreed(self._cohort, len(self._digests), list_digest(self._digests))
+
+    def _place(self, client: str) -> int:
+        place = self._places.get(client)
+        if place is None:
+            raise NotAdmittedError(
+                "a client outside the cohort",
+                got="another name",
+                allowed=f"the {len(self._names)} clients of the cohort",
+                fix="take part in a round that asks for this client",
+            )
+        return place
+
+    def _demand(self, phase: _Phase) -> None:
+        if self._phase != phase:
+            raise ViolationError(
+                "a step of a sum out of turn",
+                got=f"a sum that is {self._phase}",
+                allowed=f"one that is {phase}",
+                fix="accept, close, reduce, agree, add and share in this order, each once",
+            )
+
+    def _check_cohort(self) -> None:
+        if len(self._digests) < self.facts.min_clients:
+            raise ThresholdError(
+                "too few clients for a sum to be released",
+                got=len(self._digests),
+                allowed=f"{self.facts.min_clients} or more",
+                fix="ask more clients",
+            )
+
+
+def cohort_digest(cohort: Sequence[str]) -> bytes:
+    """SHA-256 of the names, each followed by a zero byte."""
+    return sha256(b"".join(name.encode() + b"\0" for name in cohort)).digest()
+
+
+def different(got: str, allowed: str) -> MismatchError:
+    """The error of servers that disagree."""
+    return MismatchError(
+        "the servers do not speak of the same clients and messages",
+        got=got,
+        allowed=allowed,
+        fix="run the round again",
+    )
