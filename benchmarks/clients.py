@@ -24,6 +24,7 @@ import numpy as np
 import keyhole as kh
 from harness import Goal, finish, measure, parser, progress
 from keyhole import tree
+from keyhole.arrays import keep_freed_memory
 from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
@@ -32,7 +33,6 @@ from keyhole.models.transformer import transformer
 from keyhole.rounds.clients import ClientUpdate
 from keyhole.rounds.cores import use_one_thread
 from keyhole.rounds.local_training import LocalSgd, draw_batches
-from keyhole.server.allocator import keep_freed_memory
 from keyhole.server.state import select_submodels
 
 try:

@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from harness import Goal, Timing, finish, machine_facts, measure, parser, progress
-from keyhole.server.allocator import keep_freed_memory
+from keyhole.arrays import keep_freed_memory
 
 CLIENTS, EXAMPLES, WORDS, TAGS, BATCH = 50, 96, 60, 500, 16
 CLIENT_LR, SERVER_LR, EPS, START = 0.1, 0.1, 1e-3, 0.1

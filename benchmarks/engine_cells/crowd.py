@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from keyhole.arrays import Tree
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
 from keyhole.rounds.clients import Clients

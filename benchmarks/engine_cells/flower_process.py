@@ -26,7 +26,7 @@ from flwr.simulation import run_simulation
 from engine_cells.crowd import Crowd
 from engine_cells.flower_app import OnGrid, app
 from engine_cells.spent import spent_by
-from keyhole.server.allocator import keep_freed_memory
+from keyhole.arrays import keep_freed_memory
 
 WORKERS = 2
 QUIET = {"log_to_driver": False, "logging_level": logging.CRITICAL}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from engine_cells.crowd import Crowd
 from engine_cells.spent import Spent, spent_by
 from harness import Goal
+from keyhole.arrays import keep_freed_memory
 from keyhole.engines.ray.engine import RayEngine
 from keyhole.rounds.round import in_process
-from keyhole.server.allocator import keep_freed_memory
 
 WORKERS = 2
 MAX_ADDED = 2.0  # ms for each client

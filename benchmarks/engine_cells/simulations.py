@@ -21,9 +21,9 @@ from engine_cells.crowd import Crowd
 from engine_cells.on_ray import WORKERS
 from engine_cells.spent import Spent, spent_by
 from harness import Goal
+from keyhole.arrays import keep_freed_memory
 from keyhole.engines.ray.engine import RayEngine
 from keyhole.rounds.round import in_process
-from keyhole.server.allocator import keep_freed_memory
 
 AHEAD = 5.0  # times
 PATIENCE = 600.0  # seconds for Flower's process

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import uvloop
 
-from keyhole.server.allocator import keep_freed_memory
+from keyhole.arrays import keep_freed_memory
 
 _BEFORE_KEYS = 16  # bytes of a query in front of its keys: head and block of `wire/messages.py`
 

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from keyhole.data.federated import Ragged
-from keyhole.data.synthetic import GENERATOR, make_synthetic
+from keyhole.data.open import GENERATOR, make_synthetic
 from keyhole.errors import InputError
 
 FEW = {

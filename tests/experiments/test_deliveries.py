@@ -3,7 +3,7 @@
 import pytest
 
 from keyhole import tree
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic
 from keyhole.delivery import delivery_names
 from keyhole.errors import AttestationError, CostlyError
 from keyhole.experiments.experiment import Experiment

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from keyhole.data.federated import Dataset, FederatedData
-from keyhole.data.open import open_dataset
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic, open_dataset
 from keyhole.experiments.movies import MOVIES, rmse_of_means
 from keyhole.experiments.named import task_named
 from keyhole.keys.choice import choose_with
-from keyhole.keys.combined import choice_named
+from keyhole.keys.structured import choice_named
 from keyhole.rounds.clients import Clients, ClientUpdate
 from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import start_run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic
 from keyhole.experiments.named import TASKS
 from keyhole.keys.budget import share_of_keys
 from keyhole.models.cnn import cnn

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.data.open import open_dataset
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic, open_dataset
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import TASKS
 from keyhole.experiments.specs import spec_of

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from keyhole import tree
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic
 from keyhole.delivery import delivery_named
 from keyhole.delivery.pir.way import OneServerPir
 from keyhole.delivery.records import Coding

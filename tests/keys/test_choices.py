@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from keyhole.errors import InputError
 from keyhole.keys.choice import KeyCounts, draw_distinct
-from keyhole.keys.combined import CHOICES, always, choice_named, with_negatives
 from keyhole.keys.sampled import every, independent
-from keyhole.keys.structured import random_own, random_top, top
+from keyhole.keys.structured import (
+    CHOICES,
+    always,
+    choice_named,
+    random_own,
+    random_top,
+    top,
+    with_negatives,
+)
 from keyhole.primitives.keyspace import KeySpace
 from tests.helpers import SEEDS
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.keys.choice import KeyCounts
-from keyhole.keys.combined import always, sampled_correction, with_negatives
-from keyhole.keys.structured import random_top, top
+from keyhole.keys.structured import always, random_top, sampled_correction, top, with_negatives
 from keyhole.primitives.keyspace import KeySpace
 from tests.helpers import SEEDS
 from tests.keys.test_choices import COUNTS, NUMBERS, rng

@@ -7,8 +7,7 @@ import pytest
 
 from keyhole import tree
 from keyhole.keys.choice import KeyCounts
-from keyhole.keys.combined import always, sampled_correction, with_negatives
-from keyhole.keys.structured import top
+from keyhole.keys.structured import always, sampled_correction, top, with_negatives
 from keyhole.models.transformer import TransformerSizes, transformer
 
 SIZES = TransformerSizes(words=9, embedding=4, width=6, heads=2, neurons=5)

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import click
 
+from keyhole.arrays import keep_freed_memory
 from keyhole.errors import KeyholeError
-from keyhole.server.allocator import keep_freed_memory
 
 INTERRUPTED = 130
 

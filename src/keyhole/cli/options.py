@@ -137,7 +137,7 @@ def _algorithm_names() -> Sequence[str]:
 
 def choice_names() -> Sequence[str]:
     """Names of choices of keys, as `--keys` takes them."""
-    from keyhole.keys.combined import CHOICES
+    from keyhole.keys.structured import CHOICES
 
     return (*CHOICES, FIXED)
 

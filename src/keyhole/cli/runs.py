@@ -95,7 +95,7 @@ def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
     """
     from keyhole.cli.screen import import_shown
     from keyhole.data.cache import load
-    from keyhole.data.synthetic import make_synthetic
+    from keyhole.data.open import make_synthetic
 
     if source == SYNTHETIC:
         return make_synthetic(kind, seed, **sizes)

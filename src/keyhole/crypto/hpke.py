@@ -199,11 +199,10 @@ class Context:
 
     def _check(self, *, is_sender: bool) -> None:
         if self.is_sender != is_sender:
+            tried = "sealing by the receiver" if is_sender else "opening by the sender"
             raise InputError(
-                "a context used in the wrong direction",
-                got="sealing by the receiver" if is_sender else "opening by the sender",
-                allowed="the sender seals, the receiver opens",
-                fix="seal answers under a key from export()",
+                f"a context used in the wrong direction: got {tried}; expected the sender to seal "
+                "and the receiver to open; seal answers under a key from export()"
             )
 
 

@@ -44,9 +44,7 @@ RingArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 _MIN_STEPS = 64  # of the clip: 6 bits and a sign
 _MAX_CLIP = 2.0**64  # with it every sum, and every step, is an ordinary float32
-_ROUNDING_CHUNK = (
-    64 << 10
-)  # numbers that are rounded together: their random words stay in a core's cache
+_ROUNDING_CHUNK = 64 << 10  # numbers rounded together: their random words stay in cache
 
 
 def ring_dtype(bits: int) -> np.dtype[Any]:
@@ -178,11 +176,11 @@ class FixedPoint:
 
     def _too_coarse(self) -> InputError:
         """With this ring, a number would have fewer than 6 bits and a sign: mostly noise."""
+        other = "" if self.bits == 32 else "32 bits or "
         return InputError(
-            f"a ring of {self.bits} bits is too small for sums of {self.cohort} numbers",
-            got=f"{self.clip * self.scale:g} steps up to the clip",
-            allowed=f"{_MIN_STEPS} or more",
-            fix="take a smaller cohort" if self.bits == 32 else "take 32 bits or a smaller cohort",
+            f"a ring of {self.bits} bits is too small for sums of {self.cohort} numbers: got "
+            f"{self.clip * self.scale:g} steps up to the clip; expected {_MIN_STEPS} or more; take "
+            f"{other}a smaller cohort"
         )
 
 

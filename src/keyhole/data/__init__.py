@@ -2,8 +2,7 @@
 
 from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset, FederatedData, Ragged, draw_pool, hold_out
-from keyhole.data.open import list_datasets, open_dataset, verify
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import list_datasets, make_synthetic, open_dataset, verify
 
 __all__ = [
     "Dataset",

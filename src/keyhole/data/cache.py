@@ -46,7 +46,7 @@ def find_source(path: Path) -> Source:
     fix = "see docs/data.md for the names of the files"
     if path.suffix == ".lzma":
         fix = f"unpack it first: unlzma {path.name}"
-    raise bad_file(path, got=_describe(path), allowed=", ".join(FORMATS), fix=fix)
+    raise bad_file(path, _describe(path), ", ".join(FORMATS), fix=fix)
 
 
 def _describe(path: Path) -> str:
@@ -167,7 +167,7 @@ def read_manifest(directory: Path) -> DatasetManifest:
         path = directory / name
         size = path.stat().st_size if path.exists() else "no file"
         if size != file["bytes"]:
-            raise bad_file(path, got=f"{size}", allowed=f"{file['bytes']} bytes", fix=_AGAIN)
+            raise bad_file(path, f"{size}", f"{file['bytes']} bytes", fix=_AGAIN)
     return manifest
 
 
@@ -220,7 +220,7 @@ def verify(directory: Path) -> None:
     for name, file in read_manifest(directory).files.items():
         if (found := hash_file(directory / name)) != file["sha256"]:
             path = directory / name
-            raise bad_file(path, got=f"sha256 {found}", allowed=file["sha256"], fix=_AGAIN)
+            raise bad_file(path, f"sha256 {found}", file["sha256"], fix=_AGAIN)
 
 
 def load(directory: Path) -> Dataset:
@@ -341,7 +341,7 @@ def _write(
         splits, names = write_clients(directory, source.kind, source.read(progress))
         if "train" not in splits:
             found = f"clients for {', '.join(splits) or 'nothing'}"
-            raise bad_file(path, got=found, allowed="clients to train on")
+            raise bad_file(path, found, "clients to train on")
         texts = {**source.names(), **names}
         for what, rows in texts.items():
             write_texts(directory, f"names.{what}", rows)
@@ -356,7 +356,7 @@ def _whole_characters(path: Path) -> Iterator[None]:
     except UnicodeEncodeError as error:
         near = ascii(error.object[max(0, error.start - 20) : error.end + 20])
         allowed = "text of whole Unicode characters"
-        raise bad_file(path, got=f"the text {near}", allowed=allowed) from error
+        raise bad_file(path, f"the text {near}", allowed) from error
 
 
 def _checksums(directory: Path) -> dict[str, dict[str, Any]]:

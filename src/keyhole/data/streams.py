@@ -57,9 +57,8 @@ def check_size(name: str, value: int, minimum: int, limit: int | None = None) ->
     """
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not (is_whole and minimum <= value and (limit is None or value <= limit)):
+        to = "" if limit is None else f" to {limit}"
         raise InputError(
-            f"synthetic data cannot have this number of {name}",
-            got=repr(value),
-            allowed=f"a whole number from {minimum}" + ("" if limit is None else f" to {limit}"),
-            fix=f"choose {name} in that range",
+            f"synthetic data cannot have this number of {name}: got {value!r}; expected a whole "
+            f"number from {minimum}{to}; choose {name} in that range"
         )

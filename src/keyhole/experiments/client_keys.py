@@ -11,7 +11,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.task import Task
 from keyhole.identity import resolve
 from keyhole.keys.choice import Choice
-from keyhole.keys.combined import always, choice_named, sampled_correction, with_negatives
+from keyhole.keys.structured import always, choice_named, sampled_correction, with_negatives
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.runspec import RunSpec
 

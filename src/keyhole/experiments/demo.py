@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keyhole.data.federated import Dataset
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic
 from keyhole.experiments.specs import spec_of
 from keyhole.rounds.runspec import RunSpec
 

@@ -2,9 +2,17 @@
 
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within, share_of_keys
 from keyhole.keys.choice import Choice, KeyCounts, choose_with
-from keyhole.keys.combined import CHOICES, always, choice_named, sampled_correction, with_negatives
 from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
-from keyhole.keys.structured import random_own, random_top, top
+from keyhole.keys.structured import (
+    CHOICES,
+    always,
+    choice_named,
+    random_own,
+    random_top,
+    sampled_correction,
+    top,
+    with_negatives,
+)
 
 __all__ = [
     "CHOICES",

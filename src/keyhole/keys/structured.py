@@ -1,15 +1,22 @@
-"""Chooses among the keys that occur in a client's own data (section 4.1.1).
+"""Chooses among the keys that occur in a client's own data, alone or with random others.
 
-A client with fewer own keys than it may hold gets those it has, none included. The three choices
-are compared in the ablation of section 5.2.
+A client with fewer own keys than it may hold gets those it has, none included (section 4.1.1). The
+three choices are compared in the ablation of section 5.2. `sampled_correction` says what the random
+words of a client stand for in a sampled softmax.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import log
+
 import numpy as np
 
 from keyhole.arrays import KeyArray
-from keyhole.keys.choice import KeyCounts, draw_distinct
+from keyhole.errors import InputError
+from keyhole.keys.choice import Choice, KeyCounts, draw_distinct
+from keyhole.keys.sampled import every, independent
+from keyhole.primitives.keyspace import Keys
 
 
 def top(counts: KeyCounts, keys_per_client: int, _: np.random.Generator | None = None) -> KeyArray:
@@ -71,3 +78,162 @@ def random_top(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator
     """
     candidates = top(counts, 2 * keys_per_client)
     return candidates[draw_distinct(len(candidates), keys_per_client, rng)]
+
+
+def sampled_correction(
+    keys: Keys, counts: KeyCounts, share: float, first: Sequence[int] = ()
+) -> tuple[int, float]:
+    r"""Returns how many keys of a client are not sampled, and what to add to the logits of the
+    rest.
+
+    With n words of which `own` were chosen and s drawn from the n - own others, each drawn word
+    stands for (n - own) / s words. Its logit is raised by the logarithm of that, so that
+
+    $$\hat Z = \sum_{j \le own} e^{o_j} + \frac{n - own}{s} \sum_{j > own} e^{o_j}$$
+
+    Over the draw of the s words:
+
+    - unbiased: $\hat Z$, the partition function of the softmax over all n words, at given logits.
+    - not unbiased: the loss $\log \hat Z - o_{label}$ and its gradient. The logarithm is concave,
+      so the loss is too small on average, by about Var($\hat Z$) / 2 $Z^2$, which falls as 1 / s:
+      they are consistent, and exact where s = n - own.
+    - not corrected: words of the client that it did not choose are no targets of its loss unless
+      they are drawn, and its inputs lack them.
+
+    Args:
+        keys: what the client selected with `with_negatives(choice, share)`.
+        counts: what it chose from.
+        share: as given to `with_negatives`.
+        first: as given to `always`, where `choice` is one of those.
+
+    Returns:
+        own, and log((n - own) / s), which is 0.0 where nothing was drawn or nothing is missing.
+        `choice` is taken to choose as many of the client's own keys as it may, as the
+        structured ones do.
+
+    >>> from keyhole import KeySpace
+    >>> word = KeySpace("word", 100)
+    >>> counts = KeyCounts.of(word, np.array([1, 1, 1, 9, 9, 5]))
+    >>> own, correction = sampled_correction(word.keys([1, 9, 85, 64]), counts, share=0.5)
+    >>> own, round(float(np.exp(correction)), 6)  # each of two stands for 49
+    (2, 49.0)
+
+    Waghmare et al., Efficient Image Representation Learning with Federated Sampled Softmax, 2022.
+    """
+    n, selected = keys.space.num_keys, len(keys)
+    if selected == n:
+        return n, 0.0
+    # A client with enough own keys filled its part of m; one with too few chose all it had.
+    had = len(np.union1d(np.asarray(first, np.int64), counts.keys))
+    own = min(had, selected - num_negatives(selected, share))
+    sampled = selected - own
+    return own, log((n - own) / sampled) if sampled else 0.0
+
+
+def num_negatives(keys_per_client: int, share: float) -> int:
+    """How many of m keys are drawn at random."""
+    return round(share * keys_per_client)
+
+
+def check_share(share: float) -> None:
+    """Raises InputError unless there is room for own keys."""
+    if not 0 <= share < 1:
+        raise InputError(
+            f"share of random keys is out of range: got {share}; expected at least 0, below 1; "
+            "leave room for the client's own keys"
+        )
+
+
+def always(first: Sequence[int], choice: Choice) -> Choice:
+    """Returns a choice in which some keys come first at every client, such as the special words.
+
+    They count towards keys_per_client; a client that may hold fewer gets the first of them.
+
+    Args:
+        first: the keys that all clients hold, each once, in order.
+        choice: picks the rest; it does not see `first` among the client's own keys. It is asked for
+            m keys, of which the first that are not in `first` fill up what is left.
+
+    >>> from keyhole import KeySpace
+    >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([1, 1, 1, 9, 9, 5]))
+    >>> always([0, 1], top)(counts, 3, np.random.default_rng(0)).tolist()
+    [0, 1, 9]
+    """
+
+    def choose(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
+        given = counts.space.keys(first).array
+        is_other = ~np.isin(counts.keys, given)
+        others = KeyCounts(counts.space, counts.keys[is_other], counts.counts[is_other])
+        chosen = choice(others, keys_per_client, rng)
+        rest = chosen[~np.isin(chosen, given)]
+        return np.concatenate([given, rest])[:keys_per_client]
+
+    return choose
+
+
+def with_negatives(choice: Choice, share: float) -> Choice:
+    """Returns a choice of own keys followed by random others, for a sampled softmax.
+
+    Where a client selects outputs too, its softmax runs over its own words only and never learns
+    that other words are wrong (end of section 4.1.1). Random others stand for the words that
+    were not chosen; `sampled_correction` says for how many each.
+
+    Args:
+        choice: picks the m - round(share m) keys that come first.
+        share: which share of m are others, at least 0 and below 1. They are drawn uniformly and
+            without replacement from all keys that `choice` did not pick.
+
+    Raises:
+        InputError: the share is out of range.
+
+    >>> from keyhole import KeySpace
+    >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([1, 1, 1, 9, 9, 5]))
+    >>> with_negatives(top, 0.5)(counts, 4, np.random.default_rng(0)).tolist()
+    [1, 9, 85, 64]
+    """
+    check_share(share)
+
+    def choose(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
+        sampled = num_negatives(keys_per_client, share)
+        chosen = choice(counts, keys_per_client - sampled, rng)
+        return np.concatenate([chosen, _draw_others(counts.space.num_keys, chosen, sampled, rng)])
+
+    return choose
+
+
+def _draw_others(num_keys: int, taken: KeyArray, count: int, rng: np.random.Generator) -> KeyArray:
+    """Keys that are not `taken`, drawn by their rank among those: no list of all keys is made."""
+    ranks = draw_distinct(num_keys - len(taken), count, rng)
+    # The i-th taken key, in rising order, has `key - i` free keys below it.
+    free_below = np.sort(taken) - np.arange(len(taken))
+    return ranks + np.searchsorted(free_below, ranks, side="right")
+
+
+CHOICES: dict[str, Choice] = {
+    "top": top,
+    "random": random_own,
+    "random-top": random_top,
+    "independent": independent,
+    "all": every,
+}
+"""Ways to choose keys that need no settings: the paper's sections 5.2 and 5.3."""
+
+
+def choice_named(name: str) -> Choice:
+    """Returns the choice of that name.
+
+    Args:
+        name: a key of `CHOICES`, in any case.
+
+    Raises:
+        InputError: there is no such choice.
+
+    >>> choice_named("Random-Top").__name__
+    'random_top'
+    """
+    if name.lower() not in CHOICES:
+        raise InputError(
+            f"no such way to choose keys: got {name}; expected {', '.join(CHOICES)}; choose one of "
+            "them, or pass a function: docs/own-keys.md"
+        )
+    return CHOICES[name.lower()]

@@ -107,10 +107,8 @@ rebuild the vocabulary or raise num_keys
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self.num_keys:
             raise KeySpaceError(
-                f"key is outside key space {self.name!r}",
-                got=low if low < 0 else high,
-                allowed=f"0..{self.num_keys - 1}",
-                fix="rebuild the vocabulary or raise num_keys",
+                f"key is outside key space {self.name!r}: got {low if low < 0 else high}; expected "
+                f"0..{self.num_keys - 1}; rebuild the vocabulary or raise num_keys"
             )
 
 
@@ -354,11 +352,10 @@ def check_space(keys: Keys, space: KeySpace) -> None:
     """Raises KeySpaceError unless `keys` are checked keys of `space`."""
     found = keys.space if isinstance(keys, Keys) else None
     if found != space:
+        got = f"{found.name!r} of {found.num_keys}" if found is not None else type(keys).__name__
         raise KeySpaceError(
-            "keys belong to another key space",
-            got=f"{found.name!r} of {found.num_keys}" if found is not None else type(keys).__name__,
-            allowed=f"{space.name!r} of {space.num_keys}",
-            fix="make them with KeySpace.keys of that space",
+            f"keys belong to another key space: got {got}; expected {space.name!r} of "
+            f"{space.num_keys}; make them with KeySpace.keys of that space"
         )
 
 

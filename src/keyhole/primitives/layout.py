@@ -81,11 +81,10 @@ def _axis(leaves: Mapping[str, Any], path: str, axis: int, space: KeySpace) -> i
         )
     shape = tuple(leaves[path].shape)
     if not -len(shape) <= axis < len(shape):
+        allowed = f"0..{len(shape) - 1}" if shape else "none: it is a scalar"
         raise CutError(
-            f"key space {space.name!r} cuts an axis that {path!r} does not have",
-            got=axis,
-            allowed=f"0..{len(shape) - 1}" if shape else "none: it is a scalar",
-            fix="count axes from 0",
+            f"key space {space.name!r} cuts an axis that {path!r} does not have: got {axis}; "
+            f"expected {allowed}; count axes from 0"
         )
     if shape[axis] != space.num_keys:
         raise CutError(
@@ -354,11 +353,13 @@ class Layout:
         is_each_there = all(s.name in found and found[s.name].space == s for s in self.spaces)
         if not is_each_there or len(given) != len(self.spaces):
             spaces = sorted((k.space for k in given), key=lambda space: space.name)
+            got, allowed = (
+                ", ".join(f"{s.name!r} of {s.num_keys}" for s in each) or "none"
+                for each in (spaces, self.spaces)
+            )
             raise KeySpaceError(
-                "keys do not match the cuts",
-                got=", ".join(f"{s.name!r} of {s.num_keys}" for s in spaces) or "none",
-                allowed=", ".join(f"{s.name!r} of {s.num_keys}" for s in self.spaces) or "none",
-                fix="pass one Keys for each key space that cuts the model",
+                f"keys do not match the cuts: got {got}; expected {allowed}; pass one Keys for "
+                "each key space that cuts the model"
             )
         return found
 

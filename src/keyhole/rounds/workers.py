@@ -16,11 +16,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from keyhole.arrays import Tree
+from keyhole.arrays import Tree, keep_freed_memory
 from keyhole.errors import InputError, WorkerError
 from keyhole.rounds.clients import Clients, Job
 from keyhole.rounds.threads import set_one_thread
-from keyhole.server.allocator import keep_freed_memory
 
 MAX_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
 

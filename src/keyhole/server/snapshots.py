@@ -30,10 +30,9 @@ from keyhole.arrays import Array
 from keyhole.errors import InputError, StorageError
 from keyhole.files import checksum, replacing, storage_errors, write_all
 from keyhole.primitives.layout import Layout, layout_digest
-from keyhole.server.initial import RowInitial
 from keyhole.server.optimizers import Optimizer, describe_optimizer, optimizer_named
 from keyhole.server.state import ServerState
-from keyhole.server.tables import DenseTable, LazyTable, Table
+from keyhole.server.tables import DenseTable, LazyTable, RowInitial, Table
 
 PIECE = 64 << 20
 """Bytes of a piece: large enough for disks and networks, small enough to forget about."""

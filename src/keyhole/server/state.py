@@ -21,11 +21,10 @@ from keyhole.errors import InputError, ShapeError
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, Field, Layout, Part, select_rows
 from keyhole.primitives.placement import ClientValue, ServerValue, contributions, map_clients
-from keyhole.server.initial import Initial, RowInitial
 from keyhole.server.optimizers import Optimizer
 from keyhole.server.row_sums import Over, RowUpdate, check_float32, check_updates, sum_updates
 from keyhole.server.rows import gather_rows
-from keyhole.server.tables import DenseTable, LazyTable, Table
+from keyhole.server.tables import DenseTable, Initial, LazyTable, RowInitial, Table
 
 _MAX_NUMBERS = 1 << 28  # 1 GiB of float32: beyond, a full model is more likely a mistake
 _MAX_STEPS = 2**31 - 1  # a row's step is int32

@@ -35,11 +35,11 @@ from typing import TypeAlias
 import numpy as np
 import uvloop
 
+from keyhole.arrays import keep_freed_memory
 from keyhole.errors import (
     InputError,
     KeyholeError,
 )
-from keyhole.server.allocator import keep_freed_memory
 from keyhole.server.checksums import compiled, sum_records
 from keyhole.service.connections import BACKLOG, accept, allow_many_files
 from keyhole.service.metrics import Metrics, MetricsBoard

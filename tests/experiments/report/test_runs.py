@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from keyhole.aggregation.plain import PLAIN
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic
 from keyhole.delivery.clear import OnDemand
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.report.figures import draw_runs

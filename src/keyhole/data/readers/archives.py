@@ -14,8 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.data.readers.images import class_names, to_examples
-from keyhole.data.readers.source import Progress, Source, SourceClient, bad_file, reading
+from keyhole.data.readers.source import (
+    Progress,
+    Source,
+    SourceClient,
+    bad_file,
+    class_names,
+    reading,
+    to_examples,
+)
 
 
 def names_in(path: Path) -> set[str]:
@@ -35,7 +42,7 @@ def load_arrays(
     """
     missing = sorted(kinds.keys() - names_in(path))
     if missing:
-        raise bad_file(path, got=f"no array {', '.join(missing)}", allowed=f"{', '.join(kinds)}")
+        raise bad_file(path, f"no array {', '.join(missing)}", f"{', '.join(kinds)}")
     with reading(path, "a whole .npz file"), np.load(path, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in kinds}
     for name, array in arrays.items():
@@ -46,13 +53,13 @@ def load_arrays(
 def _check_array(path: Path, name: str, array: object, kinds: str, ranks: tuple[int, ...]) -> None:
     """Demands an array of one of these kinds and ranks."""
     if not isinstance(array, np.ndarray):  # a member of the archive that is no .npy file
-        raise bad_file(path, got=f"{name} of {type(array).__name__}", allowed="an array")
+        raise bad_file(path, f"{name} of {type(array).__name__}", "an array")
     if array.dtype.kind not in kinds:
         expected = " or ".join(_SAID[kind] for kind in kinds)
-        raise bad_file(path, got=f"{name} of {array.dtype}", allowed=expected)
+        raise bad_file(path, f"{name} of {array.dtype}", expected)
     if array.ndim not in ranks:
         expected = f"an array of rank {' or '.join(map(str, ranks))}"
-        raise bad_file(path, got=f"{name} of shape {array.shape}", allowed=expected)
+        raise bad_file(path, f"{name} of shape {array.shape}", expected)
 
 
 _SAID = {"u": "unsigned integers", "i": "integers", "U": "text", "b": "booleans"}
@@ -101,17 +108,17 @@ def _writer_splits(path: Path, arrays: dict[str, Array], at: slice) -> dict[str,
 def _check_writers(path: Path, arrays: dict[str, Array]) -> None:
     lengths = {name: len(arrays[name]) for name in ("images", "labels", "client", "split")}
     if len(set(lengths.values())) != 1:
-        raise bad_file(path, got=f"arrays of lengths {lengths}", allowed="one entry for each image")
+        raise bad_file(path, f"arrays of lengths {lengths}", "one entry for each image")
     if len(set(arrays["writer"].tolist())) != len(arrays["writer"]):
-        raise bad_file(path, got="a writer's name twice", allowed="each writer once")
+        raise bad_file(path, "a writer's name twice", "each writer once")
     client, split = arrays["client"].astype(np.int64), arrays["split"]
     if (np.diff(client) < 0).any() or (len(client) and not 0 <= client[0] <= client[-1]):
-        raise bad_file(path, got="clients out of order", allowed="images sorted by client")
+        raise bad_file(path, "clients out of order", "images sorted by client")
     if len(client) and client[-1] >= len(arrays["writer"]):
         found = f"client {client[-1]} of {len(arrays['writer'])} writers"
-        raise bad_file(path, got=found, allowed="clients below the number of writers")
+        raise bad_file(path, found, "clients below the number of writers")
     if not np.isin(split, (0, 1)).all():
-        raise bad_file(path, got=f"split {split.max()}", allowed="0 for train, 1 for test")
+        raise bad_file(path, f"split {split.max()}", "0 for train, 1 for test")
 
 
 _RATING_KINDS = {
@@ -166,11 +173,11 @@ def _rating_splits(arrays: Mapping[str, Array], at: Array) -> dict[str, dict[str
 def _check_ratings(path: Path, arrays: Mapping[str, Array]) -> None:
     lengths = {name: len(arrays[name]) for name in ("user", "item", "half_stars", "timestamp")}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise bad_file(path, got=f"arrays of lengths {lengths}", allowed="one entry a rating")
+        raise bad_file(path, f"arrays of lengths {lengths}", "one entry a rating")
     items, stars = arrays["item"], arrays["half_stars"]
     if items.min() < 0 or items.max() >= len(arrays["item_title"]):
         found = f"items from {items.min()} to {items.max()}"
-        raise bad_file(path, got=found, allowed=f"{len(arrays['item_title'])} items")
+        raise bad_file(path, found, f"{len(arrays['item_title'])} items")
     if stars.min() < 1 or stars.max() > _MAX:
         found = f"half stars from {stars.min()} to {stars.max()}"
-        raise bad_file(path, got=found, allowed=f"1 to {_MAX}")
+        raise bad_file(path, found, f"1 to {_MAX}")

@@ -11,8 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keyhole.data.readers.images import class_names, to_examples
-from keyhole.data.readers.source import Progress, Source, SourceClient, bad_file, reading
+from keyhole.data.readers.source import (
+    Progress,
+    Source,
+    SourceClient,
+    bad_file,
+    class_names,
+    reading,
+    to_examples,
+)
 
 _SPLITS = ("train", "test")
 _FACTS = {
@@ -29,7 +36,7 @@ def find_leaf(path: Path) -> Source | None:
     for split in _SPLITS:
         if not files[split]:
             fix = "make both with LEAF's preprocess.sh"
-            raise bad_file(path, got=f"no {split} file", allowed="JSON files of both", fix=fix)
+            raise bad_file(path, f"no {split} file", "JSON files of both", fix=fix)
     everything = tuple(file for split in _SPLITS for file in files[split])
     read = partial(_read, files)
     return Source(_name(path), "writers", everything, _FACTS, read, class_names, "bytes")
@@ -66,7 +73,7 @@ def _read(files: Mapping[str, Sequence[Path]], progress: Progress) -> Iterator[S
         for file in files[split]:
             for user, examples in _users(file):
                 if user in seen:
-                    raise bad_file(file, got=f"writer {user} twice", allowed="each writer once")
+                    raise bad_file(file, f"writer {user} twice", "each writer once")
                 seen.add(user)
                 yield SourceClient(user, {split: examples})
             done += file.stat().st_size
@@ -79,11 +86,11 @@ def _users(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         content = json.loads(file.read_bytes(), parse_float=_Floats().__getitem__)
     if not _is_leaf(content):
         expected = "users, num_samples and user_data that agree"
-        raise bad_file(file, got="a JSON file of another shape", allowed=expected)
+        raise bad_file(file, "a JSON file of another shape", expected)
     for user, count in zip(content["users"], content["num_samples"], strict=True):
         data = content["user_data"].get(user)
         if not _is_user(data, count):
-            raise bad_file(file, got=f"another number for {user}", allowed=f"{count} examples")
+            raise bad_file(file, f"another number for {user}", f"{count} examples")
         if count:  # no images have no shape to check
             yield user, to_examples(file, data["x"], data["y"])
 

@@ -1,17 +1,23 @@
-"""Describes what a reader makes of a file: a source that was found, and the clients it yields."""
+"""Describes what a reader makes of a file: a source that was found, and the clients it yields.
+
+All files of handwriting have 62 characters and images of 28 x 28 pixels; they are checked here.
+"""
 
 from __future__ import annotations
 
 import json
 import lzma
 import sqlite3
+import string
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import InputError
@@ -75,7 +81,7 @@ class Source:
     unit: Literal["bytes", "clients"] = "clients"
 
 
-def bad_file(path: Path, *, got: object, allowed: object, fix: str = "") -> InputError:
+def bad_file(path: Path, got: object, allowed: object, fix: str = "") -> InputError:
     """Returns the error of a file that is not what it should be."""
     fix = fix or "get the file again, or choose another"
     return InputError(f"cannot use {path}: got {got}; expected {allowed}; {fix}")
@@ -102,8 +108,74 @@ def reading(path: Path, allowed: str) -> Iterator[None]:
         yield
     except _BROKEN as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        raise bad_file(path, got=said, allowed=allowed) from error
+        raise bad_file(path, said, allowed) from error
 
 
 Kind: TypeAlias = Literal["writers", "posts", "ratings"]
 """What the examples are, and so which columns there are (see `Dataset`)."""
+
+
+CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
+"""The character of each label, as in LEAF and TensorFlow Federated."""
+
+TFF_FACTS = {
+    "source": "Federated EMNIST of TensorFlow Federated: NIST Special Database 19 by writer",
+    "licence": "public domain (NIST)",
+}
+
+_SIDE = 28
+
+
+def class_names() -> Mapping[str, Sequence[str]]:
+    """Returns the names of labels for a dataset of writers."""
+    return {"classes": list(CLASSES)}
+
+
+def to_examples(path: Path, pixels: Any, labels: Any) -> dict[str, Array]:
+    """Returns columns of one writer from what a file holds.
+
+    Args:
+        pixels: (n, 28, 28) or (n, 784), uint8, or floats from 0 (ink) to 1 (paper).
+        labels: (n,) whole numbers below 62.
+
+    >>> to_examples(Path("f"), np.ones((1, 784)), [3])["pixels"][0, 0, :2].tolist()
+    [255, 255]
+    """
+    images, classes = _array(path, pixels), _array(path, labels).reshape(-1)
+    if images.size != len(classes) * _SIDE * _SIDE or len(images) != len(classes):
+        expected = f"an image of {_SIDE} x {_SIDE} for each label"
+        raise bad_file(path, f"{images.shape} for {len(classes)} labels", expected)
+    if classes.dtype.kind not in "iu" or not _within(classes, len(CLASSES) - 1):
+        raise bad_file(path, _range(classes, "labels"), "whole numbers from 0 to 61")
+    return {
+        "pixels": _to_bytes(path, images).reshape(-1, _SIDE, _SIDE),
+        "label": classes.astype(np.uint8),
+    }
+
+
+def _array(path: Path, values: Any) -> Array:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of unequal length
+        array = np.empty(0, object)
+    if array.dtype.kind not in "iufb" or array.ndim == 0:
+        raise bad_file(path, "images or labels that are no array", "arrays of numbers")
+    return array
+
+
+def _to_bytes(path: Path, images: Array) -> Array:
+    """Floats from 0 to 1 become bytes from 0 to 255."""
+    if images.dtype == np.uint8:
+        return images
+    if not _within(images, 1):
+        raise bad_file(path, _range(images, "pixels"), "floats from 0 to 1")
+    return np.rint(images * 255.0).astype(np.uint8)
+
+
+def _within(values: Array, limit: float) -> bool:
+    """NaN is not within."""
+    return values.size == 0 or bool((values.min() >= 0) & (values.max() <= limit))
+
+
+def _range(values: Array, what: str) -> str:
+    return f"{what} of {values.dtype} from {values.min()} to {values.max()}"

@@ -76,7 +76,7 @@ def _read(path: Path, progress: Progress) -> Iterator[SourceClient]:
         for user, records in groupby(_records(path, file), key=lambda record: record["user"]):
             if user <= last:
                 found = f"user {user} after user {last}"
-                raise bad_file(path, got=found, allowed="lines sorted by user")
+                raise bad_file(path, found, "lines sorted by user")
             last = user
             yield SourceClient(str(user), {_split_of(user): [_post(record) for record in records]})
             progress(file.tell(), total)
@@ -94,7 +94,7 @@ def _records(path: Path, file: Any) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
             if not _is_record(record):
                 expected = "an object with user, tags, title and text"
-                raise bad_file(path, got=f"line {number}: {line[:60]!r}", allowed=expected)
+                raise bad_file(path, f"line {number}: {line[:60]!r}", expected)
             yield record
 
 

@@ -33,8 +33,7 @@ from urllib.parse import quote
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.data.readers.images import TFF_FACTS as WRITERS_FACTS
-from keyhole.data.readers.images import class_names, to_examples
+from keyhole.data.readers.source import TFF_FACTS as WRITERS_FACTS
 from keyhole.data.readers.source import (
     Examples,
     Post,
@@ -42,7 +41,9 @@ from keyhole.data.readers.source import (
     Source,
     SourceClient,
     bad_file,
+    class_names,
     reading,
+    to_examples,
 )
 from keyhole.errors import InputError
 
@@ -83,12 +84,12 @@ def decode_example(message: bytes, path: Path, wanted: Sequence[str] = ()) -> di
     """
     if not isinstance(message, bytes):  # a column of SQLite holds values of any type
         got = f"a message of {type(message).__name__}"
-        raise bad_file(path, got=got, allowed="serialized tf.train.Example")
+        raise bad_file(path, got, "serialized tf.train.Example")
     try:
         entries = [_entry(e) for part in _contents(message) for e in _contents(part)]
         return {name: _feature(value) for name, value in entries if not wanted or name in wanted}
     except ValueError as error:
-        raise bad_file(path, got=error, allowed="serialized tf.train.Example") from error
+        raise bad_file(path, error, "serialized tf.train.Example") from error
 
 
 def _entry(entry: bytes) -> tuple[str, bytes]:
@@ -215,14 +216,14 @@ def _stem(path: Path) -> Path | None:
     trains = sorted(path.glob(f"*{_ENDINGS['train']}"))
     if len(trains) > 1:
         found = ", ".join(file.name for file in trains)
-        raise bad_file(path, got=found, allowed="one dataset", fix="give the path of one file")
+        raise bad_file(path, found, "one dataset", fix="give the path of one file")
     return _stem(trains[0]) if trains else None
 
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
         fix = "put all files of the dataset in one folder"
-        raise bad_file(path, got="no such file", allowed="a file for each split", fix=fix)
+        raise bad_file(path, "no such file", "a file for each split", fix=fix)
     return path
 
 
@@ -233,7 +234,7 @@ def _columns(path: Path) -> set[str]:
         first = next(iter(clients), None)
         columns: set[str] = set() if first is None else set(_group(path, clients, first))
     if not columns & {"pixels", "tokens"}:
-        raise bad_file(path, got=f"columns {sorted(columns)}", allowed="pixels or tokens")
+        raise bad_file(path, f"columns {sorted(columns)}", "pixels or tokens")
     return columns
 
 
@@ -267,7 +268,7 @@ def _hdf5_posts(path: Path, group: Any) -> Sequence[Post]:
     columns = [_texts(path, group, name) for name in ("tokens", "title", "tags")]
     if len({len(column) for column in columns}) != 1:
         found = f"{[len(column) for column in columns]} rows"
-        raise bad_file(path, got=found, allowed="as many tokens as titles and tags")
+        raise bad_file(path, found, "as many tokens as titles and tags")
     return [to_post(*row) for row in zip(*columns, strict=True)]
 
 
@@ -275,7 +276,7 @@ def _group(path: Path, parent: Any, name: str) -> Any:
     """The group of this name; HDF5 lets an array have the name as well."""
     found = parent[name]
     if not isinstance(found, _h5py().Group):
-        raise bad_file(path, got=f"{name!a} that is no group", allowed=_WHOLE_HDF5)
+        raise bad_file(path, f"{name!a} that is no group", _WHOLE_HDF5)
     return found
 
 
@@ -283,7 +284,7 @@ def _array(path: Path, group: Any, name: str) -> Any:
     """The array of this name, not read yet."""
     found = group[name]
     if not isinstance(found, _h5py().Dataset):
-        raise bad_file(path, got=f"{name!a} that is no array", allowed=_WHOLE_HDF5)
+        raise bad_file(path, f"{name!a} that is no array", _WHOLE_HDF5)
     return found
 
 
@@ -291,9 +292,9 @@ def _texts(path: Path, group: Any, name: str) -> list[str]:
     """The texts of a column. One text alone would be read letter by letter."""
     found = _array(path, group, name)
     if _h5py().check_string_dtype(found.dtype) is None:
-        raise bad_file(path, got=f"{name} of {found.dtype}", allowed="an array of texts")
+        raise bad_file(path, f"{name} of {found.dtype}", "an array of texts")
     if found.shape is None or len(found.shape) != 1:
-        raise bad_file(path, got=f"{name} of shape {found.shape}", allowed="an array of rank 1")
+        raise bad_file(path, f"{name} of shape {found.shape}", "an array of rank 1")
     return [row.decode() for row in found[()]]
 
 
@@ -334,7 +335,7 @@ def find_sqlite(path: Path) -> Source | None:
         return Source(
             path.stem, "posts", (path,), FACTS, partial(_read_sqlite, path, _sqlite_posts)
         )
-    raise bad_file(path, got=f"features {sorted(features)}", allowed="pixels or tokens")
+    raise bad_file(path, f"features {sorted(features)}", "pixels or tokens")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -355,7 +356,7 @@ def _read_sqlite(path: Path, convert: Any, progress: Progress) -> Iterator[Sourc
             done += 1
             progress(done, total)
     if done != total:
-        raise bad_file(path, got=f"examples of {done} clients", allowed=f"{total} clients")
+        raise bad_file(path, f"examples of {done} clients", f"{total} clients")
 
 
 def _splits(
@@ -369,7 +370,7 @@ def _splits(
         found, said = len(messages.get(split, ())), expected[rows[0][0], split]
         if found != said:
             got = f"a client of {found} examples in {split}"
-            raise bad_file(path, got=got, allowed=f"{said}, as in client_metadata")
+            raise bad_file(path, got, f"{said}, as in client_metadata")
     return {
         _SPLITS[split]: convert(path, [decode_example(m, path, _WANTED) for m in found])
         for split, found in messages.items()
@@ -381,7 +382,7 @@ def _sqlite_writer(path: Path, examples: Sequence[dict[str, Feature]]) -> Exampl
         pixels = np.stack([np.asarray(example["pixels"]) for example in examples])
         labels = np.concatenate([np.asarray(example["label"]) for example in examples])
     except (KeyError, ValueError) as error:
-        raise bad_file(path, got=error, allowed="pixels and a label in each example") from error
+        raise bad_file(path, error, "pixels and a label in each example") from error
     return to_examples(path, pixels, labels)
 
 
@@ -391,6 +392,6 @@ def _sqlite_posts(path: Path, examples: Sequence[dict[str, Feature]]) -> Example
         rows = [example.get(name) for name in ("tokens", "title", "tags")]
         if not all(isinstance(row, list) and len(row) == 1 for row in rows):
             found = f"features {sorted(example)}"
-            raise bad_file(path, got=found, allowed="one text each of tokens, title and tags")
+            raise bad_file(path, found, "one text each of tokens, title and tags")
         posts.append(to_post(*(row[0].decode() for row in rows if row is not None)))
     return posts

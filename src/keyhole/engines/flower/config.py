@@ -39,8 +39,7 @@ from flwr.app import Context
 
 from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset
-from keyhole.data.open import open_dataset
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic, open_dataset
 from keyhole.delivery import delivery_named
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keyhole.arrays import keep_freed_memory
 from keyhole.engines.ray.session import find_ray, living_nodes
 from keyhole.errors import WorkerError
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.threads import set_one_thread
 from keyhole.rounds.workers import MAX_ATTEMPTS, portable
-from keyhole.server.allocator import keep_freed_memory
 
 
 class LostError(Exception):

@@ -14,7 +14,7 @@ import numpy as np
 from keyhole import tree
 from keyhole.arrays import Tree
 from keyhole.data.cache import cache_root, load
-from keyhole.data.synthetic import make_synthetic
+from keyhole.data.open import make_synthetic
 from keyhole.engines.ray.crew import Crew, fetch
 from keyhole.engines.ray.parcels import KeyBundle, Parcel, dense_leaves, packing_of
 from keyhole.engines.ray.schedule import (

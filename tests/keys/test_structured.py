@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from keyhole.errors import InputError, KeySpaceError
 from keyhole.keys.budget import keys_within, share_of_keys
 from keyhole.keys.choice import KeyCounts, choose_with
-from keyhole.keys.combined import CHOICES, always, with_negatives
 from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
-from keyhole.keys.structured import random_own, top
+from keyhole.keys.structured import CHOICES, always, random_own, top, with_negatives
 from keyhole.primitives.keyspace import Buckets, KeySpace
 from tests.helpers import LAYOUTS, SEEDS
 from tests.keys.test_choices import COUNTS, NUMBERS, rng

@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import resource, sys
 import numpy as np
-from keyhole.server.allocator import keep_freed_memory
+from keyhole.arrays import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def churn():
