@@ -196,6 +196,23 @@ def test_nobody_asks_which_way_it_is():
     assert found == ASKED_FOR
 
 
+# What services, devices and their messages know of sums: nothing of one of them.
+OF_ALL_SUMS = {
+    "keyhole.aggregation",
+    "keyhole.aggregation.base",
+    "keyhole.aggregation.exchange",
+    "keyhole.aggregation.privacy.mechanism",
+    "keyhole.aggregation.shares",
+    "keyhole.aggregation.sum_server",
+}
+
+
+def test_services_and_devices_carry_the_bytes_of_any_sum():
+    carriers = [m for m in BESIDE_INIT if package_of(m.name) in ("device", "service", "wire")]
+    known = {name for module in carriers for name in IMPORTS[module.name]}
+    assert {name for name in known if package_of(name) == "aggregation"} == OF_ALL_SUMS
+
+
 def test_the_architecture_page_has_every_folder_from_the_top():
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = page.partition("## The tree")[2].partition("## The records")[0]

@@ -202,6 +202,24 @@ def add_all(
     return server.share(noise)
 
 
+def prepare(aggregation: SharedSum, round: SumRound) -> tuple[bytes, SumFacts]:
+    """Returns the params of a round's sum, and their facts.
+
+    Raises:
+        InputError: the aggregation cannot count who chose a key, where that is asked for.
+    """
+    params = aggregation.params(round)
+    facts = aggregation.facts(params)
+    if round.with_counts and not facts.with_counts:
+        raise InputError(
+            "a sum that counts nobody",
+            got=f"{aggregation.about.name}, over those who chose a key",
+            allowed="an aggregation whose facts have counts",
+            fix="divide by the cohort",
+        )
+    return params, facts
+
+
 def combine(aggregation: SharedSum, params: bytes, shares: Sequence[Share]) -> Sequence[PartSum]:
     """Returns the sum of each part, from both servers' shares.
 
@@ -224,8 +242,9 @@ def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
     if len(request.sent) < about.min_clients:  # the servers would refuse, after all the work
         return withheld(len(request.sent), about.min_clients, seen)
     asked, counts = len(request.results), request.needs_counts
-    params = aggregation.params(
-        SumRound(request.layout, request.keys_per_client, name_of_sum(request), asked, counts)
+    params, facts = prepare(
+        aggregation,
+        SumRound(request.layout, request.keys_per_client, name_of_sum(request), asked, counts),
     )
     sent = {
         str(one.client): aggregation.client(params, request.layout).shard(
@@ -237,7 +256,7 @@ def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
     parts = combine(aggregation, params, shares)
     return SumResult(
         tuple(part.divided(request.over, shares[0].clients) for part in parts),
-        dict.fromkeys((r.client for r in request.sent), aggregation.facts(params).upload_bytes),
+        dict.fromkeys((r.client for r in request.sent), facts.upload_bytes),
         tuple(part.known_counts for part in parts) if request.with_counts else None,
         unplaced_keys=sum(one.unplaced for one in sent.values()),
         seen_by=seen,

@@ -56,12 +56,14 @@ class ShareAdder(Protocol):
     """Adds up shares at one server. It holds no table before the first is added."""
 
     def check_own(self, own: bytes) -> None:
-        """Raises MalformedError where a payload for this server, of the right length, is none."""
-        ...
+        """Raises MalformedError where a payload for this server, of the right length, is none;
+        left out, all bytes are one."""
+        _ = own
 
     def check_public(self, public: bytes) -> None:
-        """Raises MalformedError where a payload for both servers, of the right length, is none."""
-        ...
+        """Raises MalformedError where a payload for both servers, of the right length, is none;
+        left out, all bytes are one."""
+        _ = public
 
     def add(self, public: bytes, own: bytes) -> None:
         """Adds what one client sent; both payloads have been checked."""

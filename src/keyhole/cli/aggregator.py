@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keyhole.cli.aggregators import SHARED
 from keyhole.cli.listen import listen_of, listen_options
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--trainer-key", required=True, type=_FILE, help="Keys that sign tokens of trainers.")
 @listen_options(8110)
+@click.option(
+    "--aggregation",
+    metavar=f"{SHARED}|module:NAME",
+    default=SHARED,
+    show_default=True,
+    help="How shares are added up; your own runs with the rights of this process.",
+)
 @click.option(
     "--min-clients",
     default=2,
@@ -84,6 +92,7 @@ def aggregator(directory: Path, **options: Any) -> None:
 
 def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], AggregatorApp]:
     """What makes the service in its worker; files of keys are read before a port is taken."""
+    from keyhole.aggregation import shared_sum
     from keyhole.service.access import Keyring
     from keyhole.service.limits import Limits
     from keyhole.service.sum_peers import PeerLine
@@ -100,6 +109,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
     body, party = options["max_body_mb"] << 20, options["party"]
     settings = AggregatorSettings(
         party,
+        shared_sum(options["aggregation"]),
         min_clients=options["min_clients"],
         max_sums=options["max_sums"],
         max_table=options["max_table_mb"] << 20,

@@ -34,6 +34,13 @@ def _pair(context: click.Context, option: click.Parameter, text: str | None) -> 
     return found
 
 
+def own_sum_option(group: str, text: str) -> Callable[[_Command], _Command]:
+    """An option that names the sum of two aggregators."""
+    return in_group(
+        group, "--aggregation", metavar=f"{SHARED}|module:NAME", help=text, show_default=SHARED
+    )
+
+
 _NAMED = (
     in_group(
         PLACE,
@@ -74,6 +81,7 @@ _TRAINER = (
 )
 _DEVICE = (
     *_NAMED,
+    own_sum_option(PLACE, "With --aggregators: the sum that they make."),
     in_group(
         PLACE,
         "--min-clients",
@@ -120,9 +128,10 @@ def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)
     if not options["devices"] or not options["aggregator_tokens"]:
         raise click.UsageError("--aggregators goes with --devices and --aggregator-tokens")
-    if options["aggregation"] not in (None, SHARED):
-        raise click.UsageError(f"two aggregators make the sum that is called {SHARED}")
-    return {**options, "aggregation": SHARED}
+    name = options["aggregation"] or SHARED
+    if name != SHARED and ":" not in name:
+        raise click.UsageError(f"two aggregators make {SHARED}, or your own module:NAME")
+    return {**options, "aggregation": name}
 
 
 def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Event) -> SumServices:
@@ -166,10 +175,11 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
     from keyhole.device.device import Device
 
     if not options["aggregators"]:
-        for name in ("aggregator_tokens", "min_clients", "min_noise"):
+        for name in ("aggregator_tokens", "aggregation", "min_clients", "min_noise"):
             if options[name]:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --aggregators")
         return Device.send
+    from keyhole.aggregation import shared_sum
     from keyhole.device.sums import SumPolicy, SumSend
 
     given = options["aggregator_tokens"] or (None, None)
@@ -179,7 +189,8 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         for party, (url, file) in enumerate(zip(options["aggregators"], files, strict=True))
     )
     minimum = options["min_clients"] or 2
-    return SumSend(first, second, SumPolicy(minimum, min_noise=options["min_noise"] or 0.0))
+    policy = SumPolicy(minimum, min_noise=options["min_noise"] or 0.0)
+    return SumSend(first, second, policy, shared_sum(options["aggregation"]))
 
 
 def _with(options: tuple[Callable[[_Command], _Command], ...], command: _Command) -> _Command:

@@ -23,6 +23,7 @@ from keyhole.pricing import Workload
 
 if TYPE_CHECKING:
     from keyhole.about import Leak
+    from keyhole.aggregation.base import Aggregation
     from keyhole.delivery.base import Price
     from keyhole.planner.capacity import Fleet, PartyNeed
     from keyhole.pricing import Speeds, Workload
@@ -132,23 +133,27 @@ def fleet_of(options: Mapping[str, Any]) -> Fleet | None:
     return Fleet(**{names.get(name, name): n * scale.get(name, 1) for name, n in given.items()})
 
 
-def show_fleet(need: Workload, fleet: Fleet, prices: Sequence[Price]) -> None:
-    """Prints what deliveries and sums take."""
+def show_fleet(
+    need: Workload, fleet: Fleet, prices: Sequence[Price], own: Sequence[Aggregation] = ()
+) -> None:
+    """Prints what deliveries and sums take, your own sums among them."""
     from keyhole.aggregation import aggregation_names
     from keyhole.planner.capacity import price_sums
 
     console = Console()
     console.width = max(console.width, _WIDTH)  # else numbers would be cut
     console.print(_table(_fleet_title(need, fleet), _deliveries(need, fleet, prices)))
-    sums = price_sums(need)
-    console.print(_table("Checking in, and adding up", _sums(need, fleet)))
+    sums = price_sums(need, own)
+    console.print(_table("Checking in, and adding up", _sums(need, fleet, own)))
     if beyond := [way for way in aggregation_names() if way not in {price.way for price in sums}]:
         click.echo(f"beyond the limits of its messages: {', '.join(beyond)}")
 
 
-def fleet_as_json(need: Workload, fleet: Fleet, prices: Sequence[Price]) -> dict[str, Any]:
+def fleet_as_json(
+    need: Workload, fleet: Fleet, prices: Sequence[Price], own: Sequence[Aggregation] = ()
+) -> dict[str, Any]:
     """The same for programs."""
-    lines = [*_deliveries(need, fleet, prices), *_sums(need, fleet)]
+    lines = [*_deliveries(need, fleet, prices), *_sums(need, fleet, own)]
     needs = [
         {
             "way": way,
@@ -173,11 +178,13 @@ def _deliveries(
             yield price.way, price.bytes_total, one
 
 
-def _sums(need: Workload, fleet: Fleet) -> Iterator[tuple[str, int, PartyNeed]]:
+def _sums(
+    need: Workload, fleet: Fleet, own: Sequence[Aggregation]
+) -> Iterator[tuple[str, int, PartyNeed]]:
     from keyhole.planner.capacity import checkin_need, price_sums, sum_needs
 
     yield "check-in", 0, checkin_need(need, fleet)
-    for price in price_sums(need):
+    for price in price_sums(need, own):
         for one in sum_needs(price, need, fleet):
             yield price.way, price.bytes_up + price.bytes_down, one
 
@@ -235,6 +242,12 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
     help="Name the best way for this requirement only.",
 )
 @click.option(
+    "--aggregation",
+    metavar="module:NAME",
+    multiple=True,
+    help="With --round-seconds: price your own sum beside those of keyhole.",
+)
+@click.option(
     "--delivery",
     type=click.Choice(delivery_names()),
     help="Check this one: a private one that sends more than the whole model is refused.",
@@ -251,6 +264,7 @@ def plan(
     distinct: int | None,
     broadcast_bytes: int | None,
     trust: Trust | None,
+    aggregation: tuple[str, ...],
     delivery: str | None,
     force: bool,
     calibrate: bool,
@@ -266,11 +280,13 @@ def plan(
     With --round-seconds it says how many servers the round takes, of deliveries and of sums, and
     which of their resources runs out first; docs/deploy.md works from that.
     """
+    from keyhole.aggregation import aggregation_named
     from keyhole.delivery.clear import Broadcast
     from keyhole.planner.planner import best, check_worth, price_all, price_of
 
     if force and delivery is None:
         raise click.UsageError("--force goes with --delivery")
+    own = [aggregation_named(name) for name in aggregation]
     need = Workload(
         num_keys,
         keys_per_client,
@@ -283,10 +299,10 @@ def plan(
     prices = price_all(need, machine)
     chosen = {asked: best(prices, need, asked) for asked in ([trust] if trust else TRUSTS)}
     if as_json:
-        counted = {} if fleet is None else fleet_as_json(need, fleet, prices)
+        counted = {} if fleet is None else fleet_as_json(need, fleet, prices, own)
         click.echo(json.dumps(_as_json(need, machine, prices, chosen) | counted, indent=2))
     elif fleet is not None:
-        show_fleet(need, fleet, prices)
+        show_fleet(need, fleet, prices, own)
     else:
         _show(need, prices, chosen)
     if delivery is not None and not force:

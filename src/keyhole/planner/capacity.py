@@ -14,14 +14,14 @@ does not fit, more servers do not help, and `fits` is False.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from keyhole.aggregation import all_aggregations
-from keyhole.aggregation.base import SumPrice
+from keyhole.aggregation.base import Aggregation, SumPrice
 from keyhole.delivery.base import Price
 from keyhole.errors import InputError
 from keyhole.pricing import ServiceSpeeds, Workload
@@ -160,15 +160,16 @@ def checkin_need(need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = No
     return _of_party(_COORDINATOR, load, fleet, speeds)
 
 
-def price_sums(load: Workload) -> tuple[SumPrice, ...]:
-    """Returns the price of every aggregation whose messages and rings can hold the load.
+def price_sums(load: Workload, own: Sequence[Aggregation] = ()) -> tuple[SumPrice, ...]:
+    """Returns the price of every aggregation whose messages and rings can hold the load, and of
+    your own.
 
     >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> [price.bytes_up for price in price_sums(load)][:2]  # in the clear: sparse, dense
     [2008016, 20000000]
     """
     found = []
-    for each in all_aggregations():
+    for each in (*all_aggregations(), *own):
         try:
             found.append(each.price(load))
         except InputError:  # a load is checked when it is made: this is a limit of the aggregation

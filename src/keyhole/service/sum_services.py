@@ -21,7 +21,7 @@ import msgspec
 from keyhole.about import Leak
 from keyhole.aggregation import aggregation_names
 from keyhole.aggregation.base import ClientResult, SumResult, about_of, withheld
-from keyhole.aggregation.exchange import SharedSum, SumRound, check_shared, combine
+from keyhole.aggregation.exchange import SharedSum, SumRound, check_shared, combine, prepare
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.aggregation.shares import Share, SumFacts, read_share
 from keyhole.delivery.clear import Pregenerated
@@ -248,7 +248,8 @@ class SumServices:
         ready, norm = _ready(layout, plan)
         if plan.privacy is not None and self._minimum > ready.about.min_clients:
             raise _other_min(self._minimum, ready.about.min_clients)
-        params = ready.params(
+        params, facts = prepare(
+            ready,
             SumRound(
                 layout,
                 plan.keys_per_client,
@@ -257,9 +258,8 @@ class SumServices:
                 with_counts=plan.over == "choosers",
                 min_clients=self._minimum,
                 norm=norm,
-            )
+            ),
         )
-        facts = ready.facts(params)
         self._round = _Round(layout, plan, tuple(asked), ready, params, facts)
         self._look, self._was_away = _Look(), False
         return sum_settings(params)
