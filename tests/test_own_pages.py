@@ -15,7 +15,7 @@ def test_the_page_runs_and_prints_what_it_says(page, capsys, monkeypatch, tmp_pa
         pytest.importorskip("dp_accounting")
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / f"own-{page}.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     # A module of its own: identities follow code outside the library.
     exec(compile(code, f"own-{page}.md", "exec"), {"__name__": f"own_{page}"})
     expected = re.findall(r"# prints (.*)", code)
