@@ -29,7 +29,7 @@ from engine_cells.local_deployment import (
     supernode_command,
 )
 from harness import Goal, progress
-from keyhole.engines.flower.project import write_project
+from keyhole.engines.flower.config import write_project
 from keyhole.service.access import new_key
 
 MAX_ADDED = 0.1  # of Flower's own latency

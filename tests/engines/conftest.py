@@ -16,7 +16,7 @@ def opened():
 @pytest.fixture(scope="module")
 def own_ray(opened):
     """A Ray on this machine, on two CPUs; engines that are opened meanwhile join it."""
-    from keyhole.engines.ray.session import connected, find_ray
+    from keyhole.engines.ray.crew import connected, find_ray
 
     ray = find_ray() if "ray" in sys.modules else None
     if ray is None or not ray.is_initialized():  # the first, or a cluster had its place

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 import keyhole as kh
-from keyhole.engines.ray.session import find_ray
+from keyhole.engines.ray.crew import find_ray
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.spec import Plan
 from keyhole.sampling import Cohorts

@@ -180,8 +180,7 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
 
     Paths are those of the machine that the SuperLink runs on.
     """
-    from keyhole.engines.flower.config import RoundsConfig
-    from keyhole.engines.flower.project import write_project
+    from keyhole.engines.flower.config import RoundsConfig, write_project
 
     spec = _spec_of_round(context, task)
     key = options["token_key"]

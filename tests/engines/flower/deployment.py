@@ -20,7 +20,7 @@ from benchmarks.engine_cells.local_deployment import (
     superlink_command,
     supernode_command,
 )
-from keyhole.engines.flower.project import write_project
+from keyhole.engines.flower.config import write_project
 from keyhole.rounds.record import read_records
 from keyhole.service.access import Keyring, new_key
 from tests.helpers import ROOT

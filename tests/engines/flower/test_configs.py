@@ -13,10 +13,14 @@ from flwr.app import Message
 from benchmarks.engine_cells.local_deployment import QUIET, Children, environment
 from keyhole.cli.flower import flower
 from keyhole.engines.flower.client_app import make_client_app
-from keyhole.engines.flower.config import RoundsConfig, read_spec, spec_config
+from keyhole.engines.flower.config import (
+    NodeConfig,
+    RoundsConfig,
+    read_spec,
+    spec_config,
+    write_project,
+)
 from keyhole.engines.flower.messages import TRAIN, RoundCall, assign, write
-from keyhole.engines.flower.node_config import NodeConfig
-from keyhole.engines.flower.project import write_project
 from keyhole.errors import InputError, NotAdmittedError, ServiceError
 from keyhole.experiments.specs import name_of, spec_of
 from keyhole.rounds.runspec import flatten

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.engine_cells.local_deployment import QUIET, Children
-from keyhole.engines.flower.project import write_project
+from keyhole.engines.flower.config import write_project
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.record import read_records
 from tests.helpers import LONG, ROOT

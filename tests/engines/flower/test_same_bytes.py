@@ -8,7 +8,7 @@ from keyhole.delivery.clear import Pregenerated
 from keyhole.device.take_part import PopulationClient
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.messages import Nodes
-from keyhole.engines.flower.summons import Addresses, FlowerSummons
+from keyhole.engines.flower.server_app import Addresses, FlowerSummons
 from keyhole.errors import CohortError
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts

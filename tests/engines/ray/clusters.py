@@ -4,7 +4,7 @@ import os
 import warnings
 from contextlib import contextmanager
 
-from keyhole.engines.ray.session import find_ray
+from keyhole.engines.ray.crew import find_ray
 
 
 @contextmanager

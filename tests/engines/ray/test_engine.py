@@ -182,7 +182,7 @@ def test_a_port_that_answers_and_is_not_ray_is_named_in_time(answer, monkeypatch
     """It speaks something else, hangs up, or says nothing at all."""
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("keyhole.engines.ray.session._ANSWER_SECONDS", 1)
+    monkeypatch.setattr("keyhole.engines.ray.crew._ANSWER_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
 

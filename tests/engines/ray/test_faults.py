@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
+from keyhole.engines.ray.crew import connected
 from keyhole.engines.ray.engine import RayEngine
 from keyhole.engines.ray.schedule import steps_of_sums
-from keyhole.engines.ray.session import connected
 from keyhole.errors import WorkerError
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.record import encode_records

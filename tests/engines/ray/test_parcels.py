@@ -30,7 +30,7 @@ def send(jobs, *cuts):
     parcels = [packing.pack(range(*pair)) for pair in pairwise(bounds)]
     sent = [pickle.dumps(parcel, protocol=5) for parcel in parcels]
     found = [j for parcel in sent for j in pickle.loads(parcel).jobs(common)]
-    assert [(j.client, j.place) for j in found] == [(j.client, j.place) for j in jobs]
+    assert [(j.client, j.seed_path) for j in found] == [(j.client, j.seed_path) for j in jobs]
     assert [as_list(j.keys) for j in found] == [as_list(j.keys) for j in jobs]
     return found, sum(map(len, sent))
 

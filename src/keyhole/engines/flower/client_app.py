@@ -12,19 +12,22 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.device.device import Assignment, Device
-from keyhole.device.take_part import Participant, Taken, take_part_in
+from keyhole.device.take_part import Fetch, Participant, Send, Taken, take_part_in
+from keyhole.engines.flower.config import Connect, NodeConfig, fetched_names, read_secret
 from keyhole.engines.flower.messages import FAILED, Here, Report, RoundCall, read, write
-from keyhole.engines.flower.node_config import NodeConfig, participant_for
 from keyhole.errors import (
     DamageError,
+    InputError,
     KeyholeError,
     MalformedError,
     NotFiniteError,
@@ -155,3 +158,59 @@ def _report(call: RoundCall, lots: list[_Lot]) -> Report:
         bytes_up=tuple(0 if t is None else t.bytes_up for t in takens),
         seconds=tuple(lot.seconds for lot in lots),
     )
+
+
+def participant_for(
+    call: RoundCall, participant: Participant, connect: Connect, node: NodeConfig
+) -> Participant:
+    """Returns the participant, fetching and sending as the call says; a way of its own stays where
+    the call names none.
+
+    Raises:
+        InputError: the call names a way that this version does not know, or a token is missing.
+    """
+    if call.delivery != DEFAULT_SERVED:  # which needs nothing that is slow to load
+        participant = replace(participant, fetch=_fetch(call, connect, node))
+    if call.aggregators:
+        participant = replace(participant, send=_shares(call, connect, node))
+    return participant
+
+
+def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
+    from keyhole.delivery import delivery_named
+    from keyhole.device.fetching import fetch_by
+
+    if call.delivery not in fetched_names():
+        raise InputError(
+            "a call names a delivery that is not known here",
+            got=repr(call.delivery),
+            allowed=", ".join(fetched_names()),
+            fix="run one version of keyhole on the server and on all nodes",
+        )
+    delivery = delivery_named(call.delivery)
+    others = {
+        name: connect(call.second, _token(node.second_token)) for name in delivery.about.connects_to
+    }
+    return fetch_by(delivery, others)
+
+
+def _shares(call: RoundCall, connect: Connect, node: NodeConfig) -> Send:
+    from keyhole.device.sums import SumSend
+
+    named = node.aggregator_tokens
+    files: list[str | None] = [None, None] if named is None else [*named.split()]
+    if len(call.aggregators) != 2 or len(files) != 2:
+        raise InputError(
+            "a secure sum needs two aggregators, and a token for both or for none",
+            got=f"{len(call.aggregators)} aggregators, {len(files)} files of tokens",
+            allowed="two of each",
+            fix="check the run config, and aggregator-tokens of --node-config",
+        )
+    first, second = (
+        connect(url, _token(file)) for url, file in zip(call.aggregators, files, strict=True)
+    )
+    return SumSend(first, second)
+
+
+def _token(path: str | None) -> str | None:
+    return None if path is None else read_secret(Path(path))

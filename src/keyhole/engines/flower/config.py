@@ -1,4 +1,6 @@
-"""What a run's config says of its rounds: `[tool.flwr.app.config]` of the app's pyproject.toml.
+"""Reads what operators say of a run on Flower, and writes the project of a task.
+
+A run's config says of its rounds, `[tool.flwr.app.config]` of the app's pyproject.toml:
 
     run = "/srv/keyhole/run"         where the server keeps the run: the same run config goes on
     rounds-directory = "..."         what `keyhole serve` serves
@@ -15,44 +17,49 @@
 
 Paths are those of the machine that the ServerApp runs on.
 
-The tasks of keyhole on Flower: server and nodes read one run config, and train the same run.
+For the tasks of keyhole it holds the record of the run, too, which server and nodes read:
 
     spec.version = 2                 fields of `RunSpec` by their dotted names
     spec.task = "emnist_2nn"
     spec.client.lr = 0.1             what is not named is the task's
     spec.keys.neuron.count = 50      "none" stands for none: every key
 
-A node may name data of its own with --node-config.
+What a node's own operator says, `flower-supernode --node-config "..."`:
+
+    client=7                 the node is client 7 of the population; without, anyone who is asked
+    data="/srv/posts"        the data on this node, where it is not where the run config says
+    ca="/etc/ca.pem"         PEM file of the authorities to trust for https
+    insecure=true            plain http may leave this machine
+    cache="/var/slices"      keep slices here: those that have not changed are not sent again
+    second-token="FILE"      the token of this node at the second slice server, from its operator
+    aggregator-tokens="F F"  files of its tokens at the two aggregators; without, the round's token
+    delivery="pir"           take part only where slices are fetched so
+    second="https://..."     and only with this second slice server
+    aggregators="URL URL"    and only with these two aggregators
+
+The last three are the node's own word against the server's. The code that reads them comes with
+the app: anyone who does not trust the operator of the server also lets the node take only apps that
+were signed by others (`--trusted-entities` of Flower).
 """
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import inf
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, get_args, get_type_hints
 
-from flwr.app import Context
-
-from keyhole.data.cache import cache_root
-from keyhole.data.federated import Dataset
-from keyhole.data.open import make_synthetic, open_dataset
-from keyhole.delivery import delivery_named
 from keyhole.delivery.clear import DEFAULT_SERVED
-from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient
-from keyhole.engines.flower.node_config import NodeConfig, fetched_names
-from keyhole.errors import InputError
-from keyhole.experiments.experiment import Experiment
-from keyhole.experiments.named import task_named
-from keyhole.experiments.specs import spec_for_device, spec_of
-from keyhole.rounds.clients import Clients
-from keyhole.rounds.cores import keep_compiled, use_one_thread
-from keyhole.rounds.record import RoundRecord
+from keyhole.device.cache import SliceCache
+from keyhole.device.device import Device
+from keyhole.engines.flower.messages import RoundCall
+from keyhole.errors import InputError, NotAdmittedError
+from keyhole.files import storage_errors
 from keyhole.rounds.runspec import RunSpec, flatten
-from keyhole.service.served import Served
 
 _NUMBERS = {
     "round-seconds": (300.0, 0.0),
@@ -64,22 +71,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class RoundsConfig:
-    """How the rounds of a run are made, as the module describes it.
-
-    Args:
-        run: directory of the run.
-        rounds: directory that the slice service serves.
-        service: its URL.
-        token_key: file of its signing keys.
-        round_seconds: deadline of a round.
-        min_nodes: that a round waits for.
-        node_seconds: for how long.
-        delivery: how slices are fetched.
-        second: URL of the second slice server.
-        aggregators: URLs of the two aggregators.
-        aggregator_tokens: files of the trainer's tokens there.
-        aggregator_ca: PEM file of the authorities to trust for them.
-    """
+    """How the rounds of a run are made, as the module describes it."""
 
     run: Path
     rounds: Path
@@ -101,6 +93,8 @@ class RoundsConfig:
         Raises:
             InputError: a value is missing or cannot be used.
         """
+        from keyhole.delivery import delivery_named  # all of them, which a node need not load
+
         run, rounds, service = (_text(config, n) for n in ("run", "rounds-directory", "service"))
         delivery, second = config.get("delivery", DEFAULT_SERVED), str(config.get("second", ""))
         if delivery not in fetched_names():
@@ -158,14 +152,24 @@ def _bad(name: str, got: str, allowed: str) -> InputError:
     )
 
 
-_LOG = logging.getLogger("flwr.keyhole")
+_SECOND = "second"
+
+
+def fetched_names() -> tuple[str, ...]:
+    """Deliveries of a Flower run: a call names a second slice server, and no other party."""
+    from keyhole.delivery import all_deliveries  # all of them, which a node need not load
+
+    served = (each.about for each in all_deliveries() if each.about.is_served)
+    return tuple(about.name for about in served if {*about.connects_to} <= {_SECOND})
+
+
 _SPEC = "spec."
-_USUAL_WORDS = 10_000  # of synthetic posts, as `keyhole train` has it
 
 
 def spec_config(spec: RunSpec) -> dict[str, Any]:
     """Returns the record of a run as the run config has it; `read_spec` gives it back.
 
+    >>> from keyhole.experiments.specs import spec_of
     >>> spec = spec_of("emnist_2nn", rounds=3)
     >>> read_spec(spec_config(spec)) == spec
     True
@@ -179,62 +183,188 @@ def read_spec(config: Mapping[str, Any]) -> RunSpec:
     Raises:
         InputError: there is no such task, field, size or key space, or it is of another version.
     """
+    from keyhole.experiments.specs import spec_of  # a node with clients of its own needs no task
+
     told = {
         name.removeprefix(_SPEC): value for name, value in config.items() if name.startswith(_SPEC)
     }
     return spec_of(str(told.pop("task", "")), {"version": None, **told})
 
 
-def _load(source: str, spec: RunSpec) -> Dataset:
-    """The data, as `keyhole train` finds or makes them."""
-    if source != "synthetic":
-        return open_dataset(source)
-    words = spec.sizes.get("words", 0)
-    sizes = {"words": max(words, _USUAL_WORDS)} if words else {}
-    return make_synthetic(task_named(spec.task).kind, spec.seed, **sizes)
+_MAX_SECRET = 4096  # bytes of a file that holds one
 
 
-def _use_one_core() -> None:
-    use_one_thread()
-    keep_compiled(cache_root() / "compiled")
+def read_secret(path: Path) -> str:
+    """Returns the token in a file; raises InputError where it holds none."""
+    try:
+        found = path.read_bytes()[:_MAX_SECRET].decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        found = ""
+    if not found or " " in found:
+        raise InputError(
+            "no token can be read",
+            got=f"file {path}",
+            allowed="a file with one token",
+            fix="ask the operator for one: `keyhole token` makes them",
+        )
+    return found
 
 
-def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
-    """Trains the task of the run config; a `Train` of `make_server_app`."""
-    _use_one_core()
-    spec = read_spec(context.run_config)
-    experiment = Experiment(spec, _load(spec.data, spec))
-    experiment.check()
-    result = experiment.run(spec.trial, config.run, kind=rounds, on_round=_tell)
-    if result is not None:
-        _LOG.info("done: %s", ", ".join(f"{k} {v:.4f}" for k, v in result.metrics.items()))
+Connect: TypeAlias = Callable[[str, str | None], Device]
+"""`(URL, token of the device there) -> a device`, closed when the round is over."""
 
 
-def _tell(record: RoundRecord) -> None:
-    sent = len(record.staleness)
-    _LOG.info("round %d: %d of %d updates counted", record.round, sent, len(record.clients))
+@dataclass(frozen=True)
+class NodeConfig:
+    """The configuration of a node, as the module describes it."""
+
+    client: int | None = None
+    data: str | None = None
+    ca: str | None = None
+    insecure: bool = False
+    cache: str | None = None
+    second_token: str | None = None
+    aggregator_tokens: str | None = None
+    delivery: str | None = None
+    second: str | None = None
+    aggregators: str | None = None
+
+    @staticmethod
+    def of(config: Mapping[str, object]) -> NodeConfig:
+        """Reads `Context.node_config`; names that are not ours are left to others. Raises
+        InputError where a value of ours is of another kind."""
+        found = {}
+        for field, hint in get_type_hints(NodeConfig).items():
+            name, kind = field.replace("_", "-"), (get_args(hint) or (hint,))[0]
+            value = config.get(name)
+            if value is None:
+                continue
+            is_bool = isinstance(value, bool)
+            is_kind = is_bool if kind is bool else isinstance(value, kind) and not is_bool
+            if not is_kind or (name == "client" and isinstance(value, int) and value < 0):
+                raise InputError(
+                    f"--node-config has a {name} that cannot be used",
+                    got=f"a {type(value).__name__}",
+                    allowed="a whole number from 0" if kind is int else f"a {kind.__name__}",
+                    fix=f"start the SuperNode with another {name}",
+                )
+            found[field] = value
+        return NodeConfig(**found)  # type: ignore[arg-type]  # kinds are checked above
+
+    @property
+    def stands_for(self) -> int:
+        """The client that this node is; -1 for anyone who is asked."""
+        return -1 if self.client is None else self.client
+
+    def check(self, call: RoundCall) -> None:
+        """Raises NotAdmittedError for a call that this node is not there for, or that asks for
+        another way."""
+        if self.client is not None and set(call.clients) != {self.client}:
+            raise _refused("another client than this node is", "its own client alone")
+        pinned = {
+            "delivery": (self.delivery, call.delivery),
+            "second slice server": (self.second, call.second),
+            "pair of aggregators": (self.aggregators, " ".join(call.aggregators)),
+        }
+        for what, (mine, asked) in pinned.items():
+            if mine is not None and mine != asked:
+                raise _refused(f"another {what} than this node allows", "what --node-config says")
+
+    def connector(self, stack: ExitStack, stop: threading.Event) -> Connect:
+        """What makes devices of services, which `stack` closes and `stop` stops."""
+        cache = None if self.cache is None else SliceCache(Path(self.cache))
+
+        def connect(url: str, token: str | None) -> Device:
+            made = Device(
+                url, token=token, ca=self.ca, cache=cache, stop=stop, insecure=self.insecure
+            )
+            return stack.enter_context(closing(made))
+
+        return connect
 
 
-@dataclass
-class TaskClients:
-    """Clients of the task of the run config; a `ParticipantOf` of `make_client_app`.
+def _refused(got: str, allowed: str) -> NotAdmittedError:
+    return NotAdmittedError(
+        "this node does not take part in such a round",
+        got=got,
+        allowed=allowed,
+        fix="change the run config of the app, or ask the operator of the node",
+    )
 
-    One that lives as long as its process: clients of one node share the data and what is compiled.
+
+_PACKAGE = "keyhole_app"
+
+_PYPROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "keyhole-app"
+version = "1.0.0"
+description = "A task of federated select, on devices"
+license = "Apache-2.0"
+dependencies = ["flwr==1.41.0", "keyhole"]
+
+# Devices receive the package and nothing else: records and rounds name clients.
+[tool.flwr.app]
+publisher = "keyhole"
+fab-include = ["{package}/**/*.py"]
+
+[tool.flwr.app.components]
+serverapp = "{package}.server:app"
+clientapp = "{package}.client:app"
+
+# What may stand here is told in keyhole.engines.flower.config.
+[tool.flwr.app.config]
+{config}
+"""
+
+_FILES = {
+    "__init__.py": '"""A task of federated select, on devices."""\n',
+    "server.py": '"""The server."""\n\nfrom keyhole.engines.flower.tasks import server_app\n\n'
+    "app = server_app\n",
+    "client.py": '"""The devices."""\n\nfrom keyhole.engines.flower.tasks import client_app\n\n'
+    "app = client_app\n",
+}
+
+
+def write_project(directory: Path, config: Mapping[str, Any]) -> None:
+    """Writes a directory that `flwr run` takes, with the tasks of keyhole as its app.
+
+    Args:
+        directory: is made where it is missing.
+        config: the run config: texts, whole numbers, numbers and truth values by name.
+
+    Raises:
+        InputError: the directory holds a project already, or a value is of another kind.
+        StorageError: it cannot be written.
     """
+    path = directory / "pyproject.toml"
+    if path.exists():
+        raise InputError(
+            f"{directory} holds a project already",
+            got=path.name,
+            allowed="a directory without one",
+            fix="choose another directory, or edit the project that is there",
+        )
+    lines = [f"{name} = {_toml(name, value)}" for name, value in config.items()]
+    with storage_errors(path, "write"):
+        (directory / _PACKAGE).mkdir(parents=True, exist_ok=True)
+        path.write_text(_PYPROJECT.format(package=_PACKAGE, config="\n".join(lines)))
+        for name, text in _FILES.items():
+            (directory / _PACKAGE / name).write_text(text)
 
-    _made: dict[str, Clients] = field(default_factory=dict, repr=False)
 
-    def __call__(self, client: int, context: Context) -> Participant:
-        """What a client of the population does in a round."""
-        spec = read_spec(context.run_config)
-        data = NodeConfig.of(context.node_config).data or spec.data
-
-        def population(told: DeviceSettings) -> Clients:
-            mine = spec_for_device(told.run)
-            name = json.dumps([data, told.spec], sort_keys=True)
-            if name not in self._made:
-                _use_one_core()
-                self._made = {name: Experiment(mine, _load(data, mine)).clients}
-            return self._made[name]
-
-        return PopulationClient(client, population).participant()
+def _toml(name: str, value: Any) -> str:
+    """A value as TOML has it; JSON writes texts, finite numbers and truth values the same way."""
+    if not isinstance(value, str | int | float):
+        raise InputError(
+            f"the run config has a {name} that TOML cannot hold",
+            got=type(value).__name__,
+            allowed="a text, a number or a truth value",
+            fix="leave it out",
+        )
+    if isinstance(value, float) and not isfinite(value):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

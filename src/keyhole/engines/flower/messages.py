@@ -113,15 +113,8 @@ def write(content: RoundCall | Report | Here) -> RecordDict:
 
 
 def read(content: RecordDict, kind: type[_Kind]) -> _Kind:
-    """What a Flower message says.
-
-    Args:
-        content: of the message.
-        kind: `RoundCall`, `Report` or `Here`.
-
-    Raises:
-        MalformedError: it says something else, or too much.
-    """
+    """Returns what a Flower message says; raises MalformedError where it says something else, or
+    too much."""
     record = content.config_records.get(_RECORD)
     if record is None or record.get("version") != _VERSION:
         raise _malformed("no such record" if record is None else "another version")
@@ -202,16 +195,14 @@ def assign(
     silent: Collection[int] = (),
     at_work: Mapping[int, int] | None = None,
 ) -> dict[int, list[int]]:
-    """Shares out the clients of a round among nodes.
+    """Shares out the clients of a round among nodes; returns node -> its clients, for nodes that
+    have any. A client that no node stands for is in none.
 
     Args:
         asked: clients of the round.
         stands_for: node -> the one client that it is, or None for anyone who is asked.
         silent: nodes that did not answer of late; they are asked only where no other is there.
         at_work: node -> clients it is at work for; those with fewer come first.
-
-    Returns:
-        Node -> its clients, for nodes that have any. A client that no node stands for is in none.
 
     >>> assign([7, 3, 5], {10: 7, 11: None, 12: None})
     {10: [7], 11: [3], 12: [5]}
@@ -243,9 +234,6 @@ class Nodes:
         poll: seconds between two looks.
         clock: monotonic seconds.
         sleep: waits.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     grid: Grid
@@ -283,16 +271,11 @@ class Nodes:
 
     def for_some(self, asked: Sequence[int], at_work: Mapping[int, int]) -> dict[int, list[int]]:
         """As `for_round`, but nothing where no node stands for any of these: others will be asked
-        for instead.
-
-        Args:
-            asked: clients of the round.
-            at_work: node -> clients it is at work for. If it is for none, there is a pause before
-                others are tried.
+        for instead, after a pause if no node is `at_work` (node -> clients it is at work for).
 
         Raises:
             CohortError: too few nodes came; or none that stands for anybody who was asked for,
-                for so long, while nobody was at work.
+                for as long as nodes are waited for, while nobody was at work.
         """
         here = self._wait(asked, lambda here: len(here) >= self.minimum)
         found, now = assign(asked, here, self.silent, at_work), self.clock()
@@ -361,6 +344,6 @@ class Nodes:
             got=f"{len(here)} nodes that can take part, {waiting} that have not answered yet, "
             f"{len(self._failed)} that failed",
             allowed=f"{self.minimum} or more",
-            fix="start more SuperNodes, ask for fewer with least-nodes, or wait longer with "
+            fix="start more SuperNodes, ask for fewer with min-nodes, or wait longer with "
             "node-seconds; the log of a node tells why it failed",
         )

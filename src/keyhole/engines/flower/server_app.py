@@ -1,9 +1,13 @@
-"""Where the updates of a Flower run arrive: at the service, or in shares at two aggregators.
+"""Makes the ServerApp: rounds of a run whose devices Flower calls and the service serves.
 
-The ServerApp: rounds of a run, whose devices are called by Flower and served by the service.
+Updates arrive at the service, or in shares at two aggregators.
 
 A run is kept in its directory. A ServerApp that is killed and started again with the same run
 config goes on with the same round: the updates that had arrived are there.
+
+Devices are told of a round by Flower messages, and their replies become events. Nothing waits for
+replies: a round closes by the updates that are in, or by its deadline. A reply that comes later
+than the round is read when there is time, and only says that its node lives.
 """
 
 from __future__ import annotations
@@ -11,58 +15,46 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TypeAlias
 
-from flwr.app import Context
+from flwr.app import DEFAULT_TTL, Context, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from keyhole.delivery import delivery_named
-from keyhole.engines.flower.config import RoundsConfig
-from keyhole.engines.flower.messages import Nodes, Report
-from keyhole.engines.flower.node_config import read_secret
-from keyhole.engines.flower.summons import Addresses, FlowerSummons
-from keyhole.errors import StorageError
+from keyhole.delivery.clear import DEFAULT_SERVED
+from keyhole.engines.flower.config import RoundsConfig, read_secret
+from keyhole.engines.flower.messages import (
+    TRAIN,
+    Nodes,
+    Report,
+    RoundCall,
+    failure_of,
+    read,
+    sentences,
+    told_by_a_node,
+    write,
+)
+from keyhole.errors import MalformedError, StorageError
 from keyhole.files import make_directory, replacing, write_all
+from keyhole.rounds.machine import Dropped, Event, Reached, Refused
 from keyhole.service.access import Keyring
 from keyhole.service.inbox import Inbox, SpoolInbox
 from keyhole.service.publishing import Publisher
 from keyhole.service.served import Served
 from keyhole.service.spool import UpdateSpool
+from keyhole.wire.assignment import device_name
 from keyhole.wire.http import HttpClient
 
-
-def inbox_of(config: RoundsConfig) -> Inbox:
-    """The inbox that a run config describes.
-
-    Raises:
-        InputError: a token of the trainer at an aggregator cannot be read.
-    """
-    if not config.aggregators:
-        return SpoolInbox(UpdateSpool(config.rounds / "updates"))
-    from keyhole.service.sum_services import AggregatorClient, SumServices
-
-    ca = None if config.aggregator_ca is None else str(config.aggregator_ca)
-    first, second = (
-        AggregatorClient(HttpClient(url, ca=ca), read_secret(path), party)
-        for party, (url, path) in enumerate(
-            zip(config.aggregators, config.aggregator_tokens, strict=True)
-        )
-    )
-    return SumServices(first, second, salt=_salt(config.run), seconds=config.round_seconds)
-
-
-def _salt(run: Path) -> bytes:
-    """What tells the sums of this run from those of all others; kept as long as the run is."""
-    from keyhole.service.sum_services import SALT_BYTES
-
-    path = run.with_name(f"{run.name}.salt")  # a run's directory is the training loop's to make
-    if not path.exists():
-        make_directory(path.parent)
-        with replacing(path) as file:
-            write_all(file, [secrets.token_bytes(SALT_BYTES)])
-    return path.read_bytes()
+_LOG = logging.getLogger("flwr.keyhole")
+_HANDOVER = 60.0  # seconds: a ServerApp whose SuperLink was killed takes some to notice
+# A message whose time is up says no more than the deadline, which follows at once.
+_EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
 Train: TypeAlias = Callable[[Served, RoundsConfig, Context], None]
@@ -71,9 +63,6 @@ Train: TypeAlias = Callable[[Served, RoundsConfig, Context], None]
 `rounds` is the `kind` of `start_run`, `resume_run` or `Experiment.run`: whatever trains with them
 has its rounds made by the devices of Flower.
 """
-
-_LOG = logging.getLogger("flwr.keyhole")
-_HANDOVER = 60.0  # seconds: a ServerApp whose SuperLink was killed takes some to notice
 
 
 def make_server_app(train: Train) -> ServerApp:
@@ -122,11 +111,8 @@ def rounds_on(grid: Grid, config: RoundsConfig, publisher: Publisher) -> Served:
 
 
 def _publisher(config: RoundsConfig) -> Publisher:
-    """The publisher of the rounds; a ServerApp that is being replaced may hold it for a while.
-
-    Raises:
-        StorageError: another process has it all the time, or the directory cannot be used.
-    """
+    """The publisher of the rounds, which a ServerApp that is being replaced may hold for a while.
+    Raises StorageError where another process has it all the time."""
     until = time.monotonic() + _HANDOVER
     while True:
         try:
@@ -148,3 +134,227 @@ def _tell(round_id: str, report: Report) -> None:
         sum(report.bytes_up),
         sum(report.seconds),
     )
+
+
+def inbox_of(config: RoundsConfig) -> Inbox:
+    """Returns the inbox that a run config describes; raises InputError where a token of the trainer
+    at an aggregator cannot be read."""
+    if not config.aggregators:
+        return SpoolInbox(UpdateSpool(config.rounds / "updates"))
+    from keyhole.service.sum_services import AggregatorClient, SumServices
+
+    ca = None if config.aggregator_ca is None else str(config.aggregator_ca)
+    first, second = (
+        AggregatorClient(HttpClient(url, ca=ca), read_secret(path), party)
+        for party, (url, path) in enumerate(
+            zip(config.aggregators, config.aggregator_tokens, strict=True)
+        )
+    )
+    return SumServices(first, second, salt=_salt(config.run), seconds=config.round_seconds)
+
+
+def _salt(run: Path) -> bytes:
+    """What tells the sums of this run from those of all others; kept as long as the run is."""
+    from keyhole.service.sum_services import SALT_BYTES
+
+    path = run.with_name(f"{run.name}.salt")  # a run's directory is the training loop's to make
+    if not path.exists():
+        make_directory(path.parent)
+        with replacing(path) as file:
+            write_all(file, [secrets.token_bytes(SALT_BYTES)])
+    return path.read_bytes()
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where devices of a run fetch and send: URLs, `second` where the delivery has two servers,
+    `aggregators` where updates do not go to the service."""
+
+    service: str
+    delivery: str = DEFAULT_SERVED
+    second: str = ""
+    aggregators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message under way: to whom, about whom, of which round, and until when it is good."""
+
+    node: int
+    clients: tuple[int, ...]
+    round: str
+    until: float
+
+
+@dataclass
+class FlowerSummons:
+    """Calls devices to rounds through a SuperLink.
+
+    Args:
+        grid: of the run.
+        nodes: who stands for whom.
+        addresses: where devices fetch and send.
+        keyring: signs the tokens of a round; None where the service asks for none.
+        every: seconds between two looks at replies; a look is a request to the SuperLink.
+        clock: monotonic seconds, the clock of the rounds.
+        wall: unix seconds, for tokens.
+        on_report: called with each report, and its round.
+    """
+
+    grid: Grid
+    nodes: Nodes
+    addresses: Addresses
+    keyring: Keyring | None = None
+    every: float = 1.0
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    on_report: Callable[[str, Report], None] = lambda round_id, report: None
+    _sent: dict[str, _Sent] = field(default_factory=dict, repr=False)  # message -> what it was
+    _round: str | None = None
+    _pending: list[tuple[str, Event]] = field(default_factory=list, repr=False)
+    _incidents: Counter[tuple[str, str]] = field(default_factory=Counter, repr=False)
+    _next_look: float = 0.0
+
+    def call(
+        self,
+        round_id: str,
+        t: int,
+        asked: Sequence[int],
+        seconds: float,
+        *,
+        may_miss: bool = False,
+    ) -> None:
+        """Sends one message to each node that stands for clients of the round, which is published.
+
+        Args:
+            round_id: of the round.
+            t: its number.
+            asked: the clients.
+            seconds: until it closes at the latest; messages are good for as long.
+            may_miss: whether others are called next if no node stands for these.
+
+        Raises:
+            CohortError: too few nodes, or none that stands for anybody who is called, for as long
+                as they are waited for.
+        """
+        if self._sent:
+            self._look(self.clock())
+        self._round = round_id
+        if may_miss:
+            at_work: Counter[int] = Counter()
+            for sent in self._sent.values():
+                at_work[sent.node] += len(sent.clients)
+            shares = self.nodes.for_some(asked, at_work)
+        else:
+            shares = self.nodes.for_round(asked)
+        ttl = min(seconds, float(DEFAULT_TTL)) if isfinite(seconds) else float(DEFAULT_TTL)
+        for node, clients in shares.items():
+            content = write(self._call_of(round_id, t, clients, ttl))
+            message = Message(content, node, TRAIN, ttl=ttl, group_id=str(t))
+            sent = _Sent(node, tuple(clients), round_id, self.clock() + ttl)
+            self._sent.update(dict.fromkeys(self.grid.push_messages([message]), sent))
+        there = {client for clients in shares.values() for client in clients}
+        away = [client for client in asked if client not in there]
+        self._pending += [(round_id, Dropped(client, self.clock())) for client in away]
+        _LOG.info("round %d: %d clients called at %d nodes", t, len(there), len(shares))
+        if away:
+            _LOG.warning("round %d: no node stands for %d clients", t, len(away))
+            self._incidents["client", "without a node"] += len(away)
+
+    def news(self, now: float) -> Sequence[tuple[str, Event]]:
+        """What became of devices since last asked; looks at replies every so often."""
+        if self._sent and now >= self._next_look:
+            self._next_look = now + self.every
+            self._look(now)
+        events, self._pending = self._pending, []
+        return events
+
+    def over(self) -> None:
+        """The round has closed. Replies still on their way are read in the next one, unless their
+        time is up: then their nodes are silent."""
+        now = self.clock()
+        if any(now >= sent.until for sent in self._sent.values()):
+            self._look(now)
+            self._give_up(now)
+        self._round = None
+
+    def incidents(self) -> list[str]:
+        """Nodes that failed or were silent, and clients that failed, since this was last asked."""
+        told, self._incidents = self._incidents, Counter()
+        return sentences(told)
+
+    def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> RoundCall:
+        ring, where, now = self.keyring, self.addresses, self.wall()
+        tokens = (
+            ()
+            if ring is None
+            else tuple(
+                ring.issue("round", device_name(c), now=now, seconds=seconds, round_id=round_id)
+                for c in clients
+            )
+        )
+        return RoundCall(
+            round=round_id,
+            number=t,
+            seconds=seconds,
+            service=where.service,
+            clients=tuple(clients),
+            tokens=tokens,
+            delivery=where.delivery,
+            second=where.second,
+            aggregators=where.aggregators,
+        )
+
+    def _look(self, now: float) -> None:
+        for reply in self.grid.pull_messages(list(self._sent)):
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if sent is not None:
+                self._pending += [(sent.round, e) for e in self._hear(sent, reply, now)]
+
+    def _hear(self, sent: _Sent, reply: Message, now: float) -> list[Event]:
+        """What a reply says of the clients that its message named."""
+        if reply.has_error():
+            is_expired = reply.error.code in _EXPIRED
+            self._miss(sent, "did not answer" if is_expired else failure_of(reply.error))
+            return [] if is_expired else [Dropped(client, now) for client in sent.clients]
+        self.nodes.silent.discard(sent.node)
+        try:
+            report = read(reply.content, Report)
+        except MalformedError as error:
+            _LOG.warning("a reply cannot be read: %s", error)
+            self._note("node", "sent a reply that cannot be read", sent)
+            return [Refused(client, now) for client in sent.clients]
+        self.on_report(sent.round, report)
+        said = zip(report.outcomes, report.reasons, strict=True)
+        told = dict(zip(report.clients, said, strict=True))
+        events = []
+        for client in sent.clients:
+            outcome, reason = told.get(client, ("failed", "not in the reply"))
+            events.append(_event(client, outcome, now))
+            if outcome == "failed":
+                self._note("client", f"failed: {told_by_a_node(reason)}", sent)
+        return events
+
+    def _give_up(self, now: float) -> None:
+        """Nodes whose time is up without a word are asked again only where no other is there."""
+        for message, sent in list(self._sent.items()):
+            if now >= sent.until:
+                del self._sent[message]
+                self._miss(sent, "did not answer")
+
+    def _miss(self, sent: _Sent, what: str) -> None:
+        self.nodes.silent.add(sent.node)
+        self._note("node", what, sent)
+
+    def _note(self, who: str, what: str, sent: _Sent) -> None:
+        """What went wrong, for the log and the record."""
+        when = "" if sent.round == self._round else " in an earlier round"
+        _LOG.warning("a %s %s%s", who, what, when)
+        self._incidents[who, f"{what}{when}"] += 1
+
+
+def _event(client: int, outcome: str, now: float) -> Event:
+    """An update that was sent is seen where it arrives; here only what else happened."""
+    if outcome == "failed":
+        return Refused(client, now)
+    return Reached(client, now) if outcome == "sent" else Dropped(client, now)

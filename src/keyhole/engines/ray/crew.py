@@ -1,29 +1,202 @@
-"""Keeps workers all over a cluster, and starts others in their place when they are lost.
+"""Connects to Ray, keeps workers all over a cluster, and starts others where they are lost.
+
+Ray is started on this machine for as long as it is needed, or a cluster is joined. Nothing here
+speaks to the internet: no dashboard, no usage statistics. Anyone who reaches a Ray may run code in
+it. One that is started here listens on the loopback interface alone, unless the process had
+imported Ray before; a cluster's network is its operator's to protect.
 
 A worker builds the population once, then does tasks. A method returns a pair: what went wrong, or
 None, and the result. Ray keeps the two apart, so that the driver reads the first and the second
-stays on the node.
-
-Nothing waits forever: a worker that is silent for longer than `patience` is ended and counts as
-lost.
+stays on the node. Nothing waits forever: a worker that is silent for longer than `patience` is
+ended and counts as lost.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import socket
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from keyhole.arrays import keep_freed_memory
-from keyhole.engines.ray.session import find_ray, living_nodes
-from keyhole.errors import WorkerError
+from keyhole.errors import InputError, WorkerError
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.threads import set_one_thread
+from keyhole.rounds.threads import count_cores, set_one_thread
 from keyhole.rounds.workers import MAX_ATTEMPTS, portable
+
+# Ray reads these when it is imported.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of what is to change there
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # a lost worker is told in the record, not on the screen
+}
+_ANSWER_SECONDS = 10
+# A client's greeting in HTTP/2: the preface, and a frame of settings (type 4) that has none.
+_SETTINGS, _FRAME_HEAD = 4, 9
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
+_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0 lets Ray use loopback alone, on Linux as well
+
+
+def find_ray() -> Any:
+    """Returns the library; raises InputError where it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError(
+            "Ray is not installed",
+            got="no module ray",
+            allowed="ray 2.60 or later",
+            fix="pip install 'keyhole[ray]'",
+        ) from error
+    return ray
+
+
+@contextmanager
+def connected(address: str | None = None, cpus: int | None = None) -> Iterator[Any]:
+    """Connects this process to Ray, and leaves it when the context ends.
+
+    A process that is connected already stays so, and what it is connected to is used.
+
+    Args:
+        address: of a cluster, such as 10.0.0.1:6379 or "auto"; None starts a Ray on this machine.
+        cpus: of a Ray that is started here; None takes all cores that this process may use.
+
+    Raises:
+        InputError: Ray is not installed.
+        WorkerError: the cluster does not answer, or Ray does not start.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    if address is None:
+        os.environ.setdefault(_CLUSTERS, "0")
+    ray = find_ray()
+    if ray.is_initialized():
+        _check_same(ray, address)
+        yield ray
+        return
+    _check_reach(address)
+    if address not in (None, "auto"):
+        _knock(str(address))
+    _start(ray, address, cpus)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def living_nodes(ray: Any) -> dict[str, float]:
+    """Node -> its CPUs, of those that are alive."""
+    return {
+        node["NodeID"]: float(node["Resources"].get("CPU", 0))
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+
+
+def _start(ray: Any, address: str | None, cpus: int | None) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    own = {
+        "num_cpus": cpus or count_cores(),
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+    }
+    with _signals_kept(), warnings.catch_warnings():
+        # JAX warns of forks where it has started; Ray forks to start its own programs alone.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        try:
+            if address is None:
+                ray.init("local", **quiet, **own)
+            else:
+                ray.init(address, **quiet)
+        except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+            with suppress(Exception):
+                ray.shutdown()
+            raise _no_answer(address or "this machine", error) from error
+
+
+def _knock(address: str) -> None:
+    """Raises WorkerError where nobody listens, or somebody who is not Ray: Ray itself would go on
+    asking for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        raise InputError(
+            "not the address of a Ray cluster", got=address, allowed="HOST:PORT", fix="pass one"
+        )
+    try:
+        with socket.create_connection((host, int(port)), _ANSWER_SECONDS) as connection:
+            _check_speaks(connection)
+    except OSError as error:
+        raise _no_answer(address, error) from error
+
+
+def _check_speaks(connection: socket.socket) -> None:
+    """Raises OSError unless HTTP/2 is spoken, as by every gRPC server: the answer to the client's
+    greeting begins with settings (RFC 9113, section 3.4). Behind TLS that is not asked for."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+        return
+    connection.sendall(_GREETING)
+    answer = b""
+    while len(answer) < _FRAME_HEAD:
+        found = connection.recv(_FRAME_HEAD - len(answer))
+        if not found:
+            raise ConnectionError("what listens there is not Ray")
+        answer += found
+    if answer[3] != _SETTINGS:
+        raise ConnectionError("what listens there is not Ray")
+
+
+def _no_answer(address: str, error: Exception) -> WorkerError:
+    return WorkerError(
+        "Ray does not answer",
+        got=f"{address}: {(str(error) or type(error).__name__).splitlines()[0]}",
+        allowed="a running Ray of the same version, with the same token",
+        fix="ray start --head on its first machine; pass the address that it prints, with "
+        "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH as there",
+    )
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keeps what SIGTERM does: Ray would end the process before a round is stored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_reach(address: str | None) -> None:
+    """A process that has had a Ray on loopback is not seen by other machines."""
+    is_local = address is None or address.startswith(("127.", "localhost"))
+    if not is_local and os.environ.get(_CLUSTERS) == "0":
+        raise InputError(
+            "this process has had a Ray of its own, which other machines do not reach",
+            got=address,
+            allowed="a cluster on this machine",
+            fix="join the cluster from a new process",
+        )
+
+
+def _check_same(ray: Any, address: str | None) -> None:
+    here = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", here):
+        raise InputError(
+            "this process is connected to another Ray",
+            got=address,
+            allowed=here,
+            fix="call ray.shutdown() first, or leave the address out",
+        )
 
 
 class LostError(Exception):
@@ -31,11 +204,7 @@ class LostError(Exception):
 
 
 def fetch(reference: Any) -> Any:
-    """Waits for another worker's result.
-
-    Raises:
-        LostError: it will not come.
-    """
+    """Returns another worker's result once it is there; raises LostError where it will not come."""
     ray = find_ray()
     try:
         found = ray.get(reference)
@@ -66,12 +235,8 @@ class RayWorker:
 
     def settle(self, place: int, workers: int) -> None:
         """Stays on one core if all cores of the node have a worker: a client's work goes back and
-        forth between Python's thread and XLA's, which is 10 to 20 % cheaper on one core.
-
-        Args:
-            place: of this worker among those of its node.
-            workers: how many those are.
-        """
+        forth between Python's thread and XLA's, which is 10 to 20 % cheaper on one core. `place` is
+        that of this worker among those of its node."""
         if hasattr(os, "sched_setaffinity"):
             cores = sorted(self._cores)
             own = {cores[place]} if workers == len(cores) else self._cores
@@ -111,10 +276,6 @@ class Crew:
         factory: makes the population, in each worker.
         count: how many workers; None for one on each CPU.
         patience: seconds that a worker may take for a task, or to start.
-
-    Raises:
-        WorkerError: the cluster has no CPU, or no room for the workers.
-        Exception: whatever the factory has raised.
     """
 
     def __init__(
@@ -171,12 +332,8 @@ class Crew:
         self._starting[wrong] = member, found
 
     def await_ready(self, minimum: int = 1) -> None:
-        """Waits until this many workers take tasks.
-
-        Raises:
-            WorkerError: there is no room for them, or they die before they are ready.
-            Exception: whatever the factory has raised.
-        """
+        """Waits until this many workers take tasks. Raises WorkerError where there is no room for
+        them or they die before, and whatever the factory has raised."""
         until = time.monotonic() + self.patience
         while len(self.ready()) < minimum:
             left = max(until - time.monotonic(), 0)

@@ -15,7 +15,7 @@ from keyhole import tree
 from keyhole.arrays import Tree
 from keyhole.data.cache import cache_root, load
 from keyhole.data.open import make_synthetic
-from keyhole.engines.ray.crew import Crew, fetch
+from keyhole.engines.ray.crew import Crew, connected, fetch
 from keyhole.engines.ray.parcels import KeyBundle, Parcel, dense_leaves, packing_of
 from keyhole.engines.ray.schedule import (
     Call,
@@ -26,7 +26,6 @@ from keyhole.engines.ray.schedule import (
     steps_of_sums,
     steps_of_updates,
 )
-from keyhole.engines.ray.session import connected
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import task_named

@@ -124,12 +124,8 @@ class TaskBoard:
         self._queues[self.tasks[index].home].appendleft(index)
 
     def redo(self, index: int) -> int:
-        """A task could not be done, or its result is gone with a node: queues it again, and what it
-        took of others.
-
-        Returns:
-            How many clients are trained again for it.
-        """
+        """Queues a task again that could not be done, or whose result is gone with a node, and what
+        it took of others; returns how many clients are trained again for it."""
         task = self.tasks[index]
         self._begun[index] = self._done[index] = False
         if not task.needs:
@@ -146,11 +142,8 @@ class TaskBoard:
 
 
 def spread_home(count: int, nodes: Sequence[str]) -> list[str]:
-    """A home for each of `count` pieces in a row, so that each node has neighbours.
-
-    Args:
-        count: of pieces.
-        nodes: the node of each worker; a node with more workers gets more.
+    """A home for each of `count` pieces in a row, so that each node has neighbours; one that is the
+    node of more workers gets more.
 
     >>> spread_home(5, ["a", "b", "b"])
     ['a', 'a', 'b', 'b', 'b']
@@ -173,13 +166,8 @@ _LAST_PIECE = BLOCK // 4  # clients of a task when there are few left: workers t
 
 @dataclass(frozen=True)
 class Step:
-    """A task and what it is about.
-
-    Args:
-        kind: of work.
-        jobs: places of its jobs, or of the clients that choose; none for a merge.
-        task: for the board.
-    """
+    """A task for the board and what it is about: places of its jobs, or of the clients that choose;
+    none for a merge."""
 
     kind: Kind
     jobs: range = field(default_factory=lambda: range(0))
@@ -187,23 +175,14 @@ class Step:
 
 
 def steps_of_choices(count: int, nodes: Sequence[str]) -> list[Step]:
-    """Lets `count` clients choose keys, which is short: few tasks.
-
-    Args:
-        count: of clients.
-        nodes: the node of each worker.
-    """
+    """Lets `count` clients choose keys, which is short: few tasks. `nodes` has that of each worker,
+    here and below."""
     pieces = _cut(range(count), min(_MAX_CHOICES, _share(count, len(nodes), rounds=1)))
     return _spread("choose", pieces, nodes)
 
 
 def steps_of_updates(count: int, nodes: Sequence[str]) -> list[Step]:
-    """Trains `count` jobs, with an update of each as the result.
-
-    Args:
-        count: of jobs.
-        nodes: the node of each worker.
-    """
+    """Trains `count` jobs, with an update of each as the result."""
     return _spread("train", _cut(range(count), min(BLOCK, _share(count, len(nodes)))), nodes)
 
 
@@ -223,10 +202,6 @@ def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
     and the sum of its first clients handed from one to the next. With many, that goes for the last
     blocks, one for each worker; the others are trained a few at a time, and runs of them merged on
     their node, so that two sums or so come from each node, however many clients there are.
-
-    Args:
-        count: of jobs.
-        nodes: the node of each worker.
     """
     blocks = _cut(range(count), BLOCK)
     length = _power_of_two_below(len(blocks) / (_ROUNDS * len(set(nodes))))
@@ -322,12 +297,8 @@ class Call:
         self._pending: dict[Any, _Given] = {}
 
     def run(self) -> None:
-        """Does all tasks.
-
-        Raises:
-            WorkerError: three workers in a row died of one task.
-            Exception: whatever the first client that failed has raised.
-        """
+        """Does all tasks. Raises WorkerError where three workers in a row died of one, and whatever
+        the first client that failed has raised."""
         try:
             while not self._board.is_over:
                 self._assign()

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import Array, KeyArray
-from keyhole.engines.ray.session import connected
+from keyhole.engines.ray.crew import connected
 from keyhole.errors import InputError, WorkerError
 from keyhole.server.optimizers import Optimizer
 from keyhole.server.snapshots import PIECE, Fill, StoredArray, dump_table, initial_of, rows_of_piece

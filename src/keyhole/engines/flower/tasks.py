@@ -1,0 +1,92 @@
+"""The tasks of keyhole as a Flower app: what the components of a project name.
+
+[tool.flwr.app.components]
+serverapp = "my_project.server:app"      # from keyhole.engines.flower.tasks import server_app
+clientapp = "my_project.client:app"      # from keyhole.engines.flower.tasks import client_app
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+
+from flwr.app import Context
+
+from keyhole.data.cache import cache_root
+from keyhole.data.federated import Dataset
+from keyhole.data.open import make_synthetic, open_dataset
+from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient
+from keyhole.engines.flower.client_app import make_client_app
+from keyhole.engines.flower.config import NodeConfig, RoundsConfig, read_spec
+from keyhole.engines.flower.server_app import make_server_app
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.named import task_named
+from keyhole.experiments.specs import spec_for_device
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.cores import keep_compiled, use_one_thread
+from keyhole.rounds.record import RoundRecord
+from keyhole.rounds.runspec import RunSpec
+from keyhole.service.served import Served
+
+_LOG = logging.getLogger("flwr.keyhole")
+_USUAL_WORDS = 10_000  # of synthetic posts, as `keyhole train` has it
+
+
+def _load(source: str, spec: RunSpec) -> Dataset:
+    """The data, as `keyhole train` finds or makes them."""
+    if source != "synthetic":
+        return open_dataset(source)
+    words = spec.sizes.get("words", 0)
+    sizes = {"words": max(words, _USUAL_WORDS)} if words else {}
+    return make_synthetic(task_named(spec.task).kind, spec.seed, **sizes)
+
+
+def _use_one_core() -> None:
+    use_one_thread()
+    keep_compiled(cache_root() / "compiled")
+
+
+def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
+    """Trains the task of the run config; a `Train` of `make_server_app`."""
+    _use_one_core()
+    spec = read_spec(context.run_config)
+    experiment = Experiment(spec, _load(spec.data, spec))
+    experiment.check()
+    result = experiment.run(spec.trial, config.run, kind=rounds, on_round=_tell)
+    if result is not None:
+        _LOG.info("done: %s", ", ".join(f"{k} {v:.4f}" for k, v in result.metrics.items()))
+
+
+def _tell(record: RoundRecord) -> None:
+    sent = len(record.staleness)
+    _LOG.info("round %d: %d of %d updates counted", record.round, sent, len(record.clients))
+
+
+@dataclass
+class TaskClients:
+    """Clients of the task of the run config; a `ParticipantOf` of `make_client_app`.
+
+    One that lives as long as its process: clients of one node share the data and what is compiled.
+    """
+
+    _made: dict[str, Clients] = field(default_factory=dict, repr=False)
+
+    def __call__(self, client: int, context: Context) -> Participant:
+        """What a client of the population does in a round."""
+        spec = read_spec(context.run_config)
+        data = NodeConfig.of(context.node_config).data or spec.data
+
+        def population(told: DeviceSettings) -> Clients:
+            mine = spec_for_device(told.run)
+            name = json.dumps([data, told.spec], sort_keys=True)
+            if name not in self._made:
+                _use_one_core()
+                self._made = {name: Experiment(mine, _load(data, mine)).clients}
+            return self._made[name]
+
+        return PopulationClient(client, population).participant()
+
+
+server_app = make_server_app(train_task)
+client_app = make_client_app(TaskClients())
