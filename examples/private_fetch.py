@@ -16,9 +16,9 @@ import numpy as np
 
 import keyhole as kh
 from keyhole.delivery import delivery_named
-from keyhole.delivery.pir.way import TwoServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.device.device import Device
-from keyhole.device.private import PirFetch
+from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -83,7 +83,7 @@ def main():
         expected = MODEL["kernel"][keys["word"]]
         show("pregenerated", device.fetch(round_id, keys), expected)
         show("relay", RelayedFetch(through.client)(device, round_id, keys), expected)
-        show("pir", PirFetch(TwoServerPir(), (from_second,))(device, round_id, keys), expected)
+        show("pir", QueryFetch(TwoServerPir(), (from_second,))(device, round_id, keys), expected)
 
 
 if __name__ == "__main__":

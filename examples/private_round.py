@@ -13,7 +13,7 @@ from keyhole.aggregation.base import Rounding
 from keyhole.aggregation.exchange import SumRound, add_all, combine
 from keyhole.aggregation.shares import read_share
 from keyhole.aggregation.two_servers.method import TwoServers
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
 

@@ -13,14 +13,15 @@ from keyhole.crypto.dpf import Domain
 from keyhole.delivery.enclave.evidence import EnclaveParams
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
-from keyhole.delivery.pir.messages import REFUSAL, seal
+from keyhole.delivery.pir.messages import seal
 from keyhole.delivery.pir.two_server import Batch
 from keyhole.server.checksums import sum_records
 from keyhole.service import gateway as gateway_routes
 from keyhole.service import relay
 from keyhole.service.access import TokenClaims
 from keyhole.service.app import SliceRoutes, UpdateRoutes
-from keyhole.service.private_routes import PirRoutes
+from keyhole.service.private import QueryRoutes
+from keyhole.wire.http import REFUSAL
 from keyhole.wire.manifest import FieldInfo, Manifest, SegmentInfo, SpaceInfo, TableInfo
 from keyhole.wire.messages import Ask, encode_query
 from keyhole.wire.private import name_table
@@ -68,7 +69,7 @@ def test_every_route_is_on_the_page():
     served = [
         *SliceRoutes(None, None).routes(),
         *UpdateRoutes(None, None, None, None).routes(),
-        *PirRoutes(None, None, None, None).routes(),
+        *QueryRoutes(None, None, None, None).routes(),
     ]
     named = {"round": "id", "table": "t", "place": "i", "key": "key", "scheme": "scheme"}
     for route in served:

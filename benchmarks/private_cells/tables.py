@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir.database import Database
 
 RECORD = 2048  # bytes of a slice

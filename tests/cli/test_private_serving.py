@@ -12,10 +12,10 @@ from keyhole.cli.runs import load_data, run_settings
 from keyhole.cli.serve import check_tables, extra_routes, serve
 from keyhole.cli.token import token
 from keyhole.delivery.pir.database import PirParams
-from keyhole.delivery.pir.way import TwoServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.device.device import Device
-from keyhole.device.private import PirFetch
+from keyhole.device.private import QueryFetch
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
@@ -50,7 +50,7 @@ def test_two_programs_answer_one_device_each_with_half_a_question(tmp_path):
             Device(first.url) as device,
             Device(second.url) as other,
         ):
-            found = PirFetch(TwoServerPir(), (other,))(device, published.id, {"row": [5, 0]})
+            found = QueryFetch(TwoServerPir(), (other,))(device, published.id, {"row": [5, 0]})
             assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
             path = f"{first.url}/v1/rounds/{published.id}/tables/0/pir"
             params = httpx.get(f"{path}/two-server", timeout=LONG)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole.crypto.cuckoo import batch_shape
 from keyhole.delivery import all_deliveries, delivery_named
-from keyhole.delivery.base import KEYS_OF_SOMEBODY, WHO_TAKES_PART
-from keyhole.delivery.exchange import PrivateRound, Retrieved, deliver_privately
+from keyhole.delivery.base import KEYS_OF_SOMEBODY, WHO_TAKES_PART, Retrieved
+from keyhole.delivery.exchange import PrivateRound, deliver_privately
 from keyhole.delivery.records import PLAIN
 from keyhole.errors import AttestationError, CostlyError, InputError, ServiceError
 from keyhole.planner.planner import check_model_worth, price_of

@@ -18,10 +18,10 @@ import numpy as np
 from keyhole import tree
 from keyhole.data.open import make_synthetic
 from keyhole.delivery import delivery_named
-from keyhole.delivery.pir.way import OneServerPir
+from keyhole.delivery.pir.one_server import OneServerPir
 from keyhole.delivery.records import Coding
 from keyhole.delivery.relay.ohttp import GatewayKey
-from keyhole.device.private import PirFetch
+from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.device.sums import SumPolicy, SumSend
 from keyhole.device.take_part import PopulationClient, fetch_at_home, keep_taking_part
@@ -332,7 +332,7 @@ def _two_servers(case, clients, directory):
 
 @contextmanager
 def _one_server(case, clients, directory):
-    fetch = lambda stack: PirFetch(OneServerPir())  # noqa: E731
+    fetch = lambda stack: QueryFetch(OneServerPir())  # noqa: E731
     with pair(directory, ONE) as both, _devices(both.service, clients, fetch):
         yield _rounds(both.service, case, fetched=delivery_named("pir-one-server"))
 

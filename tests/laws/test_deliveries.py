@@ -12,22 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
-from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
+from keyhole.delivery.pir.one_server import OneServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.delivery.records import Coding
 from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.delivery.sources import sources_of
 from keyhole.device.cache import SliceCache
 from keyhole.device.device import Device
-from keyhole.device.private import PirFetch
+from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.service.app import App
 from keyhole.service.gateway import gateway_routes
 from keyhole.service.on_demand import OnDemandRounds
-from keyhole.service.private_routes import pir_routes
+from keyhole.service.private import query_routes
 from keyhole.service.relay import GatewayLine, Mix, RelayApp
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
-from keyhole.wire.private import ROLES, PirSettings
+from keyhole.wire.private import QuerySettings, role_named
 from tests.helpers import LAYOUTS, asked, assert_trees_equal, client_keys
 from tests.service.small_service import random_state, small_service
 
@@ -38,10 +39,10 @@ class World:
     """One state, published to a service of files and to one on demand."""
 
     def __init__(self, stack, directory):
-        key, first = GatewayKey.fresh(), PirSettings(ROLES["0"])
+        key, first = GatewayKey.fresh(), QuerySettings(role_named("0"))
         self.files = stack.enter_context(
             small_service(
-                directory, extra=lambda r: [pir_routes(r, first), gateway_routes(r, [key])]
+                directory, extra=lambda r: [query_routes(r, first), gateway_routes(r, [key])]
             )
         )
         threads = stack.enter_context(ThreadPoolExecutor(1))
@@ -58,7 +59,7 @@ class World:
         """The servers that hide something, over the same rounds."""
 
         def other(role):
-            more = [pir_routes(self.files.rounds, PirSettings(ROLES[role]))]
+            more = [query_routes(self.files.rounds, QuerySettings(role_named(role)))]
             url = stack.enter_context(serving(App(self.files.rounds, extra_routes=more)))
             return stack.enter_context(Device(url))
 
@@ -66,8 +67,8 @@ class World:
         relay = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
         near = HttpClient(stack.enter_context(serving(relay)))
         self.relayed = RelayedFetch(stack.enter_context(closing(near)))
-        self.pir, self.alone = PirFetch(TwoServerPir(), (other("1"),)), other("one")
-        self.one_server = PirFetch(OneServerPir())
+        self.pir, self.alone = QueryFetch(TwoServerPir(), (other("1"),)), other("one")
+        self.one_server = QueryFetch(OneServerPir())
 
     def hold(self, name, coding):
         """Publishes a state, unless it is the one that is there."""

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from keyhole.delivery.pir.database import Database
-from keyhole.delivery.pir.two_server import Batch, params_of
-from keyhole.delivery.pir.way import TwoServerPir
+from keyhole.delivery.pir.two_server import Batch, TwoServerPir, params_of
 from keyhole.planner.calibration import calibrate
 from keyhole.planner.planner import price_all, price_of
 from keyhole.pricing import Speeds, Workload
-from keyhole.wire.private import held_bytes
 from tests.helpers import ROOT
 
 CELLS = json.loads((ROOT / "benchmarks/results/private_select.json").read_text())["cells"]
@@ -79,7 +77,7 @@ def test_a_server_holds_what_planner_and_service_say(num_keys, m):
     held = database.rows.nbytes + (placement.members().nbytes if placement else 0)
     assert (placement is None) == (m == 12)
     assert price_of("pir", Workload(num_keys, m, 21, 1)).server_memory == held
-    assert held_bytes(TwoServerPir(), num_keys, 21, m) == held
+    assert TwoServerPir().held_bytes(num_keys, 21, m) == held
 
 
 def test_both_servers_work_alike_and_a_larger_cohort_works_more():

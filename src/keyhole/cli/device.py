@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.cli.aggregators import device_sum_options, send_of
-from keyhole.cli.options import data_option
+from keyhole.cli.options import GroupedOption, NameOr, data_option
 from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.token import device_in, read_token
@@ -38,7 +38,8 @@ _PARTIES = {"second": "second server", "relay": "relay"}  # as what is told name
 _OPTIONS = (
     click.option(
         "--delivery",
-        type=click.Choice(delivery_names(lambda about: about.is_served)),
+        cls=GroupedOption,
+        type=NameOr(partial(delivery_names, lambda about: about.is_served)),
         default=DEFAULT_SERVED,
         show_default=True,
         help="How slices are fetched: by keys that the service sees, by downloading whole rounds, "
@@ -81,7 +82,7 @@ def fetch_of(
     Raises:
         InputError: the file of --gateway-config holds no keys.
     """
-    from keyhole.device.fetching import fetch_by
+    from keyhole.device.take_part import fetch_by
 
     delivery = delivery_named(options["delivery"])
     _check(delivery.about, options)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from keyhole.service.access import Guards
     from keyhole.service.routes import Route
     from keyhole.wire.assignment import RoundSource
-    from keyhole.wire.private import PirSettings
+    from keyhole.wire.private import QuerySettings
 
     ExtraRoutes: TypeAlias = list[Callable[[Guards], Sequence[Route]]]
 
@@ -45,9 +45,9 @@ _MEMORY_MB = 4096  # for tables of private retrieval, unless told
 _OPTIONS = (
     click.option(
         "--pir",
-        type=click.Choice(["0", "1", "one"]),
-        help="Answer private queries: as server 0 or 1 of two that do not collude, or as the one "
-        "server. One process.",
+        metavar="SERVER",
+        help="Answer private queries: as server 0 or 1 of two that do not collude, as the one "
+        "server (one), or as a server of a delivery of your own (module:NAME/0). One process.",
     ),
     click.option(
         "--pir-keys",
@@ -91,9 +91,9 @@ def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSou
     def make(rounds: RoundSource) -> ExtraRoutes:
         routes: ExtraRoutes = []
         if settings is not None:
-            from keyhole.service.private_routes import pir_routes
+            from keyhole.service.private import query_routes
 
-            routes.append(pir_routes(rounds, settings))
+            routes.append(query_routes(rounds, settings))
         if keys is not None:
             from keyhole.service.gateway import gateway_routes
 
@@ -149,12 +149,12 @@ def _gateway_keys(path: Path) -> tuple[GatewayKey, ...]:
     return load_gateway_keys(path)
 
 
-def _pir_settings(options: Mapping[str, Any]) -> PirSettings:
-    from keyhole.wire.private import ROLES, PirSettings
+def _pir_settings(options: Mapping[str, Any]) -> QuerySettings:
+    from keyhole.wire.private import QuerySettings, role_named
 
     by_table = dict(_pair(text) for text in options["pir_keys"])
-    return PirSettings(
-        ROLES[options["pir"]],
+    return QuerySettings(
+        role_named(options["pir"]),
         max_keys=by_table.pop("", None),
         max_keys_of=by_table,
         max_bytes=(options["pir_memory_mb"] or _MEMORY_MB) << 20,

@@ -13,32 +13,18 @@ from keyhole.errors import InputError
 
 if TYPE_CHECKING:
     from keyhole.delivery.base import Delivery, DeliveryAbout
-    from keyhole.delivery.pir.way import PirDelivery
 
-__all__ = [
-    "all_deliveries",
-    "delivery_named",
-    "delivery_names",
-    "pir_deliveries",
-    "pir_delivery_named",
-]
-
-
-def pir_deliveries() -> tuple[PirDelivery, ...]:
-    """Returns the deliveries by private queries, which a service answers and a device asks in one
-    form."""
-    from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
-
-    return TwoServerPir(), OneServerPir()
+__all__ = ["all_deliveries", "delivery_named", "delivery_names"]
 
 
 def all_deliveries() -> tuple[Delivery, ...]:
     """Returns every delivery that comes with keyhole: the paper's options 1, 2 and 3, then the
     private ones over option 3."""
     from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
-    from keyhole.delivery.enclave.way import Enclave
-    from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
-    from keyhole.delivery.relay.way import BlindRelay
+    from keyhole.delivery.enclave.client import Enclave
+    from keyhole.delivery.pir.one_server import OneServerPir
+    from keyhole.delivery.pir.two_server import TwoServerPir
+    from keyhole.delivery.relay.client import BlindRelay
 
     clear = Broadcast(), OnDemand(), Pregenerated()
     return *clear, BlindRelay(), TwoServerPir(), OneServerPir(), Enclave()
@@ -54,23 +40,6 @@ def delivery_names(
     ('broadcast', 'on-demand', 'pregenerated')
     """
     return tuple(each.about.name for each in all_deliveries() if where(each.about))
-
-
-def pir_delivery_named(name: str) -> PirDelivery:
-    """Returns a delivery by private queries.
-
-    Raises:
-        InputError: there is no such delivery.
-    """
-    found = {each.about.name: each for each in pir_deliveries()}
-    if name not in found:
-        raise InputError(
-            "no such delivery by private queries",
-            got=name,
-            allowed=", ".join(found),
-            fix="choose one of them",
-        )
-    return found[name]
 
 
 def delivery_named(name: str) -> Delivery:

@@ -1,21 +1,34 @@
-"""Defines a delivery: what it declares, what it gives clients, and what it costs.
+"""Defines a delivery: what it declares, what it gives clients, what it costs, and its served half.
+
+A delivery by private queries is a pure protocol, bytes in and bytes out: `open` makes the servers
+of a table, `client` makes what asks them. `exchange.py` drives both in process; the service and
+devices move the same bytes over HTTP for any delivery, and know none by name.
 
 `docs/trust.md` says at length what each party learns, with what is not covered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from keyhole.about import About, Leak
-from keyhole.arrays import Tree
+from keyhole.arrays import KeyArray, Tree
+from keyhole.errors import InputError
 from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.layout import KeysBySpace, RowSource
 
 if TYPE_CHECKING:
+    from keyhole.crypto.prg import Prg
     from keyhole.server.state import ServerState
+
+KeysT_contra = TypeVar("KeysT_contra", contravariant=True)
+FoundT_co = TypeVar("FoundT_co", covariant=True)
 
 NOTHING = Leak()
 WHO_TAKES_PART = Leak(whose=True)
@@ -41,11 +54,18 @@ class DeliveryAbout(About):
         route: what a device asks the service for; None where devices cannot use it.
         connects_to: parties beside the service that a device connects to, as the options of a
             device name them.
+        wire_name: the word that stands for it in paths of a service; `name` where it is empty.
     """
 
     basis: Basis = "nothing"
     route: DeviceRoute | None = "slices"
     connects_to: tuple[str, ...] = ()
+    wire_name: str = ""
+
+    @property
+    def path_name(self) -> str:
+        """The word that stands for it in paths of a service."""
+        return self.wire_name or self.name
 
 
 @dataclass(frozen=True)
@@ -170,6 +190,205 @@ class Delivery(Protocol):
     def deliver(self, state: ServerState, keys: Mapping[int, KeysBySpace]) -> Delivered:
         """Delivers one round to the clients that have chosen `keys`."""
         ...
+
+
+@dataclass(frozen=True, repr=False)
+class Retrieved:
+    """What a client found.
+
+    Args:
+        records: (m, record_bytes) uint8 in the order of the keys, checked against their tags where
+            they have some; zeros where `is_found` is false.
+        is_found: (m,) bool. A key that found no place in a query is not retrieved; nobody but the
+            client knows, and it must train without the key.
+    """
+
+    records: NDArray[np.uint8]
+    is_found: NDArray[np.bool_]
+
+    @staticmethod
+    def whole(records: NDArray[np.uint8]) -> Retrieved:
+        """Returns records of all keys."""
+        return Retrieved(records, np.ones(len(records), bool))
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows how many there are."""
+        return f"Retrieved({self.is_found.sum()} of {len(self.is_found)} keys)"
+
+
+class Query(Protocol[FoundT_co]):
+    """One query of a client, for one use."""
+
+    def messages(self) -> tuple[bytes, ...]:
+        """Returns the messages: one for each server, in their order, or all for the only one.
+
+        Raises:
+            ReplayError: they have been taken before. To ask again, make a new query.
+        """
+        ...
+
+    def decode(self, replies: Sequence[bytes]) -> FoundT_co:
+        """Returns the slices, from one reply to each message.
+
+        Raises:
+            MalformedError, StaleError: a reply is not one to this query.
+            IntegrityError: a slice, wanted or of padding, is not that of its round and key. Nothing
+                is returned; who asks again does so for all keys: what failed must not show.
+            ReplayError: replies have been opened before.
+        """
+        ...
+
+
+class SelectClient(Protocol[KeysT_contra, FoundT_co]):
+    """The client of one table, or of one round."""
+
+    def query(self, keys: KeysT_contra, prg: Prg | None = None) -> Query[FoundT_co]:
+        """Makes a query for keys; repeats and order are the client's own business.
+
+        Args:
+            keys: (n,) int64 with no more different ones than queries hold.
+            prg: where secrets come from; a fresh one if None. Given by tests only.
+
+        Raises:
+            KeySpaceError: keys are outside the table, or too many.
+        """
+        ...
+
+
+class SelectServer(Protocol):
+    """One server of one table: pure, and without a network."""
+
+    @property
+    def params(self) -> bytes:
+        """What a client must know before it asks: public, and the same at every server."""
+        ...
+
+    @property
+    def hint(self) -> bytes:
+        """What a client must have before it asks; empty where it needs nothing."""
+        ...
+
+    def check(self, query: bytes) -> None:
+        """Refuses what is no query of this table, without reading a slice: a service calls it
+        before a query meets others in one pass.
+
+        Raises:
+            MalformedError, StaleError: the query cannot be answered.
+        """
+        ...
+
+    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Answers queries in one pass over the table.
+
+        Raises:
+            MalformedError, StaleError, ReplayError: a query cannot be answered; raised before any
+                slice is read, and none of the others is answered either.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PrivateTable:
+    """One table of a round, to be retrieved from.
+
+    Args:
+        id: of the round and its table. No other round and table of one run has it; those of
+            another run do.
+        records: (K, record_bytes) uint8, all of them.
+        max_keys: m, to which every query is padded; public.
+    """
+
+    id: str
+    records: NDArray[np.uint8]
+    max_keys: int
+
+    @property
+    def name(self) -> bytes:
+        """The 16 bytes that stand for it in params, tags and messages."""
+        return name_of_round(self.id)
+
+
+@dataclass(frozen=True)
+class PublicTable:
+    """What params say of a table; nothing else decides what an observer sees.
+
+    Args:
+        name: 16 bytes, those of `PrivateTable.name`.
+        num_keys: K.
+        record_bytes: of one slice.
+        max_keys: m, to which every query is padded.
+    """
+
+    name: bytes
+    num_keys: int
+    record_bytes: int
+    max_keys: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Bytes of a query to one server, of its reply, and of the hint, which is 0 where there is
+    none: the same for all keys."""
+
+    query: int
+    reply: int
+    hint: int = 0
+
+
+class QueryDelivery(Delivery, Protocol):
+    """A delivery by private queries, with what a service and a device need of it: its `about.route`
+    is "queries", and `about.servers` says how many servers there are."""
+
+    def open(self, table: PrivateTable) -> tuple[SelectServer, ...]:
+        """Returns the servers of a table, in their order; a service keeps one of them."""
+        ...
+
+    def client(self, params: bytes, hint: bytes = b"") -> SelectClient[KeyArray, Retrieved]:
+        """Returns the client of a table.
+
+        Raises:
+            ProtocolError: the hint is not the one that the params cover.
+        """
+        ...
+
+    def read_params(self, params: bytes) -> PublicTable:
+        """Returns what params say; a server may have put anything into them.
+
+        Raises:
+            ProtocolError: they are not params of this delivery.
+        """
+        ...
+
+    def lengths(self, params: bytes) -> Lengths:
+        """Returns the lengths of messages; the params have been compared with the round."""
+        ...
+
+    def held_bytes(self, num_keys: int, record_bytes: int, max_keys: int) -> int:
+        """Returns what a server keeps in memory for a table: its rows, and what it made of them."""
+        ...
+
+
+def name_of_round(round_id: str) -> bytes:
+    """The 16 bytes that stand for a round, its tables and its slices in messages."""
+    return blake2b(round_id.encode("utf-8"), digest_size=16, person=b"keyhole-round").digest()
+
+
+def served_by_queries(delivery: Delivery) -> QueryDelivery:
+    """Returns a delivery as one by private queries.
+
+    Raises:
+        InputError: it declares another route, or lacks a method of `QueryDelivery`.
+    """
+    needed = ("open", "client", "read_params", "lengths", "held_bytes")
+    missing = [name for name in needed if not callable(getattr(delivery, name, None))]
+    if delivery.about.route != "queries" or missing:
+        raise InputError(
+            f"{delivery.about.name} is not delivered by private queries",
+            got=f"no {', '.join(missing)}" if missing else f"the route {delivery.about.route!r}",
+            allowed='the route "queries" and the methods of QueryDelivery',
+            fix="choose another delivery, or see docs/own-delivery.md",
+        )
+    return cast("QueryDelivery", delivery)
 
 
 def making_seconds(load: Workload, speeds: Speeds) -> float:

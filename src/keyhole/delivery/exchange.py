@@ -15,22 +15,29 @@ padded to the most that any client may ask for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from keyhole.about import Leak
 from keyhole.arrays import KeyArray
-from keyhole.crypto.prg import Prg
-from keyhole.delivery.base import Cost, Delivered
+from keyhole.delivery.base import (
+    Cost,
+    Delivered,
+    Lengths,
+    PrivateTable,
+    Query,
+    QueryDelivery,
+    Retrieved,
+    SelectClient,
+    SelectServer,
+)
 from keyhole.delivery.records import (
+    PLAIN,
     Coding,
     Demand,
-    RecordArray,
     assemble,
     count_asked,
     count_distinct,
@@ -45,85 +52,9 @@ if TYPE_CHECKING:
     from keyhole.server.state import ServerState
 
 KeysT = TypeVar("KeysT")
-KeysT_contra = TypeVar("KeysT_contra", contravariant=True)
 FoundT = TypeVar("FoundT")
-FoundT_co = TypeVar("FoundT_co", covariant=True)
 
-
-@dataclass(frozen=True, repr=False)
-class Retrieved:
-    """What a client found.
-
-    Args:
-        records: (m, record_bytes) uint8 in the order of the keys, checked against their tags where
-            they have some; zeros where `is_found` is false.
-        is_found: (m,) bool. A key that found no place in a query is not retrieved; nobody but the
-            client knows, and it must train without the key.
-    """
-
-    records: NDArray[np.uint8]
-    is_found: NDArray[np.bool_]
-
-    @staticmethod
-    def whole(records: NDArray[np.uint8]) -> Retrieved:
-        """Records of all keys."""
-        return Retrieved(records, np.ones(len(records), bool))
-
-    def __repr__(self) -> str:
-        """Keys are private: printing shows how many there are."""
-        return f"Retrieved({self.is_found.sum()} of {len(self.is_found)} keys)"
-
-
-class Query(Protocol[FoundT_co]):
-    """One query of a client, for one use."""
-
-    def messages(self) -> tuple[bytes, ...]:
-        """Returns the messages: one for each server, in their order, or all for the only one.
-
-        Raises:
-            ReplayError: they have been taken before. To ask again, make a new query.
-        """
-        ...
-
-    def decode(self, replies: Sequence[bytes]) -> FoundT_co:
-        """Returns the slices, from one reply to each message.
-
-        Raises:
-            MalformedError, StaleError: a reply is not one to this query.
-            IntegrityError: a slice, wanted or of padding, is not that of its round and key. Nothing
-                is returned; who asks again does so for all keys: what failed must not show.
-            ReplayError: replies have been opened before.
-        """
-        ...
-
-
-class SelectClient(Protocol[KeysT_contra, FoundT_co]):
-    """The client of one table, or of one round."""
-
-    def query(self, keys: KeysT_contra, prg: Prg | None = None) -> Query[FoundT_co]:
-        """Makes a query for keys; repeats and order are the client's own business.
-
-        Args:
-            keys: (n,) int64 with no more different ones than queries hold.
-            prg: where secrets come from; a fresh one if None. Given by tests only.
-
-        Raises:
-            KeySpaceError: keys are outside the table, or too many.
-        """
-        ...
-
-
-class SelectServer(Protocol):
-    """One server of one table: pure, and without a network."""
-
-    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries in one pass over the table.
-
-        Raises:
-            MalformedError, StaleError, ReplayError: a query cannot be answered; raised before any
-                slice is read, and none of the others is answered either.
-        """
-        ...
+_MAX_HELD = 512 << 20  # bytes of messages of all clients that are answered together
 
 
 @dataclass(frozen=True, repr=False)
@@ -300,22 +231,6 @@ def answer_by(servers: Sequence[SelectServer]) -> Answer:
     return answer
 
 
-@dataclass(frozen=True)
-class PrivateTable:
-    """One table of a round, to be retrieved from.
-
-    Args:
-        round_id: of the round and its table, in the form of a service's rounds. No other round and
-            table of one run has it; those of another run do.
-        records: all of them, (K, record_bytes).
-        max_keys: m, to which every request is padded.
-    """
-
-    round_id: str
-    records: RecordArray
-    max_keys: int
-
-
 Retrieve: TypeAlias = Callable[
     [PrivateTable, Mapping[int, KeyArray], ByteTally], Mapping[int, Retrieved]
 ]
@@ -379,6 +294,40 @@ def deliver_privately(
     return Delivered(submodels, kept, cost)
 
 
+def deliver_by_queries(
+    delivery: QueryDelivery,
+    keys_per_client: Mapping[str, int],
+    state: ServerState,
+    keys: Demand,
+    coding: Coding = PLAIN,
+) -> Delivered:
+    """Delivers one round by private queries, with all servers and clients in this process: the
+    `deliver` of every `QueryDelivery`."""
+
+    def retrieve_from(
+        table: PrivateTable, wanted: Mapping[int, KeyArray], tally: ByteTally
+    ) -> Mapping[int, Retrieved]:
+        servers = delivery.open(table)
+        params, hint = servers[0].params, servers[0].hint
+        asking, found = delivery.client(params, hint), dict[int, Retrieved]()
+        for some in _groups(list(wanted), delivery.lengths(params)):
+            links = LocalLinks(answer_by(servers), some, tally)
+            for client in some:
+                tally.add(client, down=len(hint))
+            got = retrieve([Retrieval(asking, wanted[client]) for client in some], links)
+            found |= zip(some, got, strict=True)
+        return found
+
+    how = PrivateRound(keys_per_client, coding, delivery.about.leaks)
+    return deliver_privately(retrieve_from, how, state, keys)
+
+
+def _groups(clients: Sequence[int], lengths: Lengths) -> Iterator[Sequence[int]]:
+    """Clients whose messages fit into memory together; one at the least."""
+    size = max(1, _MAX_HELD // (2 * (lengths.query + lengths.reply)))
+    return (clients[start : start + size] for start in range(0, len(clients), size))
+
+
 def _send_all(
     table: PrivateTable, wanted: Mapping[int, KeyArray], tally: ByteTally
 ) -> dict[int, Retrieved]:
@@ -388,8 +337,3 @@ def _send_all(
         tally.add(client, down=table.records.nbytes if table.max_keys else 0)
         found[client] = Retrieved.whole(table.records[keys])
     return found
-
-
-def name_of_round(round_id: str) -> bytes:
-    """The 16 bytes that stand for a round, its tables and its slices in messages."""
-    return blake2b(round_id.encode("utf-8"), digest_size=16, person=b"keyhole-round").digest()

@@ -1,8 +1,9 @@
 """Fetches a sub-model on a device by private queries, which hide the slices it takes.
 
-Each table that is cut takes one query, padded to a public maximum, whatever the device wants of
-it: nothing, a few keys, or one key many times. What every device receives is fetched plainly. A
-table of which every device may take every slice is downloaded whole.
+Any `QueryDelivery` will do: it makes and reads messages, and this module carries them to all of its
+servers. Each table that is cut takes one query, padded to a public maximum, whatever the device
+wants of it: nothing, a few keys, or one key many times. What every device receives is fetched
+plainly. A table of which every device may take every slice is downloaded whole.
 
 Hidden is what is fetched. The update that a device sends afterwards carries its keys in the clear,
 unless it is aggregated in a private way too.
@@ -13,30 +14,190 @@ server that named each device another one could find out how many keys it has, b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from keyhole.arrays import KeyArray
-from keyhole.delivery.exchange import Retrieval, Retrieved, SelectClient, retrieve
-from keyhole.delivery.pir.database import PirParams
-from keyhole.delivery.pir.way import PirDelivery
+from keyhole.delivery.base import PublicTable, QueryDelivery, Retrieved, SelectClient
+from keyhole.delivery.exchange import Retrieval, Unanswered, retrieve
 from keyhole.delivery.records import RecordArray, keep_found
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel
-from keyhole.device.links import Lines, ServerLine, TableLinks, Target
 from keyhole.device.segments import download_table
-from keyhole.errors import DamageError, InputError, ProtocolError, ServiceError, StaleError
-from keyhole.wire.assignment import Wait
+from keyhole.errors import (
+    DamageError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    ServiceError,
+    StaleError,
+)
+from keyhole.wire.assignment import NO_ROUND, Wait
+from keyhole.wire.http import OCTETS, Received
 from keyhole.wire.manifest import TableInfo
-from keyhole.wire.private import keys_of_round, name_table
+from keyhole.wire.private import SERVER_HEADER, keys_of_round, name_table, query_path
 from keyhole.wire.sockets import refuse_longer
+
+_MAX_PARAMS = 1024  # bytes
+
+_Result = TypeVar("_Result")
+_Client = SelectClient[KeyArray, Retrieved]
+
+
+@dataclass(frozen=True)
+class ServerLink:
+    """The connection to one server: the device that speaks to it, and the round as this server
+    knows the device in it."""
+
+    device: Device
+    round: Assignment | str
+
+    def get(
+        self, path: str, limit: int, check: Callable[[memoryview], None] = lambda _: None
+    ) -> Received:
+        """GETs something of the round; `check` as for `Client.get`."""
+        token = self.device.token_for(self.round)
+        return self.device.client.get(path, token=token, limit=limit, check=check)
+
+    def post(self, path: str, message: bytes, limit: int) -> Received:
+        """Sends a message, once."""
+        return self.device.client.exchange(
+            "POST",
+            path,
+            message,
+            headers={"content-type": OCTETS},
+            token=self.device.token_for(self.round),
+            limit=limit,
+            may_repeat=False,
+        )
+
+
+@dataclass(frozen=True)
+class ServerLinks:
+    """All servers of a delivery, in their order.
+
+    Args:
+        each: one link to each.
+        pool: threads, as many as links: servers are asked at the same time.
+        traffic: what asking costs is added here.
+    """
+
+    each: Sequence[ServerLink]
+    pool: Executor
+    traffic: FetchTraffic
+
+    def params(self, path: str, delivery: QueryDelivery) -> bytes:
+        """The params of a table, which all servers must state alike.
+
+        Raises:
+            StaleError: they do not, or one of them does not have the round.
+            ServiceError: a server is not the one it is taken for. Both halves of a query at one
+                server would show it all keys. Or it is set up otherwise than the first.
+            RequestError: one of them refuses.
+        """
+        found = self._at_once(
+            [partial(_params, server, link, path) for server, link in enumerate(self.each)]
+        )
+        self.traffic.requests += len(found)
+        self.traffic.bytes_down += sum(map(len, found))
+        padded = [delivery.read_params(params).max_keys for params in found]
+        if any(count != padded[0] for count in padded):
+            raise _set_up_wrongly(
+                "queries padded to " + " and ".join(f"{count} keys" for count in padded)
+            )
+        if any(params != found[0] for params in found):
+            raise _differ("params that differ")
+        return found[0]
+
+    def exchange(self, path: str, messages: Sequence[bytes], limit: int) -> list[Received]:
+        """Sends one message to each server, at the same time; `limit` is of one reply."""
+        self.traffic.requests += len(messages)
+        self.traffic.bytes_up += sum(map(len, messages))
+        pairs = zip(self.each, messages, strict=True)
+        got = self._at_once([partial(link.post, path, message, limit) for link, message in pairs])
+        self.traffic.bytes_down += sum(len(each.body) for each in got)
+        return got
+
+    def _at_once(self, calls: Sequence[Callable[[], _Result]]) -> list[_Result]:
+        """Runs calls side by side, all to their end; then the first error counts."""
+        started = [self.pool.submit(call) for call in calls]
+        failures = [each.exception() for each in started]
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        return [each.result() for each in started]
+
+
+def _params(server: int, link: ServerLink, path: str) -> bytes:
+    """The params of a table as one server states them."""
+    try:
+        got = link.get(path, _MAX_PARAMS)
+    except NotFoundError as error:
+        if server == 0:
+            raise
+        wrong = _differ if error.wrong == NO_ROUND else _set_up_wrongly  # nor in a later round
+        raise wrong(f"{error.wrong} at server {server}") from error
+    if got.headers.get(SERVER_HEADER) != str(server):
+        raise ServiceError(
+            "another server answers",
+            got=f"one that does not say that it is server {server}",
+            allowed=f"server {server}",
+            fix="name the service that runs with --pir 0 first, the other one second",
+        )
+    return bytes(got.body)
+
+
+class TableLinks:
+    """The links to the servers of some tables, as `retrieve` uses them.
+
+    Args:
+        links: to the servers.
+        targets: path and length of a reply of each table, such that this device takes them.
+    """
+
+    def __init__(self, links: ServerLinks, targets: Sequence[tuple[str, int]]) -> None:
+        self._links, self._targets = links, targets
+        client = links.each[0].device.client
+        self._attempts = [client.attempts(f"POST {path}") for path, _ in targets]
+
+    def exchange(
+        self, sent: Mapping[int, tuple[bytes, ...]]
+    ) -> Mapping[int, Sequence[bytes] | Unanswered]:
+        """Implements `Links.exchange`, table by table."""
+        return {place: self._exchange(place, messages) for place, messages in sent.items()}
+
+    def failed(self, place: int, failure: Unanswered) -> None:
+        """Implements `Links.failed`: waits, or raises ServiceError."""
+        self._attempts[place].failed(failure.reason, failure.after)
+
+    def _exchange(self, place: int, messages: Sequence[bytes]) -> Sequence[bytes] | Unanswered:
+        path, reply_bytes = self._targets[place]
+        try:
+            got = self._links.exchange(path, messages, reply_bytes)
+        except StaleError:
+            raise
+        except ProtocolError:
+            return Unanswered("a message that was refused")
+        if reason := _problem(got):
+            return Unanswered(reason, max(each.after or 0.0 for each in got))
+        return [bytes(each.body) for each in got]
+
+
+def _problem(got: Sequence[Received]) -> str:
+    """Why the first server that failed did, and which of several it is; empty if none did."""
+    for server, each in enumerate(got):
+        if each.problem:
+            return each.problem + f" at server {server}" * (len(got) > 1)
+    return ""
 
 
 @dataclass
-class PirFetch:
+class QueryFetch:
     """Fetches by private queries to the servers of a delivery, none of which learns a key under
     what the delivery rests on.
 
@@ -56,12 +217,10 @@ class PirFetch:
         InputError: not as many devices as the delivery has servers.
     """
 
-    delivery: PirDelivery
+    delivery: QueryDelivery
     others: tuple[Device, ...] = ()
     max_keys: Mapping[str, int] = field(default_factory=dict)
-    _clients: dict[bytes, SelectClient[KeyArray, Retrieved]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _clients: dict[bytes, _Client] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         needed = self.delivery.about.servers
@@ -92,14 +251,14 @@ class PirFetch:
         """
         known = device.known(round)
         each = [
-            ServerLine(device, round),
-            *(ServerLine(one, _joined(one, known.id)) for one in self.others),
+            ServerLink(device, round),
+            *(ServerLink(one, _joined(one, known.id)) for one in self.others),
         ]
         used, self._clients = self._clients, {}  # those of another round go
         chosen, traffic = known.keys_by_space(keys), FetchTraffic()
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
         with ThreadPoolExecutor(len(each)) as pool:
-            found = self._retrieve(Lines(each, pool, traffic), known, wanted, used)
+            found = self._retrieve(ServerLinks(each, pool, traffic), known, wanted, used)
         records = [found[place].records for place in range(len(wanted))]
         is_found = [found[place].is_found for place in range(len(wanted))]
         records, left = keep_found(known.layout, records, is_found, chosen)
@@ -107,40 +266,37 @@ class PirFetch:
 
     def _retrieve(
         self,
-        lines: Lines,
+        links: ServerLinks,
         known: KnownRound,
         wanted: Sequence[KeyArray],
-        used: Mapping[bytes, SelectClient[KeyArray, Retrieved]],
+        used: Mapping[bytes, _Client],
     ) -> dict[int, Retrieved]:
         """The records of each table; no query is sent before the keys of all are checked."""
-        device, round = lines.each[0].device, lines.each[0].round
+        device, round = links.each[0].device, links.each[0].round
         tables, found = known.manifest.tables, {}
         for place, z in enumerate(wanted):
             if tables[place].factors and not tables[place].record_bytes:
                 # Nothing to ask for, and nobody is to learn by whom.
                 found[place] = Retrieved.whole(np.empty((len(z), 0), np.uint8))
         cut = [at for at, table in enumerate(tables) if table.factors and table.record_bytes]
-        agreed = {place: self._agreed(lines, known, place) for place in cut}
-        whole = [at for at, params in agreed.items() if _is_whole(params, tables[at])]
-        hidden = {place: params for place, params in agreed.items() if place not in whole}
+        agreed = {place: self._agreed(links, known, place) for place in cut}
+        whole = [at for at, (_, public) in agreed.items() if _is_whole(public, tables[at])]
+        hidden = {at: params for at, (params, _) in agreed.items() if at not in whole}
         self._refuse_long(list(hidden.values()), device.max_answer)
         for place in whole:
-            found[place] = Retrieved.whole(_download(lines, known, place)[wanted[place]])
+            found[place] = Retrieved.whole(_download(links, known, place)[wanted[place]])
         wants, targets = [], []
         for place, params in hidden.items():
-            path = self._path(known, place)
-            client = used.get(params.digest) or self._client(lines, path, params)
-            self._clients[params.digest] = client
+            path = query_path(known.id, place, self.delivery)
+            client = used.get(params) or self._client(links, path, params)
+            self._clients[params] = client
             wants.append(Retrieval(client, wanted[place]))
-            targets.append(Target(path, self.delivery.lengths(params).reply))
-        found |= zip(hidden, retrieve(wants, TableLinks(lines, targets)), strict=True)
+            targets.append((path, self.delivery.lengths(params).reply))
+        found |= zip(hidden, retrieve(wants, TableLinks(links, targets)), strict=True)
         for place in [place for place, table in enumerate(tables) if not table.factors]:
-            (got,) = device.fetch_records(round, [(place, wanted[place])], lines.traffic)
+            (got,) = device.fetch_records(round, [(place, wanted[place])], links.traffic)
             found[place] = Retrieved.whole(got.records)
         return found
-
-    def _path(self, known: KnownRound, place: int) -> str:
-        return f"/v1/rounds/{known.id}/tables/{place}/pir/{self.delivery.scheme}"
 
     def _max_keys(self, known: KnownRound, place: int) -> int | None:
         """Keys of a query; None where only the servers say."""
@@ -156,7 +312,9 @@ class PirFetch:
             )
         return told
 
-    def _agreed(self, lines: Lines, known: KnownRound, place: int) -> PirParams:
+    def _agreed(
+        self, links: ServerLinks, known: KnownRound, place: int
+    ) -> tuple[bytes, PublicTable]:
         """Params of all servers that are those of the table of the manifest.
 
         Raises:
@@ -164,26 +322,26 @@ class PirFetch:
             ServiceError: queries are to be padded otherwise, in every later round too.
         """
         info, limit = known.manifest.tables[place], self._max_keys(known, place)
-        params = lines.params(self._path(known, place))
-        told = params.scheme, params.round, params.num_keys, params.record_bytes
-        name = name_table(known.id, place)
-        if told != (self.delivery.scheme, name, info.num_keys, info.record_bytes):
+        params = links.params(query_path(known.id, place, self.delivery), self.delivery)
+        public = self.delivery.read_params(params)
+        told = public.name, public.num_keys, public.record_bytes
+        if told != (name_table(known.id, place), info.num_keys, info.record_bytes):
             raise StaleError(
                 "the params of private retrieval are not those of the round",
-                got=f"{params.num_keys} slices of {params.record_bytes} bytes, or another round",
+                got=f"{public.num_keys} slices of {public.record_bytes} bytes, or another round",
                 allowed=f"{info.num_keys} slices of {info.record_bytes} bytes of round {known.id}",
                 fix="check the URLs of the servers",
             )
-        if limit is not None and params.max_keys != limit:
+        if limit is not None and public.max_keys != limit:
             raise ServiceError(
                 f"queries of table {info.name!r} are to be padded to another number of keys",
-                got=f"{params.max_keys} keys",
+                got=f"{public.max_keys} keys",
                 allowed=f"{limit} keys, as the round says or the device was told",
                 fix="check --pir-keys at the servers, and max_keys on the device",
             )
-        return params
+        return params, public
 
-    def _refuse_long(self, params: Sequence[PirParams], limit: int) -> None:
+    def _refuse_long(self, params: Sequence[bytes], limit: int) -> None:
         """Refuses messages that a device cannot hold, before one is made or asked for.
 
         All of them are held at once; params are what servers say, and can say anything.
@@ -200,14 +358,12 @@ class PirFetch:
         for what, total in totals.items():
             refuse_longer(f"the whole of all private {what}", total, limit)
 
-    def _client(
-        self, lines: Lines, path: str, params: PirParams
-    ) -> SelectClient[KeyArray, Retrieved]:
+    def _client(self, links: ServerLinks, path: str, params: bytes) -> _Client:
         """A client with its hint, which is fetched until it is the one that the params cover."""
         length = self.delivery.lengths(params).hint
         if not length:
             return self.delivery.client(params)
-        made: list[SelectClient[KeyArray, Retrieved]] = []
+        made: list[_Client] = []
 
         def check(body: memoryview) -> None:
             try:
@@ -217,27 +373,27 @@ class PirFetch:
                     "a hint was damaged", got=error.got, allowed=error.allowed, fix=error.fix
                 ) from error
 
-        hint = lines.each[0].get(f"{path}/hint", length, check).body
-        lines.traffic.requests += 1
-        lines.traffic.bytes_down += len(hint)
+        hint = links.each[0].get(f"{path}/hint", length, check).body
+        links.traffic.requests += 1
+        links.traffic.bytes_down += len(hint)
         return made[-1]
 
 
-def _is_whole(params: PirParams, info: TableInfo) -> bool:
+def _is_whole(public: PublicTable, info: TableInfo) -> bool:
     """Whether every device may take every slice: a query would be no shorter than the table."""
-    return params.max_keys == params.num_keys and bool(info.segments)
+    return public.max_keys == public.num_keys and bool(info.segments)
 
 
-def _download(lines: Lines, known: KnownRound, place: int) -> RecordArray:
+def _download(links: ServerLinks, known: KnownRound, place: int) -> RecordArray:
     """A whole table: where every slice may be asked for, a query would be no shorter."""
-    first = lines.each[0]
+    first = links.each[0]
     return download_table(
         first.device.client,
         known,
         place,
         token=first.device.token_for(first.round),
         max_bytes=first.device.max_answer,
-        traffic=lines.traffic,
+        traffic=links.traffic,
     )
 
 
@@ -258,3 +414,21 @@ def _joined(second: Device, round_id: str) -> Assignment | str:
             fix="wait until it has the round, and check the token for it",
         )
     return told
+
+
+def _set_up_wrongly(got: str) -> ServiceError:
+    return ServiceError(
+        "the servers are not set up alike",
+        got=got,
+        allowed="private retrieval with the same settings at every server",
+        fix="check the URLs, and --pir and --pir-keys at each",
+    )
+
+
+def _differ(got: str) -> StaleError:
+    return StaleError(
+        "the servers do not hold the same slices",
+        got=got,
+        allowed="the same round, slices and settings at every server",
+        fix="wait until the round is at all of them; else check --pir-keys at each",
+    )

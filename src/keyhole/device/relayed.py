@@ -26,16 +26,16 @@ from keyhole.arrays import KeyArray
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.delivery.exchange import AskAgainError, Retrieval, Unanswered, retrieve
 from keyhole.delivery.records import RecordArray
-from keyhole.delivery.relay.batches import (
+from keyhole.delivery.relay.binary_http import BinaryResponse
+from keyhole.delivery.relay.client import CHECK_FIELD, BlindClient, BlindQuery, TableShape
+from keyhole.delivery.relay.gateway import (
+    ERROR_BYTES,
     HEAD_BYTES,
     LENGTH_BYTES,
     REQUESTS_TYPE,
     decode_answers,
     encode_requests,
 )
-from keyhole.delivery.relay.binary_http import BinaryResponse
-from keyhole.delivery.relay.client import CHECK_FIELD, BlindClient, BlindQuery, TableShape
-from keyhole.delivery.relay.gateway import ERROR_BYTES
 from keyhole.delivery.relay.ohttp import KeyConfig, decode_configs
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel

@@ -7,7 +7,7 @@ randomness derives from there, so a run over the service gives the bytes of a ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, TypeAlias
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from keyhole.arrays import Tree
+from keyhole.delivery.base import Delivery
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import KnownRound, Submodel
 from keyhole.errors import (
@@ -34,7 +35,7 @@ from keyhole.rounds.runspec import DeviceSpec
 from keyhole.wire.assignment import Wait
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
-"""How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `PirFetch` and the like."""
+"""How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""
 
 Send: TypeAlias = Callable[[Device, Assignment, Tree, DeviceKeys], int]
 """How a device sends its update: `Device.send`, or shares of it to two aggregators."""
@@ -89,6 +90,44 @@ class Taken:
 def fetch_at_home(device: Device, round: Assignment, keys: DeviceKeys) -> Submodel:
     """Downloads the whole round and selects at home: nobody learns a key before the update."""
     return device.fetch_all(round).select(keys)
+
+
+def fetch_by(
+    delivery: Delivery, others: Mapping[str, Device], pinned: bytes | None = None
+) -> Fetch:
+    """Returns how a device fetches by a delivery. What it does not use is not loaded.
+
+    Args:
+        delivery: which one.
+        others: devices of the parties that it connects to beside the service, by their names.
+        pinned: the key configuration of a gateway, for sealed requests; None compares what relay
+            and gateway say.
+
+    Raises:
+        InputError: devices cannot use the delivery, or a party is missing.
+    """
+    about = delivery.about
+    if about.route is None or others.keys() != set(about.connects_to):
+        raise InputError(
+            f"a device cannot fetch by {about.name} so",
+            got=f"connections to {', '.join(others) or 'no other party'}",
+            allowed=f"connections to {', '.join(about.connects_to) or 'no other party'}"
+            if about.route
+            else "a delivery that is served",
+            fix="name the parties of the delivery, or choose another",
+        )
+    parties = tuple(others[name] for name in about.connects_to)
+    if about.route == "queries":
+        from keyhole.delivery.base import served_by_queries
+        from keyhole.device.private import QueryFetch
+
+        return QueryFetch(served_by_queries(delivery), parties)
+    if about.route == "sealed requests":
+        from keyhole.device.relayed import RelayedFetch
+
+        (relay,) = parties
+        return RelayedFetch(relay.client, pinned)
+    return fetch_at_home if about.route == "whole" else Device.fetch
 
 
 def take_part(device: Device, participant: Participant, done: str | None = None) -> Taken | Wait:

@@ -23,21 +23,19 @@ from typing import TypeVar
 import numpy as np
 
 from keyhole.crypto.once import MAX_REMEMBERED, ReplayWindow
-from keyhole.delivery.relay.batches import (
-    ANSWERS_TYPE,
-    REQUESTS_TYPE,
-    decode_requests,
-    encode_answers,
-)
 from keyhole.delivery.relay.binary_http import BinaryRequest, BinaryResponse
 from keyhole.delivery.relay.client import CHECK_FIELD, parse_slice_path, slice_reply_bytes
 from keyhole.delivery.relay.gateway import (
+    ANSWERS_TYPE,
     PROBLEM,
     PROBLEM_STATUS,
     PROBLEM_TYPE,
+    REQUESTS_TYPE,
     Asked,
     Gateway,
     Reply,
+    decode_requests,
+    encode_answers,
     refusal,
 )
 from keyhole.delivery.relay.ohttp import (

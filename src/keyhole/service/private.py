@@ -1,28 +1,30 @@
-"""Answers private queries that meet together, by one scan of a table held in memory.
+"""Answers private queries by any delivery that has them: routes, tables in memory, and passes.
 
 Reading the table is what a query costs; reading it once for many costs little more. While a pass
-runs beside the event loop, queries that come wait for the next one.
+runs beside the event loop, queries that come wait for the next one. A published round has its
+slices in files, but a scan reads all of them for every pass, so a table is copied when it is first
+asked for. Tables of the two newest rounds are kept, as far as the memory that was set aside holds
+them; those of the older round go first.
 
-A published round has its slices in files, but a scan reads all of them for every pass, with a tag
-beside each. So a table is copied when it is first asked for. Tables of the two newest rounds are
-kept, as far as the memory that was set aside holds them; those of the older round go first.
+Whatever is wrong with a message, the answer is the same bytes: a sender of damaged, old or borrowed
+messages does not learn from the answer what they would have meant. What can be seen of a query is
+its length, which follows from the params, its time, and whose it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TypeAlias
 
 import numpy as np
 
-from keyhole.delivery.exchange import SelectServer
-from keyhole.delivery.pir.database import Database
-from keyhole.delivery.pir.messages import PirServer
-from keyhole.delivery.pir.way import Lengths
+from keyhole.delivery import all_deliveries
+from keyhole.delivery.base import Lengths, PrivateTable, PublicTable, SelectServer
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     BusyError,
@@ -30,31 +32,34 @@ from keyhole.errors import (
     NotFoundError,
     ProtocolError,
     StorageError,
+    TooLargeError,
     TooLateError,
 )
 from keyhole.server.checksums import sum_records
+from keyhole.service.access import Guards, TokenClaims, not_admitted
+from keyhole.service.app import immutable, parse_place, parse_round
 from keyhole.service.limits import Gate
 from keyhole.service.metrics import Metrics
+from keyhole.service.routes import BINARY, NO_STORE, Request, Response, Route, file_response, pieces
 from keyhole.wire.assignment import OpenRound, RoundSource, SliceTable
+from keyhole.wire.http import REFUSAL
 from keyhole.wire.manifest import TableInfo
-from keyhole.wire.private import PirSettings, held_bytes, max_keys_of_table, name_table
+from keyhole.wire.private import SERVER_HEADER, QuerySettings, max_keys_of_table, table_id
 
 _Outcome: TypeAlias = bytes | Exception
 _Turn: TypeAlias = tuple[bytes, asyncio.Future[bytes]]
+
+_ROUNDS = 2  # that are kept: the current one, and the one that late devices still ask for
+_FETCH_AT_ONCE = 65_536  # keys, where slices are computed on demand
+_LONG = 1 << 20  # bytes whose check would hold up the loop for a millisecond
 
 
 def answer_apart(server: SelectServer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int]:
     """Answers queries in as few passes as possible; one that is refused spoils no other.
 
     A server refuses all queries of a pass if one of them cannot be used, before it reads a slice.
-    Halving finds the one: with none that is bad there is one pass.
-
-    Args:
-        server: of the table.
-        queries: one or more.
-
-    Returns:
-        A reply or the refusal of each, in order, and the number of passes over the table.
+    Halving finds the one: with none that is bad there is one pass. Returns a reply or the refusal
+    of each, in order, and the number of passes over the table.
     """
     try:
         return [*server.answer(queries)], 1
@@ -90,12 +95,8 @@ class Passes:
         self._running: asyncio.Task[None] | None = None
 
     async def answer(self, query: bytes) -> bytes:
-        """Returns the reply of the next pass; anyone who leaves disturbs nobody.
-
-        Raises:
-            ProtocolError: the query cannot be used.
-            KeyholeError: the pass broke off; whatever is left of it, nobody waits for ever.
-        """
+        """Returns the reply of the next pass, or raises what is wrong with the query. Anyone who
+        leaves disturbs nobody, and if a pass breaks off nobody waits for ever."""
         turn: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append((query, turn))
         if self._running is None or self._running.done():
@@ -164,21 +165,12 @@ def _told(error: BaseException) -> Exception:
     return told
 
 
-_ROUNDS = 2  # that are kept: the current one, and the one that late devices still ask for
-_FETCH_AT_ONCE = 65_536  # keys, where slices are computed on demand
-
-
 @dataclass(frozen=True)
 class ServedTable:
-    """A table that answers.
+    """A table that answers: its server, what its params say, and where queries go."""
 
-    Args:
-        opened: its server.
-        lengths: of its messages.
-        passes: where queries go.
-    """
-
-    opened: PirServer
+    server: SelectServer
+    public: PublicTable
     lengths: Lengths
     passes: Passes
 
@@ -190,7 +182,7 @@ class _Entry:
     task: asyncio.Task[ServedTable]
 
 
-class Databases:
+class PrivateTables:
     """The tables that a service answers from. Used from one event loop.
 
     Args:
@@ -201,7 +193,7 @@ class Databases:
     """
 
     def __init__(
-        self, rounds: RoundSource, settings: PirSettings, gate: Gate, metrics: Metrics
+        self, rounds: RoundSource, settings: QuerySettings, gate: Gate, metrics: Metrics
     ) -> None:
         self._rounds, self._settings = rounds, settings
         self._gate, self._metrics = gate, metrics
@@ -213,11 +205,8 @@ class Databases:
         return sum(entry.size for entry in self._entries.values())
 
     async def table(self, held: OpenRound, place: int) -> ServedTable:
-        """A table of a round; the first who asks has it made, and all wait for the same one.
-
-        Args:
-            held: the round, which the caller holds.
-            place: of the table in its manifest.
+        """A table of a round that the caller holds, by its place in the manifest; the first who
+        asks has it made, and all wait for the same one.
 
         Raises:
             NotFoundError: a table that is not retrieved from in private, or too large for it.
@@ -257,7 +246,7 @@ class Databases:
                 info = _checked(table.info)
                 limit = max_keys_of_table(settings, held.manifest, info)
                 numbers = info.num_keys, info.record_bytes, limit
-                sizes[at] = held_bytes(settings.role.delivery, *numbers)
+                sizes[at] = settings.role.delivery.held_bytes(*numbers)
         if sum(sizes.values()) > settings.max_bytes:
             raise NotFoundError(
                 "the round is too large to be retrieved from in private",
@@ -283,34 +272,32 @@ class Databases:
             raise _no_room(self.held_bytes + size, self._settings.max_bytes)
 
     async def _make(self, round_id: str, place: int, max_keys: int) -> ServedTable:
-        settings = self._settings
         with self._rounds.hold(round_id) as held:  # of its own: those who wait may leave
-            table, name = held.tables[place], name_table(round_id, place)
-            if table.info.segments:
-                opened = await asyncio.to_thread(_open_segments, table, name, settings, max_keys)
-            else:
-                records = await _fetch_all(table)
-                opened = await asyncio.to_thread(_open, records, name, settings, max_keys)
-        passes = Passes(opened, self._gate, settings.together, self._count)
-        lengths = settings.role.delivery.lengths(opened.params)
-        return ServedTable(opened, lengths, passes)
+            table = held.tables[place]
+            on_demand = None if table.info.segments else await _fetch_all(table)
+
+            def open_it() -> ServedTable:
+                records = _read_segments(table) if on_demand is None else on_demand
+                return self._open(PrivateTable(table_id(round_id, place), records, max_keys))
+
+            return await asyncio.to_thread(open_it)
+
+    def _open(self, table: PrivateTable) -> ServedTable:
+        settings, delivery = self._settings, self._settings.role.delivery
+        server = delivery.open(table)[settings.role.server]
+        passes = Passes(server, self._gate, settings.together, self._count)
+        public, lengths = delivery.read_params(server.params), delivery.lengths(server.params)
+        return ServedTable(server, public, lengths, passes)
 
     def _count(self, passes: int, queries: int) -> None:
         self._metrics.add("scans", passes)
         self._metrics.add("private", queries)
 
 
-def _open(records: RecordArray, name: bytes, settings: PirSettings, max_keys: int) -> PirServer:
-    role, database = settings.role, Database.of(name, records)
-    return role.delivery.open(database, max_keys, settings.max_queries)[role.server]
-
-
-def _open_segments(
-    table: SliceTable, name: bytes, settings: PirSettings, max_keys: int
-) -> PirServer:
-    """Copies the files of a table, each record compared with its sum: a device can not do that."""
+def _read_segments(table: SliceTable) -> RecordArray:
+    """The records of a table's files, each compared with its sum: a device cannot do that."""
     info = table.info
-    pieces = []
+    found = []
     for place, segment in enumerate(info.segments):
         piece = np.frombuffer(table.segment(place), np.uint8)
         piece = piece.reshape(segment.count, info.record_bytes)
@@ -322,9 +309,8 @@ def _open_segments(
                 allowed="the files as they were published",
                 fix="publish the round again",
             )
-        pieces.append(piece)
-    records = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    return _open(records, name, settings, max_keys)
+        found.append(piece)
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 async def _fetch_all(table: SliceTable) -> RecordArray:
@@ -364,3 +350,148 @@ def _no_room(needed: int, limit: int) -> BusyError:
         allowed=f"{limit} bytes",
         fix="come back later; the operator may raise --pir-memory-mb",
     )
+
+
+def query_routes(
+    rounds: RoundSource, settings: QuerySettings
+) -> Callable[[Guards], Sequence[Route]]:
+    """What makes an `App` a server of private retrieval, as one of its `extra_routes`."""
+
+    def make(guards: Guards) -> Sequence[Route]:
+        gate = Gate(settings.scans, guards.limits.waiting)
+        tables = PrivateTables(rounds, settings, gate, guards.metrics)
+        return QueryRoutes(rounds, guards, settings, tables).routes()
+
+    return make
+
+
+@dataclass(frozen=True)
+class QueryRoutes:
+    """Answers private queries, behind the guards of the service."""
+
+    rounds: RoundSource
+    guards: Guards
+    settings: QuerySettings
+    tables: PrivateTables
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        table = "/v1/rounds/{round}/tables/{table}/pir/{scheme}"
+        return [
+            Route("pir params", ("GET",), table, self.params),
+            Route("pir query", ("POST",), table, self.query),
+            Route("pir hint", ("GET",), f"{table}/hint", self.hint),
+        ]
+
+    async def params(self, request: Request) -> Response:
+        """What a device must know of a table before it asks."""
+        self._admit(request)
+        with self._hold(request) as held:
+            params = (await self._table(request, held)).server.params
+        response = self._file(request, params, "t-" + _digest(params))
+        server = str(self.settings.role.server)
+        response.headers.append((SERVER_HEADER.encode("ascii"), server.encode("ascii")))
+        return response
+
+    async def hint(self, request: Request) -> Response:
+        """What a device must have before it asks, where the delivery has hints."""
+        self._admit(request)
+        with self._hold(request) as held:
+            server = (await self._table(request, held)).server
+        if not server.hint:
+            raise _missing("hint", "a scheme that needs none", "hints of one server")
+        return self._file(request, server.hint, "h-" + _digest(server.params))
+
+    async def query(self, request: Request) -> Response:
+        """The reply to a query, or the one refusal."""
+        guards = self.guards
+        claims = self._admit(request)
+        guards.check_type(request)
+        try:
+            async with self._body(request) as body:
+                with self._hold(request) as held:
+                    table = await self._table(request, held)
+                    _check_allowance(claims, table)
+                    return await self._answer(table, body)
+        except ProtocolError as error:
+            guards.metrics.refuse(type(error).__name__)
+            return Response.of(ProtocolError.http_status, [BINARY, NO_STORE], REFUSAL)
+
+    async def _answer(self, table: ServedTable, body: bytes) -> Response:
+        guards = self.guards
+        # Most of what cannot be used is refused here, before it meets others in a pass.
+        if len(body) < _LONG:
+            table.server.check(body)
+        else:
+            await asyncio.to_thread(table.server.check, body)
+        weight = table.lengths.reply
+        await guards.memory.enter(weight)
+        try:
+            reply = await table.passes.answer(body)
+        except BaseException:
+            guards.memory.leave(weight)
+            raise
+        guards.metrics.add("bytes", len(reply))
+        response = Response.of(200, [BINARY, NO_STORE], reply)
+        response.after = lambda: guards.memory.leave(weight)
+        return response
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a query, which counts as held until it is answered."""
+        guards, limit = self.guards, self.guards.limits.max_body
+        announced = request.announced(limit)
+        weight = limit if announced is None else announced
+        await guards.uploads.enter(weight)
+        try:
+            yield bytes(await request.body(limit, guards.limits))
+        finally:
+            guards.uploads.leave(weight)
+
+    def _admit(self, request: Request) -> TokenClaims | None:
+        claims = self.guards.admit(request, parse_round(request.params[0]))
+        asked, scheme = request.params[2], self.settings.role.delivery.about.path_name
+        if asked != scheme:
+            # Whatever else stands in a path is not repeated.
+            known = {each.about.path_name for each in all_deliveries()}
+            got = asked if asked in known else "another"
+            raise _missing("scheme of private retrieval", got, f"{scheme} at this service")
+        return claims
+
+    def _hold(self, request: Request) -> AbstractContextManager[OpenRound]:
+        return self.rounds.hold(request.params[0])
+
+    async def _table(self, request: Request, held: OpenRound) -> ServedTable:
+        place = parse_place(request.params[1], len(held.tables), "table")
+        table = await self.tables.table(held, place)
+        limit, lengths = self.guards.limits, table.lengths
+        if lengths.query > limit.max_body or lengths.reply > limit.max_answer:
+            raise TooLargeError(
+                "private queries of this table are larger than this service takes",
+                got=f"{lengths.query} bytes, and {lengths.reply} for a reply",
+                allowed=f"{limit.max_body} bytes, and {limit.max_answer} for a reply",
+                fix="the operator may raise --max-body-mb, or lower --pir-keys",
+            )
+        return table
+
+    def _file(self, request: Request, data: bytes, etag: str) -> Response:
+        headers, view = [BINARY, immutable(self.guards.access)], memoryview(data)
+        return file_response(
+            request, headers, etag, len(data), lambda start, stop: pieces(view, start, stop)
+        )
+
+
+def _check_allowance(claims: TokenClaims | None, table: ServedTable) -> None:
+    """Every query counts as one for as many keys as it could ask for."""
+    limit = table.public.max_keys
+    if claims is not None and claims.max_keys is not None and limit > claims.max_keys:
+        raise not_admitted(f"queries of {limit} keys", f"{claims.max_keys} keys in one query")
+
+
+def _missing(what: str, got: str, allowed: str) -> NotFoundError:
+    fix = "check the URL of the server, and its --pir"
+    return NotFoundError(f"no such {what}", got=got, allowed=allowed, fix=fix)
+
+
+def _digest(params: bytes) -> str:
+    return sha256(params).hexdigest()[:32]

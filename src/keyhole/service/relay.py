@@ -22,15 +22,18 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.relay.batches import (
+from keyhole.delivery.relay.gateway import (
     ANSWERS_TYPE,
+    PROBLEM,
+    PROBLEM_STATUS,
+    PROBLEM_TYPE,
     REQUESTS_TYPE,
     decode_answers,
     decode_requests,
     encode_answers,
     encode_requests,
+    mix,
 )
-from keyhole.delivery.relay.gateway import PROBLEM, PROBLEM_STATUS, PROBLEM_TYPE, mix
 from keyhole.delivery.relay.ohttp import KEYS_TYPE, REQUEST_OVERHEAD, RESPONSE_TYPE, decode_configs
 from keyhole.errors import (
     BusyError,

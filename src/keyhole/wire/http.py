@@ -48,6 +48,9 @@ from keyhole.wire.sockets import (
 MAX_ERROR_BYTES = 1 << 16
 """Of the body of an error; longer ones are not read to their end."""
 
+REFUSAL = b"KHP1\x03".ljust(72, b"\0")
+"""The answer to every private message that cannot be used: it does not tell why."""
+
 _MAX_WORDS = 400  # characters of one fact
 
 
@@ -72,18 +75,12 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     >>> refusal_of(410, body)
     TooLateError('the round is closed: got round 3; expected an open round; check in again')
     """
-    if status == ProtocolError.http_status:
-        # A device that fetches in the clear never loads the cryptography behind this import.
-        from keyhole.delivery.pir.messages import REFUSAL
-
-        if body == REFUSAL:
-            text = "damaged, stale, used before or for another server; it does not say"
-            return ProtocolError(
-                "the service refuses a private message",
-                got=f"one that is {text}",
-                allowed="messages as docs/wire.md describes them",
-                fix="ask anew; if it recurs, check that all servers have the same round",
-            )
+    if status == ProtocolError.http_status and body == REFUSAL:
+        return ProtocolError(
+            "the service refuses a private message: got one that is damaged, stale, used before or "
+            "for another server (it does not say); expected messages as docs/wire.md describes "
+            "them; ask anew; if it recurs, check that all servers have the same round"
+        )
     try:
         facts = msgspec.json.decode(body, type=_Shape).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

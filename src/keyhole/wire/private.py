@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from types import MappingProxyType
 
-from keyhole.delivery import pir_deliveries
-from keyhole.delivery.exchange import name_of_round
-from keyhole.delivery.pir.database import PirParams
-from keyhole.delivery.pir.messages import MAX_QUERIES
-from keyhole.delivery.pir.way import PirDelivery
-from keyhole.errors import (
-    InputError,
-    NotFoundError,
-)
+from keyhole.delivery import all_deliveries, delivery_named
+from keyhole.delivery.base import QueryDelivery, name_of_round, served_by_queries
+from keyhole.errors import InputError, NotFoundError
 from keyhole.wire.manifest import Manifest, TableInfo
+
+SERVER_HEADER = "keyhole-server"
+"""The header of params that says which server gave them."""
+
+GATEWAY_PATH = "/v1/gateway"
+KEYS_PATH = "/v1/gateway/keys"
+RELAY_PATH = "/v1/relay"
+RELAY_KEYS_PATH = "/v1/relay/keys"
+MAX_CONFIG = 1 << 16
+"""Bytes of a list of key configurations."""
 
 
 @dataclass(frozen=True)
@@ -28,22 +31,47 @@ class Role:
         server: its place among the servers of the delivery.
     """
 
-    delivery: PirDelivery
+    delivery: QueryDelivery
     server: int
 
 
-ROLES: Mapping[str, Role] = MappingProxyType(
-    {
-        str(server) if delivery.about.servers > 1 else "one": Role(delivery, server)
-        for delivery in pir_deliveries()
-        for server in range(delivery.about.servers)
+def role_named(text: str) -> Role:
+    """Returns the role that an operator names: the place of one of two servers, `one`, or a
+    delivery by its name or "module:NAME", with the place of the server behind a slash.
+
+    Raises:
+        InputError: there is no such delivery or server, or it is not asked by private queries.
+
+    >>> role_named("1").server, role_named("1").delivery.about.servers
+    (1, 2)
+    """
+    name, _, place = text.partition("/")
+    if found := _short_roles().get(text):
+        return found
+    delivery = served_by_queries(delivery_named(name))
+    servers = delivery.about.servers
+    if not (place or "0").isdecimal() or int(place or 0) >= servers or (servers > 1 and not place):
+        raise InputError(
+            f"no such server of {name}",
+            got=repr(place),
+            allowed=f"0..{servers - 1}",
+            fix=f"name its place, as in {name}/0",
+        )
+    return Role(delivery, int(place or 0))
+
+
+def _short_roles() -> dict[str, Role]:
+    """Roles of the deliveries that come with keyhole, which differ by the number of servers."""
+    queried = [each for each in all_deliveries() if each.about.route == "queries"]
+    return {
+        str(server) if each.about.servers > 1 else "one": Role(served_by_queries(each), server)
+        for each in queried
+        for server in range(each.about.servers)
     }
-)
-"""Roles by the names that operators give them: the place of a server, or `one`."""
 
 
 @dataclass(frozen=True)
-class PirSettings:
+class QuerySettings:
     """Private retrieval at one service.
 
     Args:
@@ -51,12 +79,10 @@ class PirSettings:
         max_keys: keys of one query, where the manifest does not say how many a client chooses.
             Where it does, that number holds: devices compare.
         max_keys_of: the same by the name of a table.
-        max_bytes: of memory for the tables of all rounds that are kept; a scan works on top of it.
+        max_bytes: of memory for the tables of all rounds that are kept; a scan works on top of it,
+            and so does what a delivery remembers of queries.
         together: queries that one pass answers at most.
         scans: passes that run at one time, over different tables.
-        max_queries: that a table answers and remembers, so that none is answered twice; every
-            further one is refused, until a new round brings a new table. A million take 17 MB, and
-            at times twice that, for each table that is asked so often, on top of `max_bytes`.
 
     Raises:
         InputError: a number is not above 0.
@@ -68,11 +94,9 @@ class PirSettings:
     max_bytes: int = 4 << 30
     together: int = 64
     scans: int = 1
-    max_queries: int = MAX_QUERIES
 
     def __post_init__(self) -> None:
         numbers = [*self.max_keys_of.values(), self.max_bytes, self.together, self.scans]
-        numbers.append(self.max_queries)
         if self.max_keys is not None:
             numbers.append(self.max_keys)
         if min(numbers) < 1:
@@ -85,19 +109,15 @@ class PirSettings:
 
 
 def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
-    """How many slices of a table a client takes at most, as the round says: public.
-
-    A table that several key spaces cut is asked for every combination of a client's keys.
-
-    Returns:
-        No more than there are; None where the round does not say.
-    """
+    """How many slices of a table a client takes at most, as the round says: public, and no more
+    than there are. A table that several key spaces cut is asked for every combination of a
+    client's keys. None where the round does not say."""
     per_client = manifest.settings.get("keys_per_client")
     counts = [_count(per_client, name) for name in (table.factors or ("",))]
     return min(prod(counts), table.num_keys) if all(counts) else None
 
 
-def max_keys_of_table(settings: PirSettings, manifest: Manifest, table: TableInfo) -> int:
+def max_keys_of_table(settings: QuerySettings, manifest: Manifest, table: TableInfo) -> int:
     """How many keys every query of a table is padded to: public, and the same for all devices.
 
     Raises:
@@ -122,32 +142,16 @@ def _count(per_client: object, name: str) -> int:
     return max(count, 0) if type(count) is int else 0
 
 
-SERVER_HEADER = "keyhole-server"
-"""The header of params that says which server gave them."""
+def table_id(round_id: str, place: int) -> str:
+    """What a table of a round is called in `PrivateTable.id`."""
+    return f"{round_id}/tables/{place}"
 
 
 def name_table(round_id: str, place: int) -> bytes:
     """The 16 bytes that stand for one table of a round in params, tags and messages."""
-    return name_of_round(f"{round_id}/tables/{place}")
+    return name_of_round(table_id(round_id, place))
 
 
-def held_bytes(delivery: PirDelivery, num_keys: int, record_bytes: int, max_keys: int) -> int:
-    """What a server keeps in memory for a table of these public numbers."""
-    numbers = num_keys, record_bytes, max_keys
-    return delivery.held_bytes(PirParams(delivery.scheme, bytes(16), *numbers, bytes(32)))
-
-
-GATEWAY_PATH = "/v1/gateway"
-
-
-KEYS_PATH = "/v1/gateway/keys"
-
-
-MAX_CONFIG = 1 << 16
-"""Bytes of a list of key configurations."""
-
-
-RELAY_PATH = "/v1/relay"
-
-
-RELAY_KEYS_PATH = "/v1/relay/keys"
+def query_path(round_id: str, place: int, delivery: QueryDelivery) -> str:
+    """Where a table of a round is retrieved from by a delivery."""
+    return f"/v1/rounds/{table_id(round_id, place)}/pir/{delivery.about.path_name}"

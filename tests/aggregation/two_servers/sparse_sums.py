@@ -9,7 +9,7 @@ from keyhole.aggregation.two_servers.params import SparseParams
 from keyhole.aggregation.two_servers.server import SparsePart
 from keyhole.crypto.dpf import apply_corrections, extend, root_seeds
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 
 ROUND = name_of_round("round-7")
 

@@ -8,7 +8,7 @@ import pytest
 
 from keyhole.aggregation.two_servers.params import SPARSE_OWN_BYTES, SparseParams
 from keyhole.aggregation.two_servers.server import SparsePart
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 from keyhole.errors import InputError, MalformedError, StaleError
 from tests.aggregation.two_servers.sparse_sums import (
     client_of,

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from keyhole.delivery.exchange import name_of_round
-from keyhole.delivery.pir.messages import REFUSAL, seal
+from keyhole.delivery.base import name_of_round
+from keyhole.delivery.pir.messages import seal
 from keyhole.errors import MalformedError, ReplayError, StaleError
+from keyhole.wire.http import REFUSAL
 from tests.delivery.pir.mutations import (
     HEAD_BYTES,
     bit_flips,

@@ -36,12 +36,12 @@ from keyhole.delivery.pir.messages import (
     REPLY_BYTES,
     AnsweredQueries,
     Wanted,
-    XorQuery,
     seal,
     seal_reply,
     unseal,
 )
 from keyhole.delivery.pir.scan import scan_rows
+from keyhole.delivery.pir.two_server import XorQuery
 from keyhole.errors import MalformedError
 
 _NONCE_BYTES = 16

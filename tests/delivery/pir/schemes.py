@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.exchange import SelectClient, name_of_round
+from keyhole.delivery.base import SelectClient, name_of_round
 from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.pir.messages import PirServer

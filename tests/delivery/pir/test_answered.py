@@ -8,7 +8,7 @@ import pytest
 
 from keyhole.delivery.pir import messages as module
 from keyhole.delivery.pir.messages import MAX_QUERIES, AnsweredQueries
-from keyhole.errors import ReplayError
+from keyhole.errors import InputError, ReplayError
 
 QUERIES = [bytes([i]) * 40 for i in range(9)]
 
@@ -122,3 +122,8 @@ def test_of_threads_that_claim_one_query_at_once_one_gets_it():
     for thread in threads:
         thread.join()
     assert sorted(got) == sorted(many(200))
+
+
+def test_a_table_that_would_answer_nobody_is_refused():
+    with pytest.raises(InputError, match="answers nobody"):
+        AnsweredQueries(limit=0)

@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir.database import Database
-from keyhole.delivery.pir.messages import FRAME_BYTES, REFUSAL, seal
+from keyhole.delivery.pir.messages import FRAME_BYTES, seal
 from keyhole.errors import IntegrityError, MalformedError, ProtocolError, ReplayError, StaleError
+from keyhole.wire.http import REFUSAL
 from tests.delivery.pir.bad_queries import bad_queries, replayed
 from tests.delivery.pir.mutations import (
     bit_flips,

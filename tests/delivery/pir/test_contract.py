@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import Batch
 from keyhole.errors import InputError, KeySpaceError, ReplayError, StaleError

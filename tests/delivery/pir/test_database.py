@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir.database import Database, tags_of
 from keyhole.errors import ShapeError
 

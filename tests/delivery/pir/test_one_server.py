@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir import one_server
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.lwe import DIMENSION, HINT_HEAD_BYTES, LweShape

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.delivery.exchange import name_of_round
+from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir import messages
 from keyhole.delivery.pir.database import PirParams, Scheme
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
-    REFUSAL,
     REPLY_BYTES,
     check_of,
     seal,
@@ -25,6 +24,7 @@ from keyhole.delivery.pir.messages import (
     unseal_reply,
 )
 from keyhole.errors import InputError, MalformedError, ProtocolError, StaleError
+from keyhole.wire.http import REFUSAL
 from tests.delivery.pir.golden import assert_golden
 from tests.delivery.pir.mutations import bit_flips, extensions, resealed, truncations
 

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
-from keyhole.delivery.pir.way import TwoServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.delivery.relay.ohttp import decode_configs
 from keyhole.device.device import Device
-from keyhole.device.private import PirFetch
+from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.errors import ServiceError
 from keyhole.service.app import App
@@ -63,7 +63,7 @@ def test_private_queries_pass_the_fronts_and_no_cache_answers_them(kind, tmp_pat
         state = both.service.publish(settings=SETTINGS)
         with fronts_of(kind, both.urls, tmp_path) as (first, second):
             for times in (1, 2):
-                found = PirFetch(TwoServerPir(), (second,))(first, state.published.id, KEYS)
+                found = QueryFetch(TwoServerPir(), (second,))(first, state.published.id, KEYS)
                 expected = state.select(tuple(found.keys.values()))
                 assert_trees_equal(found.model, expected)
                 # PirParams and queries of each of two tables, all the way to each server.

@@ -7,16 +7,16 @@ import httpx
 import numpy as np
 
 from keyhole.delivery.pir.database import PirParams
-from keyhole.delivery.pir.way import TwoServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.service.app import App
-from keyhole.service.private_routes import pir_routes
-from keyhole.wire.private import ROLES, PirSettings
+from keyhole.service.private import query_routes
+from keyhole.wire.private import QuerySettings, role_named
 from tests.service.memory_rounds import MemoryRounds
 
 BINARY = {"content-type": "application/octet-stream"}
 WORD, EVERYONE = 1, 0
 WORDS = 37  # so that the last byte of a share has bits to spare
-SERVER_0, SERVER_1 = ROLES["0"], ROLES["1"]
+SERVER_0, SERVER_1 = role_named("0"), role_named("1")
 
 
 class PirService:
@@ -26,8 +26,8 @@ class PirService:
         settings.setdefault("max_keys", 4)
         self.rounds = MemoryRounds()
         self.round = self.rounds.open(3, words=WORDS)
-        self.scheme, self.server = role.delivery.scheme, role.server
-        routes = pir_routes(self.rounds, PirSettings(role, **settings))
+        self.scheme, self.server = role.delivery.about.path_name, role.server
+        routes = query_routes(self.rounds, QuerySettings(role, **settings))
         self.app = App(self.rounds, extra_routes=[routes], **(app or {}))
 
     def path(self, table=WORD, rest=""):
@@ -54,7 +54,7 @@ class PirService:
         return PirParams.decode(self.ask("GET").content)
 
     def question(self, keys=(7, 2)):
-        return TwoServerPir().client(self.params).query(np.array(keys))
+        return TwoServerPir().client(self.params.encode()).query(np.array(keys))
 
     def query(self, keys=(7, 2)):
         """A new message for this server."""

@@ -5,20 +5,20 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from keyhole.delivery.pir.database import PirParams
-from keyhole.delivery.pir.way import TwoServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.device.device import Device
-from keyhole.device.private import PirFetch
+from keyhole.device.private import QueryFetch
 from keyhole.service.app import App
-from keyhole.service.private_routes import pir_routes
+from keyhole.service.private import query_routes
 from keyhole.service.reading import RoundsDirectory
 from keyhole.service.transport import serving
-from keyhole.wire.private import ROLES, PirSettings
+from keyhole.wire.private import QuerySettings, role_named
 from keyhole.wire.sockets import Clock, Retry
 from tests.service.recorder import Recorder
 from tests.service.small_service import Service
 
-TWO = ROLES["0"], ROLES["1"]
-ONE = (ROLES["one"],)
+TWO = role_named("0"), role_named("1")
+ONE = (role_named("one"),)
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Pair:
 
     def fetch(self, url=None, **options):
         """How a device of the pair fetches; `second` of it is to be closed."""
-        return PirFetch(TwoServerPir(), (second_device(url or self.urls[1]),), **options)
+        return QueryFetch(TwoServerPir(), (second_device(url or self.urls[1]),), **options)
 
     def params(self, round_id, place, server=0):
         path = f"/v1/rounds/{round_id}/tables/{place}/pir/two-server"
@@ -73,7 +73,7 @@ def pair(directory, roles=TWO, other_directory=None, second=None, wrap=Recorder,
     """
     with ExitStack() as stack:
         service = Service(
-            directory, lambda rounds: [pir_routes(rounds, PirSettings(roles[0], **settings))]
+            directory, lambda rounds: [query_routes(rounds, QuerySettings(roles[0], **settings))]
         )
         stack.enter_context(service.publisher)
         stack.callback(service.rounds.close)
@@ -82,7 +82,7 @@ def pair(directory, roles=TWO, other_directory=None, second=None, wrap=Recorder,
             # A clock that runs with every look: a service never sees a round of a moment ago.
             rounds = RoundsDirectory(other_directory or directory, clock=count(step=0.1).__next__)
             stack.callback(rounds.close)
-            routes = pir_routes(rounds, PirSettings(role, **settings))
+            routes = query_routes(rounds, QuerySettings(role, **settings))
             apps.append(App(rounds, extra_routes=[routes], **(second or {})))
         made = Pair(service, [wrap(app) for app in apps])
         made.urls = [stack.enter_context(serving(recorder)) for recorder in made.recorders]

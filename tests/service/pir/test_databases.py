@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from keyhole.delivery.pir.database import Database
-from keyhole.delivery.pir.way import TwoServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.delivery.sources import sources_of
 from keyhole.errors import NotFoundError, StorageError, TooLateError
-from keyhole.service import private as module
 from keyhole.service.limits import Gate
 from keyhole.service.metrics import Metrics
 from keyhole.service.on_demand import OnDemandRounds
-from keyhole.service.private import Databases
-from keyhole.wire.private import PirSettings, held_bytes
+from keyhole.service.private import PrivateTables
+from keyhole.wire.private import QuerySettings
 from tests.helpers import LAYOUTS, LONG
 from tests.service.memory_rounds import MemoryRounds
 from tests.service.pir.one_service import SERVER_0, SERVER_1, WORD
@@ -24,8 +23,8 @@ from tests.service.small_service import random_state
 
 
 def open_databases(rounds, role=SERVER_0, **settings):
-    settings = PirSettings(role, **{"max_keys": 4, **settings})
-    return Databases(rounds, settings, Gate(1, 100), Metrics())
+    settings = QuerySettings(role, **{"max_keys": 4, **settings})
+    return PrivateTables(rounds, settings, Gate(1, 100), Metrics())
 
 
 async def open_table(made, rounds, round_id, place=WORD):
@@ -43,7 +42,7 @@ def counted(monkeypatch):
         go.wait(LONG)
         return real(name, records)
 
-    monkeypatch.setattr(module.Database, "of", staticmethod(of))
+    monkeypatch.setattr(Database, "of", staticmethod(of))
     return calls, go
 
 
@@ -78,7 +77,7 @@ def test_tables_of_the_two_newest_rounds_are_kept(monkeypatch):
         assert len(calls) == 3
         with pytest.raises(TooLateError, match="2 newest"):
             await open_table(made, rounds, ids[0])
-        assert made.held_bytes == 2 * held_bytes(TwoServerPir(), 40, 12, 4)
+        assert made.held_bytes == 2 * TwoServerPir().held_bytes(40, 12, 4)
 
     asyncio.run(run())
 
@@ -86,7 +85,7 @@ def test_tables_of_the_two_newest_rounds_are_kept(monkeypatch):
 def test_memory_is_bounded_and_older_rounds_make_room():
     rounds = MemoryRounds()
     old, new = rounds.open(3).id, rounds.open(4).id
-    size = held_bytes(TwoServerPir(), 40, 12, 4)
+    size = TwoServerPir().held_bytes(40, 12, 4)
     made = open_databases(rounds, max_bytes=2 * size - 1)
 
     async def run():
@@ -110,7 +109,7 @@ def test_a_damaged_table_is_not_served_and_looked_at_again():
         asyncio.run(open_table(made, rounds, opened.id))
     assert made.held_bytes == 0
     opened.tables[WORD].records[5, 1] ^= 1
-    assert asyncio.run(open_table(made, rounds, opened.id)).opened.params.num_keys == 40
+    assert asyncio.run(open_table(made, rounds, opened.id)).public.num_keys == 40
 
 
 @pytest.mark.parametrize("name", ["rows with a broadcast bias", "one parameter cut twice"])
@@ -127,7 +126,7 @@ def test_a_round_on_demand_is_computed_once_and_retrieved_from(name):
             if not part.product.factors:
                 continue
             tables = [await open_table(each, rounds, round_id, place) for each in made]
-            question = TwoServerPir().client(tables[0].opened.params).query(np.array([3, 1]))
+            question = TwoServerPir().client(tables[0].server.params).query(np.array([3, 1]))
             sent = zip(tables, question.messages(), strict=True)
             replies = [await table.passes.answer(message) for table, message in sent]
             records = question.decode(replies).records
@@ -150,7 +149,7 @@ def test_queries_of_a_table_that_is_cut_twice_hold_every_pair_of_keys():
         made = open_databases(rounds, max_keys=None)
 
         async def limit(place):
-            return (await open_table(made, rounds, round_id, place)).opened.params.max_keys
+            return (await open_table(made, rounds, round_id, place)).public.max_keys
 
         found = {
             tuple(f.name for f in part.product.factors): asyncio.run(limit(place))

@@ -9,8 +9,9 @@ import pytest
 
 import keyhole as kh
 from keyhole.delivery.pir.database import PirParams
-from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
-from keyhole.device.private import PirFetch
+from keyhole.delivery.pir.one_server import OneServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
+from keyhole.device.private import QueryFetch
 from keyhole.errors import InputError, ServiceError
 from tests.helpers import LAYOUTS, LONG, assert_trees_equal, zeros
 from tests.service.pir.pair import ONE, TWO, pair
@@ -36,7 +37,7 @@ class Probing(Recorder):
 def fetching(stack, both, **options):
     """How a device fetches from one server or from two."""
     if len(both.urls) == 1:
-        return PirFetch(OneServerPir(), **options)
+        return QueryFetch(OneServerPir(), **options)
     fetch = both.fetch(**options)
     stack.enter_context(fetch.others[0])
     return fetch
@@ -79,9 +80,9 @@ def test_a_number_that_only_one_server_names_is_not_taken(tmp_path):
     with pair(tmp_path, ONE, max_keys=3) as both, both.device() as device:
         state = both.service.publish(LAYOUT)
         with pytest.raises(InputError, match="not known to how many keys"):
-            PirFetch(OneServerPir())(device, state.published.id, KEYS)
+            QueryFetch(OneServerPir())(device, state.published.id, KEYS)
         assert posted(both) == []
-        found = PirFetch(OneServerPir(), max_keys={"row": 3})(device, state.published.id, KEYS)
+        found = QueryFetch(OneServerPir(), max_keys={"row": 3})(device, state.published.id, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
 
 
@@ -115,7 +116,7 @@ def test_terms_that_ask_for_too_much_cost_a_device_no_memory(
         state = both.service.publish(kh.Layout.of(zeros(w=(num_keys, 1)), rows), settings=settings)
         device = stack.enter_context(both.device(max_answer=max_answer))
         device.known(state.published.id)
-        path = f"/v1/rounds/{state.published.id}/tables/0/pir/{roles[0].delivery.scheme}"
+        path = f"/v1/rounds/{state.published.id}/tables/0/pir/{roles[0].delivery.about.path_name}"
         for url in both.urls:  # what it takes a service to make its table is not meant
             httpx.get(url + path, timeout=LONG).raise_for_status()
         fetch, peak = fetching(stack, both), 0
@@ -138,7 +139,8 @@ def test_messages_of_all_tables_together_are_within_what_a_device_takes(tmp_path
         settings = {"keys_per_client": {"word": 2, "neuron": 2}}
         state = both.service.publish(LAYOUTS["two key spaces"], settings=settings)
         lengths = [
-            TwoServerPir().lengths(both.params(state.published.id, place)) for place in (1, 2)
+            TwoServerPir().lengths(both.params(state.published.id, place).encode())
+            for place in (1, 2)
         ]
         limit = max(sum(each.query for each in lengths), sum(each.reply for each in lengths))
         fetch, keys = fetching(stack, both), {"word": [1], "neuron": [1]}

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from keyhole import tree
-from keyhole.delivery.pir.messages import REFUSAL
-from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
-from keyhole.device.private import PirFetch
+from keyhole.delivery.pir.one_server import OneServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
+from keyhole.device.private import QueryFetch
 from keyhole.device.take_part import Participant, keep_taking_part, take_part
 from keyhole.errors import IntegrityError, ServiceError, StaleError, TooLateError
 from keyhole.service.publishing import Publisher
 from keyhole.service.routes import WHOLE_BODY
+from keyhole.wire.http import REFUSAL
 from keyhole.wire.sockets import Clock
 from tests.delivery.pir.mutations import HEAD_BYTES, body_of, flipped, with_body
 from tests.helpers import LAYOUTS, assert_trees_equal
@@ -41,7 +42,7 @@ def proxy(both):
 def fetch(proxy):
     """Fetches through the proxy from the second server."""
     with second_device(f"http://127.0.0.1:{proxy.port}") as second:
-        yield PirFetch(TwoServerPir(), (second,))
+        yield QueryFetch(TwoServerPir(), (second,))
 
 
 def questions(both, starts):
@@ -113,7 +114,7 @@ def test_a_hint_goes_on_where_it_was_cut_and_is_fetched_again_if_damaged(tmp_pat
         state = both.service.publish(LAYOUT, settings=SETTINGS)
         with both.device(url=f"http://127.0.0.1:{proxy.port}") as device:
             proxy.arm(kind, at=70_000)  # far behind all that is not the hint
-            found = PirFetch(OneServerPir())(device, state.published.id, KEYS)
+            found = QueryFetch(OneServerPir())(device, state.published.id, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
         hints = [dict(s[4]) for s in both.recorders[0].seen if s[1].endswith("/hint")]
         assert len(hints) == 2
@@ -197,7 +198,7 @@ def test_a_lying_server_is_found_and_nothing_is_trained(tmp_path, liar):
         habit = Participant(
             lambda known: {"row": [4]},
             lambda known, fetched: pytest.fail("trained on a lie"),
-            PirFetch(TwoServerPir(), (second,)),
+            QueryFetch(TwoServerPir(), (second,)),
         )
         with both.device() as device, pytest.raises(IntegrityError):
             take_part(device, habit)
@@ -239,7 +240,7 @@ def no_training(second):
     return Participant(
         lambda known: KEYS,
         lambda known, fetched: pytest.fail("trained although the servers differ"),
-        PirFetch(TwoServerPir(), (second,)),
+        QueryFetch(TwoServerPir(), (second,)),
     )
 
 
@@ -273,7 +274,7 @@ def test_a_device_waits_for_a_second_server_that_is_behind(tmp_path):
             zero = Participant(
                 lambda known: KEYS,
                 lambda known, fetched: tree.map_leaves(np.zeros_like, fetched.model),
-                PirFetch(TwoServerPir(), (second,)),
+                QueryFetch(TwoServerPir(), (second,)),
             )
             taken = keep_taking_part(device, zero, rounds=1, on_miss=missed.append)
         assert (taken, len(missed)) == (1, 1)
@@ -302,5 +303,5 @@ def test_a_server_in_the_place_of_the_other_is_told_before_anything_is_sent(both
     starts = [len(recorder.seen) for recorder in both.recorders]
     first, second = (second_device(both.urls[server]) for server in servers)
     with first, second, pytest.raises(ServiceError, match="another server"):
-        PirFetch(TwoServerPir(), (second,))(first, state.published.id, KEYS)
+        QueryFetch(TwoServerPir(), (second,))(first, state.published.id, KEYS)
     assert questions(both, starts) == [[], []]

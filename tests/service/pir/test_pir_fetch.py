@@ -10,9 +10,10 @@ import pytest
 import keyhole as kh
 from keyhole import tree
 from keyhole.delivery.pir import two_server as batch
-from keyhole.delivery.pir.way import OneServerPir, TwoServerPir
+from keyhole.delivery.pir.one_server import OneServerPir
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.delivery.records import Coding
-from keyhole.device.private import PirFetch
+from keyhole.device.private import QueryFetch
 from keyhole.device.take_part import Participant, take_part
 from keyhole.errors import KeySpaceError, NotFoundError, ServiceError, StaleError
 from keyhole.service.access import Access, Keyring
@@ -76,7 +77,7 @@ def test_one_server_fetches_alike(tmp_path):
     layout = LAYOUTS["one parameter cut twice"]
     with pair(tmp_path, ONE) as both, both.device() as device:
         state = published(both, layout)
-        fetch = PirFetch(OneServerPir())
+        fetch = QueryFetch(OneServerPir())
         plain = device.fetch(state.published.id, keys_of(layout))
         for seed in (0, 1):
             plain = device.fetch(state.published.id, keys_of(layout, seed=seed))
@@ -170,8 +171,8 @@ def test_traffic_counts_what_every_server_sent_and_received(both, fetch):
     bodies = [len(s[3]) for r in both.recorders for s in r.seen if state.published.id in s[1]]
     assert traffic.bytes_up == sum(bodies)
     assert traffic.requests == 4
-    params = both.params(state.published.id, 0)
-    assert traffic.bytes_down == 2 * (len(params.encode()) + TwoServerPir().lengths(params).reply)
+    params = both.params(state.published.id, 0).encode()
+    assert traffic.bytes_down == 2 * (len(params) + TwoServerPir().lengths(params).reply)
 
 
 STASH = batch.batch_shape(40, 20_000).stash  # of up to forty keys of a client of `wide`
@@ -225,17 +226,17 @@ def test_a_second_service_that_asks_for_tokens_is_shown_its_own(tmp_path):
         token = ring.issue("device", "there", now=time.time(), seconds=60.0)
         with both.device() as device, second_device(both.urls[1], token=token) as second:
             assignment = device.check_in()
-            found = PirFetch(TwoServerPir(), (second,))(device, assignment, keys_of(layout))
+            found = QueryFetch(TwoServerPir(), (second,))(device, assignment, keys_of(layout))
             assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
             bearers = [{dict(s[4]).get(b"authorization") for s in r.seen} for r in both.recorders]
             assert f"Bearer {assignment.token}".encode() in bearers[0]
             assert not bearers[0] & bearers[1]
             state = published(both, layout)  # the second service is in a later round by now
             with pytest.raises(StaleError, match="second service"):
-                PirFetch(TwoServerPir(), (second,))(device, assignment, keys_of(layout))
+                QueryFetch(TwoServerPir(), (second,))(device, assignment, keys_of(layout))
 
 
 def test_a_service_without_private_retrieval_is_told(both):
     state = published(both, LAYOUTS["rows"])
     with both.device() as device, pytest.raises(NotFoundError):
-        PirFetch(OneServerPir())(device, state.published.id, keys_of(LAYOUTS["rows"]))
+        QueryFetch(OneServerPir())(device, state.published.id, keys_of(LAYOUTS["rows"]))

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from keyhole.delivery.pir.database import PirParams
-from keyhole.delivery.pir.messages import REFUSAL, seal
-from keyhole.delivery.pir.way import TwoServerPir
+from keyhole.delivery.pir.messages import seal
+from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.service.access import Access
 from keyhole.service.limits import Limits
-from keyhole.wire.private import ROLES, PirSettings, name_table
+from keyhole.wire.http import REFUSAL
+from keyhole.wire.private import QuerySettings, Role, name_table, role_named
 from tests.delivery.pir.mutations import HEAD_BYTES, body_of, flipped, resealed, with_body
 from tests.delivery.pir.schemes import two_server_zero_bits
 from tests.helpers import LONG
@@ -54,7 +55,7 @@ def test_two_replies_open_to_the_slices_that_were_asked_for(service):
     replies = [s.post(m) for s, m in zip((service, other), question.messages(), strict=True)]
     assert [reply.status_code for reply in replies] == [200, 200]
     assert {len(reply.content) for reply in replies} == {
-        TwoServerPir().lengths(service.params).reply
+        TwoServerPir().lengths(service.params.encode()).reply
     }
     assert {reply.headers["cache-control"] for reply in replies} == {"no-store"}
     found = question.decode([reply.content for reply in replies])
@@ -228,7 +229,7 @@ def blocked(service):
 def _passes(service):
     route = service.app._routes.find("POST", service.path().encode())[0]
     routes = route.handler.__self__
-    return [entry.task.result().passes for entry in routes.databases._entries.values()]
+    return [entry.task.result().passes for entry in routes.tables._entries.values()]
 
 
 async def wait_for(condition):
@@ -374,7 +375,7 @@ def test_whoever_leaves_before_the_answer_disturbs_nobody():
 
 
 def test_a_table_answers_as_many_queries_as_it_may_remember():
-    service = PirService(max_queries=2)
+    service = PirService(Role(TwoServerPir(max_queries=2), 0))
     answers = [service.post(service.query()) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 400]
     assert answers[2].content == REFUSAL
@@ -391,8 +392,7 @@ def test_settings_that_let_nobody_in_are_refused():
     for settings in (
         {"max_keys": 0},
         {"max_bytes": 0},
-        {"max_queries": 0},
         {"max_keys_of": {"word": 0}},
     ):
         with pytest.raises(Exception, match="let nobody in"):
-            PirSettings(ROLES["0"], **settings)
+            QuerySettings(role_named("0"), **settings)

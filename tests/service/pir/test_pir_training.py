@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from keyhole.delivery.pir.way import OneServerPir
-from keyhole.device.private import PirFetch
+from keyhole.delivery.pir.one_server import OneServerPir
+from keyhole.device.private import QueryFetch
 from keyhole.device.take_part import PopulationClient, take_part
 from keyhole.errors import TooLateError
 from keyhole.rounds.loop import start_run
@@ -64,7 +64,7 @@ def take_part_in(t, client, both, fetch):
 def test_devices_that_fetch_in_private_make_the_same_model(tmp_path, roles):
     plan = toy.make_plan(cohorts=Cohorts(len(toy.EXAMPLES), 2), keys_per_client={"feature": 8})
     with pair(tmp_path, roles) as both:
-        fetch = PirFetch(OneServerPir()) if roles is ONE else both.fetch()
+        fetch = QueryFetch(OneServerPir()) if roles is ONE else both.fetch()
         run = train_over(both, fetch, plan)
         assert both.metric(0, "keyhole_private_queries_total") == 2 * ROUNDS
         assert both.metric(0, "keyhole_keys_total") == 0  # no slice was asked for by its key

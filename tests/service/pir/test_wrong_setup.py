@@ -4,15 +4,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from keyhole.delivery.pir.way import TwoServerPir
-from keyhole.device.private import PirFetch
+from keyhole.delivery.pir.two_server import TwoServerPir
+from keyhole.device.private import QueryFetch
 from keyhole.device.take_part import Participant, keep_taking_part
 from keyhole.errors import ServiceError
 from keyhole.service.app import App
-from keyhole.service.private_routes import pir_routes
+from keyhole.service.private import query_routes
 from keyhole.service.relay import RelayApp
 from keyhole.service.transport import serving
-from keyhole.wire.private import ROLES, PirSettings
+from keyhole.wire.private import QuerySettings, role_named
 from tests.helpers import LAYOUTS
 from tests.service.pir.one_service import PirService
 from tests.service.pir.pair import second_device
@@ -24,7 +24,7 @@ LAYOUT = LAYOUTS["rows"]
 
 def answering(role, **settings):
     """Makes the routes of a server of private retrieval."""
-    return lambda rounds: [pir_routes(rounds, PirSettings(ROLES[role], **settings))]
+    return lambda rounds: [query_routes(rounds, QuerySettings(role_named(role), **settings))]
 
 
 def second_app(stack, first, extra):
@@ -58,7 +58,7 @@ def test_a_second_server_that_is_set_up_wrongly_ends_the_device_with_the_reason(
         habit = Participant(
             lambda known: {"row": [5, 2]},
             lambda known, fetched: pytest.fail("trained although nothing was fetched"),
-            PirFetch(TwoServerPir(), (other,)),
+            QueryFetch(TwoServerPir(), (other,)),
         )
         missed = []
         with pytest.raises(ServiceError, match="not set up alike") as caught:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.delivery.relay.batches import (
+from keyhole.delivery.relay.gateway import (
     decode_answers,
     decode_requests,
     encode_answers,

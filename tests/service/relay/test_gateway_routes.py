@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from keyhole.delivery.relay.batches import (
+from keyhole.delivery.relay.binary_http import BinaryRequest, decode_response, encode_request
+from keyhole.delivery.relay.client import slice_path, slice_reply_bytes
+from keyhole.delivery.relay.gateway import (
     ANSWERS_TYPE,
+    ERROR_BYTES,
+    PROBLEM,
     REQUESTS_TYPE,
     decode_answers,
     encode_requests,
 )
-from keyhole.delivery.relay.binary_http import BinaryRequest, decode_response, encode_request
-from keyhole.delivery.relay.client import slice_path, slice_reply_bytes
-from keyhole.delivery.relay.gateway import ERROR_BYTES, PROBLEM
 from keyhole.delivery.relay.ohttp import (
     REQUEST_TYPE,
     GatewayKey,

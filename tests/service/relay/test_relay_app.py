@@ -8,16 +8,16 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from keyhole.delivery.relay.batches import (
+from keyhole.delivery.relay.binary_http import BinaryRequest, decode_response, encode_request
+from keyhole.delivery.relay.client import slice_path
+from keyhole.delivery.relay.gateway import (
     ANSWERS_TYPE,
+    PROBLEM,
     REQUESTS_TYPE,
     decode_answers,
     encode_answers,
     encode_requests,
 )
-from keyhole.delivery.relay.binary_http import BinaryRequest, decode_response, encode_request
-from keyhole.delivery.relay.client import slice_path
-from keyhole.delivery.relay.gateway import PROBLEM
 from keyhole.delivery.relay.ohttp import REQUEST_TYPE, GatewayKey, open_response, seal_request
 from keyhole.device.relayed import RelayedFetch
 from keyhole.errors import ServiceError

@@ -6,7 +6,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.crypto.hpke import PrivateKey
-from keyhole.delivery.relay.batches import encode_answers
+from keyhole.delivery.relay.gateway import encode_answers
 from keyhole.delivery.relay.ohttp import GatewayKey, encode_configs
 from keyhole.device import relayed as relayed_fetch
 from keyhole.errors import DamageError, InputError, KeySpaceError, ServiceError, TooLateError

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
 from keyhole.crypto.codec import read_facts
-from keyhole.errors import InputError, ShapeError
+from keyhole.delivery.base import PublicTable, making_seconds
+from keyhole.errors import InputError, ShapeError, StaleError
+from keyhole.pricing import Speeds, Workload
 
 Scheme: TypeAlias = Literal["one-server", "two-server"]
 """How slices are retrieved."""
@@ -76,6 +78,21 @@ class PirParams:
         """32 bytes that stand for all of it in every message."""
         return sha256(self.encode()).digest()
 
+    def public(self, scheme: Scheme) -> PublicTable:
+        """Returns what they say of a table that is retrieved from by a scheme.
+
+        Raises:
+            StaleError: they are of another one.
+        """
+        if self.scheme != scheme:
+            raise StaleError(
+                "params of another scheme of private retrieval",
+                got=self.scheme,
+                allowed=scheme,
+                fix="check the URLs of the servers",
+            )
+        return PublicTable(self.round, self.num_keys, self.record_bytes, self.max_keys)
+
     def encode(self) -> bytes:
         """Returns the params as a client fetches them."""
         return _FORM.pack(
@@ -96,6 +113,11 @@ class PirParams:
             MalformedError: they are not params of this version.
         """
         return read_facts(data, "params of private retrieval", _unpack)
+
+
+def numbers_only(scheme: Scheme, num_keys: int, record_bytes: int, max_keys: int) -> PirParams:
+    """Params of public numbers alone; names and digests do not change a length."""
+    return PirParams(scheme, bytes(16), num_keys, record_bytes, max_keys, bytes(32))
 
 
 def _unpack(data: bytes) -> PirParams:
@@ -294,3 +316,14 @@ def check_server(scheme: Scheme, database: Database, params: PirParams, server: 
             allowed=f"server 0 or 1, params_of these {database.num_keys} slices",
             fix="make the params with params_of(database, max_keys)",
         )
+
+
+def tagging_seconds(load: Workload, speeds: Speeds) -> float:
+    """CPU seconds for all slices, and a table of them with a tag for each."""
+    tags = load.num_keys * speeds.tag_seconds + load.table_bytes / speeds.tagging
+    return making_seconds(load, speeds) + tags
+
+
+def replying_seconds(load: Workload, speeds: Speeds, rows: int) -> float:
+    """CPU seconds for putting rows into the reply of each client, and the check of its frame."""
+    return load.cohort * rows * (load.slice_bytes + TAG_BYTES) / speeds.reply

@@ -1,18 +1,10 @@
-"""Frames: what stands around every query and reply, and how a message is refused.
+"""Frames queries and replies, checks what arrives, and remembers what was answered.
 
 A frame is a head (what it is, for or from which server, of which round, under which params), a body
 whose length follows from the params, and a check over all of it. What arrives is compared with the
 one length it can have, then with its check, then with the params, before its content is looked at.
-Whatever is wrong, a server answers with the same bytes. The body of a reply begins with the check
-of the query that it answers: an old reply does not pass for that to a new query.
-
-The check finds damage. It does not stop a forger: that is what TLS is for.
-
-What a server has answered: so that no query is answered twice.
-
-What every scheme of private retrieval offers, whatever happens inside.
-
-Questions whose answer is the XOR of two replies: what the client keeps and how it opens them.
+The body of a reply begins with the check of the query that it answers: an old reply does not pass
+for that to a new query. The check finds damage. It does not stop a forger: that is what TLS is for.
 
 Every row of a reply is checked, that of padding too: it is the row of a key that the client drew.
 Were padding not checked, a server that changes one row and sees whether the client fails would
@@ -36,10 +28,8 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.once import Once
-from keyhole.delivery.exchange import Retrieved
 from keyhole.delivery.pir.database import PirParams, tags_of
-from keyhole.errors import IntegrityError, MalformedError, ReplayError, StaleError
+from keyhole.errors import InputError, IntegrityError, MalformedError, ReplayError, StaleError
 
 FrameKind: TypeAlias = Literal["query", "reply"]
 Body: TypeAlias = bytes | bytearray | memoryview
@@ -57,9 +47,6 @@ FRAME_BYTES = _HEAD.size + CHECK_BYTES
 
 REPLY_BYTES = FRAME_BYTES + CHECK_BYTES
 """What a reply adds to its rows: a frame, and the check of its query."""
-
-REFUSAL = _MAGIC + bytes([3]) + bytes(FRAME_BYTES - 5)
-"""The answer to every message that cannot be used: it does not tell why."""
 
 
 def seal(kind: FrameKind, params: PirParams, server: int, *body: Body) -> bytes:
@@ -195,6 +182,10 @@ class AnsweredQueries:
     """
 
     def __init__(self, limit: int = MAX_QUERIES) -> None:
+        if limit < 1:
+            raise InputError(
+                "a table that answers nobody", got=limit, allowed="1 or more", fix="raise it"
+            )
         self._limit = limit
         self._claimed: set[bytes] = set()
         self._fresh: set[bytes] = set()
@@ -287,6 +278,39 @@ class PirServer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PirParty:
+    """A server of a table as services know it, a `SelectServer`: params are bytes.
+
+    Args:
+        server: what answers.
+        place: of the server among all.
+        query_bytes: the one length that a query can have.
+    """
+
+    server: PirServer
+    place: int
+    query_bytes: int
+
+    @property
+    def params(self) -> bytes:
+        """Implements `SelectServer.params`."""
+        return self.server.params.encode()
+
+    @property
+    def hint(self) -> bytes:
+        """Implements `SelectServer.hint`."""
+        return self.server.hint
+
+    def check(self, query: bytes) -> None:
+        """Implements `SelectServer.check`."""
+        unseal(query, "query", self.server.params, self.place, self.query_bytes - FRAME_BYTES)
+
+    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
+        """Implements `SelectServer.answer`."""
+        return self.server.answer(queries)
+
+
 @dataclass(frozen=True, repr=False)
 class Wanted:
     """What a client asked for and where in the replies it will be.
@@ -302,59 +326,6 @@ class Wanted:
     def __repr__(self) -> str:
         """Keys are private: printing shows how many queries there are, padding included."""
         return f"Wanted({len(self.keys)} queries)"
-
-
-class XorQuery:
-    """One query to two servers, for one use.
-
-    Args:
-        params: under which it is asked.
-        messages: one for each server.
-        wanted: what for.
-    """
-
-    def __init__(self, params: PirParams, messages: tuple[bytes, bytes], wanted: Wanted) -> None:
-        self._params = params
-        self._checks = [check_of(message) for message in messages]
-        self._messages = Once(messages, "messages")
-        self._wanted = Once(wanted, "replies")
-        self._num_slots = len(wanted.keys)
-
-    def __repr__(self) -> str:
-        """Keys are private: printing shows what everybody sees."""
-        return f"XorQuery({self._num_slots} queries to each of 2 servers)"
-
-    def messages(self) -> tuple[bytes, bytes]:
-        """One message for each server; see `Query`."""
-        return self._messages.take()
-
-    def decode(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the slices; see `Query`. Replies that are none do not use the question up."""
-        self._wanted.peek()
-        one, other = self._read(replies)
-        wanted = self._wanted.take()
-        opened = check_tags(self._params, wanted.keys, one ^ other)
-        is_found = wanted.slots >= 0
-        records = opened[wanted.slots]
-        records[~is_found] = 0
-        return Retrieved(records, is_found)
-
-    def _read(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
-        """The rows of two replies, (num_slots, row_bytes) each."""
-        if len(replies) != 2:
-            raise MalformedError(
-                "replies of some servers only",
-                got=f"{len(replies)} replies",
-                allowed="2, in the order of the messages",
-                fix="wait for both servers",
-            )
-        shape = self._num_slots, self._params.row_bytes
-        length = self._num_slots * self._params.row_bytes
-        bodies = [
-            unseal_reply(reply, check, self._params, server, length)
-            for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
-        ]
-        return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]
 
 
 def check_tags(params: PirParams, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -26,21 +26,44 @@ shows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keyhole.arrays import KeyArray
 from keyhole.crypto.once import Once, distinct_keys
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.exchange import Retrieved
-from keyhole.delivery.pir.database import Database, PirParams, check_scheme, plain_params
+from keyhole.delivery.base import (
+    WHO_TAKES_PART,
+    Delivered,
+    DeliveryAbout,
+    Lengths,
+    Price,
+    PrivateTable,
+    PublicTable,
+    Retrieved,
+)
+from keyhole.delivery.exchange import deliver_by_queries
+from keyhole.delivery.pir.database import (
+    Database,
+    PirParams,
+    Scheme,
+    check_scheme,
+    numbers_only,
+    plain_params,
+    replying_seconds,
+    rows_bytes,
+    tagging_seconds,
+)
 from keyhole.delivery.pir.lwe import (
     BLOCK,
     DIMENSION,
     HINT_HEAD_BYTES,
+    WORD_BYTES,
     Columns,
     LweShape,
     Opening,
@@ -54,6 +77,7 @@ from keyhole.delivery.pir.messages import (
     MAX_QUERIES,
     REPLY_BYTES,
     AnsweredQueries,
+    PirParty,
     Wanted,
     check_of,
     check_tags,
@@ -62,11 +86,29 @@ from keyhole.delivery.pir.messages import (
     unseal,
     unseal_reply,
 )
+from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import InputError, MalformedError, StaleError
+from keyhole.pricing import Speeds, Workload
+
+if TYPE_CHECKING:
+    from keyhole.server.state import ServerState
 
 _MAGIC = b"KHH1" + bytes(4)
 _SERVER = 0
+_SCHEME: Scheme = "one-server"
+_ONLY = "server"
 _PASS = 1024  # keys: more of them are no faster in one pass, and take more memory
+
+_ABOUT = DeliveryAbout(
+    name="pir-one-server",
+    title="PIR, one server",
+    leaks=MappingProxyType({_ONLY: WHO_TAKES_PART}),
+    rests_on="Learning with errors is hard for dimension 1,024 and modulus 2^32.",
+    is_private=True,
+    basis="cryptography",
+    route="queries",
+    wire_name=_SCHEME,
+)
 
 
 def query_bytes(params: PirParams) -> int:
@@ -91,7 +133,7 @@ def hint_of(database: Database, max_keys: int) -> bytes:
         8 bytes of magic, the 32 of the table's digest, then (r, 1024, row_bytes) words of 32 bits,
         little-endian: the transpose of D A, one slice of the columns after the other.
     """
-    shape = LweShape.of(plain_params("one-server", database, max_keys))
+    shape = LweShape.of(plain_params(_SCHEME, database, max_keys))
     seed = matrix_seed(database.round, shape)
     product = Columns(database, shape).product(public_matrix(seed, shape.columns), DIMENSION)
     words = np.ascontiguousarray(product.transpose(1, 0, 2), "<u4")
@@ -107,7 +149,7 @@ def params_of(database: Database, max_keys: int, hint: bytes | None = None) -> P
         hint: of this table, from `hint_of`; computed if None, which takes the longest of all.
     """
     hint = hint_of(database, max_keys) if hint is None else hint
-    plain = plain_params("one-server", database, max_keys)
+    plain = plain_params(_SCHEME, database, max_keys)
     return replace(plain, database=sha256(hint).digest())
 
 
@@ -125,7 +167,7 @@ class OneServerClient:
     """
 
     def __init__(self, params: PirParams, hint: bytes) -> None:
-        check_scheme(params, "one-server")
+        check_scheme(params, _SCHEME)
         self.params = params
         self._shape = LweShape.of(params)
         self._hint = _read_hint(hint, params, self._shape)
@@ -202,7 +244,7 @@ class OneServer:
         hint: bytes | None = None,
         max_queries: int = MAX_QUERIES,
     ) -> None:
-        check_scheme(params, "one-server")
+        check_scheme(params, _SCHEME)
         self.hint = hint_of(database, params.max_keys) if hint is None else hint
         if params != params_of(database, params.max_keys, self.hint):
             raise InputError(
@@ -280,3 +322,75 @@ def _read_reply(replies: Sequence[bytes], asked: bytes, params: PirParams) -> Wo
     body = unseal_reply(replies[0], asked, params, _SERVER, reply_bytes(params) - REPLY_BYTES)
     words = np.frombuffer(body, "<u4").astype(np.uint32, copy=False)
     return words.reshape(params.max_keys, -1, params.row_bytes)
+
+
+@dataclass(frozen=True)
+class OneServerPir:
+    """Retrieves from one server, by learning with errors.
+
+    Args:
+        keys_per_client: key space -> the most keys that a client may ask for; public.
+        coding: of the cut parts.
+        max_queries: that the server of a table answers and remembers; see `AnsweredQueries`.
+    """
+
+    keys_per_client: Mapping[str, int] = field(default_factory=dict)
+    coding: Coding = PLAIN
+    max_queries: int = MAX_QUERIES
+    about: DeliveryAbout = field(default=_ABOUT, init=False, repr=False)
+
+    def for_run(
+        self, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
+    ) -> OneServerPir:
+        """Implements `Delivery.for_run`."""
+        return replace(self, keys_per_client=keys_per_client)
+
+    def open(self, table: PrivateTable) -> tuple[PirParty, ...]:
+        """Implements `QueryDelivery.open`."""
+        database = Database.of(table.name, table.records)
+        hint = hint_of(database, table.max_keys)
+        params = params_of(database, table.max_keys, hint)
+        server = OneServer(database, params, hint, self.max_queries)
+        return (PirParty(server, _SERVER, query_bytes(params)),)
+
+    def client(self, params: bytes, hint: bytes = b"") -> OneServerClient:
+        """Implements `QueryDelivery.client`."""
+        return OneServerClient(PirParams.decode(params), hint)
+
+    def read_params(self, params: bytes) -> PublicTable:
+        """Implements `QueryDelivery.read_params`."""
+        return PirParams.decode(params).public(_SCHEME)
+
+    def lengths(self, params: bytes) -> Lengths:
+        """Implements `QueryDelivery.lengths`."""
+        shape = LweShape.of(PirParams.decode(params))
+        return Lengths(shape.query_bytes, shape.reply_bytes, shape.hint_bytes)
+
+    def held_bytes(self, num_keys: int, record_bytes: int, max_keys: int) -> int:
+        """Implements `QueryDelivery.held_bytes`: rows and the hint."""
+        shape = LweShape.of(numbers_only(_SCHEME, num_keys, record_bytes, max_keys))
+        return rows_bytes(num_keys, record_bytes) + shape.hint_bytes
+
+    def price(self, load: Workload, speeds: Speeds) -> Price:
+        """Prices the messages and the hint; params, HTTP and TLS are not counted."""
+        numbers = load.num_keys, load.slice_bytes, load.keys_per_client
+        shape = LweShape.of(numbers_only(_SCHEME, *numbers))
+        m, table = load.keys_per_client, rows_bytes(load.num_keys, load.slice_bytes)
+        seconds = speeds.lwe_seconds(table, load.cohort * m)
+        seconds += replying_seconds(load, speeds, m * shape.slices_per_column * WORD_BYTES)
+        return Price(
+            self.about,
+            shape.hint_bytes + shape.reply_bytes + load.broadcast_bytes,
+            shape.query_bytes,
+            {_ONLY: seconds},
+            # Masks of queries, and of the rows that are opened.
+            m * DIMENSION * (shape.columns + shape.row_bytes) / speeds.lwe_products,
+            self.held_bytes(*numbers),
+            load.num_keys,
+            {_ONLY: tagging_seconds(load, speeds) + table / speeds.lwe_hint},
+            requests=3,
+        )
+
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
+        """Implements `Delivery.deliver`."""
+        return deliver_by_queries(self, self.keys_per_client, state, keys, self.coding)

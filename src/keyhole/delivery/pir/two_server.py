@@ -1,13 +1,9 @@
-"""The batch of point queries that fetches many keys: a small one in every bucket, and a stash.
-
-What it looks like follows from the params. A client puts each of its keys into one query of it, and
-a random key into every query that is left: what comes back for that one can be checked too.
-
-Private retrieval from two servers: point functions over cuckoo buckets.
+"""Retrieves in private from two servers: point functions over cuckoo buckets.
 
 A client shares one point a bucket, and one a stash query, between both servers; each XORs the rows
 that its share selects, and the XOR of both replies is the row of the point. What is sent is the
-number of queries times a row, whatever the number of rows.
+number of queries times a row, whatever the number of rows. A client puts each of its keys into one
+query of the batch, and a random key into every query that is left.
 
 Hidden: which keys a client asks for and how many, from each server, for any number of colluding
 clients, if both servers do not collude and AES under a fixed key is a circular correlation-robust
@@ -23,8 +19,10 @@ together, the time that a client's work takes, and a table that was wrong from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,28 +37,69 @@ from keyhole.crypto.dpf import (
     expand,
     share_from_roots,
 )
-from keyhole.crypto.once import distinct_keys
+from keyhole.crypto.once import Once, distinct_keys
 from keyhole.crypto.prg import SEED_BYTES, Prg
+from keyhole.delivery.base import (
+    WHO_TAKES_PART,
+    Delivered,
+    DeliveryAbout,
+    Lengths,
+    Price,
+    PrivateTable,
+    PublicTable,
+    Retrieved,
+)
+from keyhole.delivery.exchange import deliver_by_queries
 from keyhole.delivery.pir.database import (
+    TAG_BYTES,
     Database,
     PirParams,
+    Scheme,
     check_scheme,
     check_server,
+    numbers_only,
     plain_params,
+    replying_seconds,
+    rows_bytes,
+    tagging_seconds,
 )
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     MAX_QUERIES,
     REPLY_BYTES,
     AnsweredQueries,
+    PirParty,
     Wanted,
-    XorQuery,
+    check_of,
+    check_tags,
     seal,
     seal_reply,
     unseal,
+    unseal_reply,
 )
 from keyhole.delivery.pir.scan import scan_buckets, scan_rows
-from keyhole.errors import InputError
+from keyhole.delivery.records import PLAIN, Coding, Demand
+from keyhole.errors import InputError, MalformedError
+from keyhole.pricing import Speeds, Workload
+
+if TYPE_CHECKING:
+    from keyhole.server.state import ServerState
+
+_FIRST, _SECOND = "first server", "second server"
+_SCHEME: Scheme = "two-server"
+
+_ABOUT = DeliveryAbout(
+    name="pir",
+    title="PIR, two servers",
+    leaks=MappingProxyType({_FIRST: WHO_TAKES_PART, _SECOND: WHO_TAKES_PART}),
+    rests_on="The two servers do not work together; AES under a fixed key hides seeds.",
+    servers=2,
+    is_private=True,
+    basis="no collusion",
+    route="queries",
+    connects_to=("second",),
+    wire_name=_SCHEME,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,7 +206,7 @@ class Batch:
 
 def params_of(database: Database, max_keys: int) -> PirParams:
     """Returns the params of a table; `max_keys` beyond its rows are as many as it has."""
-    return plain_params("two-server", database, max_keys)
+    return plain_params(_SCHEME, database, max_keys)
 
 
 def query_bytes(params: PirParams) -> int:
@@ -178,6 +217,59 @@ def query_bytes(params: PirParams) -> int:
 def reply_bytes(params: PirParams) -> int:
     """Of one reply of one server."""
     return REPLY_BYTES + Batch.of(params).num_queries * params.row_bytes
+
+
+class XorQuery:
+    """One query to two servers, for one use.
+
+    Args:
+        params: under which it is asked.
+        messages: one for each server.
+        wanted: what for.
+    """
+
+    def __init__(self, params: PirParams, messages: tuple[bytes, bytes], wanted: Wanted) -> None:
+        self._params = params
+        self._checks = [check_of(message) for message in messages]
+        self._messages = Once(messages, "messages")
+        self._wanted = Once(wanted, "replies")
+        self._num_slots = len(wanted.keys)
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows what everybody sees."""
+        return f"XorQuery({self._num_slots} queries to each of 2 servers)"
+
+    def messages(self) -> tuple[bytes, bytes]:
+        """One message for each server; see `Query`."""
+        return self._messages.take()
+
+    def decode(self, replies: Sequence[bytes]) -> Retrieved:
+        """Returns the slices; see `Query`. Replies that are none do not use the question up."""
+        self._wanted.peek()
+        one, other = self._read(replies)
+        wanted = self._wanted.take()
+        opened = check_tags(self._params, wanted.keys, one ^ other)
+        is_found = wanted.slots >= 0
+        records = opened[wanted.slots]
+        records[~is_found] = 0
+        return Retrieved(records, is_found)
+
+    def _read(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
+        """The rows of two replies, (num_slots, row_bytes) each."""
+        if len(replies) != 2:
+            raise MalformedError(
+                "replies of some servers only",
+                got=f"{len(replies)} replies",
+                allowed="2, in the order of the messages",
+                fix="wait for both servers",
+            )
+        shape = self._num_slots, self._params.row_bytes
+        length = self._num_slots * self._params.row_bytes
+        bodies = [
+            unseal_reply(reply, check, self._params, server, length)
+            for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
+        ]
+        return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]
 
 
 class TwoServerClient:
@@ -191,7 +283,7 @@ class TwoServerClient:
     """
 
     def __init__(self, params: PirParams) -> None:
-        check_scheme(params, "two-server")
+        check_scheme(params, _SCHEME)
         self.params = params
         self._batch = Batch.of(params)
 
@@ -234,7 +326,7 @@ class TwoServer:
     def __init__(
         self, database: Database, params: PirParams, server: int, max_queries: int = MAX_QUERIES
     ) -> None:
-        check_server("two-server", database, params, server)
+        check_server(_SCHEME, database, params, server)
         self.params = params
         self.hint = b""
         self._rows = database.rows
@@ -309,3 +401,85 @@ def _expand_all(
     """The shares of all queries, (queries, points, bytes)."""
     both = zip(keys, nonces, strict=True)
     return np.stack([expand(some, domain, nonce) for some, nonce in both])
+
+
+@dataclass(frozen=True)
+class TwoServerPir:
+    """Retrieves from two servers that do not collude, by shared point functions.
+
+    Args:
+        keys_per_client: key space -> the most keys that a client may ask for; public.
+        coding: of the cut parts.
+        max_queries: that a server of a table answers and remembers; see `AnsweredQueries`.
+    """
+
+    keys_per_client: Mapping[str, int] = field(default_factory=dict)
+    coding: Coding = PLAIN
+    max_queries: int = MAX_QUERIES
+    about: DeliveryAbout = field(default=_ABOUT, init=False, repr=False)
+
+    def for_run(
+        self, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
+    ) -> TwoServerPir:
+        """Implements `Delivery.for_run`."""
+        return replace(self, keys_per_client=keys_per_client)
+
+    def open(self, table: PrivateTable) -> tuple[PirParty, ...]:
+        """Implements `QueryDelivery.open`."""
+        database = Database.of(table.name, table.records)
+        params = params_of(database, table.max_keys)
+        made = [TwoServer(database, params, at, self.max_queries) for at in (0, 1)]
+        return tuple(PirParty(each, at, query_bytes(params)) for at, each in enumerate(made))
+
+    def client(self, params: bytes, hint: bytes = b"") -> TwoServerClient:
+        """Implements `QueryDelivery.client`; there is no hint."""
+        return TwoServerClient(PirParams.decode(params))
+
+    def read_params(self, params: bytes) -> PublicTable:
+        """Implements `QueryDelivery.read_params`."""
+        return PirParams.decode(params).public(_SCHEME)
+
+    def lengths(self, params: bytes) -> Lengths:
+        """Implements `QueryDelivery.lengths`."""
+        read = PirParams.decode(params)
+        return Lengths(query_bytes(read), reply_bytes(read))
+
+    def held_bytes(self, num_keys: int, record_bytes: int, max_keys: int) -> int:
+        """Implements `QueryDelivery.held_bytes`: rows, and the list of buckets."""
+        batch = Batch.of(numbers_only(_SCHEME, num_keys, record_bytes, max_keys))
+        buckets = batch.placement.members_bytes if batch.placement else 0
+        return rows_bytes(num_keys, record_bytes) + buckets
+
+    def price(self, load: Workload, speeds: Speeds) -> Price:
+        """Prices the messages to both servers; params, HTTP and TLS are not counted."""
+        params = numbers_only(_SCHEME, load.num_keys, load.slice_bytes, load.keys_per_client)
+        batch = Batch.of(params)
+        table = rows_bytes(load.num_keys, load.slice_bytes)
+        building, hashes = tagging_seconds(load, speeds), 0
+        if batch.placement is not None:
+            hashes = batch.placement.num_hashes
+            building += load.num_keys * speeds.place_seconds
+        seconds = speeds.scan_seconds(table, load.cohort * batch.shape.stash)
+        seconds += speeds.bucket_seconds(hashes * table, load.cohort)
+        seconds += load.cohort * (hashes + batch.shape.stash) * load.num_keys / speeds.expand
+        seconds += load.cohort * speeds.read_seconds + replying_seconds(
+            load, speeds, batch.num_queries
+        )
+        client = speeds.ask_seconds + batch.num_queries * speeds.share_seconds
+        # Adding up the replies of both, and checking tags.
+        client += 2 * batch.num_queries * (load.slice_bytes + TAG_BYTES) / speeds.opening
+        return Price(
+            self.about,
+            2 * reply_bytes(params) + load.broadcast_bytes,
+            2 * query_bytes(params),
+            {_FIRST: seconds, _SECOND: seconds},
+            client,
+            self.held_bytes(load.num_keys, load.slice_bytes, load.keys_per_client),
+            load.num_keys,
+            {_FIRST: building, _SECOND: building},
+            requests=2,
+        )
+
+    def deliver(self, state: ServerState, keys: Demand) -> Delivered:
+        """Implements `Delivery.deliver`."""
+        return deliver_by_queries(self, self.keys_per_client, state, keys, self.coding)

@@ -15,9 +15,13 @@ sent them. How much that hides depends on how many clients are mixed: alone, a c
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
+
+import numpy as np
 
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.once import ReplayWindow
@@ -35,7 +39,14 @@ from keyhole.delivery.relay.ohttp import (
     open_request,
     seal_response,
 )
-from keyhole.errors import InputError, KeyholeError, MalformedError, ReplayError, ServiceError
+from keyhole.errors import (
+    InputError,
+    KeyholeError,
+    MalformedError,
+    ReplayError,
+    ServiceError,
+    TooLargeError,
+)
 
 PROBLEM_STATUS = 400
 PROBLEM_TYPE = "application/problem+json"
@@ -270,3 +281,81 @@ class Relay:
         """
         mixed = mix(batches, self._prg)
         return mixed.hand_back(self._forward(mixed.requests))
+
+
+REQUESTS_TYPE = "application/vnd.keyhole.ohttp-requests"
+ANSWERS_TYPE = "application/vnd.keyhole.ohttp-answers"
+
+_REQUESTS, _ANSWERS = b"KHB1", b"KHB2"
+_HEAD = struct.Struct("<4sI")
+HEAD_BYTES = _HEAD.size
+LENGTH_BYTES = 4
+"""What stands before each answer."""
+
+
+def encode_requests(requests: Sequence[bytes]) -> bytes:
+    """Returns a batch of requests, one or more, of one length.
+
+    Raises:
+        MalformedError: their lengths differ, or there are none.
+    """
+    lengths = {len(request) for request in requests}
+    if len(lengths) != 1:
+        raise _malformed(f"requests of {len(lengths)} lengths")
+    return _HEAD.pack(_REQUESTS, *lengths) + b"".join(requests)
+
+
+def decode_requests(body: bytes, limit: int) -> list[bytes]:
+    """Returns the requests of a batch.
+
+    Args:
+        body: as it arrived.
+        limit: how many it may hold.
+
+    Raises:
+        MalformedError: it is not a batch of whole requests.
+        TooLargeError: it holds more than `limit`.
+    """
+    magic, length = _HEAD.unpack_from(body) if len(body) >= HEAD_BYTES else (b"", 0)
+    count, rest = divmod(len(body) - HEAD_BYTES, length) if length else (0, 0)
+    if magic != _REQUESTS or count < 1 or rest:
+        raise _malformed(f"{len(body)} bytes")
+    if count > limit:
+        raise TooLargeError(
+            "too many requests in one batch",
+            got=f"{count} requests",
+            allowed=f"{limit}",
+            fix="send fewer at a time",
+        )
+    return [body[at : at + length] for at in range(HEAD_BYTES, len(body), length)]
+
+
+def encode_answers(answers: Sequence[bytes]) -> bytes:
+    """Returns the answers to a batch, in the order of its requests."""
+    lengths = np.array([len(answer) for answer in answers], "<u4").tobytes()
+    return b"".join([_HEAD.pack(_ANSWERS, len(answers)), lengths, *answers])
+
+
+def decode_answers(body: bytes, count: int) -> list[bytes]:
+    """Returns the answers to a batch of `count` requests.
+
+    Raises:
+        MalformedError: these are not as many answers.
+    """
+    start = HEAD_BYTES + LENGTH_BYTES * count
+    if len(body) < start or _HEAD.unpack_from(body) != (_ANSWERS, count):
+        raise _malformed(f"{len(body)} bytes")
+    lengths = np.frombuffer(body, "<u4", count, HEAD_BYTES).tolist()
+    ends = list(accumulate(lengths, initial=start))
+    if ends[-1] != len(body):
+        raise _malformed(f"{len(body)} bytes")
+    return [body[end - length : end] for end, length in zip(ends[1:], lengths, strict=True)]
+
+
+def _malformed(got: str) -> MalformedError:
+    return MalformedError(
+        "this is not a batch of sealed messages",
+        got=got,
+        allowed="a batch as docs/wire.md describes it",
+        fix="check that all sides are of one version",
+    )

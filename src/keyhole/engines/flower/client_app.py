@@ -178,7 +178,7 @@ def participant_for(
 
 def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
     from keyhole.delivery import delivery_named
-    from keyhole.device.fetching import fetch_by
+    from keyhole.device.take_part import fetch_by
 
     if call.delivery not in fetched_names():
         raise InputError(
