@@ -96,6 +96,19 @@ NAMED_ELSEWHERE = {
     },
 }
 
+# What files of service/ and device/ may import of delivery/: what moves bytes for any delivery.
+FOR_ANY_DELIVERY = {
+    "keyhole.delivery",
+    "keyhole.delivery.base",
+    "keyhole.delivery.clear",  # defaults
+    "keyhole.delivery.exchange",
+    "keyhole.delivery.records",
+    "keyhole.delivery.sources",
+}
+
+# Oblivious HTTP is HTTP by nature: its halves that move requests.
+HTTP_OF_THE_RELAY = {"device/relayed.py", "service/gateway.py", "service/relay.py"}
+
 # Questions for a way's class: file and class.
 ASKED_FOR = set()
 
@@ -211,6 +224,16 @@ def test_services_and_devices_carry_the_bytes_of_any_sum():
     carriers = [m for m in BESIDE_INIT if package_of(m.name) in ("device", "service", "wire")]
     known = {name for module in carriers for name in IMPORTS[module.name]}
     assert {name for name in known if package_of(name) == "aggregation"} == OF_ALL_SUMS
+
+
+def test_services_and_devices_move_bytes_for_any_delivery():
+    knowing = set()
+    for module in MODULES:
+        if module.path.startswith(("service/", "device/")):
+            used = {name for name in IMPORTS[module.name] if name.startswith("keyhole.delivery")}
+            if used - FOR_ANY_DELIVERY:
+                knowing.add(module.path)
+    assert knowing == HTTP_OF_THE_RELAY
 
 
 def test_the_architecture_page_has_every_folder_from_the_top():

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli.options import json_option
+from keyhole.cli.options import GroupedOption, NameOr, json_option
 from keyhole.delivery import delivery_names
 from keyhole.planner.planner import TRUSTS, Trust
 from keyhole.pricing import Workload
@@ -249,7 +249,8 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
 )
 @click.option(
     "--delivery",
-    type=click.Choice(delivery_names()),
+    cls=GroupedOption,
+    type=NameOr(delivery_names),
     help="Check this one: a private one that sends more than the whole model is refused.",
 )
 @click.option("--force", is_flag=True, help="With --delivery: do not refuse it.")
@@ -297,6 +298,8 @@ def plan(
     )
     fleet, machine = fleet_of(servers), _machine(calibrate)
     prices = price_all(need, machine)
+    if delivery is not None and ":" in delivery:  # one's own
+        prices = (*prices, price_of(delivery, need, machine))
     chosen = {asked: best(prices, need, asked) for asked in ([trust] if trust else TRUSTS)}
     if as_json:
         counted = {} if fleet is None else fleet_as_json(need, fleet, prices, own)

@@ -153,8 +153,12 @@ def _pir_settings(options: Mapping[str, Any]) -> QuerySettings:
     from keyhole.wire.private import QuerySettings, role_named
 
     by_table = dict(_pair(text) for text in options["pir_keys"])
+    try:
+        role = role_named(options["pir"])
+    except InputError as error:
+        raise click.BadParameter(str(error), param_hint="--pir") from error
     return QuerySettings(
-        role_named(options["pir"]),
+        role,
         max_keys=by_table.pop("", None),
         max_keys_of=by_table,
         max_bytes=(options["pir_memory_mb"] or _MEMORY_MB) << 20,
