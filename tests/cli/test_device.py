@@ -167,7 +167,7 @@ def test_a_device_says_once_that_it_waits_and_why_it_missed_a_round(capsys):
     ):
         _take_part(made, Device.fetch, options, Notices())
     first, second = capsys.readouterr().err.splitlines()
-    why = "this device is not in the cohort of round 7, or has sent its update"
+    why = "this device is not in the cohort of round 7, or sent its update before this start"
     assert first == f"{why}, asking again in 4.3 s"
     assert second.startswith("missed a round: the round is over: got 1")
 

@@ -9,11 +9,12 @@ import time
 
 import pytest
 
-from keyhole.cli.train import _log_arrivals
+from keyhole.cli.screen import WaitingNotice
 from keyhole.experiments.named import TASKS
 from keyhole.experiments.sweeps import SWEEPS
 from keyhole.rounds.record import read_records
 from keyhole.rounds.runspec import spec_fields
+from keyhole.service.served import Waiting
 from tests.cli.conftest import COMMAND
 from tests.helpers import LONG, ROOT
 
@@ -116,6 +117,7 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
         (["train", "so_tag"], "a dataset of posts"),
         (["train", "emnist_2nn", "--m", "100", "--delivery", "pir"], "more than the whole model"),
         (["train", "emnist_2nn", "--delivery", "pir", "--devices", "d"], "choose their own"),
+        (["train", "emnist_2nn", "--replace-rounds"], "--replace-rounds goes with --devices"),
         (["train", "emnist_2nn", "--max-staleness", "2"], "goes with --concurrency"),
         (["train", "emnist_2nn", "--concurrency", "99999"], "more clients than there are"),
         (
@@ -307,9 +309,48 @@ def test_a_finished_run_of_other_settings_is_refused(trained, keyhole, few_write
     assert "holds a run with another client.lr: got 9.0; expected 0.1" in done.stderr
 
 
-def test_a_trainer_without_a_terminal_logs_updates_as_they_arrive(capsys):
-    log = _log_arrivals()
-    for here in (0, 0, 1, 1, 2):
-        log(here, 2)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.rpartition(": ")[2] for line in lines] == ["0 of 2", "1 of 2", "2 of 2"]
+def waiting(here, missing):
+    return Waiting(3, here, 30, [f"device-{number}" for number in missing])
+
+
+def test_a_trainer_without_a_terminal_logs_whom_it_waits_for(capsys):
+    tell = WaitingNotice(is_terminal=False)
+    for here, missing in [(0, range(30)), (0, range(30)), (29, [7]), (30, [])]:
+        tell(waiting(here, missing))
+    first, second = capsys.readouterr().err.splitlines()
+    named = ", ".join(f"device-{number}" for number in range(20))
+    assert first == f"round 3: 0 of 30 updates are here; waiting for {named} and 10 more"
+    assert second == "round 3: 29 of 30 updates are here; waiting for device-7"
+
+
+def test_a_terminal_is_told_of_a_round_that_stands_still(capsys):
+    now = [100.0]
+    tell = WaitingNotice(is_terminal=True, clock=lambda: now[0])
+    for seconds, here in [(0, 0), (4, 0), (3, 1), (4.9, 1)]:
+        now[0] += seconds
+        tell(waiting(here, [7]))
+    assert capsys.readouterr().err.count("round 3: 0 of 30") == 0
+    now[0] += 0.2
+    tell(waiting(1, [7]))
+    tell(waiting(1, [7]))
+    assert capsys.readouterr().err == ("round 3: 1 of 30 updates are here; waiting for device-7\n")
+
+
+def test_a_new_run_takes_an_empty_folder_or_replaces_the_rounds_there(
+    keyhole, few_writers, tmp_path
+):
+    rounds, spec = tmp_path / "rounds", ("train", "emnist_2nn", *TINY, "--m", 8)
+    devices = ("--devices", rounds, "--round-seconds", 0.05, "--data", few_writers)
+    done = keyhole(*spec, *devices, "--out", tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    assert "trial-0: 2 of 2 rounds closed without an update" in done.stdout
+    assert "round 1: 0 of 3 updates are here; waiting for device-" in done.stderr
+    other = (*spec, *devices, "--out", tmp_path / "two", "--seed", 5)
+    for _ in range(2):  # an attempt leaves nothing that a second one would go on from
+        refused = keyhole(*other)
+        assert refused.returncode == 2
+        assert f"{rounds} holds rounds of another run" in refused.stderr
+        assert "--replace-rounds" in refused.stderr
+    done = keyhole(*other, "--replace-rounds")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((rounds / "current.json").read_text())["number"] == 1

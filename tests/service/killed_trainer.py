@@ -59,7 +59,7 @@ def main(plan, directory, path, rounds, last, moment):
         run = begin(toy.make_state(), toy.make_clients(), plan, path, kind)
         list(run.rounds(last))
         if moment == "waiting":
-            kind.on_arrival = lambda here, goal: die() if here else None
+            kind.on_arrival = lambda waiting: die() if waiting.here else None
         elif moment == "closed":
             owner, name = (spool, "close") if plan.buffering is None else (publisher, "close_round")
             close = getattr(owner, name)

@@ -104,8 +104,8 @@ def test_a_stop_while_waiting_loses_nothing(tmp_path):
     asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, 0)
     with small_service(tmp_path / "rounds") as service:
 
-        def stop_after_two(here, goal):
-            if here == 2:
+        def stop_after_two(waiting):
+            if waiting.here == 2:
                 stop.set()
 
         kind = served(service, stop=stop, on_arrival=stop_after_two)

@@ -199,9 +199,9 @@ def test_a_stop_while_waiting_loses_nothing(tmp_path, is_resumed):
     with small_service(tmp_path / "rounds") as service, devices(service):
         seen = []
 
-        def stop_once(here, goal):
-            if here == 1 and not seen:
-                seen.append(here)
+        def stop_once(waiting):
+            if waiting.here == 1 and not seen:
+                seen.append(waiting.here)
                 stop.set()
 
         kind = served(service, stop=stop, on_arrival=stop_once)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from math import inf
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from keyhole.rounds.clients import Clients
 
 
+_LOOK_EVERY = 20.0  # seconds between two looks at why there is nothing to do
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _PARTIES = {"second": "second server", "relay": "relay"}  # as what is told names them
@@ -248,13 +250,21 @@ def _take_part(
 
     population = PopulationClient(options["client"], _population(options["task"], options["data"]))
 
+    sent: list[int] = []
+    looked = -inf
+
     def show(taken: Taken) -> None:
+        nonlocal looked
+        looked = -inf
         notices.forget()
+        sent[:] = [taken.number]
         click.echo(_line_of(taken))
 
     def wait(seconds: float) -> None:
-        if notices.is_new("wait"):
-            notices.tell(f"{_why_wait(made)}, asking again in {seconds:.1f} s", kind="wait")
+        nonlocal looked
+        if time.monotonic() - looked > _LOOK_EVERY:
+            why, looked = _why_wait(made, sent), time.monotonic()
+            notices.tell(f"{why}, asking again in {seconds:.1f} s", kind=why)
 
     taken = keep_taking_part(
         made,
@@ -267,7 +277,7 @@ def _take_part(
     click.echo(f"took part in {taken} rounds")
 
 
-def _why_wait(made: Device) -> str:
+def _why_wait(made: Device, sent: Sequence[int]) -> str:
     """Why the service has no round for this device, as far as it tells."""
     try:
         now = made.current()
@@ -275,7 +285,10 @@ def _why_wait(made: Device) -> str:
         return "no round for this device"
     if now.phase != "open":
         return f"round {now.number} is over, and the next one is not there yet"
-    return f"this device is not in the cohort of round {now.number}, or has sent its update"
+    if now.number in sent:
+        return f"round {now.number} has this device's update and waits for others"
+    before = "" if sent else ", or sent its update before this start"
+    return f"this device is not in the cohort of round {now.number}{before}"
 
 
 def _population(task: str, data: str) -> Callable[[DeviceSettings], Clients]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -21,6 +24,12 @@ from rich.text import Text
 
 from keyhole.data.cache import cache_root, find_source
 from keyhole.data.open import find_current, import_dataset, locate
+
+if TYPE_CHECKING:
+    from keyhole.service.served import Waiting
+
+_PATIENCE = 5.0  # seconds without an update after which a terminal says who is missing
+_NAMED = 20  # devices that one line names
 
 
 def progress_bars() -> Progress:
@@ -130,10 +139,38 @@ class Notices:
             self._told.add(kind)
             click.echo(text, err=True)
 
-    def is_new(self, kind: str) -> bool:
-        """Whether no line of a kind is there yet."""
-        return kind not in self._told
-
     def forget(self) -> None:
         """Things go on: what happens from now on is news again."""
         self._told.clear()
+
+
+class WaitingNotice:
+    """Says on standard error which devices a round waits for.
+
+    Args:
+        is_terminal: whether somebody looks at a bar: then only a round that stands still is told
+            of. A log has a line for each change.
+    """
+
+    def __init__(self, is_terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_terminal, self._clock = is_terminal, clock
+        self._last, self._since, self._is_told = (-1, -1), 0.0, False
+
+    def __call__(self, waiting: Waiting) -> None:
+        """Takes note of what a round waits for."""
+        if (now := (waiting.round, waiting.here)) != self._last:
+            self._last, self._since, self._is_told = now, self._clock(), False
+        patience = _PATIENCE if self._is_terminal else 0.0
+        if not self._is_told and self._clock() - self._since >= patience and waiting.missing:
+            self._is_told = True
+            click.echo(_waiting_line(waiting), err=True)
+
+
+def _waiting_line(waiting: Waiting) -> str:
+    """Names the first devices that are missing, and says how many more there are."""
+    named, more = waiting.missing[:_NAMED], len(waiting.missing) - _NAMED
+    others = f" and {more} more" if more > 0 else ""
+    return (
+        f"round {waiting.round}: {waiting.here} of {waiting.goal} updates are here; waiting for "
+        f"{', '.join(named)}{others}"
+    )

@@ -34,6 +34,7 @@ from keyhole.cli.options import (
     task_defaults,
 )
 from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
+from keyhole.cli.screen import WaitingNotice
 from keyhole.cli.train_options import (
     check_engine_flags,
     check_privacy_flags,
@@ -109,6 +110,12 @@ _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it wou
     help="With --devices: close a round after this many seconds with what has arrived. With "
     "--concurrency: wait this long for a device.",
 )
+@in_group(
+    PLACE,
+    "--replace-rounds",
+    is_flag=True,
+    help="With --devices: drop the rounds and updates that another run has left in DIR.",
+)
 @trainer_sum_options
 @out_option(
     "keyhole-runs", "Where runs are kept; the same command goes on with a run that was stopped."
@@ -169,10 +176,12 @@ def _train(
 
 def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> None:
     """The tables that end the command."""
-    from keyhole.cli.trials import last_record, privacy_line, trust_table
+    from keyhole.cli.trials import last_record, privacy_line, skipped_line, trust_table
 
     screen = Console()
     screen.print(_table(home.name, size, list(done.values())))
+    for directory in done:
+        click.echo(skipped_line(directory), nl=False)
     last = last_record(next(iter(done)))
     if last is not None:
         screen.print(trust_table(last))
@@ -215,8 +224,9 @@ def _rounds(
     """What makes the rounds: this process, or the devices of a service."""
     directory, seconds = options["devices"], options["round_seconds"]
     if directory is None:
-        if seconds is not None:
-            raise click.UsageError("--round-seconds goes with --devices")
+        for name in ("round_seconds", "replace_rounds"):
+            if options[name]:
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with --devices")
         yield lambda stop: None
         return
     if trials > 1:
@@ -227,27 +237,19 @@ def _rounds(
     from keyhole.service.spool import UpdateSpool
 
     with Publisher(directory) as publisher:
+        if not (options["replace_rounds"] or (run / "plan.json").exists()):
+            publisher.check_unused()
 
         def make(stop: threading.Event) -> Rounds:
             spool = SpoolInbox(UpdateSpool(directory / "updates"))
             inbox = sum_services(options, run, stop) if options["aggregators"] else spool
             usual = inf if options["concurrency"] is None else _DEVICE_SECONDS
-            tell = (lambda here, goal: None) if sys.stderr.isatty() else _log_arrivals()
-            return Served(publisher, inbox, seconds=seconds or usual, stop=stop, on_arrival=tell)
+            tell = WaitingNotice(is_terminal=sys.stderr.isatty())
+            made = Served(publisher, inbox, seconds=seconds or usual, stop=stop, on_arrival=tell)
+            made.goes_on = options["replace_rounds"]
+            return made
 
         yield make
-
-
-def _log_arrivals() -> Callable[[int, int], None]:
-    """Returns what logs the number of updates that have arrived, each time that it changes."""
-    last: list[int] = []
-
-    def log(here: int, goal: int) -> None:
-        if last != [here]:
-            last[:] = [here]
-            click.echo(f"updates of devices in this round: {here} of {goal}", err=True)
-
-    return log
 
 
 def _table(name: str, size: Mapping[str, int], results: list[Result]) -> Table:

@@ -81,6 +81,21 @@ def last_record(directory: Path) -> RoundRecord | None:
     return records[-1] if records else None
 
 
+def skipped_line(directory: Path) -> str:
+    """Says how many rounds of a trial left the model as it was; nothing where all of them counted.
+
+    Under privacy a sum of nobody is released, too: that nobody came must not show.
+    """
+    records = read_records(directory / "records.jsonl")
+    skipped = [record.round for record in records if record.is_skipped]
+    if not skipped:
+        return ""
+    return (
+        f"{directory.name}: {len(skipped)} of {len(records)} rounds closed without an update that "
+        f"counts and left the model as it was, the last of them round {skipped[-1]}\n"
+    )
+
+
 def trust_table(record: RoundRecord) -> Table:
     """One line for each party."""
     table = Table(title="who learned what", title_justify="left")

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from keyhole.server.row_sums import usable
 from keyhole.service.access import Access, Guards, TokenClaims, not_admitted
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
+from keyhole.service.reading import LOOK_EVERY
 from keyhole.service.routes import (
     BINARY,
     JSON,
@@ -315,12 +316,11 @@ class UpdateRoutes:
             raise self._takes_none()
         claims = access.device(request.headers, now)
         self.guards.count(request, claims)
-        current = self.rounds.current()
-        has_sent = (
-            current is not None
-            and self.spool is not None
-            and self.spool.has(current.round, claims.device)
-        )
+        current, has_sent = self.rounds.current(), False
+        if current is not None and self.spool is not None:
+            has_sent = self.spool.has(current.round, claims.device)
+            if self.spool.is_closed(current.round):  # before the file of the current round says so
+                current = replace(current, phase="closed")
         told = self.admit(claims.device, current, has_sent)
         if not isinstance(told, Admission):
             return json_response({"wait": told.seconds})
@@ -344,6 +344,8 @@ class UpdateRoutes:
         claims = guards.access.member(request.headers, round_id, guards.clock())
         guards.count(request, claims)
         guards.check_type(request)
+        if self._is_ahead(round_id):
+            await asyncio.sleep(LOOK_EVERY)  # another worker has seen a round that this one has not
         of_layout = self._check_open(self.spool, round_id, claims.device)
         announced = request.announced(limits.max_body)
         weight = limits.max_body if announced is None else announced
@@ -359,6 +361,10 @@ class UpdateRoutes:
             guards.uploads.leave(weight)
         guards.metrics.add("stored" if outcome == "stored" else "repeated")
         return json_response({"update": outcome}, 201 if outcome == "stored" else 200)
+
+    def _is_ahead(self, round_id: str) -> bool:
+        current, number = self.rounds.current(), number_of(round_id)
+        return number is not None and (current is None or number > current.number)
 
     def _check_open(self, spool: UpdateSpool, round_id: str, device: str) -> str:
         """Demands the current round, open, and a device of its cohort; or a trailing round, which

@@ -209,6 +209,18 @@ class Publisher:
         closed = msgspec.structs.replace(self._current(), phase="closed", trailing=tuple(trailing))
         write_current(self.directory, closed, True)
 
+    def check_unused(self) -> None:
+        """Raises InputError if there are rounds here: a new run would count from 0 again."""
+        current = read_current(self.directory)
+        if current is not None:
+            raise InputError(
+                f"{self.directory} holds rounds of another run",
+                got=f"round {current.number} there, and a run that begins with round 0",
+                allowed="an empty folder, or the run that published them",
+                fix="give --devices and `keyhole serve` an empty folder, go on with that run by "
+                "its own command and --out, or drop its rounds with --replace-rounds",
+            )
+
     def _current(self) -> CurrentRound:
         current = read_current(self.directory)
         if current is None:
@@ -221,9 +233,26 @@ class Publisher:
         """Whether the current round is published again: to repair it, so from nothing else."""
         current = read_current(self.directory)
         minimum = 0 if current is None or may_go_back else current.number
-        if not minimum <= number < _MAX_ROUNDS:
-            raise _not_growing(number, f"{minimum + (current is not None)} or more")
+        if not 0 <= number < _MAX_ROUNDS:
+            raise InputError(
+                "not the number of a round",
+                got=number,
+                allowed=f"0..{_MAX_ROUNDS - 1}",
+                fix="count rounds from 0",
+            )
+        if number < minimum:
+            raise self._not_growing(
+                number, f"round {minimum + (current is not None)} or a later one"
+            )
         return current is not None and number == current.number
+
+    def _not_growing(self, number: int, allowed: str) -> InputError:
+        return InputError(
+            f"{self.directory} holds rounds of another run",
+            got=f"round {number}",
+            allowed=f"{allowed}, or an empty folder",
+            fix="use an empty folder, or publish with may_go_back=True to replace them",
+        )
 
     @contextmanager
     def _new_directory(self) -> Iterator[Path]:
@@ -268,7 +297,9 @@ class Publisher:
         current = read_current(self.directory)
         number = published.manifest.number
         if current is not None and number == current.number and published.id != current.round:
-            raise _not_growing(number, f"{current.number + 1} or more, or the same content")
+            raise self._not_growing(
+                number, f"round {number + 1} or a later one, or the same content"
+            )
         named = round_path(self.directory, published.id)
         if _is_whole(named, published.manifest):  # it is served as it is, from here on
             made = named
@@ -352,9 +383,3 @@ def _is_whole(directory: Path, manifest: Manifest) -> bool:
     except (StorageError, OSError):
         return False
     return True
-
-
-def _not_growing(number: int, allowed: str) -> InputError:
-    return InputError(
-        "round numbers grow", got=number, allowed=allowed, fix="count on from the current round"
-    )

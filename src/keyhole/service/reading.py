@@ -249,7 +249,8 @@ def _damaged(what: str, how: str) -> StorageError:
     )
 
 
-_LOOK_EVERY = 0.05  # seconds between two looks at a file
+LOOK_EVERY = 0.05
+"""Seconds between two looks at a file."""
 
 _Stamp: TypeAlias = tuple[int, int, int]
 """What differs between two files that had one name: inode, time, size."""
@@ -440,7 +441,7 @@ def verify_round(opened: OpenRound, threads: int = 1) -> None:
 
 def _is_due(looked: float, now: float) -> bool:
     """Whether to look again; also if the clock has gone back."""
-    return not 0 <= now - looked < _LOOK_EVERY
+    return not 0 <= now - looked < LOOK_EVERY
 
 
 def _stamp_of(path: Path) -> _Stamp | None:

@@ -52,6 +52,16 @@ from keyhole.wire.manifest import number_of
 _MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """What a round waits for."""
+
+    round: int
+    here: int  # updates that count
+    goal: int  # updates with which it closes
+    missing: list[str]  # names of the devices whose update is not here
+
+
 class Front(Protocol):
     """Where rounds are published and how devices are told; `Served` explains each."""
 
@@ -64,8 +74,8 @@ class Front(Protocol):
     stop: threading.Event
     goes_on: bool
 
-    def on_arrival(self, here: int, goal: int, /) -> None:
-        """Is told of updates that have arrived."""
+    def on_arrival(self, waiting: Waiting, /) -> None:
+        """Is told of updates that have arrived, and of devices that are waited for."""
         ...
 
     def clock(self) -> float:
@@ -188,7 +198,8 @@ class Streamed:
                 for called_to, event in served.summons.news(served.clock()):
                     self._hear(called_to, event)
                 self._look(this)
-                served.on_arrival(machine.counted, self.buffering.goal)
+                at_work = list(map(device_name, self._at_work))
+                served.on_arrival(Waiting(this.t, machine.counted, self.buffering.goal, at_work))
                 began = [] if machine.closed is not None else self._begin(this)
                 if began:
                     served.publisher.invite(list(this.cohort))
@@ -316,8 +327,8 @@ class Served:
     poll: float = 0.05  # seconds between two looks at the inbox
     # once set, waiting ends with KeyboardInterrupt; the round goes on when the run does
     stop: threading.Event = field(default_factory=threading.Event)
-    # called with the number of updates that are there, and that are waited for
-    on_arrival: Callable[[int, int], None] = lambda here, goal: None
+    # called at every look with what the round waits for
+    on_arrival: Callable[[Waiting], None] = lambda waiting: None
     clock: Callable[[], float] = time.monotonic
     # whether the next round to be published is the first of a run that was stopped. Rounds
     # that came to nothing are not stored, so newer ones may be published already
@@ -348,7 +359,7 @@ class Served:
         self.summons.call(published.id, t, asked, self.seconds)
         machine = RoundMachine(terms, asked, self.clock())  # time to gather devices does not count
         try:
-            self._watch(machine, published.id)
+            self._watch(t, machine, published.id)
         finally:
             self.summons.over()
         self.publisher.close_round()
@@ -384,7 +395,7 @@ class Served:
                 self._streamed.load(under_way)
         return self._streamed
 
-    def _watch(self, machine: RoundMachine, round_id: str) -> None:
+    def _watch(self, t: int, machine: RoundMachine, round_id: str) -> None:
         """Tells the machine what arrives until it closes, and what came too late.
 
         A round that was closed before the run was killed takes no more updates. What has arrived
@@ -403,7 +414,8 @@ class Served:
                     machine.handle(event)
             if is_over:
                 machine.handle(Elapsed(inf))
-            self.on_arrival(len(machine.taken), machine.terms.goal)
+            goal = machine.terms.goal
+            self.on_arrival(Waiting(t, len(machine.taken), goal, arrivals.missing()))
             if machine.closed is None and self.stop.wait(self.poll):
                 raise KeyboardInterrupt
             looked = now
@@ -417,6 +429,10 @@ class _Arrivals:
         self._machine = machine
         self._clients = {device_name(client): client for client in machine.asked}
         self._told: set[str] = set()
+
+    def missing(self) -> list[str]:
+        """Names those whose update is not here, in the order in which they were asked."""
+        return [name for name in self._clients if name not in self._told]
 
     def tell(self, here: Iterable[str], now: float) -> None:
         """These devices' updates are here; anyone who was not asked is passed over."""

@@ -91,6 +91,24 @@ def test_a_device_without_a_round_is_told_to_wait(taking):
     assert checkin().json() == {"wait": 5.0}
 
 
+def test_a_device_waits_as_soon_as_the_round_takes_no_more_updates(taking):
+    """The spool is closed first; that the current round is closed is known a moment later."""
+    taking.spool.close(taking.round.id)
+    answer = taking.ask("POST", "/v1/checkin", headers=bearer(device_token()))
+    assert answer.json() == {"wait": 5.0}
+
+
+def test_an_update_may_be_of_a_round_that_only_another_worker_has_seen(taking):
+    now = taking.rounds.now
+    views = [Current("2-0123456789abcdef", 2, "closed"), now]
+    taking.rounds.current = lambda: views.pop(0) if len(views) > 1 else now
+    assert send_update(taking).status_code == 201
+    taking.rounds.current = lambda: Current("2-0123456789abcdef", 2, "closed")
+    taking.refused(
+        send_update(taking, token=round_token(taking, device="phone-9")), 410, "TooLateError"
+    )
+
+
 def test_checking_in_takes_a_device_token(taking):
     taking.refused(taking.ask("POST", "/v1/checkin"), 401, "AccessError")
     headers = bearer(round_token(taking))
