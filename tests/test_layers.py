@@ -6,6 +6,7 @@ fails the test as well.
 
 import ast
 import re
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -112,11 +113,29 @@ HTTP_OF_THE_RELAY = {"device/relayed.py", "service/gateway.py", "service/relay.p
 # Questions for a way's class: file and class.
 ASKED_FOR = set()
 
-MODULES = [house.Module(path) for path in sorted(house.SOURCE.rglob("*.py"))]
-KNOWN = {module.name: module for module in MODULES}
-IMPORTS = {module.name: module.imports(KNOWN) for module in MODULES}
-STRINGS = {module.name: module.strings() for module in MODULES}
-BESIDE_INIT = [module for module in MODULES if module.name != "keyhole"]
+
+class Source:
+    """The package, parsed when a test first asks for it."""
+
+    @cached_property
+    def modules(self):
+        return [house.Module(path) for path in sorted(house.SOURCE.rglob("*.py"))]
+
+    @cached_property
+    def known(self):
+        return {module.name: module for module in self.modules}
+
+    @cached_property
+    def imports(self):
+        """Name of a module -> names of those that it imports."""
+        return {module.name: module.imports(self.known) for module in self.modules}
+
+    @property
+    def beside_init(self):
+        return [module for module in self.modules if module.name != "keyhole"]
+
+
+SOURCE = Source()
 
 
 def package_of(name):
@@ -143,19 +162,20 @@ def allowed(importer, imported):
 
 
 def test_every_package_has_a_layer():
-    assert {package_of(module.name) for module in BESIDE_INIT} <= RANK.keys()
+    assert {package_of(module.name) for module in SOURCE.beside_init} <= RANK.keys()
 
 
-@pytest.mark.parametrize("module", BESIDE_INIT, ids=lambda module: module.path)
-def test_imports_go_down_only(module):
-    for name in IMPORTS[module.name] - {"keyhole"}:
-        assert allowed(package_of(module.name), package_of(name)), f"imports {name}"
-    for library in set(libraries_of(module)) & RESERVED.keys():
-        assert module.folder in RESERVED[library], f"imports {library}"
+def test_imports_go_down_only():
+    for module in SOURCE.beside_init:
+        for name in SOURCE.imports[module.name] - {"keyhole"}:
+            below = allowed(package_of(module.name), package_of(name))
+            assert below, f"{module.path} imports {name}"
+        for library in set(libraries_of(module)) & RESERVED.keys():
+            assert module.folder in RESERVED[library], f"{module.path} imports {library}"
 
 
 def test_libraries_are_reserved_for_those_who_import_them():
-    used = {(library, m.folder) for m in MODULES for library in libraries_of(m)}
+    used = {(library, m.folder) for m in SOURCE.modules for library in libraries_of(m)}
     assert {(library, folder) for library in RESERVED for folder in RESERVED[library]} <= used
 
 
@@ -174,11 +194,11 @@ def test_the_rule_itself(importer, imported, is_allowed):
 
 
 def test_no_module_imports_itself_through_others():
-    assert house.components(IMPORTS) == []
+    assert house.components(SOURCE.imports) == []
 
 
 def test_no_folder_imports_itself_through_others():
-    assert house.components(house.folder_graph(IMPORTS, KNOWN)) == []
+    assert house.components(house.folder_graph(SOURCE.imports, SOURCE.known)) == []
 
 
 def test_a_circle_is_seen():
@@ -187,25 +207,30 @@ def test_a_circle_is_seen():
 
 
 def test_a_public_class_name_has_one_meaning():
-    assert {name for name, where in house.classes(MODULES).items() if len(where) > 1} == TWICE
+    assert {
+        name for name, where in house.classes(SOURCE.modules).items() if len(where) > 1
+    } == TWICE
 
 
 def test_only_packages_say_what_they_export():
-    saying = {m.path for m in MODULES if not m.is_init and any(map(house.is_all, m.tree.body))}
+    saying = {
+        m.path for m in SOURCE.modules if not m.is_init and any(map(house.is_all, m.tree.body))
+    }
     assert saying == {"errors.py"}
 
 
 def test_a_way_is_named_in_one_file():
+    strings = {module.path: module.strings() for module in SOURCE.modules}
     elsewhere = {}
-    for way, declared in house.way_names(MODULES).items():
-        files = {module.path for module in MODULES if way in STRINGS[module.name]}
+    for way, declared in house.way_names(SOURCE.modules).items():
+        files = {path for path, found in strings.items() if way in found}
         if files - {min(declared)}:
             elsewhere[way] = files - {min(declared)}
     assert elsewhere == NAMED_ELSEWHERE
 
 
 def test_nobody_asks_which_way_it_is():
-    found = {(path, name) for path, _, name in house.isinstance_on_ways(MODULES)}
+    found = {(path, name) for path, _, name in house.isinstance_on_ways(SOURCE.modules)}
     assert found == ASKED_FOR
 
 
@@ -221,16 +246,20 @@ OF_ALL_SUMS = {
 
 
 def test_services_and_devices_carry_the_bytes_of_any_sum():
-    carriers = [m for m in BESIDE_INIT if package_of(m.name) in ("device", "service", "wire")]
-    known = {name for module in carriers for name in IMPORTS[module.name]}
+    carriers = [
+        m for m in SOURCE.beside_init if package_of(m.name) in ("device", "service", "wire")
+    ]
+    known = {name for module in carriers for name in SOURCE.imports[module.name]}
     assert {name for name in known if package_of(name) == "aggregation"} == OF_ALL_SUMS
 
 
 def test_services_and_devices_move_bytes_for_any_delivery():
     knowing = set()
-    for module in MODULES:
+    for module in SOURCE.modules:
         if module.path.startswith(("service/", "device/")):
-            used = {name for name in IMPORTS[module.name] if name.startswith("keyhole.delivery")}
+            used = {
+                name for name in SOURCE.imports[module.name] if name.startswith("keyhole.delivery")
+            }
             if used - FOR_ANY_DELIVERY:
                 knowing.add(module.path)
     assert knowing == HTTP_OF_THE_RELAY
@@ -244,5 +273,5 @@ def test_the_architecture_page_has_every_folder_from_the_top():
     assert [RANK[name.partition("/")[0]] for name in drawn] == sorted(
         RANK[name.partition("/")[0]] for name in drawn
     )
-    files = {Path(module.path).stem for module in BESIDE_INIT if module.folder == "."}
-    assert set(drawn) == files | {module.folder for module in BESIDE_INIT} - {"."}
+    files = {Path(module.path).stem for module in SOURCE.beside_init if module.folder == "."}
+    assert set(drawn) == files | {module.folder for module in SOURCE.beside_init} - {"."}
