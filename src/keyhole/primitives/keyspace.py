@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, ClientId, KeyArray
+from keyhole.arrays import Array, KeyArray
 from keyhole.errors import KeySpaceError
 from keyhole.primitives.placement import ClientValue, at_clients, map_clients
 
@@ -85,7 +85,7 @@ rebuild the vocabulary or raise num_keys
         """Returns every key in order: selecting them all is training without select."""
         return Keys(self, np.arange(self.num_keys, dtype=np.int64))
 
-    def place(self, values: Mapping[ClientId, Any] | Sequence[Any]) -> ClientValue[Keys]:
+    def place(self, values: Mapping[Any, Any] | Sequence[Any]) -> ClientValue[Keys]:
         """Places keys on clients; each client's keys are checked there.
 
         >>> KeySpace("row", 5).place([[0, 3], [4], []])

@@ -106,7 +106,7 @@ def at_server(value: T) -> ServerValue[T]:
     return ServerValue(value)
 
 
-def at_clients(values: Mapping[ClientId, T] | Sequence[T]) -> ClientValue[T]:
+def at_clients(values: Mapping[Any, T] | Sequence[T]) -> ClientValue[T]:
     """Places one value on each client; a sequence names its clients 0, 1, 2, ...
 
     Args:

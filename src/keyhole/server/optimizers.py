@@ -128,9 +128,9 @@ class SGD:
     """
 
     lr: float
-    initial_moments: ClassVar[tuple[float, ...]] = ()
-    horizon: ClassVar[int] = 0
-    moves_all: ClassVar[bool] = False
+    initial_moments = ()
+    horizon = 0
+    moves_all = False
 
     def __post_init__(self) -> None:
         _check_range("lr", self.lr)
@@ -165,8 +165,8 @@ class Adagrad:
     lr: float
     eps: float = 1e-7
     initial: float = 0.1
-    horizon: ClassVar[int] = 0
-    moves_all: ClassVar[bool] = False
+    horizon = 0
+    moves_all = False
 
     def __post_init__(self) -> None:
         _check_range("lr", self.lr)
@@ -205,8 +205,8 @@ class Momentum:
     lr: float
     beta: float = 0.9
     nesterov: bool = False
-    initial_moments: ClassVar[tuple[float, ...]] = (0.0,)
-    moves_all: ClassVar[bool] = False
+    initial_moments = (0.0,)
+    moves_all = False
 
     def __post_init__(self) -> None:
         _check_range("lr", self.lr)
@@ -267,8 +267,8 @@ class Adam:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
-    initial_moments: ClassVar[tuple[float, ...]] = (0.0, 0.0)
-    moves_all: ClassVar[bool] = False
+    initial_moments = (0.0, 0.0)
+    moves_all = False
     is_yogi: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
