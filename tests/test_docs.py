@@ -93,6 +93,18 @@ def test_every_word_of_ours_is_an_identifier():
     assert words <= used
 
 
+def test_every_record_of_the_architecture_is_where_it_says_and_in_the_vocabulary():
+    section = (ROOT / "docs" / "architecture.md").read_text().split("## The records")[1]
+    rows = re.findall(r"^\| (`[^|]*`) \| `(\w+/?\w*\.py)` \|", section, re.M)
+    assert len(rows) > 10
+    words = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "vocabulary.md").read_text()))
+    for names, path in rows:
+        source = (ROOT / "src" / "keyhole" / path).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(class {name}\b|{name}\b.* = )", source, re.M), (name, path)
+            assert name in words
+
+
 def test_every_command_is_documented():
     page = (ROOT / "docs" / "cli.md").read_text()
     for name in keyhole.list_commands(None):
