@@ -105,8 +105,8 @@ class Cohorts:
             )
         if self.min_updates > self.size:
             raise InputError(
-                f"a round can never have the least number of updates: got {self.min_updates}; "
-                f"expected 0..{self.size}, as it closes with {self.size}; ask for fewer"
+                f"a round can never reach min_updates: got {self.min_updates}; expected "
+                f"0..{self.size}, as it closes with {self.size}; ask for fewer"
             )
         for name in ("lost_before", "lost_after"):
             if not 0 <= getattr(self, name) <= 1:

@@ -86,8 +86,8 @@ def _collect(tree: Tree, path: str, leaves: dict[str, Any]) -> None:
 def _add_leaf(leaves: dict[str, Any], path: str, leaf: Any) -> None:
     if path in leaves:
         raise ShapeError(
-            f'two leaves have one path: got {path!r}; expected paths that differ; keep "/" '
-            "out of dict keys"
+            f'two leaves have one path: got {path!r}; expected paths that differ; keep "/" out '
+            "of dict keys"
         )
     leaves[path] = leaf
 

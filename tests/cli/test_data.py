@@ -142,7 +142,7 @@ def test_verify_names_the_damaged_file(capsys):
 def test_a_name_of_nothing_is_one_line_and_exit_code_2(command, capsys):
     code, error = fail(capsys, command, "no_such_thing")
     assert code == 2
-    assert error.startswith("keyhole: cannot find no_such_thing")
+    assert error.startswith("keyhole: no dataset 'no_such_thing'")
     assert error.count("\n") == 1
 
 

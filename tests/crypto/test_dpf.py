@@ -201,7 +201,7 @@ def test_points_outside_their_domain_are_refused_and_not_named(points):
 
 @pytest.mark.parametrize("num_points", [0, -3])
 def test_a_domain_without_points_is_refused(num_points):
-    with pytest.raises(InputError, match="without points"):
+    with pytest.raises(InputError, match="has no points"):
         Domain(num_points)
 
 

@@ -241,7 +241,7 @@ def test_keys_of_another_length_are_refused(length):
         seal_to(bytes(length), b"")
     with pytest.raises(MalformedError, match="32 bytes"):
         open_from(PrivateKey.fresh(), bytes(length), b"")
-    with pytest.raises(InputError, match="private key of another length"):
+    with pytest.raises(InputError, match="private key has the wrong length"):
         PrivateKey(bytes(length))
 
 

@@ -109,7 +109,7 @@ def test_hashing_says_how_far_it_is(tmp_path, cache):
 
 def test_what_is_imported_goes_by_its_name(tmp_path, cache):
     path = files.write_movielens(tmp_path / "my_movies.npz")
-    with pytest.raises(InputError, match="cannot find my_movies"):
+    with pytest.raises(InputError, match="no dataset 'my_movies'"):
         open_dataset("my_movies", cache=cache)
     directory = import_dataset(path, cache=cache)
     path.unlink()

@@ -64,8 +64,8 @@ def encode_varint(number: int) -> bytes:
         if 0 <= number < 1 << bits:
             return (number | code << (8 * length - 2)).to_bytes(length, "big")
     raise MalformedError(
-        f"a number that has no variable length: got {number}; expected 0..2^62 - 1; send less at a "
-        "time"
+        f"number does not fit a variable-length integer: got {number}; expected 0..2^62 - 1; send "
+        "less at a time"
     )
 
 
@@ -111,8 +111,8 @@ class Reader:
 
 def _cut() -> MalformedError:
     return MalformedError(
-        "a message that ends too early: got fewer bytes; expected as many as it announces; check "
-        "that both sides are of one version"
+        "message ends too early: got fewer bytes; expected as many as it announces; check that "
+        "both sides are of one version"
     )
 
 
@@ -218,10 +218,8 @@ class Framing:
             raise self.malformed("another head", f"kind {kind!r}, party {party}, version 1")
         if found != wanted:
             raise StaleError(
-                f"{self.what} under other facts",
-                got="another round, or other params",
-                allowed="the round and params of this one",
-                fix="fetch the params anew, and begin again",
+                f"{self.what} under other facts: got another round, or other params; expected the "
+                "round and params of this one; fetch the params anew, and begin again"
             )
 
     def check_length(self, data: Body, length: int) -> None:
@@ -232,10 +230,8 @@ class Framing:
     def malformed(self, got: str, allowed: str) -> MalformedError:
         """The error of a message that cannot be read."""
         return MalformedError(
-            f"{self.what} cannot be read",
-            got=got,
-            allowed=allowed,
-            fix="send it as docs/wire.md describes it, under the params of the round",
+            f"{self.what} cannot be read: got {got}; expected {allowed}; send it as docs/wire.md "
+            "describes it, under the params of the round"
         )
 
 

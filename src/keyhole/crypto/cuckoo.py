@@ -227,8 +227,8 @@ def batch_shape(max_keys: int, num_keys: int) -> BatchShape:
     """
     if not 1 <= max_keys <= num_keys:
         raise InputError(
-            f"a batch that cannot be: got {max_keys} of {num_keys} keys; expected 1 or more, and "
-            "no more than there are; check max_keys and num_keys"
+            f"max_keys does not fit the table: got {max_keys} of {num_keys} keys; expected 1 or "
+            "more, and no more than there are; check max_keys and num_keys"
         )
     if max_keys <= _FEW_KEYS or max_keys * num_keys <= _FEW_READS:
         return BatchShape(0, max_keys)
@@ -252,9 +252,9 @@ class Placement:
     def __init__(self, num_keys: int, num_buckets: int, num_hashes: int = 3) -> None:
         if not 1 <= num_keys <= MAX_IN_BUCKETS or not 1 <= num_hashes <= num_buckets:
             raise InputError(
-                f"a placement that cannot be: got {num_keys} keys, {num_buckets} buckets, "
-                f"{num_hashes} hashes; expected 1..{MAX_IN_BUCKETS} keys, a hash or more, no fewer "
-                "buckets than hashes; ask batch_shape for the number of buckets"
+                f"keys, buckets and hashes do not fit together: got {num_keys} keys, {num_buckets} "
+                f"buckets, {num_hashes} hashes; expected 1..{MAX_IN_BUCKETS} keys, a hash or more, "
+                "no fewer buckets than hashes; ask batch_shape for the number of buckets"
             )
         self.num_keys = num_keys
         self.num_buckets = num_buckets

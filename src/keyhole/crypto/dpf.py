@@ -102,8 +102,8 @@ class Domain:
     def __post_init__(self) -> None:
         if self.num_points < 1:
             raise InputError(
-                f"a domain without points: got {self.num_points}; expected 1 or more; share points "
-                "of a table that has rows"
+                f"domain has no points: got {self.num_points}; expected 1 or more; share points of "
+                "a table that has rows"
             )
 
     @cached_property
@@ -368,7 +368,7 @@ def _check_points(points: KeyArray, domain: Domain) -> None:
     outside = np.count_nonzero((points < 0) | (points >= domain.num_points))
     if outside:
         raise KeySpaceError(
-            f"points outside their domain: got {outside} of {len(points)} points; expected "
+            f"points lie outside their domain: got {outside} of {len(points)} points; expected "
             f"0..{domain.num_points - 1}; check them against the table before they are shared"
         )
 

@@ -69,9 +69,9 @@ def suite_of(kem_id: int, kdf_id: int, aead_id: int) -> Suite:
         if (kem_id, kdf_id, aead_id) == (KEM_ID, KDF_ID, suite.aead_id):
             return suite
     raise MalformedError(
-        f"a suite that is not known here: got kem {kem_id:#06x}, kdf {kdf_id:#06x}, aead "
-        f"{aead_id:#06x}; expected kem {KEM_ID:#06x}, kdf {KDF_ID:#06x}, aead 0x0001 or 0x0003; "
-        "take the suite from the key configuration"
+        f"HPKE suite is unknown: got kem {kem_id:#06x}, kdf {kdf_id:#06x}, aead {aead_id:#06x}; "
+        f"expected kem {KEM_ID:#06x}, kdf {KDF_ID:#06x}, aead 0x0001 or 0x0003; take the suite "
+        "from the key configuration"
     )
 
 
@@ -91,7 +91,7 @@ class PrivateKey:
     def __post_init__(self) -> None:
         if len(self.secret) != PUBLIC_BYTES:
             raise InputError(
-                f"a private key of another length: got {len(self.secret)} bytes; expected "
+                f"private key has the wrong length: got {len(self.secret)} bytes; expected "
                 f"{PUBLIC_BYTES} bytes; make one with PrivateKey.fresh()"
             )
 
@@ -123,9 +123,8 @@ class PrivateKey:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
             raise MalformedError(
-                f"this is not a public key that can be used: got {len(public)} bytes; expected "
-                f"{PUBLIC_BYTES} bytes of X25519, not a point of low order; check that both sides "
-                "are of one version"
+                f"public key is invalid: got {len(public)} bytes; expected {PUBLIC_BYTES} bytes of "
+                "X25519, not a point of low order; check that both sides are of one version"
             ) from error
 
 
@@ -201,7 +200,7 @@ class Context:
         if self.is_sender != is_sender:
             tried = "sealing by the receiver" if is_sender else "opening by the sender"
             raise InputError(
-                f"a context used in the wrong direction: got {tried}; expected the sender to seal "
+                f"context is used in the wrong direction: got {tried}; expected the sender to seal "
                 "and the receiver to open; seal answers under a key from export()"
             )
 

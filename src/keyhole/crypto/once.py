@@ -40,8 +40,8 @@ class Once(Generic[T]):
 
     def _taken(self) -> ReplayError:
         return ReplayError(
-            f"a question is for one use: got its {self._what} a second time; expected once; make a "
-            "new question: the same secrets sent twice can show keys"
+            f"a query is for one use: got its {self._what} a second time; expected once; make a "
+            "new query: the same secrets sent twice can show keys"
         )
 
 
@@ -68,7 +68,7 @@ def distinct_keys(
 
 def _bad_keys(got: str, allowed: str) -> KeySpaceError:
     return KeySpaceError(
-        f"keys that cannot be asked for: got {got}; expected {allowed}; check them before asking"
+        f"keys cannot be queried: got {got}; expected {allowed}; check them before asking"
     )
 
 
@@ -121,7 +121,7 @@ class ReplayWindow:
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
         if limit < 1:
             raise InputError(
-                f"a window that remembers nothing: got {limit}; expected 1 or more; raise it"
+                f"replay window remembers nothing: got {limit}; expected 1 or more; raise it"
             )
         self._limit = limit
         self._seen: dict[bytes, None] = {}
@@ -133,8 +133,8 @@ class ReplayWindow:
         """Lets in a request that has been opened: what does not open costs no place here."""
         if enc in self._seen:
             raise ReplayError(
-                "a request that was answered before: got the same one again; expected each request "
-                "once; seal a new request"
+                "request was answered before: got the same one again; expected each request once; "
+                "seal a new request"
             )
         self._seen[enc] = None
         if len(self._seen) > self._limit:

@@ -47,7 +47,7 @@ class Prg:
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SEED_BYTES:
             raise InputError(
-                f"a seed of another length: got {len(seed)} bytes; expected {SEED_BYTES} bytes; "
+                f"seed has the wrong length: got {len(seed)} bytes; expected {SEED_BYTES} bytes; "
                 "take one from Prg.fresh().bytes(16)"
             )
         self._stream = Cipher(AES(bytes(seed)), CTR(bytes(16))).encryptor()
@@ -91,8 +91,8 @@ class Prg:
         """
         if not 1 <= bound <= 1 << 63:
             raise InputError(
-                f"a bound that numbers cannot be drawn below: got {bound}; expected 1..2^63; check "
-                "what is drawn from: it may be empty"
+                f"bound is out of range: got {bound}; expected 1..2^63; check what is drawn from: "
+                "it may be empty"
             )
         found: list[NDArray[np.uint64]] = []
         missing, limit = count, (2**64 // bound) * bound

@@ -55,8 +55,8 @@ def ring_dtype(bits: int) -> np.dtype[Any]:
     """
     if bits not in (16, 32):
         raise InputError(
-            f"a ring of this size is not known here: got {bits} bits; expected 16 or 32; take 32; "
-            "16 halves the bytes where numbers may be coarse"
+            f"ring size is not supported: got {bits} bits; expected 16 or 32; take 32; 16 halves "
+            "the bytes where numbers may be coarse"
         )
     return np.dtype(np.uint16 if bits == 16 else np.uint32)
 
@@ -89,12 +89,12 @@ class FixedPoint:
         ring_dtype(self.bits)
         if not 1 / _MAX_CLIP <= self.clip <= _MAX_CLIP:  # NaN is not
             raise InputError(
-                f"a clip that cannot be used: got {self.clip}; expected 2^-64 to 2^64; clip at the "
-                "size that a number of an update rarely exceeds"
+                f"clip is out of range: got {self.clip}; expected 2^-64 to 2^64; clip at the size "
+                "that a number of an update rarely exceeds"
             )
         if self.cohort < 1:
             raise InputError(
-                f"a cohort without clients: got {self.cohort}; expected 1 or more; count again"
+                f"cohort has no clients: got {self.cohort}; expected 1 or more; count again"
             )
         if self.clip * self.scale < _MIN_STEPS:
             raise self._too_coarse()
@@ -167,8 +167,8 @@ class FixedPoint:
         """
         if sums.dtype != self.dtype:
             raise ShapeError(
-                f"sums of another ring: got {sums.dtype}; expected {self.dtype}; encode and decode "
-                "with the same settings"
+                f"sums belong to another ring: got {sums.dtype}; expected {self.dtype}; encode and "
+                "decode with the same settings"
             )
         numbers = sums.view(f"i{self.bits // 8}").astype(np.float32)
         numbers *= np.float32(self.rounding)
@@ -243,14 +243,14 @@ def pair_seed(
     """
     if not 0 <= low < high < _PLACES:
         raise InputError(
-            f"places of a pair that are equal or in the wrong order: got {low} and {high}; "
-            f"expected 0 <= low < high < {_PLACES}; name the lower place first"
+            f"places of a pair are equal or in the wrong order: got {low} and {high}; expected 0 "
+            f"<= low < high < {_PLACES}; name the lower place first"
         )
     if len(round) != ROUND_BYTES or len(use) > _LONGEST_USE:
         raise InputError(
-            f"the name of a round or of a use of another length: got {len(round)} and {len(use)} "
-            f"bytes; expected {ROUND_BYTES} and at most {_LONGEST_USE} bytes; take the round from "
-            "the settings"
+            f"name of the round or of the use has the wrong length: got {len(round)} and "
+            f"{len(use)} bytes; expected {ROUND_BYTES} and at most {_LONGEST_USE} bytes; take the "
+            "round from the settings"
         )
     agreed = own.agree(other)
     # The curve ignores the highest bit of a public key; both keys as they were sent do not.
@@ -292,7 +292,7 @@ def add_masks(out: RingArray, masks: Iterable[tuple[bytes, int]], first: int = 0
     """
     flat = _flat(out)
     if first < 0:
-        raise InputError(f"a negative place: got {first}; expected 0 or more; count from 0")
+        raise InputError(f"first is negative: got {first}; expected 0 or more; count from 0")
     begin = first * out.itemsize
     streams = [(_stream(seed, sign, begin), sign) for seed, sign in masks]
     if not flat.size:
@@ -312,8 +312,8 @@ def _stream(seed: bytes, sign: int, begin: int) -> CipherContext:
     """The stream of a seed from a byte on."""
     if len(seed) != SEED_BYTES or sign not in (1, -1):
         raise InputError(
-            f"a seed of another length, or another sign: got {len(seed)} bytes and sign {sign}; "
-            f"expected {SEED_BYTES} bytes, and 1 or -1; take the seed from pair_seed or "
+            f"seed length or sign is wrong: got {len(seed)} bytes and sign {sign}; expected "
+            f"{SEED_BYTES} bytes, and 1 or -1; take the seed from pair_seed or "
             "Prg.fresh().bytes(16)"
         )
     block, within = divmod(begin, _BLOCK)
@@ -326,7 +326,7 @@ def _flat(out: RingArray) -> RingArray:
     """The same memory as a vector: `reshape` alone would copy what is not contiguous."""
     if out.dtype not in (np.uint16, np.uint32) or not out.flags.carray:
         raise ShapeError(
-            f"an array to which no mask can be added in place: got {out.dtype}, contiguous: "
+            f"array cannot be masked in place: got {out.dtype}, contiguous: "
             f"{out.flags.c_contiguous}; expected contiguous uint16 or uint32 that can be written; "
             "make it with FixedPoint.encode"
         )

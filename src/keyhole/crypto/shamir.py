@@ -49,7 +49,7 @@ def split(secret: bytes, threshold: int, xs: Sequence[int], prg: Prg) -> list[by
     """
     if len(secret) > MAX_SECRET_BYTES:
         raise InputError(
-            f"a secret that is too long to be shared: got {len(secret)} bytes; expected at most "
+            f"secret is too long to be shared: got {len(secret)} bytes; expected at most "
             f"{MAX_SECRET_BYTES}; share a seed and derive the rest from it"
         )
     numbers = share_number(int.from_bytes(secret, "big"), threshold, xs, prg)
@@ -96,8 +96,8 @@ class Combiner:
         secret = total % PRIME
         if secret.bit_length() > 8 * length:
             raise MalformedError(
-                f"shares that do not belong together: got {len(self.xs)} shares; expected shares "
-                f"of one secret of {length} bytes; give this round up: a holder sent a false share"
+                f"shares do not belong together: got {len(self.xs)} shares; expected shares of one "
+                f"secret of {length} bytes; give this round up: a holder sent a false share"
             )
         return secret.to_bytes(length, "big")
 
@@ -109,13 +109,13 @@ def share_number(
     _check_places(xs, prime)
     if not 1 <= threshold <= len(xs):
         raise InputError(
-            f"a threshold that the shares cannot reach: got {threshold} of {len(xs)}; expected "
-            f"1..{len(xs)}; lower the threshold or share with more holders"
+            f"threshold is out of range: got {threshold} of {len(xs)}; expected 1..{len(xs)}; "
+            "lower the threshold or share with more holders"
         )
     if not 0 <= secret < prime:
         raise InputError(
-            f"a secret that is not in the field: got {secret.bit_length()} bits; expected a number "
-            f"of {prime.bit_length()} bits below the prime; share a shorter one"
+            f"secret is not in the field: got {secret.bit_length()} bits; expected a number of "
+            f"{prime.bit_length()} bits below the prime; share a shorter one"
         )
     polynomial = [secret] + [_uniform(prime, prg) for _ in range(threshold - 1)]
     return [value_at(x, polynomial, prime) for x in xs]
@@ -160,7 +160,7 @@ def _check_places(xs: Sequence[int], prime: int) -> None:
     """Refuses places at which a share would be the secret, or equal to another."""
     if not xs or len(set(xs)) < len(xs) or not all(0 < x < prime for x in xs):
         raise InputError(
-            f"places of shares that cannot be used: got {len(xs)} places, {len(set(xs))} distinct, "
+            f"places of shares are invalid: got {len(xs)} places, {len(set(xs))} distinct, "
             f"{sum(x == 0 for x in xs)} zero; expected one or more, distinct, above 0 and in the "
             "field; give holder i of 0, 1, ... the place i + 1"
         )

@@ -42,8 +42,8 @@ def locate(source: str | Path) -> Path:
     path = _shared(name) if name in SHARED else Path(source)
     if not path.exists():
         raise InputError(
-            f"cannot find {name}: got no file {path}; expected a path, an imported dataset, or one "
-            f"of {', '.join(SHARED)}; give the path of a file, or a name of `keyhole data list`"
+            f"no dataset {name!r}: got no file {path}; expected a path, an imported dataset, or "
+            f"one of {', '.join(SHARED)}; give the path of a file, or a name of `keyhole data list`"
         )
     return path
 
@@ -52,7 +52,7 @@ def _shared(name: str) -> Path:
     folder = data_folder()
     if folder is None:
         raise InputError(
-            f"cannot find {name}: got no environment variable KEYHOLE_DATA; expected the folder "
+            f"no dataset {name!r}: got no environment variable KEYHOLE_DATA; expected the folder "
             f"that holds {SHARED[name]}; set KEYHOLE_DATA, or give the path of a file"
         )
     return folder / SHARED[name]
@@ -196,8 +196,8 @@ def make_synthetic(kind: Kind, seed: int, **sizes: int) -> Dataset:
     """
     if kind not in _MAKERS:
         raise InputError(
-            f"no such kind of synthetic data: got {kind!r}; expected {', '.join(_MAKERS)}; "
-            "choose one of them"
+            f"no such kind of synthetic data: got {kind!r}; expected {', '.join(_MAKERS)}; choose "
+            "one of them"
         )
     allowed = [name for name in signature(_MAKERS[kind]).parameters if name != "seed"]
     unknown = sorted(sizes.keys() - set(allowed))

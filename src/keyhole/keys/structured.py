@@ -233,7 +233,7 @@ def choice_named(name: str) -> Choice:
     """
     if name.lower() not in CHOICES:
         raise InputError(
-            f"no such way to choose keys: got {name}; expected {', '.join(CHOICES)}; choose one of "
+            f"no such choice of keys: got {name}; expected {', '.join(CHOICES)}; choose one of "
             "them, or pass a function: docs/own-keys.md"
         )
     return CHOICES[name.lower()]

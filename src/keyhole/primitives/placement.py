@@ -86,8 +86,8 @@ class ClientValue(Generic[T]):
 def _refuse(self: ClientValue[Any], *_: object, **__: object) -> NoReturn:
     raise PlacementError(
         "a client-placed value cannot be read at the server, which may learn aggregates only: got "
-        f"{self!r}; expected map_clients, select, aggregates and deselects; aggregate it "
-        "first, or move the code that reads it into map_clients"
+        f"{self!r}; expected map_clients, select, aggregates and deselects; aggregate it first, or "
+        "move the code that reads it into map_clients"
     )
 
 
@@ -168,7 +168,7 @@ def contributions(values: ClientValue[T]) -> list[T]:
     """
     if not values.present:
         raise CohortError(
-            f"nobody is left in the cohort: got {values!r}; expected 1 client or more; skip "
-            "the round, or select more clients"
+            f"nobody is left in the cohort: got {values!r}; expected 1 client or more; skip the "
+            "round, or select more clients"
         )
     return list(values._held.values())
