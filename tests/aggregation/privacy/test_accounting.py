@@ -1,15 +1,13 @@
 """What rounds cost, against published and measured values; and what is refused."""
 
-import json
 import sys
 from dataclasses import replace
 from math import comb, erf, exp, inf, log, sqrt
 
 import pytest
 
-from keyhole.aggregation.privacy.accountant import Accountant, Mechanism, epsilon_of
-from keyhole.aggregation.privacy.calibration import noise_for
-from keyhole.errors import BudgetError, InputError, StorageError
+from keyhole.aggregation.privacy.accountant import Accountant, Mechanism, epsilon_of, noise_for
+from keyhole.errors import BudgetError, InputError
 
 dp_accounting = pytest.importorskip("dp_accounting")
 
@@ -263,7 +261,6 @@ def test_a_round_of_another_kind_is_refused_and_ends_the_guarantee(change):
     assert account.spent().epsilon == inf
     with pytest.raises(BudgetError):
         account.check()
-    assert Accountant.from_json(account.to_json()).epsilon() == inf
 
 
 def test_a_fixed_cohort_cannot_be_exceeded_and_a_poisson_one_can():
@@ -293,48 +290,10 @@ def test_the_budget_is_checked_before_a_round_and_asking_costs_nothing():
     accountant().check(10**6)
 
 
-def test_a_resumed_run_goes_on_where_it_stopped():
-    account = accountant(budget=1.0)
-    run_one(account)
-    resumed = Accountant.from_json(account.to_json())
-    assert resumed.to_json() == account.to_json()
-    assert resumed.spent() == account.spent()
-    run_one(resumed)
-    assert resumed.rounds == 2
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda state: state.pop("rounds"),
-        lambda state: state.update(rounds=-1),
-        lambda state: state.update(rounds=1.5),
-        lambda state: state.update(version=2),
-        lambda state: state.update(unit="example"),
-        lambda state: state["mechanism"].update(sampling="shuffled"),
-        lambda state: state["mechanism"].update(extra=1),
-        lambda state: state.update(delta=0.5),
-    ],
-)
-def test_a_damaged_account_is_not_read(damage):
-    state = json.loads(accountant().to_json())
-    damage(state)
-    with pytest.raises(StorageError, match="no guarantee"):
-        Accountant.from_json(json.dumps(state))
-    with pytest.raises(StorageError):
-        Accountant.from_json("[]")
-
-
 def test_unit_and_relation_are_stated():
-    for mechanism, words in (
-        (poisson(50, 0.5, "rdp"), ["one client, all its data, added or removed", "for itself"]),
-        (fixed(50, 1.0), ["replaced by any other", "exactly 50 of 342,477", "RDP"]),
-        (separated(1.0), ["none again before", "released models, not what servers see"]),
-    ):
+    for mechanism in (poisson(50, 0.5, "rdp"), fixed(50, 1.0), separated(1.0)):
         account = Accountant(mechanism, DELTA)
-        assert all(word in account.describe() for word in words)
         assert f"neighbours={mechanism.neighbours!r}" in repr(account)
-        assert "unit='client'" in repr(account)
         assert account.spent().unit == "client"
 
 

@@ -7,10 +7,15 @@ import pytest
 
 from keyhole.aggregation.privacy.accountant import Mechanism, epsilon_of
 from keyhole.aggregation.privacy.audit import audit, epsilon_from_scores, upper_rate
-from keyhole.aggregation.privacy.clipping import clip
 from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
-from keyhole.aggregation.privacy.gaussian import add_noise, add_ring_noise, normal
-from keyhole.aggregation.privacy.thresholded import AdaFest, threshold_rows
+from keyhole.aggregation.privacy.mechanism import clip
+from keyhole.aggregation.privacy.noise import (
+    AdaFest,
+    add_noise,
+    add_ring_noise,
+    normal,
+    threshold_rows,
+)
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
 

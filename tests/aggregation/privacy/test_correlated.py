@@ -12,7 +12,7 @@ from keyhole.aggregation.privacy.correlated import (
     inverse_of,
     square_root,
 )
-from keyhole.aggregation.privacy.gaussian import LARGEST
+from keyhole.aggregation.privacy.noise import LARGEST
 from keyhole.errors import InputError, ShapeError
 from keyhole.rounds.account import Participation
 

@@ -29,15 +29,14 @@ divergence is jointly convex, so that averaging over the others makes it no larg
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, isclose
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from keyhole.errors import BudgetError, InputError, StorageError
+from keyhole.errors import BudgetError, InputError
 
 Sampling = Literal["poisson", "fixed", "separated"]
 """How cohorts come about. poisson: every client takes part or not, for itself, with probability
@@ -66,15 +65,15 @@ class Mechanism:
         population: clients that cohorts are drawn from.
         cohort: planned size of a cohort; under Poisson sampling the size expected.
         noise_multiplier: z: standard deviation of the noise on the sum over the clipping norm. Of
-            correlated noise, see `correlated.py`; of thresholded rows, see `adafest.py`.
+            correlated noise, see `correlated.py`; of thresholded rows, see `noise.py`.
         neighbours: the relation that the guarantee is about.
         method: how losses are composed; "" takes "rdp" for fixed cohorts under replace-one (what
             the library has a proof for) and "pld" else.
         planned_rounds: of a separated run, for which its noise was scaled; 0 for the others, which
             may go on as long as there is budget.
         failure: the probability, a round, of an event in which the round tells about the client
-            what noise does not cover (see `withholding.py`): taken off delta, round by round, of a
-            separated run for all planned rounds at once.
+            what noise does not cover (see `rounds/account.py`): taken off delta, round by round, or
+            of a separated run for all planned rounds at once.
 
     Raises:
         InputError: numbers out of range, or a method without an answer.
@@ -248,18 +247,6 @@ def _unknown(what: str, got: object, allowed: tuple[str, ...]) -> InputError:
     )
 
 
-_VERSION = 1
-_RELATIONS: Final[dict[Neighbours, str]] = {
-    "add-or-remove": "added or removed",
-    "replace-one": "with its data replaced by any other",
-}
-_SAMPLINGS: Final[dict[Sampling, str]] = {
-    "poisson": "each client drawn for itself, {cohort} of {population} expected",
-    "fixed": "exactly {cohort} of {population} clients drawn without replacement",
-    "separated": "{cohort} of {population} clients, none again before the separation is over",
-}
-
-
 @dataclass(frozen=True)
 class PrivacySpent:
     """What a run has spent after some rounds: goes into the record of every round.
@@ -406,61 +393,65 @@ class Accountant:
             self.mechanism.noise_multiplier,
         )
 
-    def describe(self) -> str:
-        """The guarantee in a sentence or two, with its unit and its relation."""
-        made = self.mechanism
-        drawn = _SAMPLINGS[made.sampling].format(
-            cohort=f"{made.cohort:,}", population=f"{made.population:,}"
+
+_MAX_NOISE = 2.0**20
+_TOLERANCE = 1e-3  # of the multiplier: a thousandth more noise than needed is not seen
+
+
+@lru_cache(maxsize=256)  # a pure function of numbers that takes seconds
+def noise_for(
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    *,
+    sampling: Sampling,
+    population: int,
+    cohort: int,
+    neighbours: Neighbours,
+    method: Method | None = None,
+) -> float:
+    """The smallest noise multiplier whose `rounds` rounds stay within (epsilon, delta).
+
+    Found by halving, to a thousandth from above. With privacy loss distributions that takes some
+    seconds; the answer is kept.
+
+    All that is not said here is as in `Mechanism`.
+
+    Raises:
+        InputError: numbers out of range, or no noise below 2^20 is enough.
+
+    >>> run = {"sampling": "poisson", "population": 10**6, "cohort": 10**4, "method": "rdp"}
+    >>> round(noise_for(2.0, 1e-8, 1000, neighbours="add-or-remove", **run), 2)
+    1.23
+    """
+    if not epsilon > 0 or rounds < 1:
+        raise _impossible(epsilon, rounds)
+
+    def is_enough(noise: float) -> bool:
+        planned = rounds if sampling == "separated" else 0
+        mechanism = Mechanism(
+            sampling, population, cohort, noise, neighbours, method or "", planned
         )
-        return (
-            f"({self.epsilon():.3g}, {self.delta:g})-differential privacy after {self._rounds} "
-            f"rounds for one client, all its data, {_RELATIONS[made.neighbours]}; {drawn}; noise "
-            f"of {made.noise_multiplier:g} times the clipping norm; by {made.method.upper()}. It "
-            "covers the released models, not what servers see on the way."
-        )
+        return epsilon_of(mechanism, rounds, delta) <= epsilon
 
-    def to_json(self) -> str:
-        """The state, from which `from_json` goes on."""
-        return json.dumps(
-            {
-                "version": _VERSION,
-                "unit": self.unit,
-                "mechanism": asdict(self.mechanism),
-                "delta": self.delta,
-                "budget": self.budget,
-                "rounds": self._rounds,
-                "unaccounted": self._unaccounted,
-            },
-            indent=1,
-        )
-
-    @staticmethod
-    def from_json(text: str) -> Accountant:
-        """Reads a state that `to_json` wrote.
-
-        Raises:
-            StorageError: it is damaged, or of another version or unit.
-        """
-        try:
-            state = json.loads(text)
-            if (state["version"], state["unit"]) != (_VERSION, Accountant.unit):
-                raise ValueError
-            accountant = Accountant(
-                Mechanism(**state["mechanism"]), state["delta"], state["budget"]
-            )
-            accountant._rounds = _count(state["rounds"])
-            accountant._unaccounted = _count(state["unaccounted"])
-        except (ValueError, KeyError, TypeError, InputError) as error:
-            raise StorageError(
-                "the account of a run cannot be read",
-                got=f"{len(text)} characters",
-                allowed=f"what to_json of version {_VERSION} wrote",
-                fix="restore the file; a run without its account has no guarantee",
-            ) from error
-        return accountant
+    high = 1.0
+    while not is_enough(high):
+        high *= 2
+        if high > _MAX_NOISE:
+            raise _impossible(epsilon, rounds)
+    low = high / 2
+    while is_enough(low):
+        low, high = low / 2, low
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError
-    return value
+def _impossible(epsilon: float, rounds: int) -> InputError:
+    return InputError(
+        "a budget that no noise keeps to",
+        got=f"epsilon {epsilon} for {rounds} rounds",
+        allowed="an epsilon above 0 for one round or more",
+        fix="raise epsilon or delta",
+    )

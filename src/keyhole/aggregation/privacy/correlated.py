@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.aggregation.privacy.gaussian import normal
+from keyhole.aggregation.privacy.noise import normal
 from keyhole.arrays import Array
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.errors import InputError, ShapeError

@@ -4,16 +4,22 @@ The unit is one client with all its data. The guarantee is about the models that
 everyone who sees all of them. `Privacy` states the promise, `PrivateSum` keeps it, and
 `rounds/account.py` says what has been spent of it.
 
+Clipping bounds what one client moves: the L2 norm of the vector that is added up, the parts that
+everyone receives and the selected rows together. Clipping them apart would allow each of them C.
+The bound holds for sums, and for means over the planned cohort; it does not hold for means in which
+each row is divided by the number of clients that asked for it, where one client more moves the rows
+of all others.
+
 Hidden: whether one client took part, up to (epsilon, delta). Not hidden: what servers see before
 the noise is added, which secure sums are for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, log, sqrt
-from typing import Literal, TypeAlias, get_args
+from math import ceil, frexp, inf, isfinite, log, sqrt
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +33,17 @@ from keyhole.aggregation.base import (
     about_of,
     check_declares_noise,
     derived,
+    rows_of,
 )
-from keyhole.aggregation.privacy.clipping import clip_update, norm_before_rounding
 from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
-from keyhole.aggregation.privacy.gaussian import add_noise, noise_room
-from keyhole.aggregation.privacy.thresholded import AdaFest, threshold_rows
-from keyhole.arrays import KeyArray
-from keyhole.errors import InputError
+from keyhole.aggregation.privacy.noise import AdaFest, add_noise, noise_room, threshold_rows
+from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.errors import InputError, NotFiniteError, ShapeError
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.layout import Layout, Part, max_keys_of
 from keyhole.sampling import Cohorts
 from keyhole.server.row_sums import Over, RowUpdate, no_update
+from keyhole.tree import flatten, map_leaves
 
 NoiseKind: TypeAlias = Literal["all-rows", "thresholded", "correlated"]
 """Noise on all rows; on those whose noisy count reaches a threshold (DP-AdaFEST); on all rows, so
@@ -265,3 +271,128 @@ def _check_divisor(over: Over) -> None:
             allowed="cohort",
             fix="divide by the cohort where privacy is promised",
         )
+
+
+def clip(update: Tree, limit: float, length: Callable[[Tree], float] | None = None) -> Tree:
+    """Scales a whole update down to a Euclidean norm of at most C; a shorter one stays as it is.
+
+        u min(1, C / |u|)
+
+    The bound holds for the numbers that come out, in their own dtype, not for the real numbers
+    before they are rounded.
+
+    Args:
+        update: all of it, as it will be added up: what was broadcast and what was selected.
+        limit: C, above zero; infinity changes nothing.
+        length: what an update measures; `norm` if left out.
+
+    Raises:
+        NotFiniteError: NaN or infinity in the update.
+        InputError: C is not above zero.
+        ShapeError: a leaf that does not hold real numbers.
+
+    >>> clip({"bias": np.array([3.0]), "rows": np.array([[0.0, 4.0]])}, 10.0)["rows"]
+    array([[0., 4.]])
+    >>> norm(clip({"bias": np.array([3.0]), "rows": np.array([[0.0, 4.0]])}, 1.0)) <= 1.0
+    True
+    """
+    if not limit > 0:  # NaN too
+        raise InputError(
+            "a clipping norm that nothing passes",
+            got=limit,
+            allowed="above 0, or infinity for no clipping",
+            fix="take about the median norm of an update",
+        )
+    length = norm if length is None else length
+    clipped, found, factor = update, length(update), 1.0
+    while found > limit:  # rounding to the dtype of a leaf may lengthen it again: shorter then
+        factor *= limit / found * (1 - 2.0**-20)
+        clipped = map_leaves(lambda leaf, by=factor: _scaled(leaf, by), update)
+        found = length(clipped)
+    return clipped
+
+
+def norm(update: Tree) -> float:
+    """The Euclidean norm of all leaves together, summed in 64 bits without overflow.
+
+    Raises:
+        NotFiniteError: NaN or infinity in the update.
+        ShapeError: a leaf that does not hold real numbers.
+
+    >>> f"{norm({'a': np.array([3e200]), 'b': [np.array([4e200])]}):.6g}"
+    '5e+200'
+    """
+    leaves = [_numbers(leaf) for leaf in flatten(update).values()]
+    peaks = [float(np.abs(leaf).max()) for leaf in leaves if leaf.size]
+    if not all(map(isfinite, peaks)):
+        raise NotFiniteError(
+            "an update with numbers that are none",
+            got="NaN or infinity",
+            allowed="finite numbers",
+            fix="lower the learning rate, or leave this client out of the round",
+        )
+    largest = max(peaks, default=0.0)
+    if largest == 0:
+        return 0.0
+    # A power of two: dividing by it loses nothing.
+    unit = 2.0 ** min(1000, max(-1000, frexp(largest)[1]))
+    return unit * sqrt(sum(float(np.sum(np.square(leaf / unit))) for leaf in leaves))
+
+
+def norm_before_rounding(limit: float, step: float, entries: int) -> float:
+    """The norm to clip to, so that an update is no longer than C after it became integers.
+
+    Stochastic rounding moves every number that is not zero by less than one step, so that it can
+    lengthen a vector by less than step sqrt(entries). That is nothing in a ring of 32 bits, and can
+    be more than C itself in one of 16.
+
+    Args:
+        limit: C, to which the noise is scaled.
+        step: 1 / scale, `FixedPoint.rounding`.
+        entries: numbers of one update that may be other than zero: m times the width of a row, and
+            all that is broadcast.
+
+    Raises:
+        InputError: nothing of C would be left.
+
+    >>> norm_before_rounding(1.0, 2.0**-25, 500_000)
+    0.99997...
+    """
+    left = limit - step * sqrt(entries)
+    if not left > 0:
+        raise InputError(
+            "a ring too coarse for differential privacy",
+            got=f"{entries} numbers, rounded by up to {step:.3g} each, against a norm of {limit:g}",
+            allowed=f"steps below {limit / sqrt(max(1, entries)):.3g}",
+            fix="take the ring of 32 bits, a larger clipping norm, or fewer keys",
+        )
+    return left
+
+
+def _numbers(leaf: Any) -> NDArray[np.float64]:
+    numbers = np.asarray(leaf)
+    if numbers.dtype.kind in "iubcOSU":
+        raise ShapeError(
+            "an update that does not hold real numbers",
+            got=numbers.dtype,
+            allowed="floating point",
+            fix="clip the update before it becomes integers",
+        )
+    return numbers.astype(np.float64)
+
+
+def _scaled(leaf: Any, factor: float) -> Array:
+    numbers = np.asarray(leaf)
+    scaled: Array = numbers * numbers.dtype.type(factor)
+    return scaled
+
+
+def clip_update(layout: Layout, one: ClientResult, limit: float) -> ClientResult:
+    """Returns the result, shortened to an L2 norm of `limit`, all parts together; rows of equal
+    keys count as the one that they are added up to."""
+
+    def length(update: Tree) -> float:
+        rows = rows_of(layout, replace(one, update=update))
+        return norm({str(i): own for i, (_, own) in enumerate(rows)})
+
+    return replace(one, update=clip(one.update, limit, length))

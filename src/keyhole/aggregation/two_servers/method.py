@@ -26,7 +26,7 @@ from keyhole.aggregation.base import (
     rows_of,
 )
 from keyhole.aggregation.exchange import SumClient, SumRound, add_shared
-from keyhole.aggregation.privacy.clipping import clip_update, norm_before_rounding
+from keyhole.aggregation.privacy.mechanism import clip_update, norm_before_rounding
 from keyhole.aggregation.shares import SplitUpdate, SumFacts
 from keyhole.aggregation.sum_server import SumServer
 from keyhole.aggregation.two_servers.client import split_rows

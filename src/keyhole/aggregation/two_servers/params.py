@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.aggregation.privacy.gaussian import LARGEST
+from keyhole.aggregation.privacy.noise import LARGEST
 from keyhole.aggregation.shares import SumFacts
 from keyhole.crypto.codec import CHECK_BYTES, Framing, read_facts
 from keyhole.crypto.cuckoo import Placement

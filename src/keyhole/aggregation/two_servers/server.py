@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from keyhole.aggregation.privacy.gaussian import add_ring_noise
+from keyhole.aggregation.privacy.noise import add_ring_noise
 from keyhole.aggregation.sum_server import Noise
 from keyhole.aggregation.two_servers.client import (
     Corrections,

@@ -5,8 +5,14 @@ from math import erfc, inf, sqrt
 import numpy as np
 import pytest
 
-from keyhole.aggregation.privacy.gaussian import add_noise, add_ring_noise, normal
-from keyhole.aggregation.privacy.thresholded import AdaFest, keep_keys, threshold_rows
+from keyhole.aggregation.privacy.noise import (
+    AdaFest,
+    add_noise,
+    add_ring_noise,
+    keep_keys,
+    normal,
+    threshold_rows,
+)
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, ShapeError
 

@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from keyhole.aggregation.privacy.gaussian import (
+from keyhole.aggregation.privacy.noise import (
     LARGEST,
     add_noise,
     add_ring_noise,
