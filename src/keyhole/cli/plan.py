@@ -52,41 +52,53 @@ def parse_whole(_: click.Context, option: click.Parameter, text: str | None) -> 
 def write_bytes(count: float) -> str:
     """Returns a size in the unit that leaves few digits.
 
-    >>> write_bytes(5_352_144), write_bytes(72), write_bytes(2e12)
-    ('5.4 MB', '72 B', '2.0 TB')
+    >>> write_bytes(5_352_144), write_bytes(72), write_bytes(2e12), write_bytes(3e24)
+    ('5.4 MB', '72 B', '2.0 TB', '3.0e6 EB')
     """
     if count < 1000:
         return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB"):
+    for unit in ("kB", "MB", "GB", "TB", "PB"):
         count /= 1000
         if count < 999.5:
             return f"{_short(count)} {unit}"
-    return f"{_short(count / 1000)} TB"
+    return f"{_short(count / 1000)} EB"
 
 
-def write_count(count: int) -> str:
-    """Returns a whole number with commas."""
-    return f"{count:,}"
+def write_count(count: float) -> str:
+    """Returns a whole number with commas, or what is long in the field's short form.
+
+    >>> write_count(1_000_000), write_count(4 * 10**17)
+    ('1,000,000', '4.0e17')
+    """
+    return f"{count:,.0f}" if count < 1e9 else _power(count)
 
 
 def write_seconds(seconds: float) -> str:
     """Returns a time in the unit that leaves few digits.
 
-    >>> [write_seconds(t) for t in (0.0, 2.5e-5, 0.0461, 2.84, 90, 5000, 3e5)]
-    ['-', '25 us', '46 ms', '2.8 s', '90 s', '83 min', '83 h']
+    >>> [write_seconds(t) for t in (0.0, 2.5e-5, 0.0461, 2.84, 90, 5000, 3e5, 3e6, 3e20)]
+    ['-', '25 us', '46 ms', '2.8 s', '90 s', '83 min', '83 h', '35 days', '9.5e12 years']
     """
     if seconds == 0:
         return "-"
-    for limit, unit, size in ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (300.0, "s", 1.0)):
+    units = ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (300.0, "s", 1.0), (3 * 3600.0, "min", 60.0))
+    for limit, unit, size in (*units, (1e6, "h", 3600.0), (1e8, "days", 86_400.0)):
         if seconds < limit:
             return f"{_short(seconds / size)} {unit}"
-    if seconds < 3 * 3600:
-        return f"{_short(seconds / 60)} min"
-    return f"{_short(seconds / 3600)} h"
+    return f"{_short(seconds / 31_557_600)} years"
 
 
 def _short(value: float) -> str:
-    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+    """Two digits of what is small, whole numbers of what is not, powers of ten of what is large."""
+    if value < 9.95:
+        return f"{value:.1f}"
+    return f"{value:,.0f}" if value < 99_999.5 else _power(value)
+
+
+def _power(value: float) -> str:
+    """Two digits and a power of ten: 4.0e17."""
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}"
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -190,7 +202,7 @@ def _sums(
 
 
 def _table(title: str, lines: Iterator[tuple[str, int, PartyNeed]]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = _empty(title)
     for name in ("way", "party"):
         table.add_column(name, no_wrap=True)
     for name in ("a device", "Gbit/s", "cores", "memory", "servers"):
@@ -204,15 +216,24 @@ def _table(title: str, lines: Iterator[tuple[str, int, PartyNeed]]) -> Table:
             _write_number(one.gbit),
             _write_number(one.cores),
             write_bytes(one.memory) if one.memory else "-",
-            write_count(one.servers) if one.fits else "-",
+            _write_number(one.servers) if one.fits else "-",
             one.first,
         )
     return table
 
 
 def _write_number(value: float) -> str:
-    """Two digits of what is small, whole numbers of what is not."""
-    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+    """Few digits: 0.053, 27, 9,528, 224k.
+
+    >>> [_write_number(value) for value in (0.0531, 26.7, 9_528, 224_247, 6.7e12)]
+    ['0.053', '27', '9,528', '224k', '6.7e12']
+    """
+    if value < 10:
+        return f"{value:.2g}"
+    for limit, size, unit in ((9_999.5, 1.0, ""), (999_500.0, 1e3, "k"), (999.5e6, 1e6, "M")):
+        if value < limit:
+            return f"{value / size:,.0f}{unit}"
+    return write_count(value)
 
 
 def _fleet_title(need: Workload, fleet: Fleet) -> str:
@@ -336,24 +357,34 @@ def _as_json(
 
 
 def _show(need: Workload, prices: Sequence[Price], chosen: Mapping[Trust, Price]) -> None:
-    """Prints everything for people."""
+    """Prints everything for people, the choice first."""
     console = Console()
+    console.print(_best_table(need, chosen))
     for table in (_cost_table(need, prices), _server_table(prices), _trust_table(prices)):
         console.print(table)
     if beyond := set(delivery_names()) - {price.way for price in prices}:
         click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
+
+
+def _best_table(need: Workload, chosen: Mapping[Trust, Price]) -> Table:
+    """The delivery of the fewest bytes for each requirement."""
+    table = _empty("The best delivery, by what must be kept from whom")
+    for name in ("for", "best"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("where")
     for trust, price in chosen.items():
-        click.echo(f"best for {trust} ({TRUSTS[trust]}): {price.way}{_write_provided(need, price)}")
+        provided = [TRUSTS[trust], *_provided(need, price)]
+        table.add_row(trust, price.way, "\n".join(provided))
+    return table
 
 
-def _write_provided(need: Workload, price: Price) -> str:
+def _provided(need: Workload, price: Price) -> Iterator[str]:
     """What a choice comes with, in a few words."""
     if price.about.basis == "hardware":
         # No attester of real hardware comes with keyhole, only one that simulates it.
-        return ", with hardware and an attester of your own"
-    if any(party.keys and not party.whose for party in price.about.leaks.values()):
-        return f", in a crowd of {_write_clients(need)}"
-    return ""
+        yield "(with hardware and an attester of your own)"
+    elif any(party.keys and not party.whose for party in price.about.leaks.values()):
+        yield f"(in a crowd of {_write_clients(need)})"
 
 
 def _cost_table(need: Workload, prices: Sequence[Price]) -> Table:
@@ -389,7 +420,7 @@ def _server_table(prices: Sequence[Price]) -> Table:
 
 def _numbers(title: str, *names: str) -> Table:
     """A table of ways and columns of numbers."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = _empty(title)
     table.add_column("way", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right")
@@ -397,14 +428,21 @@ def _numbers(title: str, *names: str) -> Table:
 
 
 def _trust_table(prices: Sequence[Price]) -> Table:
-    """Who learns what."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("way", "who learns what", "which assumes"):
-        table.add_column(name, no_wrap=name == "way")
+    """Who learns what, and what that rests on."""
+    table = _empty("Who learns what")
+    table.add_column("way", no_wrap=True)
+    table.add_column("party: what it learns, and what that rests on")
     for price in prices:
-        learned = "\n".join(f"{party}: {learned}" for party, learned in price.about.leaks.items())
-        table.add_row(price.way, learned, price.about.rests_on)
+        learned = [f"{party}: {leak}" for party, leak in price.about.leaks.items()]
+        table.add_row(price.way, "\n".join([*learned, f"assumption: {price.about.rests_on}"]))
     return table
+
+
+def _empty(title: str) -> Table:
+    """A table that takes as little room as it can."""
+    return Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
 
 
 def _title(need: Workload) -> str:
@@ -422,7 +460,7 @@ def _write_clients(need: Workload) -> str:
 def _write_share(share: float) -> str:
     """Bytes over those of broadcast, in percent."""
     percent = 100 * share
-    return f"{percent:.2g}%" if percent < 10 else f"{percent:,.0f}%"
+    return f"{percent:.2g}%" if percent < 10 else f"{write_count(percent)}%"
 
 
 def _write_split(seconds_by: Mapping[str, float]) -> str:

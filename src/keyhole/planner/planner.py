@@ -26,9 +26,9 @@ TRUSTS: Mapping[Trust, str] = MappingProxyType(
     {
         "open": "a server may learn each client's keys",
         "unlinked": "nobody learns whose keys are whose",
-        "hidden": "nobody learns a key, if two operators do not work together",
-        "hidden-one-server": "nobody learns a key, by cryptography and with one operator",
-        "hidden-enclave": "nobody learns a key, with one operator and hardware that is trusted",
+        "hidden": "nobody learns a key, if two do not collude",
+        "hidden-one-server": "nobody learns a key, by cryptography alone",
+        "hidden-enclave": "nobody learns a key, hardware is trusted",
     }
 )
 """Trust -> what it asks for."""
