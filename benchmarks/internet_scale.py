@@ -28,7 +28,7 @@ from pathlib import Path
 from harness import Goal, finish, machine_facts, parser, progress
 from keyhole.aggregation import aggregation_named
 from keyhole.planner import capacity
-from keyhole.planner.planner import price_of
+from keyhole.planner.prices import price_of
 from keyhole.pricing import ServiceSpeeds, Workload
 from keyhole.wire.assignment import Pace
 from round_cells.service_costs import (

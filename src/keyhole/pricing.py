@@ -1,6 +1,6 @@
 """Describes what ways are priced with: the public numbers of a round, and the speed of one core.
 
-`Speeds` holds the numbers of `calibration.calibrate` on a 2-core machine (AMD EPYC, 16 November
+`Speeds` holds the numbers of `planner.speeds.calibrate` on a 2-core machine (AMD EPYC, 16 November
 2026), which had other work too: medians over eight runs (`tagging`, `ask_seconds` and
 `share_seconds`: four), rounded. Where it cannot measure one, the line says where it comes from. New
 memory costs page faults: replies are made almost three times as fast in a process that keeps what

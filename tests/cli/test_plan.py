@@ -7,7 +7,7 @@ import pytest
 from keyhole.cli import main as cli
 from keyhole.delivery import delivery_names
 from keyhole.planner.capacity import Fleet, delivery_needs
-from keyhole.planner.planner import TRUSTS, price_of
+from keyhole.planner.prices import TRUSTS, price_of
 from keyhole.pricing import Workload
 
 PAPER = ("--num-keys", "1e4", "--keys-per-client", "1_000", "--slice-bytes", "2000")

@@ -16,7 +16,7 @@ from keyhole.delivery.base import KEYS_OF_SOMEBODY, WHO_TAKES_PART, Retrieved
 from keyhole.delivery.exchange import PrivateRound, deliver_privately
 from keyhole.delivery.records import PLAIN
 from keyhole.errors import AttestationError, CostlyError, InputError, ServiceError
-from keyhole.planner.planner import check_model_worth, price_of
+from keyhole.planner.prices import check_model_worth, price_of
 from keyhole.pricing import Workload
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState

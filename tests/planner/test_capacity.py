@@ -8,7 +8,7 @@ from keyhole.aggregation import aggregation_named
 from keyhole.delivery import delivery_names
 from keyhole.errors import InputError
 from keyhole.planner.capacity import Fleet, checkin_need, delivery_needs, sum_needs
-from keyhole.planner.planner import price_all, price_of
+from keyhole.planner.prices import price_all, price_of
 from keyhole.pricing import ServiceSpeeds, Speeds, Workload
 from tests.helpers import ROOT
 

@@ -15,7 +15,7 @@ from keyhole.delivery.pir.database import Database
 from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway
 from keyhole.delivery.relay.ohttp import GatewayKey
-from keyhole.planner.planner import price_of
+from keyhole.planner.prices import price_of
 from keyhole.pricing import Workload
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState

@@ -7,8 +7,8 @@ import pytest
 
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.two_server import Batch, TwoServerPir, params_of
-from keyhole.planner.calibration import calibrate
-from keyhole.planner.planner import price_all, price_of
+from keyhole.planner.prices import price_all, price_of
+from keyhole.planner.speeds import calibrate
 from keyhole.pricing import Speeds, Workload
 from tests.helpers import ROOT
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from keyhole.cli.options import GroupedOption, NameOr, json_option
 from keyhole.delivery import delivery_names
-from keyhole.planner.planner import TRUSTS, Trust
+from keyhole.planner.prices import TRUSTS, Trust
 from keyhole.pricing import Workload
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def plan(
     """
     from keyhole.aggregation import aggregation_named
     from keyhole.delivery.clear import Broadcast
-    from keyhole.planner.planner import best, check_worth, price_all, price_of
+    from keyhole.planner.prices import best, check_worth, price_all, price_of
 
     if force and delivery is None:
         raise click.UsageError("--force goes with --delivery")
@@ -339,7 +339,7 @@ def _machine(calibrate: bool) -> Speeds:
 
     if not calibrate:
         return Speeds()
-    from keyhole.planner.calibration import calibrate as measure
+    from keyhole.planner.speeds import calibrate as measure
 
     return measure()
 

@@ -37,7 +37,7 @@ from keyhole.experiments.task import Task
 from keyhole.files import make_directory, replacing, write_all
 from keyhole.identity import identity_of, resolve
 from keyhole.keys.choice import Choice, choose_with
-from keyhole.planner.planner import check_model_worth
+from keyhole.planner.prices import check_model_worth
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run

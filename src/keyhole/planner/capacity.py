@@ -111,15 +111,10 @@ class PartyNeed:
 def delivery_needs(
     price: Price, need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = None
 ) -> tuple[PartyNeed, ...]:
-    """Returns what each party of a delivery needs to answer a cohort in the time there is.
+    """Returns what each party of a delivery needs to answer a cohort in the time there is; `price`
+    is that of the delivery for this need.
 
-    Args:
-        price: of the way, for this need.
-        need: the public numbers.
-        fleet: the servers.
-        speeds: of the service.
-
-    >>> from keyhole.planner.planner import price_of
+    >>> from keyhole.planner.prices import price_of
     >>> need = Workload(10**9, 1_000, 256, cohort=10**6)
     >>> found = delivery_needs(price_of("pregenerated", need), need, Fleet(seconds=600))
     >>> [(one.party, one.servers, one.first) for one in found]
@@ -142,13 +137,7 @@ def delivery_needs(
 
 def checkin_need(need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = None) -> PartyNeed:
     """Returns what check-ins and manifests take of the one machine that devices ask for a round,
-    whatever the delivery; one check-in of each device, so `--again` is to be long.
-
-    Args:
-        need: the public numbers.
-        fleet: the servers.
-        speeds: of the service.
-    """
+    whatever the delivery; one check-in of each device, so `--again` is to be long."""
     load = _Load(
         out=need.cohort * _TOLD_BYTES,
         inward=0,
@@ -184,12 +173,6 @@ def sum_needs(
 
     In the clear those are the coordinator, which stores them, and the trainer, one process that
     reads its files. Devices connect anew for their update: they have trained meanwhile.
-
-    Args:
-        price: of the way, for this need.
-        need: the public numbers.
-        fleet: the servers.
-        speeds: of the service.
     """
     speeds, sent = speeds or ServiceSpeeds(), need.cohort * price.bytes_up
     connections = need.cohort * fleet.new_connections

@@ -13,7 +13,7 @@ from keyhole.experiments.report.privacy import (
     to_json,
     to_markdown,
 )
-from keyhole.planner.planner import price_of
+from keyhole.planner.prices import price_of
 from keyhole.pricing import Workload
 
 

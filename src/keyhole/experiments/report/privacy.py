@@ -29,7 +29,7 @@ from keyhole.experiments.report.style import (
     series_styles,
 )
 from keyhole.experiments.report.tables import markdown_table
-from keyhole.planner.planner import break_even, price_all, price_of
+from keyhole.planner.prices import break_even, price_all, price_of
 from keyhole.pricing import Workload
 
 _WHOLE, _CLEAR = Broadcast().about.name, Pregenerated().about.name

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from keyhole.delivery import all_deliveries, delivery_names
 from keyhole.errors import CostlyError, InputError
-from keyhole.planner.planner import (
+from keyhole.planner.prices import (
     TRUSTS,
     best,
     break_even,

@@ -1,4 +1,7 @@
-"""Calibration: the speeds of this machine, measured with the code that deliveries run.
+"""Measures the speeds of this machine (calibration), with the code that deliveries run.
+
+This is the one file above `delivery` that names its protocols: what is timed is their inner loops,
+and a speed such as that of a scan is shared by several.
 
 Each piece is timed by the CPU time of this process, the median of five. It takes some seconds and
 a gigabyte. On a machine that does other work, memory comes out slower.

@@ -49,11 +49,7 @@ def price_all(load: Workload, speeds: Speeds | None = None) -> tuple[Price, ...]
     """Returns the price of every delivery, in the order of the catalogue; broadcast is first.
 
     One that cannot serve the load, because its messages would grow beyond their limits, is left
-    out.
-
-    Args:
-        load: the public numbers.
-        speeds: of one core; None takes those of a machine that was measured.
+    out. Speeds are of one core; None takes those of a machine that was measured.
 
     >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> prices = {price.way: price for price in price_all(load)}
@@ -72,12 +68,8 @@ def price_all(load: Workload, speeds: Speeds | None = None) -> tuple[Price, ...]
 
 
 def price_of(name: str, load: Workload, speeds: Speeds | None = None) -> Price:
-    """Returns the price of one delivery, by its name.
-
-    Raises:
-        InputError: the load is beyond what messages of this delivery can hold, or there is no such
-            delivery.
-    """
+    """Returns the price of one delivery, by its name; raises InputError where its messages cannot
+    hold the load, or there is no such delivery."""
     return delivery_named(name).price(load, speeds or Speeds())
 
 
@@ -85,9 +77,6 @@ def satisfies(price: Price, trust: Trust, load: Workload) -> bool:
     """Whether a way keeps what is asked for, by what its parties learn and what that rests on.
 
     Somebody's keys are unlinked among many clients only: the keys of a cohort of one are its own.
-
-    Raises:
-        InputError: no such requirement.
     """
     if trust not in TRUSTS:
         raise InputError(
@@ -111,15 +100,8 @@ def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Pric
     """Returns the way with the fewest bytes that satisfies a requirement; of several the one that
     servers compute least for.
 
-    Broadcast satisfies every requirement, so a private way that is dearer is never the best.
-
-    Args:
-        prices: of ways, all for this load.
-        load: the public numbers.
-        trust: the requirement.
-
-    Raises:
-        InputError: none of the prices satisfies it, or no such requirement.
+    Broadcast satisfies every requirement, so a private way that is dearer is never the best. Raises
+    InputError where none of the prices satisfies it, or there is no such requirement.
 
     >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> prices = price_all(load)
@@ -138,15 +120,8 @@ def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Pric
 
 
 def check_worth(price: Price, broadcast: Price) -> None:
-    """Refuses a private delivery that sends more than the whole model.
-
-    Args:
-        price: of the delivery.
-        broadcast: of sending everything, for the same load.
-
-    Raises:
-        CostlyError: it is dearer.
-    """
+    """Raises CostlyError for a private delivery that sends more than `broadcast` does for the same
+    load."""
     _refuse_dearer(price.way, price.about.is_private, price.bytes_total, broadcast.bytes_total)
 
 
@@ -172,14 +147,7 @@ def break_even(num_keys: int, slice_bytes: int, name: str) -> int:
     every key in the clear names none, and a batch for two servers changes its shape here and there,
     which can make it smaller. With tiny slices there may be more than one such number.
 
-    Args:
-        num_keys: K.
-        slice_bytes: of one slice.
-        name: of the delivery that is compared. More keys than its messages can hold do not count as
-            saving.
-
-    Raises:
-        InputError: a number is out of range.
+    More keys than messages of the delivery can hold do not count as saving.
 
     >>> break_even(10_000, 2_000, "broadcast")
     10000
@@ -208,17 +176,8 @@ def _last(holds: Callable[[int], bool], limit: int) -> int:
 def check_model_worth(
     delivery: Delivery, layout: Layout, keys_per_client: Mapping[str, int], coding: Coding = PLAIN
 ) -> None:
-    """Refuses a delivery that sends more than the whole model.
-
-    Args:
-        delivery: to be checked.
-        layout: the model and its cuts.
-        keys_per_client: key space -> the most keys of a client.
-        coding: of the cut parts.
-
-    Raises:
-        CostlyError: it is dearer than broadcast.
-    """
+    """Raises CostlyError for a private delivery that sends more than the whole model would be;
+    `coding` is that of the cut parts."""
     sent = whole = 0
     limit = max_keys_of(layout, keys_per_client)
     for part, records, m in zip(layout.parts, records_of(layout, coding), limit, strict=True):
