@@ -255,7 +255,7 @@ def test_a_cohort_without_clients_is_refused(cohort):
 def test_a_ring_of_another_size_is_refused(bits):
     with pytest.raises(InputError, match="ring size"):
         FixedPoint(1.0, 10, bits)
-    with pytest.raises(InputError, match="ring of this size"):
+    with pytest.raises(InputError, match="ring size"):
         ring_dtype(bits)
 
 
