@@ -22,14 +22,19 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile(
-    "laws",
+    "all",
     max_examples=60,
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("laws")
+settings.register_profile("fast", settings.get_profile("all"), max_examples=20)
+
+
+def pytest_configure(config):
+    """Laws meet 20 examples each; with the slow tests 60."""
+    settings.load_profile("fast" if config.option.markexpr == "not slow" else "all")
 
 
 def pytest_collection_finish(session):

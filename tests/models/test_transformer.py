@@ -9,6 +9,7 @@ from keyhole import tree
 from keyhole.keys.choice import KeyCounts
 from keyhole.keys.structured import always, sampled_correction, top, with_negatives
 from keyhole.models.transformer import TransformerSizes, transformer
+from tests.helpers import grid
 
 SIZES = TransformerSizes(words=9, embedding=4, width=6, heads=2, neurons=5)
 MODELS = {is_tied: transformer(SIZES, is_tied=is_tied) for is_tied in (False, True)}
@@ -96,8 +97,7 @@ def correction_of(own, correction):
     return {"own": np.full(2, own, np.int32), "correction": np.full(2, correction, np.float32)}
 
 
-@pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("own", [0, 4, 9])
+@grid("is_tied, own", [False, True], [0, 4, 9])
 def test_no_correction_is_the_plain_loss_to_the_byte(is_tied, own):
     params, batch = params_of(MODELS[is_tied]), {"tokens": TEXT % 9}
     plain, corrected = (

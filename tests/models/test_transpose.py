@@ -1,11 +1,13 @@
 """Derived deselect functions: the transpose of psi, also for trees, overlaps and branches on the
 key."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole as kh
@@ -40,6 +42,7 @@ LINEAR["mixing"] = lambda x, k: jnp.ones((2, 6)) @ x * x.dtype.type(3)
 
 
 @pytest.mark.parametrize("name", LINEAR)
+@settings(max_examples=10)
 @given(seed=SEEDS, keys=key_lists(ROW))
 def test_the_derived_deselect_is_the_transpose(name, seed, keys):
     """<psi(x), u> = <x, phi(u)>, exactly: all numbers are small and whole."""
@@ -47,12 +50,14 @@ def test_the_derived_deselect_is_the_transpose(name, seed, keys):
     x = rng.integers(-9, 10, size=(6, 3)).astype(np.float32)
     slices = [jax.tree.map(np.asarray, LINEAR[name](jnp.asarray(x), k)) for k in keys]
     update = jax.tree.map(lambda a: rng.integers(-9, 10, a.shape).astype(np.float32), slices)
-    total = PHI[name](update, keys)
+    total = phi(name)(update, keys)
     pairs = zip(jax.tree.leaves(slices), jax.tree.leaves(update), strict=True)
     assert sum(float(np.vdot(y, u)) for y, u in pairs) == float(np.vdot(x, total))
 
 
-PHI = {name: derive_deselect(psi, X, ROW) for name, psi in LINEAR.items()}
+@cache
+def phi(name):
+    return derive_deselect(LINEAR[name], X, ROW)
 
 
 def test_overlapping_keys_add_up():
@@ -164,23 +169,25 @@ def test_the_operation_that_is_not_linear_is_named():
 
 def test_an_update_needs_one_slice_per_key():
     with pytest.raises(ShapeError, match="got 1 slices; expected 2"):
-        PHI["row"]([X[0]], ROW.keys([1, 2]))
+        phi("row")([X[0]], ROW.keys([1, 2]))
 
 
 def test_keys_of_another_space_are_refused():
     with pytest.raises(KeySpaceError, match="another key space"):
-        PHI["row"]([X[0]], kh.KeySpace("column", 6).keys([1]))
+        phi("row")([X[0]], kh.KeySpace("column", 6).keys([1]))
 
 
+def unrolled(x, k):
+    return window(x, k) if k >= 0 else x[k]
+
+
+@settings(max_examples=8)
 @given(st.data())
 def test_traced_and_unrolled_keys_agree(data):
     """`branch` without its branch runs traced, with a useless one unrolled."""
     keys = data.draw(key_lists(ROW))
 
-    def unrolled(x, k):
-        return window(x, k) if k >= 0 else x[k]
-
     update = [X[i % 6] for i in range(len(keys))]
     np.testing.assert_array_equal(
-        PHI["window"](update, keys), derive_deselect(unrolled, X, ROW)(update, keys)
+        phi("window")(update, keys), derive_deselect(unrolled, X, ROW)(update, keys)
     )
