@@ -102,6 +102,8 @@ def test_a_directory_that_holds_no_run_is_refused(run, tmp_path):
     assert not (tmp_path / "rounds").exists()
 
 
-def test_other_data_than_the_run_s_are_refused(run, trained, tmp_path):
+def test_other_data_than_the_run_s_are_refused(run, trained, few_writers, tmp_path):
+    with np.load(few_writers) as arrays:
+        np.savez(tmp_path / "other.npz", **{**arrays, "images": 255 - arrays["images"]})
     with pytest.raises(KeyholeError, match="holds a run with another data"):
-        run(trained, tmp_path / "rounds", data="synthetic")
+        run(trained, tmp_path / "rounds", data=tmp_path / "other.npz")

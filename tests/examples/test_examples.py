@@ -9,6 +9,7 @@ import pytest
 from tests.helpers import ROOT, load_example
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SLOW = {"ray_cohort.py"}  # starts Ray
 
 
 @cache
@@ -18,7 +19,11 @@ def run(path):
     )
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def marked(path):
+    return pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else (), id=path.name)
+
+
+@pytest.mark.parametrize("path", [marked(path) for path in EXAMPLES])
 def test_an_example_runs_without_a_word_on_stderr(path):
     done = run(path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,6 +70,7 @@ def test_every_private_fetch_brings_the_same_slices():
     assert out.count("the slices that were asked for: True") == 3
 
 
+@pytest.mark.slow
 def test_a_cohort_on_ray_loses_a_worker_and_no_byte():
     out = run(ROOT / "examples" / "ray_cohort.py").stdout
     assert "worker lost: 100 clients asked for keys again" in out
