@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.aggregators import SHARED
+from keyhole.cli.aggregators import shared_names
 from keyhole.cli.listen import listen_of, listen_options
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+(SHARED,) = shared_names()
 
 
 @click.command()

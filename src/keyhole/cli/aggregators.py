@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.aggregation import aggregation_names
-from keyhole.cli.options import PLACE, in_group
+from keyhole.cli.options import PLACE, NameOr, in_group
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SALT = "aggregators.salt"
-(SHARED,) = aggregation_names(lambda about: about.is_shared)
-"""The sum that two aggregators make of shares."""
 
 
 def _pair(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -34,11 +31,16 @@ def _pair(context: click.Context, option: click.Parameter, text: str | None) -> 
     return found
 
 
+def shared_names() -> tuple[str, ...]:
+    """The sum that two aggregators make of shares; only those who ask load the catalogue."""
+    from keyhole.aggregation import aggregation_names
+
+    return aggregation_names(lambda about: about.is_shared)
+
+
 def own_sum_option(group: str, text: str) -> Callable[[_Command], _Command]:
     """An option that names the sum of two aggregators."""
-    return in_group(
-        group, "--aggregation", metavar=f"{SHARED}|module:NAME", help=text, show_default=SHARED
-    )
+    return in_group(group, "--aggregation", type=NameOr(shared_names), help=text)
 
 
 _NAMED = (
@@ -128,9 +130,10 @@ def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)
     if not options["devices"] or not options["aggregator_tokens"]:
         raise click.UsageError("--aggregators goes with --devices and --aggregator-tokens")
-    name = options["aggregation"] or SHARED
-    if name != SHARED and ":" not in name:
-        raise click.UsageError(f"two aggregators make {SHARED}, or your own module:NAME")
+    (shared,) = shared_names()
+    name = options["aggregation"] or shared
+    if name != shared and ":" not in name:
+        raise click.UsageError(f"two aggregators make {shared}, or your own module:NAME")
     return {**options, "aggregation": name}
 
 

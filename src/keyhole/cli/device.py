@@ -80,9 +80,6 @@ def fetch_of(
         options: those of `delivery_options`, checked.
         connect: makes a device of another service, from what that is, its URL, and the file of the
             token; and closes it in the end.
-
-    Raises:
-        InputError: the file of --gateway-config holds no keys.
     """
     from keyhole.device.take_part import fetch_by
 
@@ -120,10 +117,8 @@ def _pinned(path: Path | None) -> bytes | None:
         decode_configs(found)
     except (OSError, MalformedError) as error:
         raise InputError(
-            "the gateway's keys cannot be read",
-            got=f"file {path}",
-            allowed="a file that `keyhole token gateway-config` has written",
-            fix="ask the operator of the gateway for it",
+            f"the gateway's keys cannot be read: got file {path}; expected a file that `keyhole "
+            "token gateway-config` has written; ask the operator of the gateway for it"
         ) from error
     return found
 
@@ -199,10 +194,9 @@ def _check_token(token: str, client: int) -> None:
     named, mine = device_in(token), device_name(client)
     if named is not None and named != mine:
         raise InputError(
-            "the token is for another device",
-            got=f"a token for {named}, with --client {client}",
-            allowed=f"a token for {mine}",
-            fix="pass the --client that the token is for, or ask the operator for another token",
+            f"the token is for another device: got a token for {named}, with --client {client}; "
+            f"expected a token for {mine}; pass the --client that the token is for, or ask the "
+            "operator for another token"
         )
 
 
@@ -301,10 +295,8 @@ def _population(task: str, data: str) -> Callable[[DeviceSettings], Clients]:
         told = settings.run
         if told.task != task:
             raise InputError(
-                "the service runs another task",
-                got=f"--task {task}",
-                allowed=told.task,
-                fix=f"pass --task {told.task}",
+                f"the service runs another task: got --task {task}; expected {told.task}; pass "
+                f"--task {told.task}"
             )
         start_jax()
         from keyhole.experiments.experiment import Experiment

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.cli.aggregators import SHARED, named_options
+from keyhole.cli.aggregators import named_options, shared_names
 from keyhole.cli.options import (
     PLACE,
     GroupedCommand,
@@ -81,7 +81,7 @@ def _spec_of_round(context: click.Context, task: str) -> RunSpec:
             if options.get(name_of_option(name)):
                 raise click.UsageError(f"{name} goes with --aggregators")
         return spec
-    spec = spec.changed({"aggregation.name": SHARED})
+    spec = spec.changed({"aggregation.name": shared_names()[0]})
     check_sum_flags(options, spec)
     return spec
 

@@ -56,6 +56,8 @@ class GroupedOption(click.Option):
             extra["default"] = aggregation_names()[0]
         elif isinstance(self.show_default, str):
             extra["default"] = self.show_default
+        elif isinstance(self.type, NameOr) and len(self.type.names()) == 1:
+            extra["default"] = self.type.names()[0]
         return extra
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -64,7 +66,7 @@ class GroupedOption(click.Option):
         if record is None or not isinstance(self.type, NameOr):
             return record
         flag, text = record
-        about, sign, extra = text.rpartition("  [")
+        about, sign, extra = text.rpartition("  [") if "  [" in text else (text, "", "")
         own = ", or module:NAME" if self.type.is_open else ""
         return flag, f"{about} One of {', '.join(self.type.names())}{own}.{sign}{extra}"
 

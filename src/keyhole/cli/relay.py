@@ -72,11 +72,7 @@ def relay(**options: Any) -> None:
 
 
 def _gateway(options: dict[str, Any]) -> tuple[HttpClient, str | None]:
-    """How the gateway is asked, and the token to show there; nothing is opened yet.
-
-    Raises:
-        InputError: the URL or a file cannot be used.
-    """
+    """How the gateway is asked, and the token to show there; nothing is opened yet."""
     from keyhole.wire.http import HttpClient
     from keyhole.wire.sockets import Retry
 

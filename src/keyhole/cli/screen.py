@@ -22,9 +22,6 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from keyhole.data.cache import cache_root, find_source
-from keyhole.data.open import find_current, import_dataset, locate
-
 if TYPE_CHECKING:
     from keyhole.service.served import Waiting
 
@@ -65,6 +62,9 @@ class _Shrinking(ProgressColumn):
 
 def import_shown(source: str | Path) -> Path:
     """Returns the directory of a dataset, imported where it is not, with a bar for each step."""
+    from keyhole.data.cache import cache_root, find_source
+    from keyhole.data.open import find_current, import_dataset, locate
+
     if (found := find_current(source, cache_root())) is not None:
         return found
     path = locate(source)

@@ -59,12 +59,7 @@ _MAX_HELD = 512 << 20  # bytes of messages of all clients that are answered toge
 
 @dataclass(frozen=True, repr=False)
 class Retrieval(Generic[KeysT, FoundT]):
-    """What is to be retrieved.
-
-    Args:
-        client: makes queries.
-        keys: what they are for.
-    """
+    """What is to be retrieved."""
 
     client: SelectClient[KeysT, FoundT]
     keys: KeysT
@@ -75,9 +70,7 @@ class Unanswered:
     """Why there is no answer that can be used.
 
     Args:
-        reason: in a few words.
         after: seconds to wait, where a server said so.
-        error: what was raised, if anything.
     """
 
     reason: str
@@ -118,7 +111,6 @@ def retrieve(wants: Sequence[Retrieval[KeysT, FoundT]], links: Links) -> list[Fo
     """Asks until there is a whole answer to every want.
 
     Raises:
-        KeySpaceError: keys that cannot be asked for; nothing has been sent.
         KeyholeError: what a reply or `links` found wrong; all wants have been asked by then.
     """
     queries = dict(enumerate([want.client.query(want.keys) for want in wants]))
@@ -192,13 +184,7 @@ Answer: TypeAlias = Callable[[Sequence[tuple[bytes, ...]]], Sequence[Sequence[by
 
 @dataclass(frozen=True)
 class LocalLinks:
-    """Links to parties in this process: what goes wrong is raised.
-
-    Args:
-        answer: all parties.
-        clients: whose the wants are, by their place.
-        tally: what is sent is added here.
-    """
+    """Links to parties in this process: what goes wrong is raised."""
 
     answer: Answer
     clients: Sequence[int]
@@ -243,7 +229,6 @@ class PrivateRound:
 
     Args:
         keys_per_client: key space -> the most keys that a client may ask for; public.
-        coding: of the cut parts.
         leaks: party -> what it learns.
     """
 

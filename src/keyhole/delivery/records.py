@@ -45,9 +45,6 @@ class Coding:
         kind: of `CodingKind`.
         seed: of the stochastic rounding to 8 or 4 bits. One seed for a whole run keeps the bytes of
             rows that do not change, so that rounds can be published incrementally.
-
-    Raises:
-        InputError: no such coding.
     """
 
     kind: CodingKind = "plain"
@@ -56,10 +53,8 @@ class Coding:
     def __post_init__(self) -> None:
         if self.kind not in get_args(CodingKind):
             raise InputError(
-                "no such coding of slices",
-                got=self.kind,
-                allowed=", ".join(get_args(CodingKind)),
-                fix="choose one of them",
+                f"no such coding of slices: got {self.kind}; expected "
+                f"{', '.join(get_args(CodingKind))}; choose one of them"
             )
 
 
@@ -86,10 +81,7 @@ class Records:
     """What the records of one table hold.
 
     Args:
-        name: of the table.
         num_keys: K; keys are 0 to K - 1.
-        fields: the arrays of a slice, in path order.
-        coding: how their numbers are stored.
 
     >>> table = Records("word", 9, (RecordField("w", (3,), np.dtype("f4")),), Coding("uint8"))
     >>> table.record_bytes  # three codes, a scale and an offset
@@ -126,9 +118,6 @@ class Records:
         Args:
             slices: path -> (m, *shape) array of each field.
             keys: (m,) int64, whose slices these are; rounding depends on them.
-
-        Raises:
-            NotFiniteError: a coded slice holds NaN, infinity or numbers beyond its format.
         """
         out = np.empty((len(keys), self.record_bytes), np.uint8)
         at, start = 0, 0
@@ -154,17 +143,11 @@ class Records:
         return self.encode(self._split(rows), keys)
 
     def decode(self, records: RecordArray) -> dict[str, Array]:
-        """Returns path -> (m, *shape): the numbers that records stand for.
-
-        Raises:
-            ShapeError: these are not records of this table.
-        """
+        """Returns path -> (m, *shape): the numbers that records stand for."""
         if records.ndim != 2 or records.shape[1] != self.record_bytes:
             raise ShapeError(
-                f"bytes are not records of {self.name!r}",
-                got=f"shape {records.shape}",
-                allowed=f"(m, {self.record_bytes})",
-                fix="check that both sides use the same manifest",
+                f"bytes are not records of {self.name!r}: got shape {records.shape}; expected (m, "
+                f"{self.record_bytes}); check that both sides use the same manifest"
             )
         found, at = {}, 0
         for field in self.fields:
@@ -281,10 +264,7 @@ def assemble(
     """Returns the sub-model that records stand for.
 
     Args:
-        layout: the model and its cuts.
-        tables: what the records of each part hold.
         found: the records of each part, in the order of `part.keys_of(keys)`.
-        keys: of each key space, by name.
     """
     leaves: dict[str, Array] = {}
     for part, table, records in zip(layout.parts, tables, found, strict=True):
@@ -305,10 +285,7 @@ def keep_found(
     dropped, from every part.
 
     Args:
-        layout: the model and its cuts.
         found: the records of each part, in the order of `part.keys_of(keys)`.
-        is_found: which of them are there.
-        keys: what was asked for.
 
     Returns:
         The records of each part and the keys that are left, order and repeats kept.

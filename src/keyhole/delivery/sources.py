@@ -46,9 +46,7 @@ class StateSource:
     """One part of a server state.
 
     Args:
-        state: read at the moment of asking.
         place: of the part in `state.layout.parts`.
-        coding: how its numbers are stored.
     """
 
     state: ServerState
@@ -83,8 +81,6 @@ class FunctionSource:
     """A select function that takes all keys of a batch at once.
 
     Args:
-        records: what a record holds.
-        server_value: x.
         select_batch: `(x, keys) -> {path: (m, *shape)}`; `models/transpose.py` makes one of any
             select function, and a fast one of most that are written in JAX.
     """
@@ -101,8 +97,6 @@ class FunctionSource:
 
         Args:
             select_batch: made by `keyhole.models.transpose.batch_select`.
-            server_value: x.
-            space: the key space.
             coding: how numbers are stored; `coding_of` tells that of a transformed select function.
         """
         fields = tuple(
@@ -138,7 +132,6 @@ class Excerpt:
     """Rows of some parts of a model: a `RowSource` for the keys that are there.
 
     Args:
-        layout: the model and its cuts.
         parts: place of a part -> its keys, ascending, and the row of each.
     """
 
@@ -169,18 +162,12 @@ class Excerpt:
         return Excerpt(self.layout, {**self.parts, **other.parts})
 
     def rows(self, part: int, keys: KeyArray) -> Array:
-        """Implements `RowSource.rows`.
-
-        Raises:
-            KeySpaceError: a key is not in the excerpt.
-        """
+        """Implements `RowSource.rows`."""
         held, rows = self.parts[part]
         at = np.searchsorted(held, keys)
         if not np.array_equal(held.take(at, mode="clip"), keys):
             raise KeySpaceError(
-                "keys are not in the excerpt",
-                got=f"{len(np.setdiff1d(keys, held))} others",
-                allowed=f"the {len(held)} keys that it was made for",
-                fix="name them where it is made",
+                f"keys are not in the excerpt: got {len(np.setdiff1d(keys, held))} others; "
+                f"expected the {len(held)} keys that it was made for; name them where it is made"
             )
         return rows.take(at, axis=0)

@@ -62,10 +62,6 @@ class SliceCache:
         directory: keeps them over restarts, one file per table; None keeps them in memory.
         max_bytes: of all slices; those whose last use is longest ago go first.
         min_record: bytes of a slice below which sums would cost more than they save.
-
-    Raises:
-        InputError: a number is negative.
-        StorageError: the directory cannot be made.
     """
 
     def __init__(
@@ -73,10 +69,8 @@ class SliceCache:
     ) -> None:
         if max_bytes < 0 or min_record < 0:
             raise InputError(
-                "the size of a cache is out of range",
-                got=f"{max_bytes} bytes, slices from {min_record}",
-                allowed="0 or more",
-                fix="choose other numbers",
+                f"the size of a cache is out of range: got {max_bytes} bytes, slices from "
+                f"{min_record}; expected 0 or more; choose other numbers"
             )
         self._directory, self._limit, self._minimum = directory, max_bytes, min_record
         self._tables: dict[str, _Table] = {}
@@ -120,9 +114,6 @@ class SliceCache:
 
         Args:
             found: of each table: what its records hold, keys, records and their sums.
-
-        Raises:
-            StorageError: the disk refuses; what was kept before is still there.
         """
         with self._lock:
             self._now += 1

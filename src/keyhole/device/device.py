@@ -49,8 +49,6 @@ class Assignment(msgspec.Struct, frozen=True):
     """What a device is told that takes part in a round.
 
     Attributes:
-        round: its identifier.
-        number: t.
         token: to show in this round; null where the service asks for none.
         fetch_after: seconds to wait before the first request, so that not all come at once.
     """
@@ -355,10 +353,9 @@ def _number(round_id: str) -> int:
     number = number_of(round_id)
     if number is None:
         raise InputError(
-            "not the identifier of a round",
-            got=repr(round_id),
-            allowed="an assignment, or a number and 16 hex digits, such as 3-0123456789abcdef",
-            fix="pass what check_in returns, or the round of current",
+            f"not the identifier of a round: got {round_id!r}; expected an assignment, or a number "
+            "and 16 hex digits, such as 3-0123456789abcdef; pass what check_in returns, or the "
+            "round of current"
         )
     return number
 
@@ -384,17 +381,14 @@ def _bounded(seconds: float | None) -> float:
 
 def _no_sense(what: str) -> ServiceError:
     return ServiceError(
-        "the service says something that makes no sense",
-        got=what,
-        allowed="messages as docs/wire.md describes them",
-        fix="check the URL, and that both sides are of one version",
+        f"the service says something that makes no sense: got {what}; expected messages as "
+        "docs/wire.md describes them; check the URL, and that both sides are of one version"
     )
 
 
 def _not_the_manifest(round_id: str) -> DamageError:
     return DamageError(
-        "the manifest was damaged",
-        got="bytes that the round is not named after",
-        allowed=f"the manifest of round {round_id}",
-        fix="fetch it again; if it happens every time, check what stands before the service",
+        "the manifest was damaged: got bytes that the round is not named after; expected the "
+        f"manifest of round {round_id}; fetch it again; if it happens every time, check what "
+        "stands before the service"
     )

@@ -63,9 +63,7 @@ class Want:
     """What a device wants of one table.
 
     Args:
-        table: its place in the manifest.
         keys: (m,) int64.
-        record_bytes: of the table.
         held: what need not be sent if it has not changed.
     """
 
@@ -107,22 +105,7 @@ def fetch_slices(
     max_bytes: int,
     traffic: FetchTraffic,
 ) -> list[Slices]:
-    """Returns the records of each want, in order.
-
-    Args:
-        client: to ask with.
-        round_id: of the round.
-        wants: of any tables of the round.
-        token: of the device in this round.
-        max_keys: in one query; more are asked for in several.
-        max_bytes: of the records of one query, likewise.
-        traffic: what it costs is added here.
-
-    Raises:
-        RequestError: the service refuses, by kind.
-        ServiceError: no usable answer, or a record of more than `max_bytes`.
-        DamageError: what arrived was not what was sent, time and again.
-    """
+    """Returns the records of each want, in order."""
     for want in wants:
         refuse_longer("a slice", want.record_bytes if len(want.keys) else 0, max_bytes)
     path = f"/v1/rounds/{round_id}/slices"
@@ -207,11 +190,7 @@ class _SoFar:
         return sum(int(np.sum(~answer.is_sent)) for sent in self._sent for answer in sent)
 
     def add(self, got: Received) -> bool:
-        """Takes what has arrived, whole or cut; returns whether that settled any key.
-
-        Raises:
-            DamageError: a whole answer is not as long as it must be.
-        """
+        """Takes what has arrived, whole or cut; returns whether that settled any key."""
         if got.status != 200:
             if not got.problem:
                 raise _damaged(f"status {got.status}")
@@ -230,11 +209,7 @@ class _SoFar:
         return sum(self._at) > before
 
     def checked(self) -> list[Slices]:
-        """The records, once everything has arrived.
-
-        Raises:
-            DamageError: they are not those that were published.
-        """
+        """The records, once everything has arrived."""
         slices = [self._joined(place) for place in range(len(self._wants))]
         if check_of([s.sums for s in slices]) != self._check:
             raise _damaged("records whose sums differ from those of the service")
@@ -312,22 +287,14 @@ def _joined(pieces: Sequence[Slices]) -> Slices:
 
 def _damaged(what: str) -> DamageError:
     return DamageError(
-        "slices were damaged",
-        got=what,
-        allowed="the records that the round was published with",
-        fix="fetch them again; if it happens every time, the service's files are damaged",
+        f"slices were damaged: got {what}; expected the records that the round was published with; "
+        "fetch them again; if it happens every time, the service's files are damaged"
     )
 
 
 @dataclass(frozen=True, repr=False)
 class Submodel:
-    """What a device received of a model.
-
-    Args:
-        model: the server's tree with shorter axes.
-        keys: what it was selected with, by key space.
-        traffic: what it cost.
-    """
+    """What a device received of a model."""
 
     model: Tree
     keys: Mapping[str, Keys]
@@ -354,43 +321,28 @@ class KnownRound:
 
     @cached_property
     def layout(self) -> Layout:
-        """The model and its cuts.
-
-        Raises:
-            InputError: the tables of the round are of select functions.
-        """
+        """The model and its cuts."""
         layout = self.manifest.layout
         if layout is None:
             raise InputError(
-                f"round {self.id} does not hold a model that is cut",
-                got="tables of select functions",
-                allowed="tables of a model",
-                fix="fetch its slices table by table, with fetch_slices",
+                f"round {self.id} does not hold a model that is cut: got tables of select "
+                "functions; expected tables of a model; fetch its slices table by table, with "
+                "fetch_slices"
             )
         return layout
 
     def table(self, name: str) -> int:
-        """The place of a table.
-
-        Raises:
-            NotFoundError: the round has no such table.
-        """
+        """The place of a table."""
         names = [table.name for table in self.manifest.tables]
         if name not in names:
             raise NotFoundError(
-                f"round {self.id} has no such table",
-                got=repr(name),
-                allowed=", ".join(names),
-                fix="name one of them",
+                f"round {self.id} has no such table: got {name!r}; expected {', '.join(names)}; "
+                "name one of them"
             )
         return names.index(name)
 
     def segment(self, table: int, place: int) -> SegmentInfo:
-        """A segment of a table.
-
-        Raises:
-            NotFoundError: the table has no such segment.
-        """
+        """A segment of a table."""
         info = self.manifest.tables[table]
         if not 0 <= place < len(info.segments):
             raise NotFoundError(
@@ -407,11 +359,7 @@ class KnownRound:
         return KeySpace(table.name, table.num_keys).keys(keys)
 
     def keys_by_space(self, keys: Mapping[str, Any] | ClientKeys) -> dict[str, Keys]:
-        """A device's keys by key space, checked; given by name, or as `Keys`.
-
-        Raises:
-            KeySpaceError: a key space is missing or foreign, or keys are outside it.
-        """
+        """A device's keys by key space, checked; given by name, or as `Keys`."""
         if not isinstance(keys, Mapping):
             return self.layout.keys_by_space(keys)
         names = {space.name for space in self.layout.spaces}
@@ -438,9 +386,7 @@ class WholeModel:
     """A round that a device has downloaded entirely: it selects at home, and nobody learns a key.
 
     Args:
-        round: what its tables hold.
         tables: the records of each, (K, record_bytes).
-        traffic: what the download cost.
     """
 
     round: KnownRound

@@ -82,9 +82,7 @@ class ServerLinks:
     """All servers of a delivery, in their order.
 
     Args:
-        each: one link to each.
         pool: threads, as many as links: servers are asked at the same time.
-        traffic: what asking costs is added here.
     """
 
     each: Sequence[ServerLink]
@@ -95,10 +93,8 @@ class ServerLinks:
         """The params of a table, which all servers must state alike.
 
         Raises:
-            StaleError: they do not, or one of them does not have the round.
             ServiceError: a server is not the one it is taken for. Both halves of a query at one
                 server would show it all keys. Or it is set up otherwise than the first.
-            RequestError: one of them refuses.
         """
         found = self._at_once(
             [partial(_params, server, link, path) for server, link in enumerate(self.each)]
@@ -144,10 +140,9 @@ def _params(server: int, link: ServerLink, path: str) -> bytes:
         raise wrong(f"{error.wrong} at server {server}") from error
     if got.headers.get(SERVER_HEADER) != str(server):
         raise ServiceError(
-            "another server answers",
-            got=f"one that does not say that it is server {server}",
-            allowed=f"server {server}",
-            fix="name the service that runs with --pir 0 first, the other one second",
+            f"another server answers: got one that does not say that it is server {server}; "
+            f"expected server {server}; name the service that runs with --pir 0 first, the other "
+            "one second"
         )
     return bytes(got.body)
 
@@ -156,7 +151,6 @@ class TableLinks:
     """The links to the servers of some tables, as `retrieve` uses them.
 
     Args:
-        links: to the servers.
         targets: path and length of a reply of each table, such that this device takes them.
     """
 
@@ -226,10 +220,9 @@ class QueryFetch:
         needed = self.delivery.about.servers
         if len(self.others) != needed - 1:
             raise InputError(
-                f"{self.delivery.about.name} is fetched from another number of servers",
-                got=f"{1 + len(self.others)} servers",
-                allowed=f"{needed} servers",
-                fix="pass one device for each server beside the first",
+                f"{self.delivery.about.name} is fetched from another number of servers: got "
+                f"{1 + len(self.others)} servers; expected {needed} servers; pass one device for "
+                "each server beside the first"
             )
 
     def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
@@ -334,10 +327,9 @@ class QueryFetch:
             )
         if limit is not None and public.max_keys != limit:
             raise ServiceError(
-                f"queries of table {info.name!r} are to be padded to another number of keys",
-                got=f"{public.max_keys} keys",
-                allowed=f"{limit} keys, as the round says or the device was told",
-                fix="check --pir-keys at the servers, and max_keys on the device",
+                f"queries of table {info.name!r} are to be padded to another number of keys: got "
+                f"{public.max_keys} keys; expected {limit} keys, as the round says or the device "
+                "was told; check --pir-keys at the servers, and max_keys on the device"
             )
         return params, public
 
@@ -398,11 +390,7 @@ def _download(links: ServerLinks, known: KnownRound, place: int) -> RecordArray:
 
 
 def _joined(second: Device, round_id: str) -> Assignment | str:
-    """How the second service knows this device in a round.
-
-    Raises:
-        StaleError: it has no such round, or not yet.
-    """
+    """How the second service knows this device in a round."""
     if second.token_for(round_id) is None:
         return round_id
     told = second.check_in()
@@ -418,17 +406,14 @@ def _joined(second: Device, round_id: str) -> Assignment | str:
 
 def _set_up_wrongly(got: str) -> ServiceError:
     return ServiceError(
-        "the servers are not set up alike",
-        got=got,
-        allowed="private retrieval with the same settings at every server",
-        fix="check the URLs, and --pir and --pir-keys at each",
+        f"the servers are not set up alike: got {got}; expected private retrieval with the same "
+        "settings at every server; check the URLs, and --pir and --pir-keys at each"
     )
 
 
 def _differ(got: str) -> StaleError:
     return StaleError(
-        "the servers do not hold the same slices",
-        got=got,
-        allowed="the same round, slices and settings at every server",
-        fix="wait until the round is at all of them; else check --pir-keys at each",
+        f"the servers do not hold the same slices: got {got}; expected the same round, slices and "
+        "settings at every server; wait until the round is at all of them; else check --pir-keys "
+        "at each"
     )

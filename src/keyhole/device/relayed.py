@@ -75,12 +75,8 @@ def agreed_config(relay: HttpClient, gateway: HttpClient, pinned: bytes | None) 
     """Returns the key configuration to use.
 
     Args:
-        relay: passes on what the gateway tells it.
         gateway: tells it the device directly; what is asked is no secret.
         pinned: a list of configurations that the device holds; then nobody is asked.
-
-    Raises:
-        ServiceError: the sources differ, or one gives none that can be used.
     """
     listed = pinned
     if listed is None:
@@ -95,10 +91,9 @@ def agreed_config(relay: HttpClient, gateway: HttpClient, pinned: bytes | None) 
 
 def _no_key(got: str) -> ServiceError:
     return ServiceError(
-        "no key configuration that all devices share",
-        got=got,
-        allowed="the same from relay and gateway, or one of a file",
-        fix="try again; if it happens every time, ask the operator for the configuration",
+        f"no key configuration that all devices share: got {got}; expected the same from relay and "
+        "gateway, or one of a file; try again; if it happens every time, ask the operator for the "
+        "configuration"
     )
 
 
@@ -174,10 +169,9 @@ class RelayedFetch:
         total = sum(shape.max_keys * shape.record_bytes for shape in shapes)
         if count > self.max_requests or total > self.max_bytes:
             raise ServiceError(
-                "the round asks for more requests than this device makes",
-                got=f"{count} requests for {total} bytes",
-                allowed=f"{self.max_requests} requests for {self.max_bytes} bytes",
-                fix="raise max_requests or max_bytes, if the service is to be trusted with it",
+                f"the round asks for more requests than this device makes: got {count} requests "
+                f"for {total} bytes; expected {self.max_requests} requests for {self.max_bytes} "
+                "bytes; raise max_requests or max_bytes, if the service is to be trusted with it"
             )
 
 
@@ -290,10 +284,9 @@ class _RelayLinks:
             )
         except RequestError as error:
             raise ServiceError(
-                "the relay refuses",
-                got=f"{type(error).__name__}: {error.wrong}",
-                allowed="a relay that takes sealed requests",
-                fix="check the URL of the relay; nothing was asked for without it",
+                f"the relay refuses: got {type(error).__name__}: {error.wrong}; expected a relay "
+                "that takes sealed requests; check the URL of the relay; nothing was asked for "
+                "without it"
             ) from error
         self._traffic.requests += 1
         self._traffic.bytes_up += len(body)
@@ -334,10 +327,9 @@ def _check(responses: Sequence[BinaryResponse]) -> None:
     for at, response in enumerate(responses):
         if dict(response.fields).get(CHECK_FIELD) != check_of([sums[at : at + 1]]).encode("ascii"):
             raise DamageError(
-                "slices were damaged",
-                got="records whose sums differ from those of the service",
-                allowed="what was published",
-                fix="fetch them again; if it happens every time, the service's disk is at fault",
+                "slices were damaged: got records whose sums differ from those of the service; "
+                "expected what was published; fetch them again; if it happens every time, the "
+                "service's disk is at fault"
             )
 
 
@@ -349,10 +341,8 @@ def _refusal(response: BinaryResponse) -> KeyholeError | AskAgainError:
         return refusal_of(response.status, response.content)
     kind = {404: NotFoundError, 410: TooLateError}.get(response.status, ServiceError)
     return kind(
-        "the gateway refuses",
-        got=f"status {response.status}",
-        allowed="slices of a round that is there",
-        fix="check in again",
+        f"the gateway refuses: got status {response.status}; expected slices of a round that is "
+        "there; check in again"
     )
 
 

@@ -26,19 +26,12 @@ def download_table(
     max_bytes: int,
     traffic: FetchTraffic,
 ) -> RecordArray:
-    """Returns all records of a table, (K, record_bytes).
-
-    Raises:
-        NotFoundError: the table is computed on demand, and has no segments.
-        DamageError, ServiceError: as `download_segment`.
-    """
+    """Returns all records of a table, (K, record_bytes)."""
     info = known.manifest.tables[table]
     if not info.segments:
         raise NotFoundError(
-            f"table {info.name!r} cannot be downloaded",
-            got="a table that is computed on demand",
-            allowed="a table of segments",
-            fix="ask for slices of it, with fetch_slices",
+            f"table {info.name!r} cannot be downloaded: got a table that is computed on demand; "
+            "expected a table of segments; ask for slices of it, with fetch_slices"
         )
     download = partial(download_segment, token=token, max_bytes=max_bytes, traffic=traffic)
     pieces = [download(client, known, table, place) for place in range(len(info.segments))]
@@ -59,11 +52,6 @@ def download_segment(
 
     Its sums are held to the manifest, its records to the sums, and to their SHA-256 where the
     manifest has it.
-
-    Raises:
-        NotFoundError: the table has no such segment.
-        DamageError: what arrives is not what was published, time and again.
-        ServiceError: no usable answer, or a segment of more than `max_bytes`.
     """
     info, segment = known.manifest.tables[table], known.segment(table, place)
     refuse_longer("a segment", segment.count * max(info.record_bytes, _SUM_BYTES), max_bytes)
@@ -95,8 +83,6 @@ def download_segment(
 
 def _damaged(known: KnownRound, what: str) -> DamageError:
     return DamageError(
-        f"a segment of round {known.id} was damaged",
-        got=what,
-        allowed="the segment that was published",
-        fix="fetch it again; if it happens every time, the service's files are damaged",
+        f"a segment of round {known.id} was damaged: got {what}; expected the segment that was "
+        "published; fetch it again; if it happens every time, the service's files are damaged"
     )

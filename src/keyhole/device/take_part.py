@@ -69,13 +69,7 @@ class Taken:
     """A round that a device took part in.
 
     Args:
-        round: its identifier.
-        number: t.
-        keys: how many it trained with, over all key spaces.
         missing: how many more it had chosen: a private way found no place for them.
-        bytes_down: slices it received.
-        bytes_up: queries and the update.
-        reused: slices that had not changed and were not sent.
     """
 
     round: str
@@ -98,13 +92,9 @@ def fetch_by(
     """Returns how a device fetches by a delivery. What it does not use is not loaded.
 
     Args:
-        delivery: which one.
         others: devices of the parties that it connects to beside the service, by their names.
         pinned: the key configuration of a gateway, for sealed requests; None compares what relay
             and gateway say.
-
-    Raises:
-        InputError: devices cannot use the delivery, or a party is missing.
     """
     about = delivery.about
     if about.route is None or others.keys() != set(about.connects_to):
@@ -134,19 +124,11 @@ def take_part(device: Device, participant: Participant, done: str | None = None)
     """One whole round: checks in, waits as told, fetches, trains, sends.
 
     Args:
-        device: to take part with.
-        participant: what it does in a round.
         done: a round in which it has sent its update. The service knows that by itself only where
             updates go there.
 
     Returns:
         What it took, or how many seconds to wait before asking again.
-
-    Raises:
-        TooLateError: the round closed meanwhile: nothing more is fetched or sent.
-        StaleError: the servers of a private fetch do not hold the same round.
-        ConflictError: the service has a different update of this device.
-        ServiceError: no usable answer, or the device is to stop.
     """
     told = device.check_in()
     if isinstance(told, Wait):
@@ -158,11 +140,7 @@ def take_part(device: Device, participant: Participant, done: str | None = None)
 
 
 def take_part_in(device: Device, told: Assignment, participant: Participant) -> Taken:
-    """The round that a device was told of, by the service or in another way.
-
-    Raises:
-        TooLateError, StaleError, ConflictError, ServiceError: as `take_part` does.
-    """
+    """The round that a device was told of, by the service or in another way."""
     _refuse_late(device, told)
     known = device.known(told)
     keys = participant.choose(known)
@@ -194,10 +172,7 @@ def keep_taking_part(
     """Takes part in round after round, until `device.stop` is set.
 
     Args:
-        device: to take part with.
-        participant: what it does in a round.
         rounds: how many to take part in; without limit unless told.
-        on_round: called after each.
         on_miss: called with the reason when a round closed before the update was there, or when
             the servers of a private fetch did not hold the same round.
         on_wait: called with the seconds that the service asks to wait, since it has no round for
@@ -207,8 +182,6 @@ def keep_taking_part(
         In how many rounds it took part.
 
     Raises:
-        ServiceError: no usable answer, for longer than the device retries.
-        RequestError: the service refuses, for a reason that a later round will not change.
         StaleError: the servers of a private fetch did not hold the same round, time and again.
     """
     taken, stale, done = 0, 0, None
@@ -243,10 +216,8 @@ def _pause(device: Device, seconds: float) -> None:
         device.clock.sleep(seconds)
     if device.stop.is_set():
         raise ServiceError(
-            "stopped before the round was over",
-            got="a stop event",
-            allowed="no stop before the update is sent",
-            fix="take part again when there is time",
+            "stopped before the round was over: got a stop event; expected no stop before the "
+            "update is sent; take part again when there is time"
         )
 
 
@@ -258,10 +229,8 @@ def _in_time(send: Send) -> Send:
             return send(device, told, update, keys)
         except (AccessError, NotAdmittedError) as error:
             raise TooLateError(
-                "the round takes no update of this device any more",
-                got=str(error),
-                allowed="a token that is still good, of a device that the round waits for",
-                fix="check in again",
+                f"the round takes no update of this device any more: got {error!s}; expected a "
+                "token that is still good, of a device that the round waits for; check in again"
             ) from error
 
     return try_send
@@ -274,10 +243,8 @@ def _refuse_late(device: Device, told: Assignment) -> None:
         return  # from a replica that does not know of the round yet: no reason to give up
     if not now.takes(told.round):
         raise TooLateError(
-            "the round is over",
-            got=f"round {told.number}, while round {now.number} is {now.phase}",
-            allowed="the newest round while it is open, and those that trail it",
-            fix="check in again",
+            f"the round is over: got round {told.number}, while round {now.number} is {now.phase}; "
+            "expected the newest round while it is open, and those that trail it; check in again"
         )
 
 
@@ -285,8 +252,6 @@ class DeviceSettings(msgspec.Struct, frozen=True):
     """What a run tells its devices.
 
     Attributes:
-        seed: of everything random.
-        trial: which repetition.
         keys_per_client: key space -> most keys of a client.
         shared_keys: whether all clients of a round draw the same random keys.
         spec: how to train, as `RunSpec.for_devices` tells it; None in runs of functions of your
@@ -301,11 +266,7 @@ class DeviceSettings(msgspec.Struct, frozen=True):
 
     @property
     def run(self) -> DeviceSpec:
-        """How to train.
-
-        Raises:
-            InputError: the round does not say, or is of another version.
-        """
+        """How to train."""
         return DeviceSpec.read(self.spec or {})
 
     @property
@@ -315,19 +276,14 @@ class DeviceSettings(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(known: KnownRound) -> DeviceSettings:
-        """The settings in the manifest of a round.
-
-        Raises:
-            InputError: the round does not belong to a run of a population.
-        """
+        """The settings in the manifest of a round."""
         try:
             return msgspec.convert(known.manifest.settings, DeviceSettings)
         except msgspec.ValidationError as error:
             raise InputError(
-                f"round {known.id} does not belong to a run of a population",
-                got=f"settings in which {error}",
-                allowed="seed, trial and keys_per_client",
-                fix="take part with functions of your own, or publish the run with its plan",
+                f"round {known.id} does not belong to a run of a population: got settings in which "
+                f"{error}; expected seed, trial and keys_per_client; take part with functions of "
+                "your own, or publish the run with its plan"
             ) from error
 
 
@@ -336,7 +292,6 @@ class PopulationClient:
     """One client of a population, as a participant of rounds.
 
     Args:
-        client: its number.
         population: `settings -> the population`; called when a run is met for the first time.
     """
 
@@ -367,10 +322,8 @@ class PopulationClient:
             clients = self.population(settings)
             if not 0 <= self.client < clients.count:
                 raise InputError(
-                    "the population has no such client",
-                    got=self.client,
-                    allowed=f"0..{clients.count - 1}",
-                    fix="choose another number",
+                    f"the population has no such client: got {self.client}; expected "
+                    f"0..{clients.count - 1}; choose another number"
                 )
             self._met = {name: clients}  # a device follows one run at a time
         return self._met[name]

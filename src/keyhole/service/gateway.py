@@ -67,25 +67,18 @@ def load_gateway_keys(path: Path) -> tuple[GatewayKey, ...]:
 
     Each line has the number of a key, 0..255, and its secret in hex. Clients are told of all keys
     and use the first; a new one is put in front, and the old one removed a while later.
-
-    Raises:
-        InputError: it cannot be read, others may read it, or it holds something else.
     """
     try:
         mode, text = path.stat().st_mode, path.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"cannot read the gateway keys of {path.name}",
-            got=type(error).__name__,
-            allowed="a file of keys",
-            fix="make one with `keyhole token gateway-key`",
+            f"cannot read the gateway keys of {path.name}: got {type(error).__name__}; expected a "
+            "file of keys; make one with `keyhole token gateway-key`"
         ) from error
     if mode & 0o077:
         raise InputError(
-            f"{path.name} can be read by others",
-            got=f"mode {mode & 0o777:o}",
-            allowed="mode 600: its owner alone",
-            fix=f"chmod 600 {path.name}, and make a new key if it may have been seen",
+            f"{path.name} can be read by others: got mode {mode & 511:o}; expected mode 600: its "
+            f"owner alone; chmod 600 {path.name}, and make a new key if it may have been seen"
         )
     return decode_gateway_keys(text)
 
@@ -107,8 +100,6 @@ class SliceGroups:
     """The slices that a batch asks for.
 
     Args:
-        rounds: of the service.
-        guards: what stands before them.
         stack: holds the rounds that are asked for, until it is closed.
     """
 
@@ -144,19 +135,13 @@ class SliceGroups:
 
     @property
     def weight(self) -> int:
-        """Bytes of their answers.
-
-        Raises:
-            TooLargeError: they are more than the service gives out at once.
-        """
+        """Bytes of their answers."""
         total = sum(len(group.keys) * group.reply_bytes for group in self._groups.values())
         limit = self._guards.limits.max_answer
         if total > limit:
             raise TooLargeError(
-                "the slices asked for are too large for one batch",
-                got=f"{total} bytes",
-                allowed=f"{limit} bytes",
-                fix="forward fewer requests at a time: `keyhole relay --batch`",
+                f"the slices asked for are too large for one batch: got {total} bytes; expected "
+                f"{limit} bytes; forward fewer requests at a time: `keyhole relay --batch`"
             )
         return total
 
@@ -218,10 +203,7 @@ def _slice(fetched: Fetched, at: int) -> BinaryResponse:
 
 def _missing(what: str) -> NotFoundError:
     return NotFoundError(
-        f"no such {what}",
-        got="another place",
-        allowed="one of this round",
-        fix="take it from the manifest",
+        f"no such {what}: got another place; expected one of this round; take it from the manifest"
     )
 
 
@@ -237,7 +219,6 @@ def gateway_routes(
     forgotten can be replayed until its round is removed: slices are only read.
 
     Args:
-        rounds: of the service.
         keys: of the gateway, the one to use first; see `load_gateway_keys`.
         max_remembered: requests, of some 110 bytes each; see `ReplayWindow`.
     """
@@ -349,10 +330,8 @@ def media_type(request: Request) -> str:
     kind = request.headers.get(b"content-type", b"").decode("latin-1")
     if kind not in (REQUEST_TYPE, REQUESTS_TYPE):
         raise MediaTypeError(
-            "a body of another content type",
-            got="another type",
-            allowed=f"{REQUEST_TYPE} or {REQUESTS_TYPE}",
-            fix="send one of them",
+            f"a body of another content type: got another type; expected {REQUEST_TYPE} or "
+            f"{REQUESTS_TYPE}; send one of them"
         )
     return kind
 

@@ -76,9 +76,7 @@ class Passes:
     """The queries of one table. Used from one event loop.
 
     Args:
-        server: of the table; one pass at a time.
         gate: to go through for each pass; tables may share it.
-        together: queries of one pass at most.
         on_pass: is told how many passes were made, and how many queries they answered.
     """
 
@@ -156,10 +154,8 @@ def _told(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
     told = KeyholeError(
-        "a pass over the table broke off",
-        got=type(error).__name__,
-        allowed="passes that end",
-        fix="ask anew; the operator finds more in the log",
+        f"a pass over the table broke off: got {type(error).__name__}; expected passes that end; "
+        "ask anew; the operator finds more in the log"
     )
     told.__cause__ = error
     return told
@@ -183,14 +179,7 @@ class _Entry:
 
 
 class PrivateTables:
-    """The tables that a service answers from. Used from one event loop.
-
-    Args:
-        rounds: of the service.
-        settings: of private retrieval.
-        gate: that every pass goes through.
-        metrics: what is counted.
-    """
+    """The tables that a service answers from. Used from one event loop."""
 
     def __init__(
         self, rounds: RoundSource, settings: QuerySettings, gate: Gate, metrics: Metrics
@@ -210,9 +199,6 @@ class PrivateTables:
 
         Raises:
             NotFoundError: a table that is not retrieved from in private, or too large for it.
-            TooLateError: two newer rounds have taken its place.
-            BusyError: the memory is taken by tables that are being made.
-            StorageError: its files are damaged.
         """
         entry = self._entries.get((held.id, place))
         if entry is None:
@@ -249,10 +235,9 @@ class PrivateTables:
                 sizes[at] = settings.role.delivery.held_bytes(*numbers)
         if sum(sizes.values()) > settings.max_bytes:
             raise NotFoundError(
-                "the round is too large to be retrieved from in private",
-                got=f"{sum(sizes.values())} bytes",
-                allowed=f"{settings.max_bytes} bytes",
-                fix="serve with a larger --pir-memory-mb",
+                "the round is too large to be retrieved from in private: got "
+                f"{sum(sizes.values())} bytes; expected {settings.max_bytes} bytes; serve with a "
+                "larger --pir-memory-mb"
             )
         return max_keys, sizes[place]
 
@@ -304,10 +289,8 @@ def _read_segments(table: SliceTable) -> RecordArray:
         sums = np.frombuffer(table.segment_sums(place), "<u8")
         if not np.array_equal(sum_records(piece), sums):
             raise StorageError(
-                f"records of table {info.name!r} are damaged",
-                got="records that do not fit their sums",
-                allowed="the files as they were published",
-                fix="publish the round again",
+                f"records of table {info.name!r} are damaged: got records that do not fit their "
+                "sums; expected the files as they were published; publish the round again"
             )
         found.append(piece)
     return found[0] if len(found) == 1 else np.concatenate(found)
@@ -326,29 +309,24 @@ async def _fetch_all(table: SliceTable) -> RecordArray:
 def _checked(info: TableInfo) -> TableInfo:
     if info.factors == () or not info.record_bytes:
         raise NotFoundError(
-            f"table {info.name!r} is not retrieved from in private",
-            got="a table that all devices receive, or without content",
-            allowed="a table of slices",
-            fix="fetch it as /v1/rounds/{round}/broadcast",
+            f"table {info.name!r} is not retrieved from in private: got a table that all devices "
+            "receive, or without content; expected a table of slices; fetch it as "
+            "/v1/rounds/{round}/broadcast"
         )
     return info
 
 
 def _too_old(number: int) -> TooLateError:
     return TooLateError(
-        f"round {number} is not retrieved from in private any more",
-        got=f"round {number}",
-        allowed=f"the {_ROUNDS} newest rounds",
-        fix="take part in the current one",
+        f"round {number} is not retrieved from in private any more: got round {number}; expected "
+        f"the {_ROUNDS} newest rounds; take part in the current one"
     )
 
 
 def _no_room(needed: int, limit: int) -> BusyError:
     return BusyError(
-        "there is no room for another table",
-        got=f"{needed} bytes",
-        allowed=f"{limit} bytes",
-        fix="come back later; the operator may raise --pir-memory-mb",
+        f"there is no room for another table: got {needed} bytes; expected {limit} bytes; come "
+        "back later; the operator may raise --pir-memory-mb"
     )
 
 

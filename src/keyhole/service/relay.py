@@ -75,9 +75,6 @@ class Mix:
         clients: bodies that go as soon as this many have come.
         requests: of one forwarded batch; more go in several. Their answers together must be within
             what the gateway gives out at once, 512 MB unless told otherwise.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     seconds: float = 0.2
@@ -87,10 +84,9 @@ class Mix:
     def __post_init__(self) -> None:
         if not 0 <= self.seconds <= 60 or self.clients < 1 or self.requests < 1:
             raise InputError(
-                "a mix that cannot be",
-                got=f"{self.seconds:g} s, {self.clients} clients, {self.requests} requests",
-                allowed="0..60 s, 1 or more clients and requests",
-                fix="choose other numbers",
+                f"a mix that cannot be: got {self.seconds:g} s, {self.clients} clients, "
+                f"{self.requests} requests; expected 0..60 s, 1 or more clients and requests; "
+                "choose other numbers"
             )
 
 
@@ -108,8 +104,6 @@ class Mixer:
     Only requests of one length are mixed with one another: those of one round have one.
 
     Args:
-        forward: to the gateway.
-        mix: how long to wait.
         prg: of the order; a fresh one if None. Given by tests only.
     """
 
@@ -119,11 +113,7 @@ class Mixer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Returns the answers to one client's requests, one or more of one length.
-
-        Raises:
-            KeyholeError: whatever keeps the gateway from answering.
-        """
+        """Returns the answers to one client's requests, one or more of one length."""
         loop, length = asyncio.get_running_loop(), len(requests[0])
         pool = self._pools.get(length)
         if pool is None:
@@ -168,10 +158,8 @@ class Mixer:
 
 def _broken_off() -> ServiceError:
     return ServiceError(
-        "the relay broke off",
-        got="no answer of the gateway",
-        allowed="an answer to each request",
-        fix="ask anew",
+        "the relay broke off: got no answer of the gateway; expected an answer to each request; "
+        "ask anew"
     )
 
 
@@ -189,7 +177,6 @@ class GatewayLine:
     reading takes a token, the relay's own.
 
     Args:
-        client: of the gateway.
         token: of the relay; None where reading is free for all.
         max_answer: bytes of the answers to one batch.
     """
@@ -207,12 +194,7 @@ class GatewayLine:
         self._client.close()
 
     async def forward(self, sealed: list[bytes]) -> list[bytes]:
-        """Returns the answer to each request, empty where the gateway could not open it.
-
-        Raises:
-            BusyError: the gateway has too much under way.
-            ServiceError: it is away, refuses the relay, or makes no sense.
-        """
+        """Returns the answer to each request, empty where the gateway could not open it."""
         body = encode_requests(sealed)
         got = await self._in_thread(partial(self._post, body))
         try:
@@ -221,11 +203,7 @@ class GatewayLine:
             raise _no_answer("an answer that makes no sense") from error
 
     async def configs(self) -> bytes:
-        """The gateway's key configuration, as it gives it.
-
-        Raises:
-            ServiceError: it is away, or this is none.
-        """
+        """The gateway's key configuration, as it gives it."""
         return await self._in_thread(self._get_configs)
 
     def _post(self, body: bytes) -> Received:
@@ -256,10 +234,8 @@ class GatewayLine:
             self._used = time.monotonic()
         if got.status in (429, 503):
             raise BusyError(
-                "the gateway has too much under way",
-                got=f"status {got.status}",
-                allowed="fewer requests",
-                fix="come back when the answer says",
+                f"the gateway has too much under way: got status {got.status}; expected fewer "
+                "requests; come back when the answer says"
             )
         if got.problem:
             raise _no_answer(got.problem)
@@ -271,10 +247,8 @@ class GatewayLine:
 
 def _no_answer(got: str) -> KeyholeError:
     return ServiceError(
-        "the gateway gives no usable answer",
-        got=got,
-        allowed="answers as docs/wire.md describes them",
-        fix="try again later; the operator of the relay may check --gateway",
+        f"the gateway gives no usable answer: got {got}; expected answers as docs/wire.md "
+        "describes them; try again later; the operator of the relay may check --gateway"
     )
 
 
@@ -284,10 +258,6 @@ class RelayApp:
     Clients are mixed within one process: there is one worker.
 
     Args:
-        line: to the gateway, the only place where requests go.
-        mix: how long they wait for others.
-        limits: how much clients may ask.
-        metrics: what is counted.
         rng: spreads the time after which clients come back; it keeps no secret.
     """
 

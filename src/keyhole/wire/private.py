@@ -24,12 +24,7 @@ MAX_CONFIG = 1 << 16
 
 @dataclass(frozen=True)
 class Role:
-    """Which server a service is; it has one role, since anyone who held both would learn every key.
-
-    Args:
-        delivery: by private queries.
-        server: its place among the servers of the delivery.
-    """
+    """Which server a service is: one alone, since anyone who held both would learn every key."""
 
     delivery: QueryDelivery
     server: int
@@ -52,10 +47,8 @@ def role_named(text: str) -> Role:
     servers = delivery.about.servers
     if not (place or "0").isdecimal() or int(place or 0) >= servers or (servers > 1 and not place):
         raise InputError(
-            f"no such server of {name}",
-            got=repr(place),
-            allowed=f"0..{servers - 1}",
-            fix=f"name its place, as in {name}/0",
+            f"no such server of {name}: got {place!r}; expected 0..{servers - 1}; name its place, "
+            f"as in {name}/0"
         )
     return Role(delivery, int(place or 0))
 
@@ -75,17 +68,10 @@ class QuerySettings:
     """Private retrieval at one service.
 
     Args:
-        role: which server this is.
         max_keys: keys of one query, where the manifest does not say how many a client chooses.
             Where it does, that number holds: devices compare.
-        max_keys_of: the same by the name of a table.
         max_bytes: of memory for the tables of all rounds that are kept; a scan works on top of it,
             and so does what a delivery remembers of queries.
-        together: queries that one pass answers at most.
-        scans: passes that run at one time, over different tables.
-
-    Raises:
-        InputError: a number is not above 0.
     """
 
     role: Role
@@ -101,10 +87,8 @@ class QuerySettings:
             numbers.append(self.max_keys)
         if min(numbers) < 1:
             raise InputError(
-                "settings of private retrieval that let nobody in",
-                got=f"{min(numbers)}",
-                allowed="1 or more",
-                fix="raise it",
+                f"settings of private retrieval that let nobody in: got {min(numbers)}; expected 1 "
+                "or more; raise it"
             )
 
 
@@ -118,20 +102,15 @@ def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
 
 
 def max_keys_of_table(settings: QuerySettings, manifest: Manifest, table: TableInfo) -> int:
-    """How many keys every query of a table is padded to: public, and the same for all devices.
-
-    Raises:
-        NotFoundError: neither the manifest nor the operator says how many.
-    """
+    """How many keys every query of a table is padded to: public, and the same for all devices."""
     told = keys_of_round(manifest, table)
     if told is None:
         told = settings.max_keys_of.get(table.name, settings.max_keys)
     if told is None:
         raise NotFoundError(
-            f"table {table.name!r} cannot be retrieved from in private",
-            got="a round that does not say how many keys a client chooses",
-            allowed="keys_per_client of each key space in the settings of the round",
-            fix="publish it with them, or serve with --pir-keys",
+            f"table {table.name!r} cannot be retrieved from in private: got a round that does not "
+            "say how many keys a client chooses; expected keys_per_client of each key space in "
+            "the settings of the round; publish it with them, or serve with --pir-keys"
         )
     return min(told, table.num_keys)
 

@@ -88,21 +88,11 @@ class EnclaveQuery:
         return self._claims
 
     def messages(self) -> tuple[bytes, ...]:
-        """Returns the sealed request.
-
-        Raises:
-            ReplayError: it has been taken before. To ask again, fetch evidence anew.
-        """
+        """Returns the sealed request."""
         return (self._message.take(),)
 
     def decode(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the records in the order of the keys and with their repeats.
-
-        Raises:
-            MalformedError, StaleError: not a reply to this request.
-            IntegrityError: not the enclave's, or changed on its way.
-            ReplayError: a reply has been opened before.
-        """
+        """Returns the records in the order of the keys and with their repeats."""
         (reply,) = replies
         records = open_reply(self._context.peek(), self._params, self._nonce, reply)
         self._context.take()
@@ -114,9 +104,6 @@ class EnclaveClient:
     """Verifies the enclave for every query, with a nonce of its own.
 
     Args:
-        challenge: fetches evidence for a nonce.
-        policy: what the evidence must show.
-        params: of the table.
         clock: unix seconds.
     """
 
@@ -145,9 +132,7 @@ def ask(
     """Makes the one request of a client, after the evidence is verified.
 
     Args:
-        evidence: for this nonce, as it came from the host.
         nonce: that this client drew with `fresh_nonce`, for this request alone.
-        policy: what the evidence must show.
         params: of the table, as they came from the host: the evidence must vouch for them.
         keys: (n,) with at most `params.max_keys` different ones; order and repeats stay here.
         now: seconds since 1970.
@@ -156,16 +141,12 @@ def ask(
     Raises:
         AttestationError: the evidence is not enough, or vouches for another table. No key has been
             used for anything, and nothing must be sent.
-        KeySpaceError: keys are outside the table, or too many.
-        InputError: the extra `enclave` is missing.
     """
     claims = verify(evidence, policy, nonce, now)
     if evidence.config != params.digest:
         raise AttestationError(
-            "an enclave that holds another table",
-            got="a digest of other params",
-            allowed="the digest of these params",
-            fix="fetch params and evidence anew, in one round",
+            "an enclave that holds another table: got a digest of other params; expected the "
+            "digest of these params; fetch params and evidence anew, in one round"
         )
     found, places = distinct_keys(keys, params.num_keys, params.max_keys)
     return EnclaveQuery(
@@ -318,9 +299,7 @@ def _answer_by(
 
 def _simulated() -> AttestationError:
     return AttestationError(
-        "the enclave would be simulated",
-        got="no hardware that protects it",
-        allowed="simulation only where it is asked for",
-        fix="pass allow_simulation=True or --allow-simulation where nothing needs protection from "
-        "the host",
+        "the enclave would be simulated: got no hardware that protects it; expected simulation "
+        "only where it is asked for; pass allow_simulation=True or --allow-simulation where "
+        "nothing needs protection from the host"
     )

@@ -79,10 +79,9 @@ class Evidence:
         is_long = lengths[0] > _MAX_QUOTE or lengths[1] > _MAX_COLLATERAL
         if self.kind not in _KINDS or is_long or lengths[2:] != (32, 32):
             raise InputError(
-                "evidence of no enclave",
-                got=f"kind {self.kind!r}, fields of {lengths} bytes",
-                allowed=f"{', '.join(_KINDS)}; at most {_MAX_QUOTE}, {_MAX_COLLATERAL}, 32, 32",
-                fix="take it from the enclave as it is",
+                f"evidence of no enclave: got kind {self.kind!r}, fields of {lengths} bytes; "
+                f"expected {', '.join(_KINDS)}; at most {_MAX_QUOTE}, {_MAX_COLLATERAL}, 32, 32; "
+                "take it from the enclave as it is"
             )
 
     def encode(self) -> bytes:
@@ -150,20 +149,17 @@ def report_data_of(public: bytes, config: bytes, nonce: bytes) -> bytes:
     """
     if (len(public), len(config), len(nonce)) != (32, 32, NONCE_BYTES):
         raise InputError(
-            "report data of fields that have another length",
-            got=f"{len(public)}, {len(config)} and {len(nonce)} bytes",
-            allowed="32 bytes each",
-            fix="draw a nonce with fresh_nonce()",
+            f"report data of fields that have another length: got {len(public)}, {len(config)} and "
+            f"{len(nonce)} bytes; expected 32 bytes each; draw a nonce with fresh_nonce()"
         )
     return sha512(b"keyhole-enclave-v1" + public + config + nonce).digest()
 
 
 def _not_evidence(length: int) -> MalformedError:
     return MalformedError(
-        "this is not evidence of an enclave",
-        got=f"{length} bytes",
-        allowed="a head and fields of the lengths it names, as docs/wire.md describes them",
-        fix="check that both sides are of one version",
+        f"this is not evidence of an enclave: got {length} bytes; expected a head and fields of "
+        "the lengths it names, as docs/wire.md describes them; check that both sides are of one "
+        "version"
     )
 
 
@@ -238,18 +234,12 @@ def params_of(round: bytes, records: NDArray[np.uint8], max_keys: int) -> Enclav
     Args:
         round: 16 bytes that name the round.
         records: (K, record_bytes).
-        max_keys: of one request; clipped to K.
-
-    Raises:
-        ShapeError: the records are not a table of bytes.
-        InputError: a number is out of range.
     """
     if records.ndim != 2 or records.dtype != np.uint8:
         raise ShapeError(
-            "records that are not a table of bytes",
-            got=f"{records.dtype} of shape {records.shape}",
-            allowed="uint8 of shape (num_keys, record_bytes)",
-            fix="pass the slices as bytes, a row for each key",
+            f"records that are not a table of bytes: got {records.dtype} of shape {records.shape}; "
+            "expected uint8 of shape (num_keys, record_bytes); pass the slices as bytes, a row "
+            "for each key"
         )
     num_keys, record_bytes = records.shape
     digest = start_digest(round, num_keys, record_bytes)
@@ -269,11 +259,9 @@ def _unpack(data: bytes) -> EnclaveParams:
 
 def _bad(got: str) -> InputError:
     return InputError(
-        "params of an enclave's table that make no sense",
-        got=got,
-        allowed="names of 16 and 32 bytes; 1..2^40; a request for at most num_keys, with 2 GB of "
-        "keys, 8 bytes each, or records",
-        fix="check num_keys, record_bytes and max_keys",
+        f"params of an enclave's table that make no sense: got {got}; expected names of 16 and 32 "
+        "bytes; 1..2^40; a request for at most num_keys, with 2 GB of keys, 8 bytes each, or "
+        "records; check num_keys, record_bytes and max_keys"
     )
 
 
@@ -316,10 +304,9 @@ class Measurement:
         lengths = tuple(len(register) for register in self.registers)
         if lengths != _REGISTERS.get(self.kind):
             raise InputError(
-                "a measurement that is not whole",
-                got=f"kind {self.kind!r}, registers of {lengths} bytes",
-                allowed="tdx: MRTD and four RTMRs; sgx: MRENCLAVE and MRSIGNER; simulated: one",
-                fix="take all registers from a quote of the program that you built",
+                f"a measurement that is not whole: got kind {self.kind!r}, registers of {lengths} "
+                "bytes; expected tdx: MRTD and four RTMRs; sgx: MRENCLAVE and MRSIGNER; "
+                "simulated: one; take all registers from a quote of the program that you built"
             )
 
     def __str__(self) -> str:
@@ -372,11 +359,6 @@ _QUOTING_BYTES = 384 + 64  # report of the quoting enclave and its signature
 def check_form(quote: bytes, kind: EvidenceKind, *, is_padded: bool) -> None:
     """Refuses a quote whose lengths do not add up.
 
-    Args:
-        quote: to be checked.
-        kind: "tdx" or "sgx".
-        is_padded: zeros may follow, since the whole length is pinned.
-
     Raises:
         AttestationError: another version or hardware, lengths that contradict each other, or bytes
             behind the end.
@@ -416,8 +398,7 @@ def _end_of(quote: bytes, kind: EvidenceKind) -> int:
 
 def _refused(got: str) -> AttestationError:
     return AttestationError(
-        "a quote of another form",
-        got=got,
-        allowed="a version 3 quote of SGX or a version 4 quote of TDX, and nothing behind it",
-        fix="take the quote as the enclave made it; pin quote_bytes if it is padded with zeros",
+        f"a quote of another form: got {got}; expected a version 3 quote of SGX or a version 4 "
+        "quote of TDX, and nothing behind it; take the quote as the enclave made it; pin "
+        "quote_bytes if it is padded with zeros"
     )

@@ -51,7 +51,6 @@ class Channel:
     """One end of a pair of sockets, on which frames travel.
 
     Args:
-        end: the socket; the channel closes it.
         watch: is shown every piece of bytes that passes, in either direction.
     """
 
@@ -59,12 +58,7 @@ class Channel:
         self._end, self._watch = end, watch
 
     def send(self, kind: int, body: bytes | memoryview = b"", within: float | None = None) -> None:
-        """Sends a frame.
-
-        Raises:
-            TimeoutError: it is not taken within that many seconds.
-            OSError: nobody is there.
-        """
+        """Sends a frame."""
         head = _HEAD.pack(kind, len(body))
         self._end.settimeout(within)
         # Nothing is not sent: anyone who has the head of STOP may be gone by then.
@@ -73,21 +67,13 @@ class Channel:
             self._show(piece)
 
     def receive(self, within: float | None = None) -> tuple[int, bytearray]:
-        """Returns the next frame.
-
-        Raises:
-            TimeoutError: it is not there within that many seconds.
-            EOFError: the other end is gone.
-            MalformedError: it is too long to be one.
-        """
+        """Returns the next frame."""
         deadline = None if within is None else time.monotonic() + within
         kind, length = _HEAD.unpack(self._receive(_HEAD.size, deadline))
         if length > MAX_BYTES:
             raise MalformedError(
-                "a frame that is too long",
-                got=f"{length} bytes",
-                allowed=f"{MAX_BYTES} bytes",
-                fix="send rows in pieces, and requests of the length that the params demand",
+                f"a frame that is too long: got {length} bytes; expected {MAX_BYTES} bytes; send "
+                "rows in pieces, and requests of the length that the params demand"
             )
         return kind, self._receive(length, deadline)
 
@@ -127,10 +113,6 @@ class EnclaveProcess:
         start_within: seconds until the program must have started.
         answer_within: seconds that a command may take. A program that takes longer is ended.
         watch: is shown every byte that passes between host and program, for audits.
-
-    Raises:
-        InputError: an unknown attester.
-        ServiceError: the program does not start.
     """
 
     def __init__(
@@ -143,10 +125,8 @@ class EnclaveProcess:
     ) -> None:
         if attester != "simulated":
             raise InputError(
-                "an unknown attester",
-                got=repr(attester),
-                allowed="'simulated'",
-                fix="name the attester; hardware needs one of its own",
+                f"an unknown attester: got {attester!r}; expected 'simulated'; name the attester; "
+                "hardware needs one of its own"
             )
         self._lock = threading.Lock()
         self._answer_within = answer_within
@@ -182,11 +162,7 @@ class EnclaveProcess:
 
     @property
     def params(self) -> EnclaveParams:
-        """Of the table that is loaded, for clients.
-
-        Raises:
-            InputError: none is.
-        """
+        """Of the table that is loaded, for clients."""
         if self._params is None:
             raise InputError(
                 "an enclave without a table", got="none", allowed="one", fix="call load() first"
@@ -199,15 +175,9 @@ class EnclaveProcess:
         Args:
             round: 16 bytes that name the round, see `name_of_round`.
             records: (K, record_bytes).
-            max_keys: to which every request is padded; clipped to K.
 
         Returns:
             The params that clients need.
-
-        Raises:
-            ShapeError, InputError: the table makes no sense.
-            ProtocolError: the program refuses it.
-            ServiceError: the program has ended, or hangs.
         """
         params = params_of(round, records, max_keys)
         rows_at_once = max(1, PIECE_BYTES // params.record_bytes)
@@ -221,32 +191,17 @@ class EnclaveProcess:
         return params
 
     def evidence(self, nonce: bytes) -> Evidence:
-        """Fetches evidence for the client that drew a nonce.
-
-        Raises:
-            ProtocolError: the program refuses: no table, or a nonce that cannot be used.
-            MalformedError: what it shows is no evidence.
-            ServiceError: the program has ended, or hangs.
-        """
+        """Fetches evidence for the client that drew a nonce."""
         with self._lock:
             return Evidence.decode(self._command(Kind.EVIDENCE, nonce))
 
     def answer(self, sealed: bytes) -> bytes:
-        """Carries a sealed request to the program and its sealed reply back.
-
-        Raises:
-            ProtocolError: the program refuses the request; it does not tell why.
-            ServiceError: the program has ended, or hangs.
-        """
+        """Carries a sealed request to the program and its sealed reply back."""
         with self._lock:
             return bytes(self._command(Kind.ANSWER, sealed))
 
     def rows_read(self) -> int:
-        """How many rows the program has read since its start, over all keys and padding.
-
-        Raises:
-            ServiceError: the program has ended, or hangs.
-        """
+        """How many rows the program has read since its start, over all keys and padding."""
         with self._lock:
             (count,) = struct.unpack("<Q", self._command(Kind.ROWS_READ, b""))
         return int(count)
@@ -281,10 +236,9 @@ class EnclaveProcess:
             raise
         if kind == Kind.REFUSED:
             raise ProtocolError(
-                "the enclave refuses a message",
-                got="a refusal, which does not tell why",
-                allowed="a fresh message under the params of its table",
-                fix="fetch params and evidence anew, and ask once with each nonce",
+                "the enclave refuses a message: got a refusal, which does not tell why; expected "
+                "a fresh message under the params of its table; fetch params and evidence anew, "
+                "and ask once with each nonce"
             )
         if kind != wanted:
             raise self._lost(None, within)
@@ -295,10 +249,8 @@ class EnclaveProcess:
         if isinstance(error, TimeoutError):
             self._end()
             return ServiceError(
-                "the enclave program hangs",
-                got=f"no answer within {within} s",
-                allowed="an answer",
-                fix="start it anew, or give it more time with answer_within",
+                f"the enclave program hangs: got no answer within {within} s; expected an answer; "
+                "start it anew, or give it more time with answer_within"
             )
         self._end()
         return self._gone()
@@ -312,8 +264,6 @@ class EnclaveProcess:
 
     def _gone(self) -> ServiceError:
         return ServiceError(
-            "the enclave program has ended",
-            got=f"exit code {self._process.returncode}",
-            allowed="a program that runs",
-            fix="start a new EnclaveProcess and load the table",
+            f"the enclave program has ended: got exit code {self._process.returncode}; expected a "
+            "program that runs; start a new EnclaveProcess and load the table"
         )

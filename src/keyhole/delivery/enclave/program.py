@@ -175,10 +175,8 @@ class _Arriving:
         """Refuses rows that are not those of the params."""
         if self._digest.digest() != self.params.database:
             raise IntegrityError(
-                "rows that are not those of the params",
-                got="another digest",
-                allowed="the digest of the database",
-                fix="load the table anew",
+                "rows that are not those of the params: got another digest; expected the digest "
+                "of the database; load the table anew"
             )
 
 
@@ -196,7 +194,6 @@ class Inside:
     """What the enclave program does, one command after the other.
 
     Args:
-        attester: makes the evidence.
         clock: seconds since 1970, for the evidence.
     """
 
@@ -213,12 +210,7 @@ class Inside:
         self._arriving = _Arriving(params)
 
     def add_rows(self, piece: NDArray[np.uint8]) -> None:
-        """Takes in the next rows, one behind the other.
-
-        Raises:
-            MalformedError: no table is awaited, or these are not whole rows of it.
-            IntegrityError: these were the last, and the rows are not those of the params.
-        """
+        """Takes in the next rows, one behind the other."""
         arriving = self._arriving
         if arriving is None:
             raise _malformed("rows", "rows", "params before them")
@@ -228,14 +220,7 @@ class Inside:
             self._table = _Table(arriving.params, arriving.rows)
 
     def evidence(self, nonce: bytes) -> Evidence:
-        """Shows what this is to the client that drew a nonce, which is then good for one request.
-
-        Raises:
-            MalformedError: the nonce has another length.
-            StaleError: there is no table.
-            ReplayError: a request with this nonce was answered.
-            TooManyError: more clients than a table can have.
-        """
+        """Shows what this is to the client that drew a nonce, then good for one request."""
         table = self._whole_table()
         if len(nonce) != NONCE_BYTES:
             raise _malformed("a nonce", f"{len(nonce)} bytes", f"{NONCE_BYTES} bytes")
@@ -243,10 +228,8 @@ class Inside:
             raise _used()
         if len(table.nonces) >= _MAX_NONCES:
             raise TooManyError(
-                "too many clients of one table",
-                got=len(table.nonces),
-                allowed=_MAX_NONCES,
-                fix="load the table anew: it gets a new key",
+                f"too many clients of one table: got {len(table.nonces)}; expected {_MAX_NONCES}; "
+                "load the table anew: it gets a new key"
             )
         table.nonces[nonce] = False
         public, config = table.private.public, table.params.digest
@@ -255,20 +238,14 @@ class Inside:
         return Evidence(self._attester.kind, quote, collateral, public, config)
 
     def answer(self, request: bytes | bytearray) -> bytes:
-        """Answers a sealed request with a sealed reply.
-
-        Raises:
-            MalformedError, StaleError, ReplayError: it cannot be answered; no row was read.
-        """
+        """Answers a sealed request with a sealed reply."""
         table = self._whole_table()
         nonce = nonce_of(request, table.params)
         is_used = table.nonces.get(nonce)
         if is_used is None:
             raise StaleError(
-                "a request without evidence before it",
-                got="an unknown nonce",
-                allowed="the nonce of evidence for this table",
-                fix="fetch evidence anew",
+                "a request without evidence before it: got an unknown nonce; expected the nonce "
+                "of evidence for this table; fetch evidence anew"
             )
         if is_used:
             raise _used()
@@ -282,29 +259,23 @@ class Inside:
     def _whole_table(self) -> _Table:
         if self._table is None:
             raise StaleError(
-                "no table to answer from",
-                got="none, or one whose rows are on their way",
-                allowed="a whole table",
-                fix="load one first",
+                "no table to answer from: got none, or one whose rows are on their way; expected "
+                "a whole table; load one first"
             )
         return self._table
 
 
 def _used() -> ReplayError:
     return ReplayError(
-        "a request that was answered before",
-        got="a nonce that is used up",
-        allowed="one request for each nonce",
-        fix="draw a fresh nonce and ask for evidence anew",
+        "a request that was answered before: got a nonce that is used up; expected one request "
+        "for each nonce; draw a fresh nonce and ask for evidence anew"
     )
 
 
 def _malformed(what: str, got: str, allowed: str) -> MalformedError:
     return MalformedError(
-        f"{what} that cannot be used",
-        got=got,
-        allowed=allowed,
-        fix="send it as docs/wire.md describes it",
+        f"{what} that cannot be used: got {got}; expected {allowed}; send it as docs/wire.md "
+        "describes it"
     )
 
 
@@ -337,11 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(channel: Channel, inside: Inside) -> None:
-    """Answers commands until STOP.
-
-    Raises:
-        EOFError, OSError: the host is gone.
-    """
+    """Answers commands until STOP."""
     channel.send(Kind.READY)
     while True:
         try:
@@ -375,10 +342,8 @@ def _obey(inside: Inside, kind: int, body: bytearray) -> bytes:
     if kind == Kind.ROWS_READ and not body:
         return struct.pack("<Q", inside.rows_read)
     raise MalformedError(
-        "an unknown command",
-        got=f"kind {kind}, {len(body)} bytes",
-        allowed="a command of docs/wire.md",
-        fix="check that both sides are of one version",
+        f"an unknown command: got kind {kind}, {len(body)} bytes; expected a command of "
+        "docs/wire.md; check that both sides are of one version"
     )
 
 

@@ -61,14 +61,8 @@ def seal_request(
     """Returns a request, and the context that opens its reply.
 
     Args:
-        public: the enclave's key, from evidence that was verified.
-        params: of the table.
-        nonce: of the evidence.
         keys: (m,) different keys, at most `params.max_keys`.
         prg: where secrets come from; a fresh one if None. Given by tests only.
-
-    Raises:
-        MalformedError: the public key cannot be used.
     """
     head = _head("request", params, nonce)
     padded = np.full(params.max_keys, NO_KEY, _KEY)
@@ -78,12 +72,7 @@ def seal_request(
 
 
 def nonce_of(request: bytes | bytearray, params: EnclaveParams) -> bytes:
-    """The nonce that a request names, after its length and head are checked.
-
-    Raises:
-        MalformedError: another length or form.
-        StaleError: of another round, or under other params.
-    """
+    """The nonce that a request names, after its length and head are checked."""
     if len(request) != request_bytes(params):
         raise _malformed("request", f"{len(request)} bytes", f"{request_bytes(params)} bytes")
     nonce = bytes(request[_HEAD.size - NONCE_BYTES : _HEAD.size])
@@ -98,7 +87,6 @@ def open_request(
 
     Raises:
         MalformedError: another length or form, not sealed to this key, or keys that are none.
-        StaleError: of another round, or under other params.
     """
     head = _head("request", params, nonce_of(request, params))
     start = _HEAD.size + PUBLIC_BYTES
@@ -116,11 +104,7 @@ def seal_reply(
     """Returns the reply to the request of a context.
 
     Args:
-        context: of the request.
-        params: of the table.
-        nonce: of the request.
         records: (max_keys, record_bytes), contiguous.
-        prg: where the enclave's nonce comes from.
     """
     head, salt = _head("reply", params, nonce), prg.bytes(_SALT_BYTES)
     key, iv = _reply_key(context, salt)
@@ -130,13 +114,7 @@ def seal_reply(
 def open_reply(
     context: Context, params: EnclaveParams, nonce: bytes, reply: bytes
 ) -> NDArray[np.uint8]:
-    """Returns the records of a reply, (max_keys, record_bytes).
-
-    Raises:
-        MalformedError: another length or form.
-        StaleError: of another round, or under other params.
-        IntegrityError: not the enclave's reply to this request, or changed on its way.
-    """
+    """Returns the records of a reply, (max_keys, record_bytes)."""
     if len(reply) != reply_bytes(params):
         raise _malformed("reply", f"{len(reply)} bytes", f"{reply_bytes(params)} bytes")
     head, start = reply[: _HEAD.size], _HEAD.size + _SALT_BYTES
@@ -146,10 +124,9 @@ def open_reply(
         plain = AES_128_GCM.cipher(key).decrypt(iv, reply[start:], head)
     except InvalidTag as error:
         raise IntegrityError(
-            "a sealed reply cannot be opened",
-            got=f"{len(reply)} bytes",
-            allowed="what the enclave sealed for this request, unchanged",
-            fix="ask again for all keys, with fresh evidence; the host may be lying",
+            f"a sealed reply cannot be opened: got {len(reply)} bytes; expected what the enclave "
+            "sealed for this request, unchanged; ask again for all keys, with fresh evidence; the "
+            "host may be lying"
         ) from error
     return np.frombuffer(plain, np.uint8).reshape(params.max_keys, params.record_bytes)
 
@@ -171,18 +148,14 @@ def _check_head(head: bytes, kind: _Kind, params: EnclaveParams, nonce: bytes) -
     is_of_kind = (magic, number) == (_MAGIC, _KINDS[kind])
     if is_of_kind and about != [params.round, params.digest]:
         raise StaleError(
-            f"a sealed {kind} about other slices",
-            got="another round, or other params",
-            allowed="the round and params of this table",
-            fix="fetch params and evidence anew",
+            f"a sealed {kind} about other slices: got another round, or other params; expected the "
+            "round and params of this table; fetch params and evidence anew"
         )
     raise _malformed(kind, "another head", f"a {kind} of version 1, with the nonce of its evidence")
 
 
 def _malformed(kind: _Kind, got: str, allowed: str) -> MalformedError:
     return MalformedError(
-        f"a sealed {kind} cannot be read",
-        got=got,
-        allowed=allowed,
-        fix="send it as docs/wire.md describes it, under the params of the table",
+        f"a sealed {kind} cannot be read: got {got}; expected {allowed}; send it as docs/wire.md "
+        "describes it, under the params of the table"
     )

@@ -76,10 +76,9 @@ class Policy:
         accepted = set(TCB_STATUSES) - {"Revoked"}
         if not self.measurements or not self.tcb_statuses or self.tcb_statuses - accepted:
             raise InputError(
-                "a policy that makes no sense",
-                got=f"{len(self.measurements)} measurements, {sorted(self.tcb_statuses)}",
-                allowed=f"a measurement or more, and of {sorted(accepted)}",
-                fix="name the programs and the platforms that you trust",
+                f"a policy that makes no sense: got {len(self.measurements)} measurements, "
+                f"{sorted(self.tcb_statuses)}; expected a measurement or more, and of "
+                f"{sorted(accepted)}; name the programs and the platforms that you trust"
             )
 
     def check_before(self, evidence: Evidence) -> None:
@@ -92,10 +91,8 @@ class Policy:
         self._check_kind(evidence.kind)
         if self.quote_bytes is not None and len(evidence.quote) != self.quote_bytes:
             raise AttestationError(
-                "a quote of another length",
-                got=f"{len(evidence.quote)} bytes",
-                allowed=f"{self.quote_bytes} bytes",
-                fix="take the quote as the enclave made it",
+                f"a quote of another length: got {len(evidence.quote)} bytes; expected "
+                f"{self.quote_bytes} bytes; take the quote as the enclave made it"
             )
 
     def check(self, claims: Claims, now: int) -> None:
@@ -111,17 +108,14 @@ class Policy:
         self._check_kind(claims.kind)
         if claims.measurement not in self.measurements:
             raise AttestationError(
-                "an unknown measurement",
-                got=claims.measurement,
-                allowed=f"one of {len(self.measurements)} that the policy lists",
-                fix="do not talk to it; if it is a new version, build it and list its measurement",
+                f"an unknown measurement: got {claims.measurement}; expected one of "
+                f"{len(self.measurements)} that the policy lists; do not talk to it; if it is a "
+                "new version, build it and list its measurement"
             )
         if claims.is_debug:
             raise AttestationError(
-                "an enclave in debug mode",
-                got="debug on",
-                allowed="debug off",
-                fix="start the enclave without debugging: its memory can be read",
+                "an enclave in debug mode: got debug on; expected debug off; start the enclave "
+                "without debugging: its memory can be read"
             )
         self._check_platform(claims)
         self._check_time(claims, now)
@@ -129,10 +123,8 @@ class Policy:
     def _check_kind(self, kind: EvidenceKind) -> None:
         if kind == "simulated" and not self.allow_simulation:
             raise AttestationError(
-                "simulated evidence",
-                got="an enclave that no hardware stands behind",
-                allowed="tdx or sgx",
-                fix="use hardware, or allow_simulation=True where nothing needs protection",
+                "simulated evidence: got an enclave that no hardware stands behind; expected tdx "
+                "or sgx; use hardware, or allow_simulation=True where nothing needs protection"
             )
 
     def _check_platform(self, claims: Claims) -> None:
@@ -155,17 +147,14 @@ class Policy:
         until = now if self.collateral_until is None else min(now, self.collateral_until)
         if not self.collateral_from <= claims.oldest <= claims.newest <= until:
             raise AttestationError(
-                "collateral that is too old, or not yet valid",
-                got=f"issued at {claims.oldest} and {claims.newest}",
-                allowed=f"{self.collateral_from}..{until}",
-                fix="fetch collateral anew, and check the clock",
+                f"collateral that is too old, or not yet valid: got issued at {claims.oldest} and "
+                f"{claims.newest}; expected {self.collateral_from}..{until}; fetch collateral "
+                "anew, and check the clock"
             )
         if now > claims.expires:
             raise AttestationError(
-                "collateral that has expired",
-                got=f"valid until {claims.expires}",
-                allowed=f"{now} or later",
-                fix="fetch collateral anew, and check the clock",
+                f"collateral that has expired: got valid until {claims.expires}; expected {now} or "
+                "later; fetch collateral anew, and check the clock"
             )
 
 
@@ -177,13 +166,7 @@ _DAY = 86_400  # seconds that simulated collateral holds
 
 @dataclass(frozen=True, repr=False)
 class SimulatedAttester:
-    """Signs whatever it is asked to, with a throw-away Ed25519 key.
-
-    Args:
-        measurement: what it says that runs.
-        is_debug: whether it says that debugging is on.
-        tcb_status: how it says that the platform is rated.
-    """
+    """Signs whatever it is asked to, with a throw-away Ed25519 key."""
 
     measurement: Measurement
     is_debug: bool = False
@@ -215,11 +198,7 @@ class SimulatedAttester:
 
 
 def read_simulated(evidence: Evidence) -> Claims:
-    """What simulated evidence says, if its own root signed it: damage shows, forgery does not.
-
-    Raises:
-        AttestationError: it has another length or form, or the signature does not hold.
-    """
+    """What simulated evidence says, if its own root signed it: damage shows, forgery does not."""
     if len(evidence.quote) != _BODY.size + _SIGNATURE_BYTES:
         raise _refused(f"{len(evidence.quote)} bytes")
     body, signature = evidence.quote[: _BODY.size], evidence.quote[_BODY.size :]
@@ -261,10 +240,9 @@ def simulation_policy() -> Policy:
 
 def _refused(got: str) -> AttestationError:
     return AttestationError(
-        "simulated evidence that does not hold",
-        got=got,
-        allowed=f"{_BODY.size + _SIGNATURE_BYTES} bytes that its own root signed",
-        fix="take the evidence as the program made it",
+        f"simulated evidence that does not hold: got {got}; expected "
+        f"{_BODY.size + _SIGNATURE_BYTES} bytes that its own root signed; take the evidence as the "
+        "program made it"
     )
 
 
@@ -287,36 +265,26 @@ def verify(evidence: Evidence, policy: Policy, nonce: bytes, now: int) -> Claims
 
     Args:
         evidence: as it came from the host, who is not trusted.
-        policy: what it must show.
         nonce: 32 bytes that this client drew for this evidence.
         now: seconds since 1970.
 
     Returns:
         What the quote says. From here on a message sealed to `evidence.public` can be opened by
         the enclave that was measured, and by nobody else, if the hardware keeps its promise.
-
-    Raises:
-        AttestationError: it is not; the message names the reason.
-        InputError: quotes cannot be verified here since the extra `enclave` is not installed.
     """
     claims = verify_quote(evidence, policy, now)
     bound = report_data_of(evidence.public, evidence.config, nonce)
     if not hmac.compare_digest(claims.report_data, bound):
         raise AttestationError(
-            "a quote that does not belong to this key, table and nonce",
-            got="other report data",
-            allowed="the digest of all three",
-            fix="ask for evidence with a fresh nonce; if it happens again, do not talk to it",
+            "a quote that does not belong to this key, table and nonce: got other report data; "
+            "expected the digest of all three; ask for evidence with a fresh nonce; if it happens "
+            "again, do not talk to it"
         )
     return claims
 
 
 def verify_quote(evidence: Evidence, policy: Policy, now: int) -> Claims:
-    """Verifies all but the binding to key, table and nonce: not enough to send anything.
-
-    Raises:
-        AttestationError, InputError: as `verify` does.
-    """
+    """Verifies all but the binding to key, table and nonce: not enough to send anything."""
     policy.check_before(evidence)
     claims = (
         read_simulated(evidence)
@@ -337,10 +305,9 @@ def _read(evidence: Evidence, now: int, *, is_padded: bool) -> Claims:
     except ValueError as error:
         reason = str(error).splitlines()[0] if str(error) else "no reason given"
         raise AttestationError(
-            "a quote that cannot be verified",
-            got=reason,
-            allowed="signatures up to Intel's root, under collateral that holds now",
-            fix="fetch collateral anew and check the clock; else do not talk to it",
+            f"a quote that cannot be verified: got {reason}; expected signatures up to Intel's "
+            "root, under collateral that holds now; fetch collateral anew and check the clock; "
+            "else do not talk to it"
         ) from error
     # Only what was verified is looked at: signed collateral, and the report as the library read it.
     infos = [json.loads(fields[name]) for name in ("tcb_info", "qe_identity")]
@@ -385,10 +352,8 @@ def _collateral(data: bytes) -> dict[str, Any]:
         }
     except (ValueError, TypeError, RecursionError) as error:
         raise AttestationError(
-            "collateral that cannot be read",
-            got=f"{len(data)} bytes",
-            allowed=f"a JSON object of {', '.join(_COLLATERAL)}",
-            fix="fetch collateral anew",
+            f"collateral that cannot be read: got {len(data)} bytes; expected a JSON object of "
+            f"{', '.join(_COLLATERAL)}; fetch collateral anew"
         ) from error
 
 
@@ -401,10 +366,8 @@ def _library() -> ModuleType:
         import dcap_qvl  # type: ignore[import-untyped]
     except ImportError as error:
         raise InputError(
-            "quotes cannot be verified",
-            got="no dcap_qvl",
-            allowed="the extra 'enclave'",
-            fix="pip install 'keyhole[enclave]'",
+            "quotes cannot be verified: got no dcap_qvl; expected the extra 'enclave'; pip "
+            "install 'keyhole[enclave]'"
         ) from error
     found: ModuleType = dcap_qvl
     return found

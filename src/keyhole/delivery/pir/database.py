@@ -42,16 +42,9 @@ class PirParams:
     Anything that an observer can see depends on these and on nothing else.
 
     Args:
-        scheme: how slices are retrieved.
         round: 16 bytes: which slices these are.
-        num_keys: K.
-        record_bytes: of one slice, without its tag.
-        max_keys: m, to which every query is padded.
         database: 32 bytes: the digest of all slices, or of the hint if there is one, which holds
             that digest.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     scheme: Scheme
@@ -79,17 +72,11 @@ class PirParams:
         return sha256(self.encode()).digest()
 
     def public(self, scheme: Scheme) -> PublicTable:
-        """Returns what they say of a table that is retrieved from by a scheme.
-
-        Raises:
-            StaleError: they are of another one.
-        """
+        """Returns what they say of a table that is retrieved from by a scheme."""
         if self.scheme != scheme:
             raise StaleError(
-                "params of another scheme of private retrieval",
-                got=self.scheme,
-                allowed=scheme,
-                fix="check the URLs of the servers",
+                f"params of another scheme of private retrieval: got {self.scheme}; expected "
+                f"{scheme}; check the URLs of the servers"
             )
         return PublicTable(self.round, self.num_keys, self.record_bytes, self.max_keys)
 
@@ -107,11 +94,7 @@ class PirParams:
 
     @staticmethod
     def decode(data: bytes) -> PirParams:
-        """Returns the params that `data` holds.
-
-        Raises:
-            MalformedError: they are not params of this version.
-        """
+        """Returns the params that `data` holds."""
         return read_facts(data, "params of private retrieval", _unpack)
 
 
@@ -128,10 +111,9 @@ def _unpack(data: bytes) -> PirParams:
 
 def _bad(got: str) -> InputError:
     return InputError(
-        "params of private retrieval that make no sense",
-        got=got,
-        allowed=f"schemes {', '.join(_SCHEMES)}; 1..2^40; no more keys a query than there are",
-        fix="check num_keys, record_bytes and max_keys",
+        f"params of private retrieval that make no sense: got {got}; expected schemes "
+        f"{', '.join(_SCHEMES)}; 1..2^40; no more keys a query than there are; check num_keys, "
+        "record_bytes and max_keys"
     )
 
 
@@ -163,9 +145,6 @@ def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray
 
     Returns:
         (m, 16) uint8.
-
-    Raises:
-        ShapeError: arrays that do not fit each other, or a round of another length.
     """
     return np.ascontiguousarray(_hashes_of(round, keys, records)[:, :TAG_BYTES])
 
@@ -198,7 +177,6 @@ class Database:
 
     Args:
         round: 16 bytes: which slices these are.
-        record_bytes: of one slice, without its tag.
         rows: (K, words) uint64, little-endian: slice, tag, zeros up to a whole word.
         digest: 32 bytes: SHA-256 over round, K, record_bytes and the whole hashes of all slices, of
             which tags are the first halves. Servers with the same digest hold the same slices,
@@ -225,9 +203,6 @@ class Database:
         Args:
             round: 16 bytes, see `name_of_round`.
             records: (K, record_bytes) uint8.
-
-        Raises:
-            ShapeError: not such an array, an empty one, or a round of another length.
 
         >>> Database.of(bytes(16), np.zeros((3, 10), np.uint8))
         Database(3 slices of 10 bytes)
@@ -270,10 +245,9 @@ def _check(round: bytes, records: NDArray[np.uint8]) -> None:
 
 def _misfit(got: str) -> ShapeError:
     return ShapeError(
-        "slices that cannot be made a database",
-        got=got,
-        allowed="uint8 (num_keys, record_bytes), one key for each, a round of 16 bytes",
-        fix="pass records as rows of bytes and name_of_round(...)",
+        f"slices that cannot be made a database: got {got}; expected uint8 (num_keys, "
+        "record_bytes), one key for each, a round of 16 bytes; pass records as rows of bytes and "
+        "name_of_round(...)"
     )
 
 
@@ -281,8 +255,6 @@ def plain_params(scheme: Scheme, database: Database, max_keys: int) -> PirParams
     """Returns the params of a table without a hint.
 
     Args:
-        scheme: how it is retrieved from.
-        database: the table.
         max_keys: beyond the rows of the table they are as many as it has.
     """
     return PirParams(
@@ -299,10 +271,8 @@ def check_scheme(params: PirParams, scheme: Scheme) -> None:
     """Raises InputError if the params are of another scheme."""
     if params.scheme != scheme:
         raise InputError(
-            "params of another scheme",
-            got=params.scheme,
-            allowed=scheme,
-            fix="use the asker and the server of the scheme that the params name",
+            f"params of another scheme: got {params.scheme}; expected {scheme}; use the asker and "
+            "the server of the scheme that the params name"
         )
 
 
@@ -311,10 +281,9 @@ def check_server(scheme: Scheme, database: Database, params: PirParams, server: 
     check_scheme(params, scheme)
     if params != plain_params(scheme, database, params.max_keys) or server not in (0, 1):
         raise InputError(
-            "a server and params that do not fit",
-            got=f"server {server}, params of {params.num_keys} slices",
-            allowed=f"server 0 or 1, params_of these {database.num_keys} slices",
-            fix="make the params with params_of(database, max_keys)",
+            f"a server and params that do not fit: got server {server}, params of "
+            f"{params.num_keys} slices; expected server 0 or 1, params_of these "
+            f"{database.num_keys} slices; make the params with params_of(database, max_keys)"
         )
 
 

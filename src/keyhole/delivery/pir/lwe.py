@@ -61,10 +61,6 @@ def failure_of_byte(columns: int, modulus: int = _MODULUS) -> float:
     error. A discrete Gaussian is sub-Gaussian with its sigma (Canonne, Kamath and Steinke 2020), so
     the bound holds for every table.
 
-    Args:
-        columns: of the matrix.
-        modulus: p, of its entries.
-
     >>> failure_of_byte(2**20) < 2**-71, failure_of_byte(2**20, modulus=294) < 2**-40
     (True, True)
     """
@@ -83,11 +79,6 @@ class LweShape:
 
     r is what makes the fewest bytes: hint, and max_keys queries with their replies. The hint and a
     reply grow with r, a query shrinks. The rounding to whole columns is left out of the choice.
-
-    Args:
-        num_keys: K.
-        record_bytes: of one slice, without its tag.
-        max_keys: m: queries of one client, at most K.
 
     >>> shape = LweShape(num_keys=100_000, record_bytes=2000, max_keys=1000)
     >>> shape.slices_per_column, shape.columns
@@ -198,12 +189,7 @@ def add_product(out: Words, weights: Words, table: Words | NDArray[np.uint8]) ->
 
 
 class Columns:
-    """The table as a matrix of bytes, a column of r slices one after the other in memory.
-
-    Args:
-        database: the slices with their tags.
-        shape: how they lie in columns.
-    """
+    """The table as a matrix of bytes, a column of r slices one after the other in memory."""
 
     def __init__(self, database: Database, shape: LweShape) -> None:
         cells, r = database.rows.view(np.uint8), shape.slices_per_column
@@ -219,7 +205,6 @@ class Columns:
 
         Args:
             weights: (count, width) for consecutive columns, all of them in the end.
-            count: of rows.
         """
         r, start = self._shape.slices_per_column, 0
         out = np.zeros((count, r * self._stride), np.uint32)
@@ -295,10 +280,6 @@ def draw_errors(prg: Prg, shape: tuple[int, ...]) -> NDArray[np.int32]:
 
     Every error takes one word of 64 bits and as many steps as any other. Each of its values comes
     up with its probability to within 2^-64, the whole distribution to within 2^-57.
-
-    Args:
-        prg: where they come from.
-        shape: of the result.
     """
     words = np.empty(shape, "<i8")
     prg.fill(words.view(np.uint8))
@@ -395,7 +376,6 @@ def encrypt(columns: KeyArray, length: int, seed: bytes, prg: Prg) -> tuple[Word
 
     Args:
         columns: (m,) below `length`: the column that each query asks for.
-        length: of a query.
         seed: of the public matrix.
         prg: where secrets and errors come from.
     """

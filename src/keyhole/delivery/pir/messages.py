@@ -53,8 +53,6 @@ def seal(kind: FrameKind, params: PirParams, server: int, *body: Body) -> bytes:
     """Returns a message.
 
     Args:
-        kind: of the message.
-        params: under which it is sent.
         server: 0 or 1, to which a query goes and from which a reply comes.
         body: in one or more parts, together of the length that the params demand.
     """
@@ -66,10 +64,7 @@ def seal_reply(query: bytes | memoryview, params: PirParams, server: int, rows: 
     """Returns the reply to a query.
 
     Args:
-        query: as it arrived.
-        params: under which it is answered.
         server: 0 or 1, from which the reply comes.
-        rows: of the length that the params demand.
     """
     return seal("reply", params, server, check_of(query), rows)
 
@@ -77,19 +72,7 @@ def seal_reply(query: bytes | memoryview, params: PirParams, server: int, rows: 
 def unseal(
     data: bytes | memoryview, kind: FrameKind, params: PirParams, server: int, body_bytes: int
 ) -> memoryview:
-    """Returns the body of a message.
-
-    Args:
-        data: as it arrived.
-        kind: what it must be.
-        params: what it must be under.
-        server: which server it must be for, or from.
-        body_bytes: the only length that its body can have.
-
-    Raises:
-        MalformedError: not such a message, or damaged.
-        StaleError: of another round, or under other params.
-    """
+    """Returns the body of a message."""
     view = memoryview(data)
     if len(view) != body_bytes + FRAME_BYTES:
         raise _malformed(f"{len(view)} bytes", f"{body_bytes + FRAME_BYTES} bytes")
@@ -101,10 +84,8 @@ def unseal(
         raise _malformed("another head", f"a {kind} of server {server}, of version 1")
     if round_name != params.round or digest != params.digest:
         raise StaleError(
-            "a message about other slices",
-            got="another round, or other params",
-            allowed="the round and params of this table",
-            fix="fetch the params anew, from every server",
+            "a message about other slices: got another round, or other params; expected the round "
+            "and params of this table; fetch the params anew, from every server"
         )
     return body
 
@@ -115,15 +96,7 @@ def unseal_reply(
     """Returns the rows of the reply to a query.
 
     Args:
-        data: as it arrived.
         asked: the check of the query, see `check_of`.
-        params: what it must be under.
-        server: which server it must be from.
-        rows_bytes: the only length that its rows can have.
-
-    Raises:
-        MalformedError: no reply, or damaged, or that to another query.
-        StaleError: of another round, or under other params.
     """
     body = unseal(data, "reply", params, server, CHECK_BYTES + rows_bytes)
     if body[:CHECK_BYTES] != asked:
@@ -155,10 +128,8 @@ def _check(kind: FrameKind, *parts: Body) -> bytes:
 
 def _malformed(got: str, allowed: str) -> MalformedError:
     return MalformedError(
-        "a message of private retrieval cannot be read",
-        got=got,
-        allowed=allowed,
-        fix="send it as docs/wire.md describes it, under the params of the table",
+        f"a message of private retrieval cannot be read: got {got}; expected {allowed}; send it as "
+        "docs/wire.md describes it, under the params of the table"
     )
 
 
@@ -253,10 +224,8 @@ def _count_known(known: NDArray[np.uint64], asked: NDArray[np.uint64]) -> int:
 
 def _replay(got: str, allowed: str) -> ReplayError:
     return ReplayError(
-        "queries that this table does not answer",
-        got=got,
-        allowed=allowed,
-        fix="make a new question for every request; a new round has a new table",
+        f"queries that this table does not answer: got {got}; expected {allowed}; make a new "
+        "question for every request; a new round has a new table"
     )
 
 
@@ -280,13 +249,7 @@ class PirServer(Protocol):
 
 @dataclass(frozen=True)
 class PirParty:
-    """A server of a table as services know it, a `SelectServer`: params are bytes.
-
-    Args:
-        server: what answers.
-        place: of the server among all.
-        query_bytes: the one length that a query can have.
-    """
+    """A server of a table as services know it, a `SelectServer`: params are bytes."""
 
     server: PirServer
     place: int
@@ -329,17 +292,12 @@ class Wanted:
 
 
 def check_tags(params: PirParams, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns the slices of rows (m, row_bytes), once all of them have the tags of their keys.
-
-    Raises:
-        IntegrityError: one has not. The error does not tell which, nor how many.
-    """
+    """Returns the slices of rows (m, row_bytes), once all of them have the tags of their keys."""
     records, tags = rows[:, : params.record_bytes], rows[:, params.record_bytes :]
     if not np.array_equal(tags_of(params.round, keys, records), tags):
         raise IntegrityError(
-            "slices that are not those of this round",
-            got="a slice without the tag of its round and key",
-            allowed="slices as the digest of the table covers them",
-            fix="ask again for all keys, or leave the round: a server lies or is damaged",
+            "slices that are not those of this round: got a slice without the tag of its round "
+            "and key; expected slices as the digest of the table covers them; ask again for all "
+            "keys, or leave the round: a server lies or is damaged"
         )
     return records

@@ -144,8 +144,6 @@ def params_of(database: Database, max_keys: int, hint: bytes | None = None) -> P
     """Returns the params of a table; `max_keys` beyond its rows are as many as it has.
 
     Args:
-        database: what is retrieved from.
-        max_keys: m.
         hint: of this table, from `hint_of`; computed if None, which takes the longest of all.
     """
     hint = hint_of(database, max_keys) if hint is None else hint
@@ -154,17 +152,7 @@ def params_of(database: Database, max_keys: int, hint: bytes | None = None) -> P
 
 
 class OneServerClient:
-    """The client of a table at one server.
-
-    Args:
-        params: of the table.
-        hint: as the server of these params gives it.
-
-    Raises:
-        InputError: params of another scheme.
-        MalformedError: something that is no hint of such a table.
-        StaleError: a hint that the params do not cover: of another table, or damaged.
-    """
+    """The client of a table at one server."""
 
     def __init__(self, params: PirParams, hint: bytes) -> None:
         check_scheme(params, _SCHEME)
@@ -189,9 +177,6 @@ class OneServerQuery:
     """One query to one server, for one use.
 
     Args:
-        params: under which it is asked.
-        message: the query.
-        wanted: what for.
         opening: what the reply is opened with, padding included: it is checked too.
         hint: (r, 1024, row_bytes).
     """
@@ -227,14 +212,9 @@ class OneServer:
     """The server of a table, for as long as its round lasts.
 
     Args:
-        database: what is retrieved from.
-        params: of this database.
         hint: of this database, from `hint_of`; computed if None. `OneServer.of` computes it once
             for the params and the server.
         max_queries: that it answers and remembers, see `AnsweredQueries`.
-
-    Raises:
-        InputError: params, or a hint, of something else.
     """
 
     def __init__(
@@ -248,10 +228,9 @@ class OneServer:
         self.hint = hint_of(database, params.max_keys) if hint is None else hint
         if params != params_of(database, params.max_keys, self.hint):
             raise InputError(
-                "a server and params that do not fit",
-                got=f"params of {params.num_keys} slices",
-                allowed=f"params_of these {database.num_keys} slices and their hint",
-                fix="make both with OneServer.of(database, max_keys)",
+                f"a server and params that do not fit: got params of {params.num_keys} slices; "
+                f"expected params_of these {database.num_keys} slices and their hint; make both "
+                "with OneServer.of(database, max_keys)"
             )
         self.params = params
         self._shape = LweShape.of(params)
@@ -265,11 +244,7 @@ class OneServer:
         return OneServer(database, params_of(database, max_keys, hint), hint)
 
     def answer(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries; see `SelectServer`. A pass serves 1,024 keys, or one query.
-
-        Raises:
-            ReplayError: also if this table has answered as many as it can remember.
-        """
+        """Answers queries; see `SelectServer`. A pass serves 1,024 keys, or one query."""
         shape = self._shape
         length = shape.query_bytes - FRAME_BYTES
         bodies = [unseal(query, "query", self.params, _SERVER, length) for query in queries]
@@ -294,17 +269,13 @@ def _read_hint(hint: bytes, params: PirParams, shape: LweShape) -> Words:
     """The words of a hint, (r, 1024, row_bytes)."""
     if len(hint) != shape.hint_bytes or bytes(hint[: len(_MAGIC)]) != _MAGIC:
         raise MalformedError(
-            "this is no hint of such a table",
-            got=f"{len(hint)} bytes",
-            allowed=f"{shape.hint_bytes} bytes as docs/wire.md describes them",
-            fix="fetch the hint of these params anew",
+            f"this is no hint of such a table: got {len(hint)} bytes; expected {shape.hint_bytes} "
+            "bytes as docs/wire.md describes them; fetch the hint of these params anew"
         )
     if sha256(hint).digest() != params.database:
         raise StaleError(
-            "a hint that the params do not cover",
-            got="a hint of other slices, or damaged",
-            allowed="the hint of this table",
-            fix="fetch the params and the hint anew",
+            "a hint that the params do not cover: got a hint of other slices, or damaged; "
+            "expected the hint of this table; fetch the params and the hint anew"
         )
     words = np.frombuffer(hint, "<u4", offset=HINT_HEAD_BYTES).astype(np.uint32, copy=False)
     return np.require(words, requirements="A").reshape(-1, DIMENSION, shape.row_bytes)
@@ -314,10 +285,8 @@ def _read_reply(replies: Sequence[bytes], asked: bytes, params: PirParams) -> Wo
     """The words of the only reply, (m, r, row_bytes)."""
     if len(replies) != 1:
         raise MalformedError(
-            "replies of another number of servers",
-            got=f"{len(replies)} replies",
-            allowed="1",
-            fix="pass the reply of the one server",
+            f"replies of another number of servers: got {len(replies)} replies; expected 1; pass "
+            "the reply of the one server"
         )
     body = unseal_reply(replies[0], asked, params, _SERVER, reply_bytes(params) - REPLY_BYTES)
     words = np.frombuffer(body, "<u4").astype(np.uint32, copy=False)

@@ -135,7 +135,6 @@ def fold_few(rows, ids, size, bits, out, visits):
     Args:
         rows: (K, words) uint64.
         ids: (B, size) int32 keys, -1 for none; empty if there is one bucket with all rows in order.
-        size: positions of a bucket.
         bits: (B, bytes) uint8.
         out: (B, words) uint64, zeros at first.
         visits: (K,) int64, raised at every row that is read; or empty.
@@ -182,7 +181,6 @@ def fold_many(rows, ids, size, bits, out, visits):
     Args:
         rows: (K, words) uint64.
         ids: (B, size) int32 keys, -1 for none; empty if there is one bucket with all rows in order.
-        size: positions of a bucket.
         bits: (B, blocks, q) uint32: bit j of word i of a query is position 32 i + j.
         out: (q, B, words) uint64.
         visits: (K,) int64, raised at every row that is read; or empty.
@@ -289,9 +287,6 @@ def scan_rows(
     Returns:
         (q, words) uint64.
 
-    Raises:
-        ShapeError: arrays that do not fit each other.
-
     >>> rows = np.array([[1], [2], [4]], np.uint64)
     >>> scan_rows(rows, np.array([[0b101], [0b110]], np.uint8))
     array([[5],
@@ -319,9 +314,6 @@ def scan_buckets(
 
     Returns:
         (q, B, words) uint64.
-
-    Raises:
-        ShapeError: arrays that do not fit each other, or members that are not keys.
     """
     if members.ndim != 2 or members.dtype != np.int32 or not members.size:
         raise _misfit(f"members {members.dtype} {members.shape}")
@@ -392,8 +384,7 @@ def _words(bits: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 def _misfit(got: str) -> ShapeError:
     return ShapeError(
-        "arrays that cannot be scanned together",
-        got=got,
-        allowed="rows uint64 (K, words), members int32 (B, size), bits uint8 of one bit a position",
-        fix="take rows from Database, members from Placement and bits from a query",
+        f"arrays that cannot be scanned together: got {got}; expected rows uint64 (K, words), "
+        "members int32 (B, size), bits uint8 of one bit a position; take rows from Database, "
+        "members from Placement and bits from a query"
     )

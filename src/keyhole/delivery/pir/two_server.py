@@ -132,10 +132,7 @@ class Batch:
     """The public shape of a batch.
 
     Args:
-        shape: how many queries of either kind.
         placement: where keys lie; None without buckets.
-        bucket: the points of one bucket.
-        table: the points of the whole table.
     """
 
     shape: BatchShape
@@ -145,18 +142,13 @@ class Batch:
 
     @staticmethod
     def of(params: PirParams) -> Batch:
-        """Returns the batch of a table.
-
-        Raises:
-            InputError: a table that is too large for the buckets that its params demand.
-        """
+        """Returns the batch of a table."""
         shape = batch_shape(params.max_keys, params.num_keys)
         if shape.num_buckets and params.num_keys > MAX_IN_BUCKETS:
             raise InputError(
-                "params of a table that is too large for buckets",
-                got=f"{params.num_keys} keys, {params.max_keys} a query",
-                allowed=f"1..{MAX_IN_BUCKETS} keys with this many per query",
-                fix="check num_keys and max_keys; divide the table",
+                f"params of a table that is too large for buckets: got {params.num_keys} keys, "
+                f"{params.max_keys} a query; expected 1..{MAX_IN_BUCKETS} keys with this many per "
+                "query; check num_keys and max_keys; divide the table"
             )
         table = Domain(params.num_keys)
         if not shape.num_buckets:
@@ -174,7 +166,6 @@ class Batch:
 
         Args:
             keys: (u,) int64, all different.
-            prg: of the keys of queries that are left.
         """
         positions, drawn = self._fill_buckets(prg)
         slots = np.full(len(keys), -1, np.int64)
@@ -220,13 +211,7 @@ def reply_bytes(params: PirParams) -> int:
 
 
 class XorQuery:
-    """One query to two servers, for one use.
-
-    Args:
-        params: under which it is asked.
-        messages: one for each server.
-        wanted: what for.
-    """
+    """One query to two servers, for one use."""
 
     def __init__(self, params: PirParams, messages: tuple[bytes, bytes], wanted: Wanted) -> None:
         self._params = params
@@ -258,10 +243,8 @@ class XorQuery:
         """The rows of two replies, (num_slots, row_bytes) each."""
         if len(replies) != 2:
             raise MalformedError(
-                "replies of some servers only",
-                got=f"{len(replies)} replies",
-                allowed="2, in the order of the messages",
-                fix="wait for both servers",
+                f"replies of some servers only: got {len(replies)} replies; expected 2, in the "
+                "order of the messages; wait for both servers"
             )
         shape = self._num_slots, self._params.row_bytes
         length = self._num_slots * self._params.row_bytes
@@ -274,9 +257,6 @@ class XorQuery:
 
 class TwoServerClient:
     """The client of a table at two servers.
-
-    Args:
-        params: of the table, the same from both servers.
 
     Raises:
         InputError: params of another scheme, or of a table that is too large for its buckets.
@@ -314,13 +294,8 @@ class TwoServer:
     """One of the two servers of a table, for as long as its round lasts.
 
     Args:
-        database: what is retrieved from.
-        params: of this database.
         server: 0 or 1: which of the two this one is.
         max_queries: that it answers and remembers, see `AnsweredQueries`.
-
-    Raises:
-        InputError: params of something else, or no such server.
     """
 
     def __init__(
@@ -335,11 +310,7 @@ class TwoServer:
         self._answered = AnsweredQueries(max_queries)
 
     def answer(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries in one pass over the table; see `SelectServer`.
-
-        Raises:
-            ReplayError: also if this table has answered as many as it can remember.
-        """
+        """Answers queries in one pass over the table; see `SelectServer`."""
         length = _query_body(self._batch)
         bodies = [unseal(query, "query", self.params, self._server, length) for query in queries]
         asked = [_read_query(body, self._batch, self._server) for body in bodies]

@@ -31,15 +31,8 @@ class BinaryRequest:
 
     Args:
         method: such as `GET`.
-        path: with its query.
         scheme: `https` by default.
         authority: empty if the Host field has it, or nobody needs it.
-        fields: the header.
-        content: the body.
-        trailers: after the body.
-
-    Raises:
-        MalformedError: such a request is invalid.
     """
 
     method: bytes
@@ -87,13 +80,6 @@ class BinaryResponse:
 
     Args:
         status: 200 to 599.
-        fields: the header.
-        content: the body.
-        trailers: after the body.
-        informational: interim responses that came before.
-
-    Raises:
-        MalformedError: such a response is invalid.
     """
 
     status: int
@@ -116,12 +102,8 @@ def encode_request(request: BinaryRequest, length: int | None = None) -> bytes:
     """Returns a request with known lengths, without the empty sections at its end.
 
     Args:
-        request: to be written.
         length: of the result, which zeros fill up; None for no padding. A message that is padded
             to a length that is public tells nothing by its own.
-
-    Raises:
-        InputError: the request is longer than `length`.
 
     >>> encode_request(BinaryRequest(b"GET", b"/", authority=b"example.com")).hex()
     '00034745540568747470730b6578616d706c652e636f6d012f'
@@ -147,11 +129,7 @@ def encode_response(response: BinaryResponse, length: int | None = None) -> byte
 
 
 def decode_request(data: bytes) -> BinaryRequest:
-    """Returns the request that `data` holds, in either form.
-
-    Raises:
-        MalformedError: it holds none, or an invalid one.
-    """
+    """Returns the request that `data` holds, in either form."""
     reader = Reader(data)
     framing = reader.varint()
     if framing not in (_KNOWN_REQUEST, _OPEN_REQUEST):
@@ -162,11 +140,7 @@ def decode_request(data: bytes) -> BinaryRequest:
 
 
 def decode_response(data: bytes) -> BinaryResponse:
-    """Returns the response that `data` holds, in either form.
-
-    Raises:
-        MalformedError: it holds none, or an invalid one.
-    """
+    """Returns the response that `data` holds, in either form."""
     reader = Reader(data)
     framing = reader.varint()
     if framing not in (_KNOWN_RESPONSE, _OPEN_RESPONSE):
@@ -196,10 +170,8 @@ def _field_section(fields: Fields) -> bytes:
 def _padded(data: bytes, length: int | None) -> bytes:
     if length is not None and len(data) > length:
         raise InputError(
-            "a message is longer than all of its kind are to be",
-            got=f"{len(data)} bytes",
-            allowed=f"{length} bytes",
-            fix="take the length from the longest message that is possible",
+            f"a message is longer than all of its kind are to be: got {len(data)} bytes; expected "
+            f"{length} bytes; take the length from the longest message that is possible"
         )
     return data if length is None else data.ljust(length, b"\0")
 
@@ -268,8 +240,6 @@ def _check_fields(fields: Sequence[tuple[bytes, bytes]], *, is_trailer: bool = F
 
 def _invalid(what: str) -> MalformedError:
     return MalformedError(
-        "an invalid message of binary HTTP",
-        got=what,
-        allowed="what RFC 9292 calls valid",
-        fix="check that both sides are of one version",
+        f"an invalid message of binary HTTP: got {what}; expected what RFC 9292 calls valid; check "
+        "that both sides are of one version"
     )

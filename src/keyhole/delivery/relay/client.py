@@ -82,9 +82,6 @@ class TableShape:
     """The public numbers of one table.
 
     Args:
-        table: its place in the round.
-        num_keys: K.
-        record_bytes: of one slice.
         max_keys: m, to which every client's requests are padded; 0 for a table that is not asked.
     """
 
@@ -106,18 +103,13 @@ def slice_path(round_id: str, table: int, key: int) -> bytes:
 
 
 def parse_slice_path(request: BinaryRequest) -> tuple[str, int, int]:
-    """Returns round, table and key that a request asks for.
-
-    Raises:
-        NotFoundError: it asks for something else.
-    """
+    """Returns round, table and key that a request asks for."""
     found = _PATH.fullmatch(request.path) if request.method == b"GET" else None
     if found is None:
         raise NotFoundError(
-            "a gateway answers requests for slices only",
-            got="another request",
-            allowed="GET /v1/rounds/{round}/tables/{table}/slices/{key}",
-            fix="ask the service directly for what is no secret",
+            "a gateway answers requests for slices only: got another request; expected GET "
+            "/v1/rounds/{round}/tables/{table}/slices/{key}; ask the service directly for "
+            "what is no secret"
         )
     round_id, table, key = found.groups()
     return round_id.decode("ascii"), int(table), int(key)
@@ -127,7 +119,6 @@ def slice_handler(round_id: str, tables: Sequence[NDArray[np.uint8]]) -> Handler
     """Answers from tables in memory.
 
     Args:
-        round_id: of the round that they are.
         tables: (K, record_bytes) uint8 each, in the order of the round.
     """
 
@@ -144,16 +135,7 @@ def slice_handler(round_id: str, tables: Sequence[NDArray[np.uint8]]) -> Handler
 
 
 class BlindClient:
-    """The client of one round.
-
-    Args:
-        config: of the gateway, the same for all clients.
-        round_id: of the round.
-        tables: that are asked.
-
-    Raises:
-        MalformedError: the configuration has no cipher that is known here.
-    """
+    """The client of one round."""
 
     def __init__(self, config: KeyConfig, round_id: str, tables: Sequence[TableShape]) -> None:
         self._config, self._round, self._tables = config, round_id, tuple(tables)
@@ -184,9 +166,6 @@ class BlindClient:
             keys: (n,) int64 for each table, with at most `max_keys` different ones.
             prg: where padding and order come from; a fresh one if None. Asking again for the
                 same keys needs a stream of the same seed: other padding would tell them apart.
-
-        Raises:
-            KeySpaceError: keys are outside a table, or too many; raised before anything is sealed.
         """
         prg = prg or Prg.fresh()
         picked: list[tuple[int, int]] = []
@@ -228,11 +207,7 @@ class BlindQuery:
         return f"BlindQuery({len(self._shapes)} requests)"
 
     def messages(self) -> tuple[bytes, ...]:
-        """The sealed requests, shuffled and of one length.
-
-        Raises:
-            ReplayError: they have been taken before. To ask again, make a new question.
-        """
+        """The sealed requests, shuffled and of one length."""
         return self._messages.take()
 
     def responses(self, replies: Sequence[bytes]) -> list[BinaryResponse]:
@@ -243,7 +218,6 @@ class BlindQuery:
 
         Raises:
             MalformedError: an answer is not one of the gateway to its request, or one is missing.
-            ReplayError: answers have been opened before.
         """
         expected = len(self._exchanges.peek())
         if len(replies) != expected:
@@ -259,9 +233,6 @@ class BlindQuery:
 
         Args:
             responses: from `responses`, all of them good.
-
-        Raises:
-            MalformedError: one holds something else than a slice of its table.
         """
         for response, shape in zip(responses, self._shapes, strict=True):
             if response.status != 200 or len(response.content) != shape.record_bytes:
@@ -277,7 +248,6 @@ class BlindQuery:
         """Returns the slices of each table, (n, record_bytes) in the order of its keys.
 
         Raises:
-            MalformedError, ReplayError: as `responses` and `records`.
             ServiceError: the gateway refuses a request. Anyone who asks again does so for all keys:
                 what failed must not show.
         """
@@ -285,20 +255,16 @@ class BlindQuery:
         refused = sum(response.status != 200 for response in responses)
         if refused:
             raise ServiceError(
-                "the gateway refuses",
-                got=f"{refused} of {len(responses)} requests",
-                allowed="answers to all",
-                fix="ask anew; check that the round is still there",
+                f"the gateway refuses: got {refused} of {len(responses)} requests; expected "
+                "answers to all; ask anew; check that the round is still there"
             )
         return self.records(responses)
 
 
 def _no_answers(got: str) -> MalformedError:
     return MalformedError(
-        "answers of the gateway that make no sense",
-        got=got,
-        allowed="one slice to each request",
-        fix="ask anew; check that both sides are of one version",
+        f"answers of the gateway that make no sense: got {got}; expected one slice to each "
+        "request; ask anew; check that both sides are of one version"
     )
 
 

@@ -66,7 +66,6 @@ class Reply:
     """An answer and the public length to which it is padded.
 
     Args:
-        response: what is answered.
         length: bytes, a function of public numbers and never of the key. A response that does not
             fit loses all but its status.
     """
@@ -83,9 +82,7 @@ class Asked:
     """A request that has been opened.
 
     Args:
-        exchange: what seals its answer.
         request: what is asked; None if it cannot be answered.
-        error: why not.
     """
 
     exchange: Exchange
@@ -101,9 +98,6 @@ class Gateway:
         handler: answers what was asked. A KeyholeError it raises is answered, sealed. None for
             anyone who calls `open` and `seal`, and answers in between.
         window: of requests that were answered before; one of the usual size if None.
-
-    Raises:
-        InputError: there is no key, or two of one number.
     """
 
     def __init__(
@@ -115,21 +109,15 @@ class Gateway:
         self._keys: dict[int, PrivateKey] = {key.key_id: key.private for key in keys}
         if not keys or len(self._keys) < len(keys):
             raise InputError(
-                "keys of a gateway are missing, or have the same number",
-                got=f"{len(keys)} keys",
-                allowed="one or more with different numbers",
-                fix="pass GatewayKey.fresh()",
+                f"keys of a gateway are missing, or have the same number: got {len(keys)} keys; "
+                "expected one or more with different numbers; pass GatewayKey.fresh()"
             )
         self.configs: tuple[KeyConfig, ...] = tuple(key.config for key in keys)
         self._handler, self._prg = handler, Prg.fresh()
         self._window = ReplayWindow() if window is None else window
 
     def answer(self, sealed: bytes) -> bytes:
-        """Returns the sealed answer.
-
-        Raises:
-            MalformedError: the request does not open; anyone who sent it gets `PROBLEM`.
-        """
+        """Returns the sealed answer."""
         asked = self.open(sealed)
         if asked.request is None or self._handler is None:
             return self.seal(asked, refusal(asked.error))
@@ -150,11 +138,7 @@ class Gateway:
         return answers
 
     def open(self, sealed: bytes) -> Asked:
-        """Opens a request; what is wrong inside is for the client alone to know.
-
-        Raises:
-            MalformedError: the request does not open.
-        """
+        """Opens a request; what is wrong inside is for the client alone to know."""
         plain, exchange = open_request(self._keys, sealed)
         try:
             self._window.admit(exchange.enc)
@@ -175,7 +159,6 @@ def refusal(error: KeyholeError | None, length: int = ERROR_BYTES) -> Reply:
     """The answer to a request that is refused: the four facts, as every route gives them.
 
     Args:
-        error: holds no key, as all errors.
         length: to which it is padded, if it is known what an answer would have been.
     """
     error = error or KeyholeError("refused", got="a request", allowed="others", fix="ask anew")
@@ -196,10 +179,8 @@ def _checked(request: BinaryRequest) -> BinaryRequest:
     """Raises MalformedError for what cannot be kept: an answer cannot come in two steps (5.1)."""
     if any(name == b"expect" for name, _ in request.fields):
         raise MalformedError(
-            "a request that waits for an interim answer",
-            got="an expect field",
-            allowed="none",
-            fix="send all of it at once",
+            "a request that waits for an interim answer: got an expect field; expected none; send "
+            "all of it at once"
         )
     return request
 
@@ -213,9 +194,7 @@ class Mixed:
     """Requests of many clients in one order, and the way back.
 
     Args:
-        requests: as they are forwarded.
         places: where each of them stood, clients one after the other.
-        counts: requests of each client.
     """
 
     requests: list[bytes]
@@ -231,16 +210,11 @@ class Mixed:
 
         Args:
             answers: one to each of `requests`, in their order.
-
-        Raises:
-            ServiceError: there are more or fewer answers than requests.
         """
         if len(answers) != len(self.requests):
             raise ServiceError(
-                "the gateway leaves requests without an answer",
-                got=f"{len(answers)} answers",
-                allowed=f"{len(self.requests)}",
-                fix="ask anew; check that both sides are of one version",
+                f"the gateway leaves requests without an answer: got {len(answers)} answers; "
+                f"expected {len(self.requests)}; ask anew; check that both sides are of one version"
             )
         by_place = dict(zip(self.places, answers, strict=True))
         found = iter(by_place[place] for place in range(len(answers)))
@@ -248,12 +222,7 @@ class Mixed:
 
 
 def mix(batches: Sequence[Sequence[bytes]], prg: Prg) -> Mixed:
-    """Returns the requests of all clients in an order that nobody can foresee.
-
-    Args:
-        batches: sealed requests by client.
-        prg: of the order.
-    """
+    """Returns the requests of all clients in an order that nobody can foresee."""
     sealed = [one for batch in batches for one in batch]
     places = prg.permutation(len(sealed)).tolist()
     return Mixed([sealed[place] for place in places], places, [len(batch) for batch in batches])
@@ -271,14 +240,7 @@ class Relay:
         self._forward, self._prg = forward, prg or Prg.fresh()
 
     def forward_many(self, batches: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
-        """Forwards what clients sent, mixed; returns to each client its answers in its order.
-
-        Args:
-            batches: sealed requests by client.
-
-        Raises:
-            ServiceError: the gateway gives more or fewer answers than it was asked for.
-        """
+        """Forwards what clients sent, mixed; returns to each client its answers in its order."""
         mixed = mix(batches, self._prg)
         return mixed.hand_back(self._forward(mixed.requests))
 
@@ -294,11 +256,7 @@ LENGTH_BYTES = 4
 
 
 def encode_requests(requests: Sequence[bytes]) -> bytes:
-    """Returns a batch of requests, one or more, of one length.
-
-    Raises:
-        MalformedError: their lengths differ, or there are none.
-    """
+    """Returns a batch of requests, one or more, of one length."""
     lengths = {len(request) for request in requests}
     if len(lengths) != 1:
         raise _malformed(f"requests of {len(lengths)} lengths")
@@ -306,26 +264,15 @@ def encode_requests(requests: Sequence[bytes]) -> bytes:
 
 
 def decode_requests(body: bytes, limit: int) -> list[bytes]:
-    """Returns the requests of a batch.
-
-    Args:
-        body: as it arrived.
-        limit: how many it may hold.
-
-    Raises:
-        MalformedError: it is not a batch of whole requests.
-        TooLargeError: it holds more than `limit`.
-    """
+    """Returns the requests of a batch."""
     magic, length = _HEAD.unpack_from(body) if len(body) >= HEAD_BYTES else (b"", 0)
     count, rest = divmod(len(body) - HEAD_BYTES, length) if length else (0, 0)
     if magic != _REQUESTS or count < 1 or rest:
         raise _malformed(f"{len(body)} bytes")
     if count > limit:
         raise TooLargeError(
-            "too many requests in one batch",
-            got=f"{count} requests",
-            allowed=f"{limit}",
-            fix="send fewer at a time",
+            f"too many requests in one batch: got {count} requests; expected {limit}; send fewer "
+            "at a time"
         )
     return [body[at : at + length] for at in range(HEAD_BYTES, len(body), length)]
 
@@ -337,11 +284,7 @@ def encode_answers(answers: Sequence[bytes]) -> bytes:
 
 
 def decode_answers(body: bytes, count: int) -> list[bytes]:
-    """Returns the answers to a batch of `count` requests.
-
-    Raises:
-        MalformedError: these are not as many answers.
-    """
+    """Returns the answers to a batch of `count` requests."""
     start = HEAD_BYTES + LENGTH_BYTES * count
     if len(body) < start or _HEAD.unpack_from(body) != (_ANSWERS, count):
         raise _malformed(f"{len(body)} bytes")
@@ -354,8 +297,6 @@ def decode_answers(body: bytes, count: int) -> list[bytes]:
 
 def _malformed(got: str) -> MalformedError:
     return MalformedError(
-        "this is not a batch of sealed messages",
-        got=got,
-        allowed="a batch as docs/wire.md describes it",
-        fix="check that all sides are of one version",
+        f"this is not a batch of sealed messages: got {got}; expected a batch as docs/wire.md "
+        "describes it; check that all sides are of one version"
     )

@@ -61,9 +61,6 @@ class KeyConfig:
         key_id: 0..255.
         public: of X25519, 32 bytes.
         algorithms: (kdf, aead) pairs in the gateway's order; unknown ones are kept and not used.
-
-    Raises:
-        MalformedError: such a configuration cannot be.
     """
 
     key_id: int
@@ -76,11 +73,7 @@ class KeyConfig:
 
     @property
     def suite(self) -> Suite:
-        """The first of the gateway's ciphers that is known here.
-
-        Raises:
-            MalformedError: there is none.
-        """
+        """The first of the gateway's ciphers that is known here."""
         for pair in self.algorithms:
             if pair in _SUITES:
                 return _SUITES[pair]
@@ -95,11 +88,7 @@ class KeyConfig:
 
     @staticmethod
     def decode(data: bytes) -> KeyConfig:
-        """Returns the configuration that `data` holds.
-
-        Raises:
-            MalformedError: it holds none, or one of another key agreement.
-        """
+        """Returns the configuration that `data` holds."""
         at = _CONFIG_HEAD.size + PUBLIC_BYTES
         if len(data) < at + _LENGTH.size + _PAIR.size:
             raise _malformed(f"{len(data)} bytes")
@@ -197,19 +186,17 @@ def decode_gateway_keys(text: str) -> tuple[GatewayKey, ...]:
 
 def _bad_file(good: int) -> InputError:
     return InputError(
-        "not a file of gateway keys",
-        got=f"{good} good lines before a bad one, or none",
-        allowed="lines of a number of 0..255 and 64 hex digits, each number once",
-        fix="make one with `keyhole token gateway-key`",
+        f"not a file of gateway keys: got {good} good lines before a bad one, or none; expected "
+        "lines of a number of 0..255 and 64 hex digits, each number once; make one with `keyhole "
+        "token gateway-key`"
     )
 
 
 def _malformed(got: str) -> MalformedError:
     return MalformedError(
-        "this is not a key configuration that can be used",
-        got=got,
-        allowed="what RFC 9458 lays out, with a key of X25519 and HKDF-SHA256",
-        fix="fetch it again; check that both sides are of one version",
+        f"this is not a key configuration that can be used: got {got}; expected what RFC 9458 lays "
+        "out, with a key of X25519 and HKDF-SHA256; fetch it again; check that both sides are of "
+        "one version"
     )
 
 
@@ -230,7 +217,6 @@ class Exchange:
 
     Args:
         enc: of the request, 32 bytes; no two requests share it.
-        context: of HPKE.
     """
 
     enc: bytes
@@ -246,15 +232,10 @@ def seal_request(
     """Seals a request (section 4.3).
 
     Args:
-        config: of the gateway.
-        plain: binary HTTP, padded so that its length tells nothing.
         ephemeral: a key for this request alone; a fresh one if None. Given by tests only.
 
     Returns:
         The sealed request, 55 bytes longer, and what opens its answer.
-
-    Raises:
-        MalformedError: the key of the configuration cannot be used.
     """
     suite = config.suite
     head = _HEAD.pack(config.key_id, KEM_ID, KDF_ID, suite.aead_id)
@@ -264,10 +245,6 @@ def seal_request(
 
 def open_request(keys: Mapping[int, PrivateKey], sealed: bytes) -> tuple[bytes, Exchange]:
     """Opens a request at the gateway (section 4.3).
-
-    Args:
-        keys: of the gateway, by their number.
-        sealed: as it arrived.
 
     Returns:
         The request, and what seals its answer.
@@ -293,8 +270,6 @@ def seal_response(exchange: Exchange, plain: bytes, prg: Prg | None = None) -> b
     """Seals an answer at the gateway, under a key of this answer alone (section 4.4).
 
     Args:
-        exchange: of the request.
-        plain: binary HTTP, padded so that its length tells nothing.
         prg: where the nonce comes from; a fresh one if None.
     """
     nonce = (prg or Prg.fresh()).bytes(_secret_bytes(exchange.context.suite))
