@@ -168,12 +168,14 @@ def device(url: str, **options: Any) -> None:
         raise click.UsageError("pass either --task or --table")
     if options["table"] is not None and options["delivery"] != DEFAULT_SERVED:
         raise click.UsageError("--table fetches in the clear: leave out --delivery")
-    from keyhole.rounds.loop import stop_on_signals
-
     if options["task"] is not None and options["token_file"] is not None:
         _check_token(read_token(options["token_file"]), options["client"])
-    with stop_on_signals() as stop, ExitStack() as stack:
-        notices = Notices()
+    with ExitStack() as stack:
+        notices, stop = Notices(), threading.Event()
+        if options["task"] is not None:  # a fetch ends where it is; a round is left in order
+            from keyhole.rounds.loop import stop_on_signals
+
+            stop = stack.enter_context(stop_on_signals())
 
         def connect(
             name: str, url: str, token_file: Path | None, cache: Path | None = None

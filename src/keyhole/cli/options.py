@@ -108,9 +108,9 @@ class NameOr(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The name as it is spelled; raises BadParameter where there is none."""
+        if (self.is_open and ":" in value) or (param is not None and value == param.default):
+            return value  # without loading what is known
         by_case = {name.lower(): name for name in self.names()}
-        if self.is_open and ":" in value:
-            return value
         if value.lower() not in by_case:
             words = ", ".join(self.names()) + (", or module:NAME" if self.is_open else "")
             self.fail(f"no {value!r}; expected one of {words}", param, ctx)
