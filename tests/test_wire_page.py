@@ -16,7 +16,6 @@ from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import seal
 from keyhole.delivery.pir.two_server import Batch
 from keyhole.server.checksums import sum_records
-from keyhole.service import gateway as gateway_routes
 from keyhole.service import relay
 from keyhole.service.access import TokenClaims
 from keyhole.service.app import SliceRoutes, UpdateRoutes
@@ -154,6 +153,6 @@ def test_a_two_server_query_is_as_long_as_the_page_says():
 
 
 def test_what_the_page_says_of_relays_and_enclaves_is_there():
-    for name in (relay.RELAY_PATH, relay.RELAY_KEYS_PATH, gateway_routes.GATEWAY_PATH):
+    for name in (relay.RELAY_PATH, relay.RELAY_KEYS_PATH, relay.GATEWAY_PATH):
         assert name in PAGE
     assert len(EnclaveParams(bytes(16), 1, 1, 1, bytes(32)).encode()) == 80

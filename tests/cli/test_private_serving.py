@@ -20,9 +20,9 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
 from keyhole.service.app import App
-from keyhole.service.gateway import gateway_routes
+from keyhole.service.mixing import Mix
 from keyhole.service.publishing import Publisher
-from keyhole.service.relay import GatewayLine, Mix, RelayApp
+from keyhole.service.relay import GatewayLink, RelayApp, gateway_routes
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
@@ -119,7 +119,7 @@ def services_for(delivery, directory):
     if delivery == "relay":
         key = GatewayKey.fresh()
         with small_service(directory, extra=lambda r: [gateway_routes(r, [key])]) as made:
-            line = GatewayLine(HttpClient(made.url, retry=Retry(attempts=1)), None, 1 << 20)
+            line = GatewayLink(HttpClient(made.url, retry=Retry(attempts=1)), None, 1 << 20)
             with closing(line), serving(RelayApp(line, mix=Mix(seconds=0.0))) as url:
                 yield made, ["--relay", url]
         return

@@ -22,10 +22,10 @@ from keyhole.device.device import Device
 from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.service.app import App
-from keyhole.service.gateway import gateway_routes
+from keyhole.service.mixing import Mix
 from keyhole.service.on_demand import OnDemandRounds
 from keyhole.service.private import query_routes
-from keyhole.service.relay import GatewayLine, Mix, RelayApp
+from keyhole.service.relay import GatewayLink, RelayApp, gateway_routes
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.private import QuerySettings, role_named
@@ -63,7 +63,7 @@ class World:
             url = stack.enter_context(serving(App(self.files.rounds, extra_routes=more)))
             return stack.enter_context(Device(url))
 
-        line = GatewayLine(HttpClient(self.files.url), None, 1 << 26)
+        line = GatewayLink(HttpClient(self.files.url), None, 1 << 26)
         relay = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
         near = HttpClient(stack.enter_context(serving(relay)))
         self.relayed = RelayedFetch(stack.enter_context(closing(near)))

@@ -93,11 +93,12 @@ def _app(
     from math import inf
 
     from keyhole.service.limits import Limits
-    from keyhole.service.relay import GatewayLine, Mix, RelayApp
+    from keyhole.service.mixing import Mix
+    from keyhole.service.relay import GatewayLink, RelayApp
 
     limits = Limits(rate_per_address=options["rate_per_address"] or inf)
     return RelayApp(
-        GatewayLine(client, token, limits.max_answer),
+        GatewayLink(client, token, limits.max_answer),
         mix=Mix(options["mix_ms"] / 1000, options["mix_count"], options["batch"]),
         limits=limits,
         metrics=metrics,

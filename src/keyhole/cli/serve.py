@@ -95,7 +95,7 @@ def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSou
 
             routes.append(query_routes(rounds, settings))
         if keys is not None:
-            from keyhole.service.gateway import gateway_routes
+            from keyhole.service.relay import gateway_routes
 
             routes.append(gateway_routes(rounds, keys))
         return routes
@@ -144,7 +144,7 @@ def _check_private(options: Mapping[str, Any], workers: int) -> None:
 
 
 def _gateway_keys(path: Path) -> tuple[GatewayKey, ...]:
-    from keyhole.service.gateway import load_gateway_keys
+    from keyhole.delivery.relay.ohttp import load_gateway_keys
 
     return load_gateway_keys(path)
 

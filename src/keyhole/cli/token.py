@@ -66,8 +66,7 @@ def gateway_config(key_file: Path, file: Path | None) -> None:
     It goes to FILE, which must not exist, or to standard output. Nothing in it is secret; give the
     same to all devices.
     """
-    from keyhole.delivery.relay.ohttp import encode_configs
-    from keyhole.service.gateway import load_gateway_keys
+    from keyhole.delivery.relay.ohttp import encode_configs, load_gateway_keys
 
     listed = encode_configs([key.config for key in load_gateway_keys(key_file)])
     if file is None:

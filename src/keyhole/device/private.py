@@ -26,9 +26,8 @@ from keyhole.arrays import KeyArray
 from keyhole.delivery.base import PublicTable, QueryDelivery, Retrieved, SelectClient
 from keyhole.delivery.exchange import Retrieval, Unanswered, retrieve
 from keyhole.delivery.records import RecordArray, keep_found
-from keyhole.device.device import Assignment, Device, DeviceKeys
+from keyhole.device.device import Assignment, Device, DeviceKeys, download_table
 from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel
-from keyhole.device.segments import download_table
 from keyhole.errors import (
     DamageError,
     InputError,

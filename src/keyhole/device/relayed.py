@@ -37,9 +37,8 @@ from keyhole.delivery.relay.gateway import (
     encode_requests,
 )
 from keyhole.delivery.relay.ohttp import KeyConfig, decode_configs
-from keyhole.device.device import Assignment, Device, DeviceKeys
+from keyhole.device.device import Assignment, Device, DeviceKeys, download_table
 from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel
-from keyhole.device.segments import download_table
 from keyhole.errors import (
     DamageError,
     InputError,

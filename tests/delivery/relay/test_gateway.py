@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from keyhole.crypto.once import ReplayWindow
 from keyhole.crypto.prg import Prg
+from keyhole.delivery.exchange import mix
 from keyhole.delivery.relay.binary_http import (
     BinaryRequest,
     BinaryResponse,
     decode_response,
     encode_request,
 )
-from keyhole.delivery.relay.gateway import ERROR_BYTES, PROBLEM, Gateway, Relay, Reply, mix, refusal
+from keyhole.delivery.relay.gateway import ERROR_BYTES, PROBLEM, Gateway, Relay, Reply, refusal
 from keyhole.delivery.relay.ohttp import (
     GatewayKey,
     KeyConfig,

@@ -8,14 +8,14 @@ from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
 from keyhole.delivery.pir.two_server import TwoServerPir
-from keyhole.delivery.relay.ohttp import decode_configs
+from keyhole.delivery.relay.ohttp import decode_configs, load_gateway_keys
 from keyhole.device.device import Device
 from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.errors import ServiceError
 from keyhole.service.app import App
-from keyhole.service.gateway import gateway_routes, load_gateway_keys
-from keyhole.service.relay import GatewayLine, Mix, RelayApp
+from keyhole.service.mixing import Mix
+from keyhole.service.relay import GatewayLink, RelayApp, gateway_routes
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry
@@ -123,7 +123,7 @@ def test_sealed_requests_pass_the_fronts_of_relay_and_gateway(tmp_path):
         gateway = stack.enter_context(nginx_before(port, tmp_path / "gateway"))
         ca = {"ca": tmp_path / "gateway" / "tls.crt"}
         front = f"https://localhost:{gateway.port}"
-        line = GatewayLine(HttpClient(front, retry=Retry(attempts=1), **ca), None, 1 << 26)
+        line = GatewayLink(HttpClient(front, retry=Retry(attempts=1), **ca), None, 1 << 26)
         app = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
         url = stack.enter_context(serving(app))
         door = stack.enter_context(nginx_before_relay(url, tmp_path / "relay"))
@@ -151,7 +151,7 @@ def gateway_with(keys, service):
     routes = gateway_routes(service.rounds, load_gateway_keys(keys))
     with ExitStack() as stack:
         url = stack.enter_context(serving(App(service.rounds, extra_routes=[routes])))
-        line = GatewayLine(HttpClient(url, retry=Retry(attempts=1)), None, 1 << 26)
+        line = GatewayLink(HttpClient(url, retry=Retry(attempts=1)), None, 1 << 26)
         app = RelayApp(stack.enter_context(closing(line)), mix=Mix(seconds=0.0))
         relay = stack.enter_context(serving(app))
         yield (

@@ -5,8 +5,8 @@ from contextlib import ExitStack, closing, contextmanager
 from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.device.relayed import RelayedFetch
 from keyhole.service.app import App
-from keyhole.service.gateway import gateway_routes
-from keyhole.service.relay import GatewayLine, Mix, RelayApp
+from keyhole.service.mixing import Mix
+from keyhole.service.relay import GatewayLink, RelayApp, gateway_routes
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry
@@ -19,7 +19,7 @@ MAX_ANSWER = 1 << 26
 
 def line_to(stack, url, token=None, **options):
     """A line of a relay, closed with the stack."""
-    line = GatewayLine(HttpClient(url, retry=Retry(attempts=1), **options), token, MAX_ANSWER)
+    line = GatewayLink(HttpClient(url, retry=Retry(attempts=1), **options), token, MAX_ANSWER)
     return stack.enter_context(closing(line))
 
 

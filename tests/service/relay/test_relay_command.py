@@ -7,9 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
-from keyhole.delivery.relay.ohttp import GatewayKey, encode_configs, encode_gateway_key
+from keyhole.delivery.relay.ohttp import (
+    GatewayKey,
+    encode_configs,
+    encode_gateway_key,
+    load_gateway_keys,
+)
 from keyhole.errors import InputError
-from keyhole.service.gateway import load_gateway_keys
 
 
 def run(*args):

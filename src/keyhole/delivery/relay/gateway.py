@@ -26,6 +26,7 @@ import numpy as np
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.once import ReplayWindow
 from keyhole.crypto.prg import Prg
+from keyhole.delivery.exchange import mix
 from keyhole.delivery.relay.binary_http import (
     BinaryRequest,
     BinaryResponse,
@@ -44,7 +45,6 @@ from keyhole.errors import (
     KeyholeError,
     MalformedError,
     ReplayError,
-    ServiceError,
     TooLargeError,
 )
 
@@ -187,45 +187,6 @@ def _checked(request: BinaryRequest) -> BinaryRequest:
 
 Forward: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
 """Takes sealed requests to the gateway; returns an answer to each, in their order."""
-
-
-@dataclass(frozen=True, repr=False)
-class Mixed:
-    """Requests of many clients in one order, and the way back.
-
-    Args:
-        places: where each of them stood, clients one after the other.
-    """
-
-    requests: list[bytes]
-    places: Sequence[int]
-    counts: Sequence[int]
-
-    def __repr__(self) -> str:
-        """Who sent which request is what mixing hides."""
-        return f"Mixed({len(self.requests)} requests of {len(self.counts)} clients)"
-
-    def hand_back(self, answers: Sequence[bytes]) -> list[list[bytes]]:
-        """Returns to each client its answers, in the order of its requests.
-
-        Args:
-            answers: one to each of `requests`, in their order.
-        """
-        if len(answers) != len(self.requests):
-            raise ServiceError(
-                f"the gateway leaves requests without an answer: got {len(answers)} answers; "
-                f"expected {len(self.requests)}; ask anew; check that both sides are of one version"
-            )
-        by_place = dict(zip(self.places, answers, strict=True))
-        found = iter(by_place[place] for place in range(len(answers)))
-        return [[next(found) for _ in range(count)] for count in self.counts]
-
-
-def mix(batches: Sequence[Sequence[bytes]], prg: Prg) -> Mixed:
-    """Returns the requests of all clients in an order that nobody can foresee."""
-    sealed = [one for batch in batches for one in batch]
-    places = prg.permutation(len(sealed)).tolist()
-    return Mixed([sealed[place] for place in places], places, [len(batch) for batch in batches])
 
 
 class Relay:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 
@@ -182,6 +183,27 @@ def decode_gateway_keys(text: str) -> tuple[GatewayKey, ...]:
     if not found or len({key.key_id for key in found}) < len(found):
         raise _bad_file(len(found))
     return tuple(found)
+
+
+def load_gateway_keys(path: Path) -> tuple[GatewayKey, ...]:
+    """Reads a file of keys, made by `keyhole token gateway-key`.
+
+    Each line has the number of a key, 0..255, and its secret in hex. Clients are told of all keys
+    and use the first; a new one is put in front, and the old one removed a while later.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot read the gateway keys of {path.name}: got {type(error).__name__}; expected a "
+            "file of keys; make one with `keyhole token gateway-key`"
+        ) from error
+    if mode & 0o077:
+        raise InputError(
+            f"{path.name} can be read by others: got mode {mode & 511:o}; expected mode 600: its "
+            f"owner alone; chmod 600 {path.name}, and make a new key if it may have been seen"
+        )
+    return decode_gateway_keys(text)
 
 
 def _bad_file(good: int) -> InputError:
