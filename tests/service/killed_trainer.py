@@ -1,9 +1,10 @@
-"""A trainer over the service that kills itself; run as a script:
-[--asynchronous] DIRECTORY RUN ROUNDS ROUND MOMENT.
+"""Trainers over the service that kill themselves; run as a script: [--asynchronous] DIRECTORY RUN
+ROUNDS.
 
-DIRECTORY is what somebody else serves, RUN the run's own; ROUND is the one in which it dies, at
-MOMENT: waiting for devices, with the round closed, or before it is committed. A RUN that is there
-goes on. Ends by printing the model in hex. Asynchronous rounds have one client at work at a time.
+DIRECTORY is what somebody else serves, RUN the run's own. The first dies while it waits for devices
+in round 0, the second with round 1 closed, the third before round 2 is committed; each goes on with
+the RUN that is there. The last prints the model in hex. Asynchronous rounds have one client at work
+at a time.
 """
 
 import os
@@ -29,26 +30,29 @@ def die(*_):
 
 
 def die_at_every_moment(directory, path, rounds, *flags):
-    """Trainers that go on with one run in processes of their own, of which three kill themselves;
-    returns what the last one prints."""
-
-    def train(last, moment):
-        command = [sys.executable, "-m", "tests.service.killed_trainer", *flags]
-        return subprocess.run(
-            [*command, str(directory), str(path), str(rounds), str(last), moment],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            cwd=ROOT,
-        )
-
-    for last, moment in enumerate(["waiting", "closed", "commit"]):
-        killed = train(last, moment)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = train(rounds, "never")
+    """Trainers that go on with one run, each a process, of which three kill themselves; returns
+    what the last one prints."""
+    command = [sys.executable, "-m", "tests.service.killed_trainer", *flags]
+    done = subprocess.run(
+        [*command, str(directory), str(path), str(rounds)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def die_in_a_fork(*arguments):
+    """A trainer that shares what this process has imported, and nothing else."""
+    child = os.fork()
+    if child == 0:
+        main(*arguments)
+        os._exit(1)  # it has outlived its moment
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "the trainer did not die"
 
 
 def main(plan, directory, path, rounds, last, moment):
@@ -73,7 +77,10 @@ def main(plan, directory, path, rounds, last, moment):
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    *flags, directory, path, rounds, last, moment = sys.argv[1:]
+    *flags, directory, path, rounds = sys.argv[1:]
     buffering = Buffering(1, 2) if flags else None
     plan = toy.make_plan(delivery=Pregenerated(), buffering=buffering)
-    main(plan, Path(directory), Path(path), int(rounds), int(last), moment)
+    places = plan, Path(directory), Path(path), int(rounds)
+    for last, moment in enumerate(["waiting", "closed", "commit"]):
+        die_in_a_fork(*places, last, moment)
+    main(*places, int(rounds), "never")

@@ -34,8 +34,16 @@ def in_process(plan, optimizer):
     return run, list(run.rounds(ROUNDS))
 
 
-@pytest.mark.parametrize("optimizer", [SGD(1.0), Adam(0.1)], ids=["SGD", "Adam"])
-@pytest.mark.parametrize("kind", ["plain", "uint8"])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        ("plain", SGD(1.0)),
+        ("uint8", Adam(0.1)),
+        pytest.param("plain", Adam(0.1), marks=pytest.mark.slow),
+        pytest.param("uint8", SGD(1.0), marks=pytest.mark.slow),
+    ],
+    ids=["plain-SGD", "uint8-Adam", "plain-Adam", "uint8-SGD"],
+)
 def test_a_run_over_the_service_equals_the_run_in_process(tmp_path, optimizer, kind):
     coding = Coding(kind)
     plan = toy.make_plan(delivery=Pregenerated(coding))

@@ -123,11 +123,11 @@ def test_processes_read_whole_rounds_while_others_are_published(tmp_path):
         command = [sys.executable, "-W", "error", "-c", READER, str(tmp_path)]
         readers = [
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for _ in range(3)
+            for _ in range(2)
         ]
         for reader in readers:
             assert reader.stdout.readline() == "ready\n"
-        for number in range(1, 60):
+        for number in range(1, 40):
             step(state, [number % 40])
             publisher.publish_state(state, number=number, durable=False, **SMALL)
         publisher.close_round()

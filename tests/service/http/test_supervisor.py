@@ -155,8 +155,15 @@ def test_those_who_die_early_are_replaced_ever_later():
     assert next_wait(30.0, lived=3600.0) == waits[0] < 1.0
 
 
-@pytest.mark.parametrize("mode", ["hang", "serve"])
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("sent", "mode"),
+    [
+        (signal.SIGTERM, "hang"),
+        (signal.SIGINT, "serve"),
+        pytest.param(signal.SIGINT, "hang", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "serve", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_all_processes_ends_the_service_without_a_word(script, tmp_path, sent, mode):
     """As Ctrl-C in a terminal does; also while workers are still starting."""
     process = script(mode)

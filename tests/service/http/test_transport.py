@@ -5,22 +5,24 @@ import os
 import shutil
 import signal
 import ssl
-import subprocess
 import threading
 
 import httpx
 import numpy as np
 import pytest
 
+from keyhole.cli.main import keyhole
 from keyhole.errors import InputError
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
+from keyhole.service.app import App
 from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory
 from keyhole.service.routes import json_response
 from keyhole.service.transport import Listen, bind, serving
 from keyhole.wire import messages as wire
 from tests.service.memory_rounds import WIDTH, WORDS, layout
-from tests.service.service_process import COMMAND, service, start
+from tests.service.service_process import service, start
 from tests.service.sockets import (
     LONG,
     app_with,
@@ -72,21 +74,22 @@ def options(settings):
 
 
 def test_slices_come_over_tls_and_plain_text_is_not_spoken(published, certificates):
-    settings = options(tls(certificates, tls_cert="server.pem", tls_key="server.key"))
+    app = App(RoundsDirectory(published))
+    listen = Listen(certfile=certificates / "server.pem", keyfile=certificates / "server.key")
     trusted = ssl.create_default_context(cafile=certificates / "ca.pem")
-    with service(published, *settings) as running:
-        assert running.url.startswith("https://")
-        found = fetch(running.url, [3, 1], verify=trusted)
+    with serving(app, listen) as url:
+        assert url.startswith("https://")
+        found = fetch(url, [3, 1], verify=trusted)
         np.testing.assert_array_equal(found, MODEL["w"][[3, 1]])
         with pytest.raises(httpx.TransportError):
-            get(running.url.replace("https", "http") + "/healthz")
+            get(url.replace("https", "http") + "/healthz")
         with pytest.raises(httpx.ConnectError):
-            get(running.url + "/healthz")  # an authority that nobody trusts
+            get(url + "/healthz")  # an authority that nobody trusts
         old = ssl.create_default_context(cafile=certificates / "ca.pem")
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             old.maximum_version = ssl.TLSVersion.TLSv1_1
         with pytest.raises(httpx.ConnectError):
-            get(running.url + "/healthz", verify=old)
+            get(url + "/healthz", verify=old)
 
 
 def test_mutual_tls_lets_in_only_known_clients(published, certificates):
@@ -108,11 +111,10 @@ def test_mutual_tls_lets_in_only_known_clients(published, certificates):
 
 
 def test_others_cannot_reach_it_without_tls_unless_told(published):
-    command = [*COMMAND, str(published), "--port", "0", "--host", "0.0.0.0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "--insecure" in line
+    with pytest.raises(InputError, match="--insecure"):
+        keyhole.main(
+            ["serve", str(published), "--port", "0", "--host", "0.0.0.0"], standalone_mode=False
+        )
     for host in ("0.0.0.0", "::"):
         with pytest.raises(InputError, match="without TLS"):
             bind(Listen(host))
@@ -178,9 +180,7 @@ def _accepts(url):
     return True
 
 
-@pytest.mark.parametrize(
-    ("sent", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)]
-)
+@pytest.mark.parametrize(("sent", "workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
 def test_a_signal_ends_the_service_with_success(published, sent, workers):
     with service(published, "--workers", workers) as running:
         body = wire.encode_query([wire.Ask(1, np.arange(WORDS))])
@@ -218,7 +218,7 @@ def _workers_of(pid):
         return [int(child) for child in file.read().split()]
 
 
-def test_a_worker_that_dies_is_replaced_and_its_counts_stay(published):
+def test_a_worker_that_dies_is_replaced_its_counts_stay_and_all_end_with_their_parent(published):
     with service(published, "--workers", 2) as running:
         wait_for(lambda: len(_workers_of(running.process.pid)) == 2)
         for _ in range(20):
@@ -230,11 +230,7 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_stay(published):
         wait_for(lambda: len(set(_workers_of(running.process.pid)) - set(before)) == 2)
         np.testing.assert_array_equal(fetch(running.url, [4]), MODEL["w"][[4]])
         assert metric(running.url, "keyhole_keys_total") == 61
-
-
-def test_workers_end_with_their_parent(published):
-    with service(published, "--workers", 2) as running:
-        workers = wait_for(lambda: _workers_of(running.process.pid))
+        workers = _workers_of(running.process.pid)  # they end with their parent
         running.process.kill()
         running.process.wait()
         wait_for(lambda: not any(_is_running(worker) for worker in workers))
