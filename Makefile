@@ -23,14 +23,14 @@ demo: base ## Run the demo
 	@$(BIN)/keyhole demo
 
 test: full ## Run the fast tests, on two cores
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2
 
-test-all: full ## Run all tests, the slow ones too
+test-all: full ## Run all tests, the slow ones too, on two cores
 	@for program in nginx redis-server varnishd; do \
 		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 		test -z "$$missing" || echo "tests and benchmarks that need$$missing are skipped: \
 	apt install nginx redis-server varnish"
-	@$(BIN)/python -m pytest -m ""
+	@$(BIN)/python -m pytest -n 2 -m ""
 
 check: full ## Lint, check the format, check the types
 	@$(BIN)/ruff check .

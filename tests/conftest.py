@@ -37,6 +37,32 @@ def pytest_configure(config):
     settings.load_profile("fast" if config.option.markexpr == "not slow" else "all")
 
 
+# Tests that start processes come first, so that no worker of xdist is left with them at the end.
+LONGEST = ("tests/engines/", "tests/examples/", "tests/service/", "tests/cli/", "tests/rounds/")
+
+
+def pytest_collection_modifyitems(items):
+    def place(item):
+        starts = [item.nodeid.startswith(folder) for folder in LONGEST]
+        return starts.index(True) if any(starts) else len(starts)
+
+    items.sort(key=place)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """A worker takes whole files, in the order above, and one of them takes all tests of engines:
+    Ray and Flower start clusters of processes, and two at a time are slower than one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return LONGEST[0] if file.startswith(LONGEST[0]) else file
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
 def pytest_collection_finish(session):
     """Keeps what JAX compiles for the rest of this process: most tests of tasks make new functions
     of the same programs. Other processes do not see it, their threads may be other ones."""
