@@ -5,8 +5,7 @@ from functools import cache
 import numpy as np
 
 from keyhole.aggregation.masked.client import SecAggClient, Secrets
-from keyhole.aggregation.masked.keys import Identity
-from keyhole.aggregation.masked.messages import open_slots
+from keyhole.aggregation.masked.messages import Identity, open_slots
 from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.prg import Prg

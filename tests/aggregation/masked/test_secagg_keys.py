@@ -7,8 +7,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole.aggregation.masked.client import Secrets
-from keyhole.aggregation.masked.keys import PublicKeys, commitment_of
-from keyhole.aggregation.masked.messages import open_slots, seal, seal_slots
+from keyhole.aggregation.masked.messages import (
+    PublicKeys,
+    commitment_of,
+    open_slots,
+    seal,
+    seal_slots,
+)
 from keyhole.crypto.ring import pair_seed
 from keyhole.errors import MalformedError, MismatchError, ReplayError, ViolationError
 from tests.aggregation.masked.secagg_parties import (

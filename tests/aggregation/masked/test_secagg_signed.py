@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.masked.client import SecAggClient, Secrets
-from keyhole.aggregation.masked.keys import Identity
-from keyhole.aggregation.masked.messages import UnmaskRequest, seal, seal_asked, seal_slots
+from keyhole.aggregation.masked.messages import (
+    Identity,
+    UnmaskRequest,
+    seal,
+    seal_asked,
+    seal_slots,
+)
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.ring import add_masks

@@ -37,25 +37,23 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from keyhole.aggregation.masked.keys import (
+from keyhole.aggregation.masked.messages import (
     Identity,
     PublicKeys,
+    UnmaskRequest,
     bad_keys,
     check_keys,
+    closed,
     commitment_of,
     is_signed,
     keys_text,
-    survivors_text,
-)
-from keyhole.aggregation.masked.messages import (
-    UnmaskRequest,
-    closed,
     open_asked,
     open_slots,
     other_list,
     out_of_turn,
     seal,
     seal_slots,
+    survivors_text,
     too_few,
     violation,
 )

@@ -17,17 +17,24 @@ server itself is not trusted.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from keyhole.aggregation.masked.params import SecAggParams
+from keyhole.crypto.codec import CHECK_BYTES, Body, Framing
+from keyhole.crypto.hpke import PrivateKey
+from keyhole.crypto.prg import Prg
 from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import (
+    InputError,
     MalformedError,
     MismatchError,
     ReplayError,
@@ -131,34 +138,31 @@ MessageKind: TypeAlias = Literal[
 ]
 """What travels, in the order of the protocol: a client sends the first, the server the next."""
 
-Body: TypeAlias = bytes | bytearray | memoryview
-
 SIGNATURE_BYTES = 64
 """Of Ed25519."""
 
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 """Of two shares, of a key and of a seed, under AES-GCM."""
 
-_MAGIC = b"KHS1"
-_KINDS: dict[MessageKind, int] = {
-    "keys": 1,
-    "key list": 2,
-    "shares": 3,
-    "share list": 4,
-    "input": 5,
-    "survivor list": 6,
-    "confirmation": 7,
-    "confirmation list": 8,
-    "unmasking": 9,
-}
-_HEAD = struct.Struct("<4sB3sI16s32s")
-_CHECK_BYTES = 16
+_KINDS = {kind: number for number, kind in enumerate(get_args(MessageKind), 1)}
 _CHECK_KEY = b"keyhole-secagg-1"  # everybody knows it
 
-FRAME_BYTES = _HEAD.size + _CHECK_BYTES
+
+def _check(pieces: Iterable[Body]) -> bytes:
+    """GMAC under a key that everybody knows: vectors are long, and this is the fastest check."""
+    summed = Cipher(AES(_CHECK_KEY), GCM(bytes(12))).encryptor()
+    for piece in pieces:
+        summed.authenticate_additional_data(piece)
+    summed.finalize()
+    return summed.tag
+
+
+FRAMING = Framing(b"KHS1", _KINDS, "a message of a secure sum", _check, is_wide=True)
+
+FRAME_BYTES = FRAMING.head_bytes + CHECK_BYTES
 """What a frame adds to its body."""
 
-REFUSAL = _MAGIC + bytes([255]) + bytes(FRAME_BYTES - 5)
+REFUSAL = FRAMING.magic + bytes([255]) + bytes(FRAME_BYTES - 5)
 """The answer to every message that cannot be used: it does not tell why."""
 
 
@@ -201,52 +205,20 @@ def _slot_bytes(kind: MessageKind, settings: SecAggParams) -> int:
 
 
 def seal(kind: MessageKind, settings: SecAggParams, place: int, body: Body) -> bytes:
-    """Returns a message.
-
-    Args:
-        kind: of the message.
-        settings: under which it is sent.
-        place: of the client that sends it, or to which the server sends it.
-        body: of the length that the settings demand.
-    """
-    name, digest = settings.round, settings.digest
-    head = _HEAD.pack(_MAGIC, _KINDS[kind], bytes(3), place, name, digest)
-    return b"".join([head, body, _check(head, body)])
+    """Returns a message of the client at a place, or of the server to it."""
+    return FRAMING.seal(settings, kind, place, body)
 
 
 def unseal(
     data: bytes | memoryview, kind: MessageKind, settings: SecAggParams, place: int
 ) -> memoryview:
-    """Returns the body of a message.
-
-    Args:
-        data: as it arrived.
-        kind: what it must be.
-        settings: what it must be under.
-        place: of the client it must be from, or for.
+    """Returns the body of a message of the client at a place, or to it.
 
     Raises:
         MalformedError: not such a message, or damaged.
         StaleError: of another round, or under other settings.
     """
-    view = memoryview(data)
-    length = body_bytes(kind, settings, place) + FRAME_BYTES
-    if len(view) != length:
-        raise malformed(f"{len(view)} bytes", f"{length} bytes")
-    head, body = view[: _HEAD.size], view[_HEAD.size : -_CHECK_BYTES]
-    if view[-_CHECK_BYTES:] != _check(head, body):
-        raise malformed("a wrong check", "the check of its bytes")
-    magic, number, zeros, named, round_name, digest = _HEAD.unpack(head)
-    if (magic, number, zeros, named) != (_MAGIC, _KINDS[kind], bytes(3), place):
-        raise malformed("another head", f"a {kind} of client {place}, of version 1")
-    if round_name != settings.round or digest != settings.digest:
-        raise StaleError(
-            "a message of another secure sum",
-            got="another round, or other settings",
-            allowed="the round and settings of this sum",
-            fix="fetch the settings anew",
-        )
-    return body
+    return FRAMING.unseal(settings, kind, place, data, body_bytes(kind, settings, place))
 
 
 def seal_slots(
@@ -285,7 +257,7 @@ def open_slots(
         if member in members:
             slots[member] = slot
         elif slot != empty:
-            raise malformed("bytes about a client that is not named", "zeros")
+            raise FRAMING.malformed("bytes about a client that is not named", "zeros")
     return slots
 
 
@@ -318,25 +290,160 @@ def pack_set(group: tuple[int, ...], members: Iterable[int]) -> bytes:
 def _read_set(data: Body, group: tuple[int, ...]) -> frozenset[int]:
     bits = int.from_bytes(data, "little")
     if bits >> len(group):
-        raise malformed("bits beyond the group", "zeros")
+        raise FRAMING.malformed("bits beyond the group", "zeros")
     digits = f"{bits:0{len(group)}b}"[::-1]
     return frozenset(place for place, digit in zip(group, digits, strict=True) if digit == "1")
 
 
-def _check(head: bytes | memoryview, body: Body) -> bytes:
-    """GMAC under a key that everybody knows: vectors are long, and this is the fastest check."""
-    summed = Cipher(AES(_CHECK_KEY), GCM(bytes(12))).encryptor()
-    summed.authenticate_additional_data(bytes(head))
-    summed.authenticate_additional_data(body)
-    summed.finalize()
-    return summed.tag
+_PRIME = 2**255 - 19  # of the coordinates of X25519
 
 
-def malformed(got: str, allowed: str) -> MalformedError:
-    """The error of a message that cannot be read."""
+@dataclass(frozen=True, repr=False)
+class Identity:
+    """What a client signs with, and the keys of all clients as it knows them from elsewhere.
+
+    The keys must not come from the server that adds up: it could then put its own in their place,
+    and signatures would prove nothing.
+
+    Args:
+        secret: private key of Ed25519, 32 bytes.
+        everyone: public key of each place, 32 bytes each.
+
+    Raises:
+        InputError: a key of another length, or one that two places have.
+    """
+
+    secret: bytes
+    everyone: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(key) for key in (self.secret, *self.everyone)}
+        # A client that holds one key at two places would be counted twice among those who sign.
+        if lengths != {32} or len(set(self.everyone)) < len(self.everyone):
+            raise InputError(
+                "keys of identities of another length, or one of them twice",
+                got=f"{len(self.everyone)} public keys, {len(set(self.everyone))} distinct",
+                allowed="32 bytes each, of Ed25519, one a place",
+                fix="make them with Identity.all_of",
+            )
+
+    def __repr__(self) -> str:
+        return f"Identity(..., {len(self.everyone)} public keys)"
+
+    @staticmethod
+    def all_of(cohort: int, prg: Prg | None = None) -> tuple[Identity, ...]:
+        """Returns identities that know each other, for simulations and tests."""
+        prg = prg or Prg.fresh()
+        secrets = [prg.bytes(32) for _ in range(cohort)]
+        pairs = (Ed25519PrivateKey.from_private_bytes(secret) for secret in secrets)
+        everyone = tuple(pair.public_key().public_bytes_raw() for pair in pairs)
+        return tuple(Identity(secret, everyone) for secret in secrets)
+
+    def sign(self, text: bytes) -> bytes:
+        """Returns 64 bytes of Ed25519."""
+        return Ed25519PrivateKey.from_private_bytes(self.secret).sign(text)
+
+
+class PublicKeys(NamedTuple):
+    """What a client advertises.
+
+    Args:
+        cipher: public key of X25519 under which shares are sent to it, 32 bytes.
+        mask: public key of X25519 from which masks are agreed, 32 bytes.
+        commitment: to the seed of its own mask, 32 bytes.
+        signature: over all of it, 64 bytes, or none.
+    """
+
+    cipher: bytes
+    mask: bytes
+    commitment: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Returns the keys as they travel."""
+        return b"".join(self)
+
+    @staticmethod
+    def decode(data: bytes | memoryview) -> PublicKeys:
+        """Returns the keys that 96 or 160 bytes hold."""
+        data = bytes(data)
+        return PublicKeys(data[:32], data[32:64], data[64:96], data[96:])
+
+
+def check_keys(place: int, keys: PublicKeys, seen: set[bytes]) -> None:
+    """Refuses public keys that are not written in the one way there is, or that occur twice.
+
+    Points of low order are found where a secret is agreed with them.
+
+    Args:
+        place: of the client.
+        keys: that it advertises.
+        seen: public keys so far; those of this client are added.
+
+    Raises:
+        MalformedError: naming the place.
+    """
+    both = {keys.cipher, keys.mask}
+    if max(int.from_bytes(key, "little") for key in both) >= _PRIME:
+        raise bad_keys(place, "a public key that is not reduced")
+    if len(both) < 2 or not seen.isdisjoint(both):
+        raise bad_keys(place, "a public key that occurs twice")
+    seen |= both
+
+
+def bad_keys(place: int, got: str) -> MalformedError:
+    """The error of keys that cannot be used."""
     return MalformedError(
-        "a message of a secure sum cannot be read",
+        f"the keys of client {place} cannot be used",
         got=got,
-        allowed=allowed,
-        fix="send it as docs/wire.md describes it, under the settings of the sum",
+        allowed="public keys of X25519 of its own, made for this round",
+        fix="leave this client out of the next round",
     )
+
+
+def check_order(place: int, keys: PublicKeys, probe: PrivateKey) -> None:
+    """Refuses points of low order.
+
+    Args:
+        place: of the client.
+        keys: that it advertises.
+        probe: any private key: with a point of low order nobody can agree on a secret.
+
+    Raises:
+        MalformedError: naming the place.
+    """
+    for key in (keys.cipher, keys.mask):
+        try:
+            probe.agree(key)
+        except MalformedError as error:
+            raise bad_keys(place, "a point of low order") from error
+
+
+def commitment_of(settings: SecAggParams, place: int, seed: bytes) -> bytes:
+    """Returns 32 bytes that fix a seed without showing it, if SHA-256 is one-way.
+
+    The seed has 128 bits and is used once, so that nobody can try them all.
+    """
+    text = b"keyhole secagg seed" + settings.digest + place.to_bytes(4, "little") + seed
+    return sha256(text).digest()
+
+
+def keys_text(settings: SecAggParams, place: int, keys: PublicKeys) -> bytes:
+    """What a client signs about its keys: they hold for this sum and this place alone."""
+    where = settings.digest + place.to_bytes(4, "little")
+    return b"keyhole secagg keys" + where + keys.cipher + keys.mask + keys.commitment
+
+
+def survivors_text(settings: SecAggParams, survivors: frozenset[int]) -> bytes:
+    """What a client signs about the list of survivors that it was shown."""
+    everyone = pack_set(tuple(range(settings.cohort)), survivors)
+    return b"keyhole secagg survivors" + settings.digest + everyone
+
+
+def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
+    """Whether the holder of a public key of Ed25519 has signed a text."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from keyhole.aggregation.masked.client import SecAggClient, check_vector
-from keyhole.aggregation.masked.keys import Identity
-from keyhole.aggregation.masked.messages import REFUSAL, too_few
+from keyhole.aggregation.masked.messages import REFUSAL, Identity, too_few
 from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.aggregation.masked.server import SecAggServer
 from keyhole.crypto.prg import SEED_BYTES, Prg

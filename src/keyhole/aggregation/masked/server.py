@@ -15,20 +15,17 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from keyhole.aggregation.masked.keys import (
+from keyhole.aggregation.masked.messages import (
+    FRAMING,
+    SEALED_BYTES,
     PublicKeys,
+    UnmaskRequest,
     bad_keys,
     check_keys,
     check_order,
     commitment_of,
     is_signed,
     keys_text,
-    survivors_text,
-)
-from keyhole.aggregation.masked.messages import (
-    SEALED_BYTES,
-    UnmaskRequest,
-    malformed,
     not_invited,
     not_now,
     open_slots,
@@ -37,6 +34,7 @@ from keyhole.aggregation.masked.messages import (
     out_of_turn,
     seal_asked,
     seal_slots,
+    survivors_text,
     too_few,
     unseal,
 )
@@ -238,7 +236,9 @@ class SecAggServer:
         self._turn("shares", place, self._keys)
         sealed = open_slots(data, "shares", self.settings, place)
         if sealed.keys() != self._near(place, self._keys) - {place}:
-            raise malformed(f"shares for {len(sealed)} clients", "for those on the list of keys")
+            raise FRAMING.malformed(
+                f"shares for {len(sealed)} clients", "for those on the list of keys"
+            )
         self._shares[place] = sealed
         self._heard.add(("shares", place))
 
@@ -323,7 +323,7 @@ class SecAggServer:
         self._turn("unmasking", place, asked)
         shares = open_slots(data, "unmasking", self.settings, place)
         if shares.keys() != self.settings.group_set(place) & self._shared:
-            raise malformed(f"shares of {len(shares)} clients", "of all that have shared")
+            raise FRAMING.malformed(f"shares of {len(shares)} clients", "of all that have shared")
         self._unmasking[place] = shares
         self._heard.add(("unmasking", place))
 
@@ -346,7 +346,7 @@ class SecAggServer:
     def _turn(self, step: Step, place: int, invited: Collection[int]) -> None:
         """Refuses a message out of its turn, of nobody who is there, or a second one."""
         if not 0 <= place < self.settings.cohort:
-            raise malformed(f"place {place}", f"0..{self.settings.cohort - 1}")
+            raise FRAMING.malformed(f"place {place}", f"0..{self.settings.cohort - 1}")
         if (step, place) in self._heard:
             raise ReplayError(
                 "a second message of one client in one step",
