@@ -120,9 +120,7 @@ class Account:
     """What the rounds of a run spend.
 
     Args:
-        privacy: what is promised.
         cohorts: how clients are drawn; the relation follows from it.
-        failure: see `Mechanism`.
     """
 
     privacy: Privacy
@@ -213,7 +211,6 @@ class Attendance:
 
     Args:
         privacy: the promise; None promises nothing, and all may come.
-        cohorts: of the run.
         past: records of the rounds that were made, in order.
 
     Raises:

@@ -52,8 +52,6 @@ class PeerLine:
 
     Args:
         client: of its service; it should try once, since anyone who asks comes back.
-        keyring: that both aggregators have.
-        party: which of the two this one is.
         clock: unix seconds, for tokens.
     """
 
@@ -107,12 +105,7 @@ _LOG = logging.getLogger("keyhole.service")
 
 
 class Finisher:
-    """Brings closed sums to their end.
-
-    Args:
-        sums: of the aggregator.
-        peer: the other aggregator.
-    """
+    """Brings closed sums to their end."""
 
     def __init__(self, sums: Sums, peer: PeerLine) -> None:
         self._sums, self._files, self._peer = sums, sums.files, peer

@@ -87,14 +87,7 @@ class Keyrings:
 
 
 class SumRoutes:
-    """All routes.
-
-    Args:
-        sums: of the aggregator.
-        finisher: brings closed sums to their end.
-        guards: limits and counts.
-        keyrings: who is let in.
-    """
+    """All routes."""
 
     def __init__(self, sums: Sums, finisher: Finisher, guards: Guards, keyrings: Keyrings) -> None:
         self._sums, self._finisher, self._guards = sums, finisher, guards
@@ -260,12 +253,6 @@ class AggregatorApp:
     must be run by other people than the other one: nothing here can make sure of that.
 
     Args:
-        files: what it keeps.
-        settings: what it allows.
-        keyrings: who is let in.
-        peer: the other aggregator.
-        limits: of requests.
-        metrics: what is counted.
         clock: unix seconds, for tokens.
         rng: spreads the time after which clients come back; it keeps no secret.
     """

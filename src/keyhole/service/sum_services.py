@@ -45,7 +45,6 @@ class AggregatorClient:
     """Asks one aggregator; every question may be asked twice.
 
     Args:
-        client: of its service.
         token: of the trainer there, from its operator.
         party: 0 or 1, which of the two it is.
     """

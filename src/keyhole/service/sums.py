@@ -62,7 +62,6 @@ class AggregatorSettings:
     """What an aggregator allows.
 
     Args:
-        party: 0 or 1: which of the two this one is.
         aggregation: how shares are added up; the sum that comes with keyhole if left out.
         min_clients: the operator's own minimum: a sum whose params allow fewer is not opened.
         max_sums: that are open, being added up or not yet forgotten, of all trainers.
@@ -153,9 +152,6 @@ class AggregatorSettings:
 class SumFiles:
     """The files of one aggregator; one process has them: two would draw different noise for one
     sum, and give out both.
-
-    Args:
-        directory: made if it is missing.
 
     Raises:
         StorageError: another process has it, or the system refuses.
@@ -280,10 +276,8 @@ class HeldSum:
     """A sum that is here.
 
     Args:
-        round: its identifier.
         owner: the trainer that opened it.
         params: of it, as the trainer sent them.
-        facts: that they hold.
         cohort: names of everybody asked, in order.
         checker: looks at messages, and takes none.
     """

@@ -71,8 +71,6 @@ class Secrets:
     """The secrets of one client in one sum.
 
     Args:
-        settings: of the sum.
-        place: of the client.
         prg: where shares come from.
         cipher: key under which it receives shares.
         mask: key from which it agrees on common masks; shares of it are given out if it is lost.
@@ -180,7 +178,6 @@ class SecAggClient:
     Args:
         settings: of the sum. The device checks them before it takes part: a threshold that is low
             makes a sum of few.
-        place: which of the clients this one is.
         prg: where secrets come from; by default a fresh one. One of one's own is for tests.
         identity: what it signs with, if the settings ask for signatures.
         rounds: what this device has taken part in, so that it does not do so twice.
@@ -236,9 +233,6 @@ class SecAggClient:
     def share(self, key_list: bytes) -> bytes:
         """Returns shares of the client's secrets, sealed for the members of its group.
 
-        Args:
-            key_list: the server's list of keys.
-
         Raises:
             ProtocolError: the message cannot be used, or a key is false; the error names its place.
             ThresholdError: too few members of the group are there.
@@ -279,9 +273,6 @@ class SecAggClient:
 
     def confirm(self, survivor_list: bytes) -> bytes:
         """Returns a signature over the list of survivors, if the settings ask for one.
-
-        Args:
-            survivor_list: of the server.
 
         Raises:
             ProtocolError: the message cannot be used, or asks for what is forbidden.

@@ -224,14 +224,7 @@ def unseal(
 def seal_slots(
     kind: MessageKind, settings: SecAggParams, place: int, slots: Mapping[int, bytes]
 ) -> bytes:
-    """Returns a message about members of a client's group.
-
-    Args:
-        kind: of the message.
-        settings: under which it is sent.
-        place: of the client.
-        slots: what it holds about whom.
-    """
+    """Returns a message about members of a client's group."""
     group, empty = settings.group(place), bytes(_slot_bytes(kind, settings))
     parts = [slots.get(member, empty) for member in group]
     return seal(kind, settings, place, b"".join([pack_set(group, slots), *parts]))
@@ -376,8 +369,6 @@ def check_keys(place: int, keys: PublicKeys, seen: set[bytes]) -> None:
     Points of low order are found where a secret is agreed with them.
 
     Args:
-        place: of the client.
-        keys: that it advertises.
         seen: public keys so far; those of this client are added.
 
     Raises:
@@ -405,8 +396,6 @@ def check_order(place: int, keys: PublicKeys, probe: PrivateKey) -> None:
     """Refuses points of low order.
 
     Args:
-        place: of the client.
-        keys: that it advertises.
         probe: any private key: with a point of low order nobody can agree on a secret.
 
     Raises:

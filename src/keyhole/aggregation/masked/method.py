@@ -110,8 +110,6 @@ class SecureSum:
     fewer than t of its clients, t = floor(2 N / 3) + 1. See `masked.client`.
 
     Args:
-        form: what vectors hold.
-        rounding: of updates.
         signed: clients sign which of them are left, against a server that shows different lists.
     """
 

@@ -49,7 +49,6 @@ def run_secagg(
     sum_(i in survivors) x_i mod 2^bits
 
     Args:
-        settings: of the sum.
         vectors: (length,) ring elements of every place that takes part; others are lost from the
             start.
         lost: when clients leave.

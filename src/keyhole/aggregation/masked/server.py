@@ -53,7 +53,6 @@ class Rebuilder:
     On the complete graph the same holders serve all secrets, so their weights are computed once.
 
     Args:
-        settings: of the sum.
         unmasking: by holder, its share of whose secret.
     """
 
@@ -94,7 +93,6 @@ def masks_left(
     """Returns seeds and signs of the masks that turn the sum of masked vectors into the sum.
 
     Args:
-        settings: of the sum.
         keys: that clients advertised, by place.
         survivors: whose vectors have been added.
         unmasking: by holder, its share of whose secret: of those who survived the seed, of the
@@ -152,7 +150,6 @@ class SecAggServer:
     that is refused changes nothing; the answer to it is `REFUSAL`.
 
     Args:
-        settings: of the sum.
         public_keys: of Ed25519, one a place, if the settings ask for signatures: a client whose
             signature is false is refused, since others would leave because of it.
         rounds: what this server has added up, so that no name of a round is used twice.

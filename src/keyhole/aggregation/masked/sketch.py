@@ -103,7 +103,6 @@ class SketchShape:
         1.4 U + 96     3e-6    1e-4   2e-4   4e-4   4e-4   2e-4   1e-4   0     0
 
     Args:
-        num_keys: K.
         width: elements of a row.
         max_distinct: U, how many different keys all clients together may have: from public
             numbers alone, min(clients * keys_per_client, K) or what the last round had.
@@ -295,7 +294,6 @@ def decode(shape: SketchShape, total: Array, max_clients: int) -> Decoded:
     What it returns encodes to exactly this sum: every cell is empty at the end.
 
     Args:
-        shape: of the sketches.
         total: (length,) of the ring; it stays as it is.
         max_clients: how many sketches were added, or more.
 

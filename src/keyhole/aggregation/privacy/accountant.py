@@ -253,11 +253,7 @@ class PrivacySpent:
 
     Args:
         epsilon: upper bound; infinity if a round ran that could not be accounted for.
-        delta: for which it holds.
-        rounds: that ran.
         unit: what is protected: one client, with all its data.
-        neighbours: the relation.
-        sampling: the sampler that ran.
         noise_multiplier: standard deviation of the noise on a sum over the clipping norm.
     """
 
@@ -353,7 +349,6 @@ class Accountant:
         is divided by it.
 
         Args:
-            sampling: the sampler that drew the cohort.
             cohort: planned size, or the one expected.
             arrived: clients whose updates are in the sum.
             noise_multiplier: of the noise that was added.

@@ -62,10 +62,8 @@ def audit(
         mechanism: from the updates of clients, and a source of noise, to what is released.
         updates: of the other clients, which the attacker knows.
         canary: update of the one in question, as large as the clipping norm allows.
-        delta: that of the promise.
         prg: every run gets a stream of its own from it.
         runs: with and without the canary, each.
-        confidence: with which the bound holds.
 
     Raises:
         InputError: too few runs, or a delta or a confidence out of range.
@@ -100,8 +98,6 @@ def epsilon_from_scores(
     Args:
         present: of runs with the canary.
         absent: of runs without it, as many.
-        delta: that of the promise.
-        confidence: with which the bound holds.
 
     Raises:
         InputError: too few scores, or a delta or a confidence out of range.

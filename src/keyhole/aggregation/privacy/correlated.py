@@ -134,7 +134,6 @@ def add_correlated_noise(
     Args:
         values: floats, or uint32 or uint16 of a ring (the noise is rounded): any shape, the same in
             all rounds, since noise takes back that of the same place.
-        strategy: how rounds belong together.
         round_index: t, from 0.
         sd: noise multiplier times clipping norm (in a ring, times its scale). The sensitivity of
             the strategy is multiplied in here, so that the whole run costs one Gaussian with this

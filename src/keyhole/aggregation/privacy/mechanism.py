@@ -108,11 +108,6 @@ class PrivateSum:
     A sum is divided by the planned cohort, no matter who arrived: what it is divided by must not
     depend on one client. Nor may the step to which secure sums round, which all other updates meet:
     their ring is made for the largest cohort that can be drawn, not for the one that was.
-
-    Args:
-        inner: adds up.
-        privacy: how much noise.
-        cohorts: of the run.
     """
 
     inner: Aggregation

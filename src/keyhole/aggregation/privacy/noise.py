@@ -69,7 +69,6 @@ def normal(prg: Prg, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
     Args:
         prg: where they come from: 16 bytes for every two of them. The same seed gives the same
             numbers on the same machine; another library of mathematics may differ in the last bit.
-        shape: of the result.
 
     >>> normal(Prg(bytes(16)), 3).round(3)
     array([ 0.725,  1.55 , -0.837])
@@ -89,7 +88,6 @@ def add_noise(values: Array, sd: float, prg: Prg, out: Array | None = None) -> A
         values: floats, any shape: all rows, also those that nobody asked for, since their being
             zero would say so.
         sd: standard deviation: the noise multiplier times the clipping norm; 0 adds nothing.
-        prg: where it comes from.
         out: where to write, like `values`; a new array without it. It may be `values` itself.
 
     Raises:
@@ -115,7 +113,6 @@ def add_ring_noise(sums: Array, sd: float, prg: Prg, out: Array | None = None) -
         sums: uint32 or uint16, any shape: all rows, also those that nobody asked for.
         sd: standard deviation in units of the ring: multiplier times clipping norm times scale; 0
             adds nothing. `noise_room` says how much of the ring it takes.
-        prg: where it comes from.
         out: where to write, like `sums`; a new array without it. It may be `sums` itself.
 
     Raises:
@@ -324,14 +321,11 @@ def threshold_rows(
     """Chooses keys by noisy counts and adds noise to their sums.
 
     Args:
-        settings: noise and threshold.
-        num_keys: K.
         keys: (n,) ascending and distinct: those that somebody asked for.
         counts: (n,) clients that asked for each.
         rows: (n, width) their sums: floats, or elements of a ring.
         clip: C in the units of the rows (in a ring, times its scale): no client's whole update is
             longer, nor has it more than `max_keys` keys.
-        prg: where all noise comes from.
 
     Returns:
         Kept keys and noisy rows; zero plus noise for those that nobody asked for.

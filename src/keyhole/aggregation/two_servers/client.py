@@ -104,7 +104,6 @@ def share_rows_at(
     Args:
         points: (n,) int64 of [0, 2^depth).
         rows: (n, row) ring.
-        depth: of the trees.
         nonce: 16 bytes, used once; no secret.
         roots: 16 bytes of either party: fresh, secret, for one use.
     """
@@ -190,7 +189,6 @@ def share_rows(
     """Shares the rows of keys between both servers.
 
     Args:
-        terms: of the sum.
         keys: (m,) whole numbers, all different; none are allowed.
         rows: (m, width) ring: what is added to the row of each key.
         prg: where roots, nonce and random positions come from; a fresh one if left out.
@@ -296,9 +294,7 @@ def split_rows(
     """Returns what each server gets of an update.
 
     Args:
-        terms: of the sum.
         rows: of each part its keys (m,), all different, and (m, width) ring for them.
-        prg: where all randomness comes from.
 
     Raises:
         KeySpaceError: keys outside a part, repeated or too many.

@@ -81,9 +81,6 @@ def ring_rows(terms: SumParams, layout: Layout, one: ClientResult, prg: Prg) -> 
     """What a client adds to each part: shortened where the terms say so, and rounded by its coin.
 
     Args:
-        terms: of the sum.
-        layout: the model and its cuts.
-        one: with an update.
         prg: the client's own coin: a party that foresees it learns a little more than the sum.
 
     Raises:
@@ -106,7 +103,6 @@ class TwoServers:
     (`service.sums`), driven in one process.
 
     Args:
-        rounding: of updates.
         min_clients: below which neither server releases anything.
         noise: standard deviation of the noise that each server adds to its share, in the units of
             updates; 0 for none.

@@ -53,7 +53,6 @@ class SparseParams:
 
     Args:
         round: 16 bytes: its name. A name is used once.
-        num_keys: K.
         width: ring elements of a row.
         max_keys: m, to which every client's keys are padded.
         bits: of an element of the ring.

@@ -59,10 +59,6 @@ def add_rows(
         hidden: of the same shape: what came out of it.
         control: (clients, positions).
         corrections: (clients, buckets, row).
-        bucket_size: positions of a bucket.
-        client: which of all.
-        start: the first position.
-        count: how many.
     """
     zero = local.dtype.type(0)
     for i in range(count):
@@ -84,7 +80,6 @@ def pour(
         local: (count or more, row).
         keys: (positions,) int32, -1 where there is none.
         start: the position of the first local row.
-        count: how many.
         total: (num_keys, row), added to.
     """
     for i in range(count):
@@ -106,7 +101,6 @@ class ClientShare:
 
     Args:
         root: 16 secret bytes.
-        corrections: of all buckets.
     """
 
     root: bytes
@@ -144,9 +138,6 @@ def add_clients(
 
     Args:
         total: (num_keys, row) ring.
-        terms: of the sum.
-        party: 0 or 1.
-        clients: any number.
     """
     node_bytes = terms.bucket_size * (SEED_BYTES + 1)
     together = max(1, _MAX_NODES // node_bytes)
@@ -224,12 +215,7 @@ class PartAdder(Protocol):
 
 
 class SparsePart:
-    """Of point functions. What clients sent waits until there are enough to be added together.
-
-    Args:
-        terms: of the part.
-        party: 0 or 1.
-    """
+    """Of point functions. What clients sent waits until there are enough to be added together."""
 
     def __init__(self, terms: SparseParams, party: int) -> None:
         self._terms, self._party = terms, party
@@ -262,13 +248,7 @@ class SparsePart:
 
 
 class DensePart:
-    """Of all rows: server 0 adds masks, server 1 what is left of rows without them.
-
-    Args:
-        terms: of the sum.
-        place: of the part.
-        party: 0 or 1.
-    """
+    """Of all rows: server 0 adds masks, server 1 what is left of rows without them."""
 
     def __init__(self, terms: SumParams, place: int, party: int) -> None:
         self._party = party
@@ -289,12 +269,7 @@ class DensePart:
 
 
 class TwoServerAdder:
-    """Adds up all parts; tables are made when the first client is added.
-
-    Args:
-        terms: of the sum.
-        party: 0 or 1.
-    """
+    """Adds up all parts; tables are made when the first client is added."""
 
     def __init__(self, terms: SumParams, party: int) -> None:
         self._terms, self._party = terms, party
