@@ -91,7 +91,7 @@ SLOW = [
     ("way", "kind", "bits"),
     [
         ("plain", "all-rows", 32),
-        ("plain", "thresholded", 32),
+        pytest.param("plain", "thresholded", 32, marks=pytest.mark.slow),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW),
     ],
 )

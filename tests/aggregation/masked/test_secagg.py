@@ -73,7 +73,7 @@ def test_sums_wrap_at_the_edge_of_the_ring(bits):
     np.testing.assert_array_equal(run_secagg(settings, vectors).total, expected)
 
 
-@pytest.mark.parametrize("cohort", [2, 3, 4])
+@pytest.mark.parametrize("cohort", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_pattern_of_loss_gives_the_sum_of_survivors_or_nothing(cohort):
     settings = settings_of(cohort)
     opened = [check_fate(settings, lost) for lost in patterns(cohort)]

@@ -76,7 +76,9 @@ def found_with_noise(make):
     return found(make(0.5))
 
 
-@pytest.mark.parametrize("make", [noisy_sum, in_ring, correlated])
+@pytest.mark.parametrize(
+    "make", [noisy_sum, in_ring, pytest.param(correlated, marks=pytest.mark.slow)]
+)
 def test_an_honest_mechanism_stays_below_its_epsilon_and_is_not_far_from_it(make):
     result = found_with_noise(make)
     assert 2.0 < result.epsilon < promise(0.5)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -32,6 +32,7 @@ def length(tree):
     return np.sqrt(np.sum(flat**2))
 
 
+@settings(max_examples=40)
 @given(
     st.sampled_from([np.float16, np.float32, np.float64]).flatmap(
         lambda dtype: st.fixed_dictionaries({"bias": floats(dtype), "rows": floats(dtype)})
@@ -44,6 +45,7 @@ def test_no_clipped_update_is_longer_than_the_bound(update, limit):
     assert all(clipped[name].dtype == update[name].dtype for name in update)
 
 
+@settings(max_examples=40)
 @given(
     st.fixed_dictionaries({"bias": floats(np.float32), "rows": floats(np.float32)}),
     st.fixed_dictionaries({"bias": floats(np.float32)}),
@@ -58,6 +60,7 @@ def test_one_client_moves_a_sum_by_no_more_than_the_bound(update, other):
     assert np.linalg.norm(whole) <= 2 * (1 + 1e-12)
 
 
+@settings(max_examples=40)
 @given(st.fixed_dictionaries({"bias": floats(np.float32), "rows": floats(np.float32)}))
 def test_the_norm_is_that_of_one_long_vector(update):
     assert norm(update) == pytest.approx(float(length(update)), rel=1e-12)
