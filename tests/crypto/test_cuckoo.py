@@ -26,10 +26,11 @@ SIZES = [1, 2, 3, 4, 5, 8, 9, 10, 16, 17, 99, 100, 101, 997, 1000, 1024, 4097, 1
 # Permutations
 
 
-@pytest.mark.parametrize("num_keys", [*range(1, 65), *SIZES, 123_456])
-def test_ranks_are_a_permutation(num_keys):
-    ranks = Permutations(num_keys, 3, 7).ranks(np.arange(num_keys))
-    np.testing.assert_array_equal(np.sort(ranks, axis=0), np.tile(np.arange(num_keys), (3, 1)).T)
+def test_ranks_are_a_permutation():
+    for num_keys in (*range(1, 65), *SIZES, 123_456):
+        ranks = Permutations(num_keys, 3, 7).ranks(np.arange(num_keys))
+        expected = np.tile(np.arange(num_keys), (3, 1)).T
+        np.testing.assert_array_equal(np.sort(ranks, axis=0), expected)
 
 
 @pytest.mark.parametrize("num_keys", SIZES)

@@ -10,7 +10,7 @@ from keyhole.data.open import GENERATOR, make_synthetic
 from keyhole.errors import InputError
 
 FEW = {
-    "writers": {"writers": 4},
+    "writers": {"writers": 4, "min_images": 8, "max_images": 20},
     "posts": {"users": 20, "words": 2000, "tags": 60, "topics": 12},
     "ratings": {"users": 4, "items": 400},
 }
@@ -82,7 +82,7 @@ def test_it_is_named_synthetic_and_says_so(kind):
 
 
 OTHER = {
-    "writers": {"seed": 6, "writers": 5, "min_images": 21, "max_images": 190},
+    "writers": {"seed": 6, "writers": 5, "min_images": 9, "max_images": 19},
     "posts": {"seed": 6, "users": 21, "words": 2001, "tags": 61, "topics": 11},
     "ratings": {"seed": 6, "users": 5, "items": 401, "min_ratings": 21, "max_ratings": 190},
 }
@@ -100,7 +100,9 @@ def test_no_two_datasets_have_the_same_facts(kind):
 
 
 def test_a_size_that_is_a_default_is_told_like_any_other():
-    assert make_synthetic("ratings", 5).facts == make_synthetic("ratings", 5, max_ratings=200).facts
+    assert make_synthetic("ratings", 5, users=9).facts == (
+        make_synthetic("ratings", 5, users=9, max_ratings=200).facts
+    )
 
 
 @pytest.mark.parametrize(

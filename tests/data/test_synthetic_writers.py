@@ -92,7 +92,9 @@ def test_characters_can_be_read_but_not_all_of_them(data):
     assert 0.3 < np.mean(guess == truth) < 0.8
 
 
-@pytest.mark.parametrize("name", FONTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i > 3)) for i, name in enumerate(FONTS)]
+)
 def test_a_font_draws_62_different_characters(name):
     """A font without a glyph would draw the same box for many."""
     glyphs = _render(name)

@@ -11,7 +11,7 @@ from keyhole.keys.choice import KeyCounts, choose_with
 from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
 from keyhole.keys.structured import CHOICES, always, random_own, top, with_negatives
 from keyhole.primitives.keyspace import Buckets, KeySpace
-from tests.helpers import LAYOUTS, SEEDS
+from tests.helpers import LAYOUTS, SEEDS, grid
 from tests.keys.test_choices import COUNTS, NUMBERS, rng
 
 SHARES = st.floats(0, 0.99)
@@ -111,8 +111,11 @@ def test_a_client_that_cannot_hold_a_bucket_is_named():
     assert choose(KeyCounts.none(word), 0, rng(0)).tolist() == []
 
 
-@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.spaces])
-@pytest.mark.parametrize("choice", sorted(CHOICES.keys() - {"all"}))
+@grid(
+    "name, choice",
+    [name for name, layout in LAYOUTS.items() if layout.spaces],
+    sorted(CHOICES.keys() - {"all"}),
+)
 @given(seed=SEEDS, data=st.data())
 def test_budgets_hold_through_any_choice(name, choice, seed, data):
     layout = LAYOUTS[name]
