@@ -97,7 +97,7 @@ def keyhole_round(num_keys: int, m: int, data: list[Data]) -> Callable[[], objec
     from keyhole.rounds.clients import Clients, ClientUpdate
     from keyhole.rounds.local_training import LocalSgd
     from keyhole.rounds.round import run_round
-    from keyhole.rounds.spec import Plan
+    from keyhole.rounds.spec import RunParts
     from keyhole.sampling import Cohorts
     from keyhole.server.optimizers import Adagrad
     from keyhole.server.state import ServerState
@@ -118,7 +118,7 @@ def keyhole_round(num_keys: int, m: int, data: list[Data]) -> Callable[[], objec
         return {"words": np.where(own.ranks < m, own.ranks, np.int32(-1)), "tags": own.tags}
 
     clients = Clients(CLIENTS, data.__getitem__, choose, local, localize)
-    plan = Plan(Cohorts(CLIENTS, CLIENTS), {"word": m})
+    plan = RunParts(Cohorts(CLIENTS, CLIENTS), {"word": m})
     state = ServerState.lazy(layout, Adagrad(SERVER_LR, eps=EPS, initial=START))
 
     def work() -> object:

@@ -17,7 +17,7 @@ import keyhole as kh
 from keyhole.engines.ray.engine import RayEngine
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -56,7 +56,7 @@ def error_of(state: ServerState) -> float:
 
 
 def main() -> None:
-    plan = Plan(Cohorts(5000, 200), {"word": 20}, over="choosers")
+    plan = RunParts(Cohorts(5000, 200), {"word": 20}, over="choosers")
     state = ServerState.dense(LAYOUT, {"weight": np.zeros(1000, np.float32)}, SGD(1.0))
     run = start_run(state, make_clients(), plan)
     with RayEngine(make_clients, 2) as engine:

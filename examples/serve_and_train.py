@@ -23,7 +23,7 @@ from keyhole.device.device import Device
 from keyhole.device.take_part import PopulationClient, keep_taking_part
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -38,7 +38,7 @@ DEVICES, ROUNDS, FEATURES, OUTPUTS = 5, 4, 10_000, 16
 FEATURE = kh.KeySpace("feature", FEATURES)
 MODEL = {"kernel": np.zeros((FEATURES, OUTPUTS), np.float32), "bias": np.zeros(OUTPUTS, np.float32)}
 LAYOUT = kh.Layout.of(MODEL, kh.Cut(FEATURE, {"kernel": 0}))
-PLAN = Plan(Cohorts(DEVICES, DEVICES), keys_per_client={"feature": 60}, seed=7)
+PLAN = RunParts(Cohorts(DEVICES, DEVICES), keys_per_client={"feature": 60}, seed=7)
 
 
 def make_data(client):

@@ -39,7 +39,7 @@ def main():
     print(f"| keys | {' | '.join(f'round {t}' for t in SHOWN)} |")
     print("|---" * (1 + len(SHOWN)) + "|")
     for name, choice in {"Top": top, "Random": random_own, "Random, once": random_once}.items():
-        experiment = Experiment(spec, dataset, choices={"word": choice})
+        experiment = Experiment(spec, dataset, parts={"keys.word.choice": choice})
         means = np.mean([curve(experiment, trial) for trial in TRIALS], axis=0)
         print(f"| {name} | {' | '.join(f'{value:.1%}' for value in means)} |", flush=True)
 

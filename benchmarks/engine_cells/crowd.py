@@ -15,7 +15,7 @@ from keyhole.experiments.specs import spec_of
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.cores import use_one_thread
 from keyhole.rounds.round import Executor, run_round
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 
 WRITERS = 200  # with 18 to 180 images; clients beyond them have the same images again
@@ -54,7 +54,7 @@ class Crowd:
         """A whole round through an executor: clients choose keys, the server selects and delivers
         their slices, clients train, the server adds up and writes the record."""
         clients, state = self(), _experiment(self.keys_per_client).start(0, None).state
-        plan = Plan(Cohorts(self.clients, self.clients), {"neuron": self.keys_per_client})
+        plan = RunParts(Cohorts(self.clients, self.clients), {"neuron": self.keys_per_client})
         return lambda execute: run_round(0, state, clients, plan, execute)
 
     def _submodel(self) -> Tree:

@@ -53,7 +53,7 @@ if typing.TYPE_CHECKING:
     from keyhole.rounds.clients import Clients, ClientUpdate
     from keyhole.rounds.loop import Evaluation, Run, resume_run, start_run
     from keyhole.rounds.machine import Buffering
-    from keyhole.rounds.spec import Plan
+    from keyhole.rounds.spec import RunParts
     from keyhole.sampling import Cohorts
     from keyhole.server.optimizers import SGD, Adagrad, Adam, Optimizer
     from keyhole.server.state import ServerState
@@ -80,10 +80,10 @@ __all__ = [
     "Layout",
     "Model",
     "Optimizer",
-    "Plan",
     "Product",
     "Quantized",
     "Run",
+    "RunParts",
     "Sequences",
     "ServerState",
     "ServerValue",
@@ -125,7 +125,7 @@ _ON_DEMAND = {  # module -> names that it is loaded for
     "rounds.clients": "ClientUpdate Clients",
     "rounds.loop": "Evaluation Run resume_run start_run",
     "rounds.machine": "Buffering",
-    "rounds.spec": "Plan",
+    "rounds.spec": "RunParts",
     "sampling": "Cohorts",
     "server.optimizers": "SGD Adagrad Adam Optimizer",
     "server.state": "ServerState",

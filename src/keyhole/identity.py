@@ -8,18 +8,21 @@ code, its defaults and the values that it closes over, so a run is not resumed w
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 import functools
 import hashlib
 import importlib
 import inspect
+import pkgutil
+import re
 import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -52,19 +55,86 @@ _ABOUT_CLASSES = {  # what Python notes about a class, and what only prints it
 }
 
 
-@dataclass(frozen=True)
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_T = TypeVar("_T")
+
+
 class Ref:
-    """Names a part of a run, with its settings and what tells it from others of that name.
+    """Names a part of a run: one that the library ships by its name, your own by "module:NAME".
 
     Args:
-        name: of a part that the library ships, or "module:NAME" for one of your own.
-        settings: what it is made with.
-        identity: as `identity_of` gives it; empty where the name says all.
+        name: of the part.
+        identity: what tells your own from others of that name, as `identity_of` gives it; empty
+            where the name says all, or has not been looked up.
     """
 
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    identity: str = ""
+    __slots__ = ("identity", "name")
+
+    def __init__(self, name: str, identity: str = "") -> None:
+        self.name, self.identity = name, identity
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is not of the library.
+
+        >>> Ref("mine:RARE").is_own, Ref("top").is_own, Ref("/data/a:b").is_own
+        (True, False, False)
+        """
+        return bool(self.identity) or _OWN.fullmatch(self.name) is not None
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self.name == other
+        if not isinstance(other, Ref):
+            return NotImplemented
+        return (self.name, self.identity) == (other.name, other.identity)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"Ref({self.name!r}, {self.identity!r})" if self.identity else f"Ref({self.name!r})"
+
+
+def pick(what: str, name: str, known: Mapping[str, _T]) -> _T:
+    """Returns the part of that name, or your own that "module:NAME" names.
+
+    Args:
+        what: such as "task", for the error.
+        name: in any case where it is known.
+        known: name -> part that the library ships.
+
+    Raises:
+        InputError: there is none.
+    """
+    if Ref(name).is_own:
+        found: _T = resolve(name)
+        return found
+    by_case = {each.lower(): part for each, part in known.items()}
+    if name.lower() not in by_case:
+        raise InputError(
+            f"no such {what}: got {name!r}; expected {words_for(known)}; {near_miss(name, known)}"
+        )
+    return by_case[name.lower()]
+
+
+def words_for(known: Iterable[str]) -> str:
+    """Returns what a name may be, for errors and help."""
+    return ", ".join([*known, "or module:NAME of your own"])
+
+
+def near_miss(name: str, known: Iterable[str]) -> str:
+    """Returns what to do about a name that is not known: the nearest one, if one is near.
+
+    >>> near_miss("so_tga", ["so_tag", "so_word"])
+    'did you mean so_tag?'
+    """
+    by_case = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_case, 1)
+    return f"did you mean {by_case[near[0]]}?" if near else "choose one of them"
 
 
 def resolve(name: str) -> Any:
@@ -76,15 +146,23 @@ def resolve(name: str) -> Any:
     >>> resolve("math:pi") > 3
     True
     """
-    module, colon, path = name.partition(":")
-    if not (module and colon and path):
-        raise _unresolved(name, "not of the form module:NAME")
+    module, _, path = name.partition(":")
+    if not _OWN.fullmatch(name):
+        raise _unresolved(name, "not of the form module:NAME", "check the spelling")
     try:
         found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise _unresolved(name, str(error)) from error
+    except ModuleNotFoundError as error:
+        near = near_miss(module, [each.name for each in pkgutil.iter_modules([str(Path.cwd())])])
+        fix = near if "mean" in near else "check the spelling, or add its folder to PYTHONPATH"
+        raise _unresolved(name, f"no module {error.name}", fix) from error
+    except ImportError as error:
+        raise _unresolved(name, str(error), "mend the module") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = near_miss(part, [each for each in dir(found) if not each.startswith("_")])
+            fix = near if "mean" in near else f"check what {module} defines"
+            raise _unresolved(name, f"no {part} in {module}", fix)
+        found = getattr(found, part)
     return found
 
 
@@ -237,7 +315,9 @@ class _Walk:
 
     def _pickled(self, value: Any) -> Iterator[bytes]:
         if type(value).__module__.startswith("keyhole."):  # private attributes change with use
-            public = [name for name in vars(value) if not name.startswith("_")]
+            listed = (getattr(value, name, None) for name in ("__struct_fields__", "__slots__"))
+            held = next((names for names in listed if names), None) or vars(value)
+            public = [name for name in held if not name.startswith("_")]
             yield from map(self.digest, [(name, getattr(value, name)) for name in sorted(public)])
             return
         try:
@@ -363,8 +443,8 @@ def _is_generated(name: str, held: object) -> bool:
     return inspect.isdatadescriptor(held) and not isinstance(held, property)
 
 
-def _unresolved(name: str, got: str) -> InputError:
+def _unresolved(name: str, got: str, fix: str) -> InputError:
     return InputError(
-        f"{name!r} names nothing: got {got}; expected module:NAME of a module on the Python path; "
-        "check the spelling, or add its folder to PYTHONPATH"
+        f"{name!r} names nothing: got {got}; expected module:NAME of a module in this folder or on "
+        f"the Python path; {fix}"
     )

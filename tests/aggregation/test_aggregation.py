@@ -14,7 +14,7 @@ from keyhole.aggregation.base import ClientResult, Rounding, SumRequest
 from keyhole.errors import InputError
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -120,7 +120,7 @@ def test_numbers_beyond_the_clip_are_clipped_and_not_wrapped():
 
 
 def test_an_unknown_aggregation_is_refused():
-    with pytest.raises(InputError, match="no such way to add updates up"):
+    with pytest.raises(InputError, match="no such aggregation"):
         aggregation_named("abacus")
 
 
@@ -137,7 +137,7 @@ def test_keys_without_a_place_in_a_sum_are_in_the_record():
         choose=lambda data, limit, rng: space.keys([1, 2]),
         train=lambda submodel, data, rng: submodel,
     )
-    plan = Plan(Cohorts(3, 3), keys_per_client={"row": 2}, aggregate=Sum(loses_two))
+    plan = RunParts(Cohorts(3, 3), keys_per_client={"row": 2}, aggregate=Sum(loses_two))
     run = start_run(ServerState.dense(layout, model, SGD(1.0)), population, plan)
     (record,) = run.rounds(1)
     assert record.unplaced_keys == 2

@@ -14,7 +14,7 @@ from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.delivery import delivery_named, delivery_names
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -61,7 +61,7 @@ def trained(delivery, aggregate, kind, noise=0.0, clip=inf):
     privacy = None
     if kind != "none":
         privacy = Privacy(clip, noise, 0.05, kind=kind, rounds=rounds, threshold=-inf)
-    plan = Plan(
+    plan = RunParts(
         Cohorts(12, COHORT, sampling),
         keys_per_client={"row": MAX},
         seed=2,

@@ -13,7 +13,7 @@ from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum, max_asked
 from keyhole.errors import BudgetError, InputError
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -168,7 +168,7 @@ def test_cyclic_cohorts_rest_as_long_as_they_can():
 
 def plan(**options):
     cohorts = options.pop("cohorts", Cohorts(20, 4))
-    return Plan(cohorts, keys_per_client={"row": 8}, seed=1, **options)
+    return RunParts(cohorts, keys_per_client={"row": 8}, seed=1, **options)
 
 
 def clients():

@@ -8,7 +8,7 @@ import numpy as np
 import keyhole as kh
 from keyhole.engines.ray.crew import find_ray
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -54,4 +54,4 @@ def make_state():
 
 
 def make_plan(size):
-    return Plan(Cohorts(COUNT, size), {"row": 40}, seed=5)
+    return RunParts(Cohorts(COUNT, size), {"row": 40}, seed=5)

@@ -13,7 +13,7 @@ from keyhole.keys.structured import choice_named
 from keyhole.rounds.clients import Clients, ClientUpdate
 from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -43,7 +43,7 @@ def run_of(task, rounds, m, cohort, choice="random"):
     train = LocalSgd(task.model, ClientUpdate(client_lr=0.1, batch_size=20), {"expert": [m]})
     clients = Clients(task.clients, task.data, choose, train, task.localize)
     state = ServerState.dense(task.model.layout, task.model.init(0), SGD(1.0))
-    run = start_run(state, clients, Plan(Cohorts(task.clients, cohort), {"expert": m}))
+    run = start_run(state, clients, RunParts(Cohorts(task.clients, cohort), {"expert": m}))
     list(run.rounds(rounds))
     return run
 

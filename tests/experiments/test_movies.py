@@ -12,7 +12,7 @@ from keyhole.keys.structured import choice_named
 from keyhole.rounds.clients import Clients, ClientUpdate
 from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -54,7 +54,7 @@ def run_of(task, rounds, m, client_lr=MOVIES.defaults.client.lr):
         task.clients, task.data, choose, LocalSgd(task.model, settings), task.localize
     )
     state = ServerState.dense(task.model.layout, task.model.init(0), SGD(1.0))
-    run = start_run(state, clients, Plan(Cohorts(task.clients, 20), {"movie": m}))
+    run = start_run(state, clients, RunParts(Cohorts(task.clients, 20), {"movie": m}))
     list(run.rounds(rounds))
     return run
 

@@ -151,6 +151,6 @@ def test_choices_have_the_names_of_the_paper():
 
 
 def test_a_name_that_is_no_choice_is_refused_with_those_that_are():
-    message = "got best; expected top, random, random-top, independent, all"
+    message = "got 'best'; expected top, random, random-top, independent, all"
     with pytest.raises(InputError, match=message):
         choice_named("best")

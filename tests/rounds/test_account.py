@@ -15,7 +15,7 @@ from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.rounds.round import Synchronous, run_round
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -43,7 +43,7 @@ def state():
 
 
 def plan(privacy, cohorts=CYCLIC, **options):
-    return Plan(cohorts, keys_per_client={"row": 8}, seed=1, privacy=privacy, **options)
+    return RunParts(cohorts, keys_per_client={"row": 8}, seed=1, privacy=privacy, **options)
 
 
 def account(way, cohorts, **options):

@@ -30,7 +30,7 @@ from keyhole.sampling import Cohorts
 from keyhole.rounds.cores import Cores, use_one_thread
 from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.rounds.workers import Workers
 
 def data(client, *pixels):
@@ -54,7 +54,7 @@ def train(name, execute):
     model, m, _ = MODELS[name]
     (space,) = model.layout.spaces
     state = ServerState.dense(model.layout, model.init(0), Adam(0.01))
-    run = start_run(state, population(name), Plan(Cohorts(7, 6), {space.name: m}))
+    run = start_run(state, population(name), RunParts(Cohorts(7, 6), {space.name: m}))
     list(run.rounds(2, execute=execute))
     digest = hashlib.sha256()
     for leaf in tree.flatten(run.state.model()).values():

@@ -4,7 +4,7 @@ import numpy as np
 
 import keyhole as kh
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -55,7 +55,7 @@ def make_state(optimizer=None):
 
 def make_plan(**changes):
     cohorts = changes.pop("cohorts", None) or Cohorts(len(EXAMPLES), 5)
-    return Plan(cohorts, **{"keys_per_client": {"feature": 60}, "seed": 3, **changes})
+    return RunParts(cohorts, **{"keys_per_client": {"feature": 60}, "seed": 3, **changes})
 
 
 def model_bytes(state):

@@ -7,26 +7,15 @@ import numpy as np
 import keyhole as kh
 from keyhole.models.dense import masked_mean
 from keyhole.models.model import Model
-from keyhole.rounds.clients import Clients, ClientUpdate, choose_all
+from keyhole.rounds.clients import Clients, ClientUpdate
 from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import Evaluation
-from keyhole.rounds.round import add_up_jobs
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
-from keyhole.server.row_sums import BLOCK, pair_up
 from keyhole.server.state import ServerState
 from tests.rounds import toy
+from tests.seams.own_parts import Damped, Reversed, norm
 from tests.seams.toys import scaled_sum
-
-
-@dataclass(frozen=True)
-class Damped(SGD):
-    """An optimizer: SGD with shorter steps."""
-
-    factor: float = 0.5
-
-    def step(self, slab, slots, rows, now):
-        return super().step(slab, slots, rows * np.float32(self.factor), now)
 
 
 def rarest(m):
@@ -37,28 +26,6 @@ def rarest(m):
         return toy.FEATURE.keys(rng.choice(own, min(m, len(own)), replace=False))
 
     return choose
-
-
-class Reversed:
-    """An engine: clients train from the last to the first, and are added up where they train."""
-
-    def choose(self, clients, asked, t, layout, run):
-        return choose_all(clients, asked, t, layout, run)
-
-    def __call__(self, clients, jobs):
-        return [job.run(clients) for job in reversed(jobs)][::-1]
-
-    def add_up(self, clients, jobs, layout):
-        blocks = [jobs[at : at + BLOCK] for at in range(0, len(jobs), BLOCK)]
-        return pair_up(add_up_jobs(clients, block, layout) for block in blocks)
-
-    def incidents(self):
-        return []
-
-
-def norm(state):
-    """A metric."""
-    return {"norm": float(np.linalg.norm(state.model()["x"]))}
 
 
 @dataclass(frozen=True)
@@ -98,7 +65,7 @@ def squares(scale):
         localize,
     )
     state = ServerState.dense(model.layout, model.init(0), SGD(1.0))
-    return state, clients, kh.Plan(Cohorts(8, 3), {"film": 3})
+    return state, clients, kh.RunParts(Cohorts(8, 3), {"film": 3})
 
 
 def part(name, variant=0):

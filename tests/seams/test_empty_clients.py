@@ -10,7 +10,7 @@ from keyhole.models.logistic import tag_regression
 from keyhole.rounds.clients import Clients, ClientUpdate
 from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -36,7 +36,7 @@ def test_a_client_without_examples_is_recorded_and_the_run_goes_on():
         3, lambda client: [client], choose, LocalSgd(MODEL, ClientUpdate(0.1)), localize
     )
     state = ServerState.dense(MODEL.layout, MODEL.init(0), SGD(1.0))
-    run = start_run(state, clients, Plan(Cohorts(3, 3), {"word": 2}))
+    run = start_run(state, clients, RunParts(Cohorts(3, 3), {"word": 2}))
     for record in run.rounds(2):
         assert record.empty == [WITHOUT]
         assert len(record.staleness) == 2

@@ -80,7 +80,7 @@ def experiment(**parts):
 
 
 def test_the_result_of_another_choice_is_not_returned(tmp_path):
-    one, other = (experiment(choices={"neuron": choose_from(first)}) for first in (0, 8))
+    one, other = (experiment(parts={"keys.neuron.choice": choose_from(first)}) for first in (0, 8))
     one.run(0, tmp_path)
     with pytest.raises(InputError, match="another"):
         other.run(0, tmp_path)

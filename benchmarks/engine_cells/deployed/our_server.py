@@ -14,7 +14,7 @@ from engine_cells.deployed.devices import KEYS, POPULATION, ROW, WIDTH, make_cli
 from keyhole.engines.flower.config import RoundsConfig
 from keyhole.engines.flower.server_app import make_server_app
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -23,7 +23,7 @@ from keyhole.service.served import Served
 
 def train(rounds: Served, config: RoundsConfig, context: Context) -> None:
     told = context.run_config
-    plan = Plan(Cohorts(POPULATION, told["min-nodes"]), {"row": KEYS})
+    plan = RunParts(Cohorts(POPULATION, told["min-nodes"]), {"row": KEYS})
     run = start_run(_make_state(), make_clients(), plan, config.run, rounds)
     seconds, began = [], time.perf_counter()
     for record in run.rounds(told["rounds"]):

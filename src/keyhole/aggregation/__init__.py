@@ -7,9 +7,10 @@ them when it is asked: a device that adds nothing up loads none of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from keyhole.errors import InputError
+from keyhole.identity import pick
 
 if TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation, AggregationAbout, Rounding
@@ -61,26 +62,15 @@ def aggregation_named(
     Raises:
         InputError: there is no such aggregation, or nothing in it to sign.
     """
-    if ":" in name and not signed:
-        from keyhole.identity import resolve
-
-        return cast("Aggregation", resolve(name))
-    found = {each.about.name: each for each in all_aggregations(rounding, signed)}
-    if name not in found:
+    known = {each.about.name: each for each in all_aggregations(rounding, signed)}
+    found = pick("aggregation", name, known)
+    if signed and not (name in known and found.about.can_sign):
+        words = ", ".join(aggregation_names(lambda about: about.can_sign))
         raise InputError(
-            "no such way to add updates up",
-            got=name,
-            allowed=", ".join(found),
-            fix="choose one of them",
+            f"a sum in which clients sign nothing: got signed with {name}; expected {words}; leave "
+            "it out: only masked sums with one server have lists to sign"
         )
-    if signed and not found[name].about.can_sign:
-        raise InputError(
-            "a sum in which clients sign nothing",
-            got=f"signed with {name}",
-            allowed=", ".join(aggregation_names(lambda about: about.can_sign)),
-            fix="leave it out: only masked sums with one server have lists to sign",
-        )
-    return found[name]
+    return found
 
 
 def shared_sum(name: str | None = None) -> SharedSum:

@@ -20,7 +20,7 @@ from keyhole.cli.runs import start_jax
 from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
-    from keyhole.experiments.experiment import Result
+    from keyhole.experiments.trial import Result
     from keyhole.rounds.record import RoundRecord
 
 METRIC = "recall_at_5"

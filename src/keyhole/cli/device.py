@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.cli.aggregators import device_sum_options, send_of
-from keyhole.cli.options import GroupedOption, NameOr, data_option
+from keyhole.cli.options import GroupedOption, NameOr, data_option, find_own_modules
 from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.token import device_in, read_token
@@ -148,7 +148,18 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--rounds", type=click.IntRange(1), help="Take part so often; else until stopped.")
 @delivery_options
 @device_sum_options
-@click.option("--task", help="Train as a client of this task, as `keyhole train` does.")
+@click.option(
+    "--task",
+    metavar="NAME",
+    help="Train as a client of this task, as `keyhole train` does: a name, or module:NAME.",
+)
+@click.option(
+    "--trust",
+    multiple=True,
+    metavar="MODULE",
+    help="Let the run name parts of this Python module, such as a choice of keys. That of --task "
+    "is trusted.",
+)
 @click.option("--client", type=click.IntRange(0), default=0, help="Number of that client.")
 @data_option
 @click.option("--table", help="Fetch slices of this table instead.")
@@ -244,7 +255,8 @@ def _take_part(
 ) -> None:
     from keyhole.device.take_part import PopulationClient, keep_taking_part
 
-    population = PopulationClient(options["client"], _population(options["task"], options["data"]))
+    made_by = _population(options["task"], options["data"], options["trust"])
+    population = PopulationClient(options["client"], made_by)
 
     sent: list[int] = []
     looked = -inf
@@ -287,10 +299,13 @@ def _why_wait(made: Device, sent: Sequence[int]) -> str:
     return f"this device is not in the cohort of round {now.number}{before}"
 
 
-def _population(task: str, data: str) -> Callable[[DeviceSettings], Clients]:
+def _population(
+    task: str, data: str, trusted: Sequence[str]
+) -> Callable[[DeviceSettings], Clients]:
     """Makes the population as `keyhole train` does, by what the run tells its devices."""
     from keyhole.experiments.specs import defaults_of, spec_for_device
 
+    find_own_modules()
     defaults_of(task)
 
     def make(settings: DeviceSettings) -> Clients:
@@ -304,7 +319,7 @@ def _population(task: str, data: str) -> Callable[[DeviceSettings], Clients]:
         from keyhole.experiments.experiment import Experiment
         from keyhole.experiments.named import task_named
 
-        spec = spec_for_device(told)
+        spec = spec_for_device(told, [task.partition(":")[0], *trusted])
         sizes = synthetic_sizes(data, [spec])
         dataset = load_data(data, task_named(task).kind, spec.seed, **sizes)
         return Experiment(spec, dataset).clients

@@ -26,7 +26,7 @@ from keyhole.delivery import delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 
 if TYPE_CHECKING:
-    from keyhole.rounds.runspec import RunSpec
+    from keyhole.rounds.spec import RunSpec
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -201,7 +201,7 @@ def _config(spec: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     """The run config: the record of the run, and how its rounds are made."""
     from keyhole.engines.flower.config import spec_config
 
-    data = Path(spec.data)
+    data = Path(spec.data.name)
     spec = spec.changed({"data": str(data.absolute())}) if data.exists() else spec
     rounds = {name: options[name_of_option(name)] for name in ("round-seconds", "node-seconds")}
     return {**spec_config(spec), **rounds}

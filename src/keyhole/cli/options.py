@@ -13,7 +13,9 @@ import click
 
 from keyhole.errors import InputError
 from keyhole.experiments.specs import DEFAULTS, defaults_of, spec_of
-from keyhole.rounds.runspec import VERSION, RunSpec, SpecField, flatten, merge, nest, spec_fields
+from keyhole.identity import Ref, near_miss, words_for
+from keyhole.rounds.fields import VERSION, SpecField, merge, nest, spec_fields
+from keyhole.rounds.spec import RunSpec
 
 SYNTHETIC = "synthetic"
 FIXED = "fixed"
@@ -38,6 +40,7 @@ _GROUP_OF = {
     "mean_over": AGGREGATION,
     "privacy": PRIVACY,
     "asynchronous": ASYNCHRONOUS,
+    "engine": PLACE,
 }
 """Field of the record, or part of it -> section; all others are of the model."""
 
@@ -66,6 +69,8 @@ class GroupedOption(click.Option):
         if record is None or not isinstance(self.type, NameOr):
             return record
         flag, text = record
+        if not self.type.names():
+            return record
         about, sign, extra = text.rpartition("  [") if "  [" in text else (text, "", "")
         own = ", or module:NAME" if self.type.is_open else ""
         return flag, f"{about} One of {', '.join(self.type.names())}{own}.{sign}{extra}"
@@ -108,12 +113,14 @@ class NameOr(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The name as it is spelled; raises BadParameter where there is none."""
-        if (self.is_open and ":" in value) or (param is not None and value == param.default):
+        if (self.is_open and Ref(value).is_own) or (param is not None and value == param.default):
             return value  # without loading what is known
-        by_case = {name.lower(): name for name in self.names()}
+        names = self.names()
+        by_case = {name.lower(): name for name in names}
         if value.lower() not in by_case:
-            words = ", ".join(self.names()) + (", or module:NAME" if self.is_open else "")
-            self.fail(f"no {value!r}; expected one of {words}", param, ctx)
+            words = words_for(names) if self.is_open else ", ".join(names)
+            near = f"; {near_miss(value, names)}" if names else ""
+            self.fail(f"no {value!r}; expected {words}{near}", param, ctx)
         return by_case[value.lower()]
 
 
@@ -144,14 +151,24 @@ def choice_names() -> Sequence[str]:
     return (*CHOICES, FIXED)
 
 
-_METAVARS = {int: "N", float: "X", str: "NAME"}
+def _engine_names() -> Sequence[str]:
+    return "local", "ray"
+
+
+_METAVARS = {int: "N", float: "X", str: "NAME", Ref: "NAME"}
 _NAMES = {
     "delivery": delivery_names,
     "aggregation.name": aggregation_names,
     "client.algorithm": _algorithm_names,
+    "engine": _engine_names,
+    "server.optimizer": lambda: (),
+    "metrics": lambda: (),
 }
-_SHOWN = {"delivery": "on-demand; broadcast where clients take every key"}
-_FIELDS = {field.flag: field for field in spec_fields() if field.flag}
+_SHOWN = {
+    "delivery": "on-demand; broadcast where clients take every key",
+    "server.optimizer": "the algorithm's",
+}
+_FIELDS = {field.flag: field for field in spec_fields(RunSpec) if field.flag}
 
 
 def spec_options(*flags: str, **defaults: Any) -> Callable[[_Command], _Command]:
@@ -228,7 +245,7 @@ def _type_of(field: SpecField) -> Any:
     if get_origin(field.type) is Literal:
         values = [value for value in get_args(field.type) if value != "nothing"]
         return click.Choice(values) if isinstance(values[0], str) else _Whole(values)
-    if field.type is str:
+    if field.type in (str, Ref):
         return str
     if not (bounds := field.bounds):
         return field.type
@@ -316,9 +333,11 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
         click.UsageError: no task, or a value that an option cannot have.
         InputError: the file cannot be used.
     """
+    find_own_modules()
     options = context.params
     told = _read_file(options.get("spec_file"))
     named = told.pop("task", None)
+    named = named["name"] if isinstance(named, dict) else named
     if task is not None and named not in (None, task):
         raise click.UsageError(f"TASK is {task}, but --spec is of task {named}")
     if (task := task or named) is None:
@@ -326,10 +345,14 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
     usual = defaults_of(task)
     sizes = {name: _whole("--size", text) for name, text in options.get("sizes", {}).items()}
     given = {"sizes": sizes, **changes_of(context)}
-    made = spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
-    if any(":" in str(value) for value in flatten(made.describe()).values()):
-        sys.path.insert(0, str(Path.cwd()))  # where people keep parts of their own
-    return made
+    return spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
+
+
+def find_own_modules() -> None:
+    """Lets "module:NAME" find modules of the working directory, where people keep their own; those
+    of the Python path come first."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
 
 
 def _read_file(path: Path | None) -> dict[str, Any]:
@@ -341,17 +364,13 @@ def _read_file(path: Path | None) -> dict[str, Any]:
         told = json.loads(text)["spec"] if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"--spec {path} cannot be read",
-            got=error,
-            allowed="TOML with fields of a run, or the run.json of a run",
-            fix="check the file",
+            f"--spec {path} cannot be read: got {error}; expected TOML with fields of a run, or "
+            "the run.json of a run; check the file"
         ) from error
     if told.get("version", VERSION) != VERSION:
         raise InputError(
-            f"--spec {path} is of another version",
-            got=f"version {told['version']}",
-            allowed=VERSION,
-            fix="use the version of keyhole that wrote it, or write it anew",
+            f"--spec {path} is of another version: got version {told['version']}; expected "
+            f"{VERSION}; use the version of keyhole that wrote it, or write it anew"
         )
     return dict(told)
 
@@ -361,12 +380,10 @@ def _keys(usual: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for space, word in _by_space("--keys", usual, options.get("choices", ())).items():
         known = choice_names()
-        if ":" not in word and word.lower() not in known:
-            raise click.BadParameter(
-                f"no {word!r}; expected one of {', '.join(known)}, or module:NAME",
-                param_hint="--keys",
-            )
-        choice = word if ":" in word else word.lower()
+        if not Ref(word).is_own and word.lower() not in known:
+            wrong = f"no {word!r}; expected {words_for(known)}; {near_miss(word, known)}"
+            raise click.BadParameter(wrong, param_hint="--keys")
+        choice = word if Ref(word).is_own else word.lower()
         is_fixed = choice == FIXED
         changes[f"keys.{space}.choice"] = "independent" if is_fixed else choice
         changes[f"keys.{space}.shared"] = is_fixed
@@ -440,7 +457,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     )
     rates = f"{client.lr:g}", f"{spec.server.lr:g}"
     rounds, cohort, batch = str(spec.rounds), str(spec.cohort.size), str(client.batch_size)
-    return spec.task, rounds, cohort, client.algorithm, *rates, batch, keys
+    return spec.task.name, rounds, cohort, client.algorithm, *rates, batch, keys
 
 
 def data_option(command: _Command) -> _Command:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.options import data_option, json_option
-from keyhole.cli.runs import coding_option, read_run, run_settings
+from keyhole.cli.runs import coding_option, read_run, recover_run, run_settings
 from keyhole.cli.screen import progress_bars
 from keyhole.delivery.records import Coding
 
@@ -69,11 +69,10 @@ def publish(
 def _publish(
     publisher: Publisher, run: Path, experiment: Experiment, coding: str, options: dict[str, Any]
 ) -> Published:
-    from keyhole.server.store import recover
     from keyhole.service.directory import read_current
 
     current = read_current(publisher.directory)
-    found = recover(run / "state", experiment.task.model.layout, threads=options["threads"])
+    found = recover_run(run, experiment, options["threads"])
     try:
         for note in found.notes:
             click.echo(f"keyhole: {note}", err=True)

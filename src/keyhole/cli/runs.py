@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from keyhole.cli.options import SYNTHETIC
+from keyhole.cli.options import SYNTHETIC, find_own_modules
 from keyhole.delivery.records import CodingKind
 from keyhole.errors import InputError
-from keyhole.rounds.runspec import RunSpec
+from keyhole.identity import Ref
+from keyhole.rounds.spec import RunSpec
 
 if TYPE_CHECKING:
     from keyhole.data.federated import Dataset
     from keyhole.data.readers.source import Kind
     from keyhole.experiments.experiment import Experiment
+    from keyhole.server.store import Recovered
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -40,15 +42,26 @@ def read_run(run: Path, data: str) -> Experiment:
     Raises:
         InputError: it is not the directory of a trial, or was trained with other data.
     """
-    from keyhole.experiments.experiment import Experiment, read_result
+    from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.named import task_named
+    from keyhole.experiments.trial import read_result
 
+    find_own_modules()
     spec = read_spec(run)
-    sizes = synthetic_sizes(data, [spec])
-    dataset = load_data(data, task_named(spec.task).kind, spec.seed, **sizes)
+    source = spec.data.name if data == SYNTHETIC else data
+    sizes = synthetic_sizes(source, [spec])
+    dataset = load_data(source, task_named(spec.task.name).kind, spec.seed, **sizes)
     experiment = Experiment(spec, dataset)
     read_result(run, experiment.describe(spec.trial))  # refuses other data than the run's
     return experiment
+
+
+def recover_run(run: Path, experiment: Experiment, threads: int = 1) -> Recovered:
+    """Opens the state of a run; close its store."""
+    from keyhole.server.store import recover
+
+    layout, optimizer = experiment.task.model.layout, experiment.algorithm.server
+    return recover(run / "state", layout, threads=threads, optimizer=optimizer)
 
 
 def read_spec(run: Path) -> RunSpec:
@@ -62,10 +75,8 @@ def read_spec(run: Path) -> RunSpec:
         return RunSpec.read(json.loads(path.read_text())["spec"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{run} is not the directory of a trial",
-            got=f"{path.name}: {error}",
-            allowed="what keyhole train writes: OUT/NAME/trial-N",
-            fix="name such a directory",
+            f"{run} is not the directory of a trial: got {path.name}: {error}; expected what "
+            "keyhole train writes: OUT/NAME/trial-N; name such a directory"
         ) from error
 
 
@@ -97,6 +108,10 @@ def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
     from keyhole.data.cache import load
     from keyhole.data.open import make_synthetic
 
+    if Ref(source).is_own:
+        from keyhole.experiments.experiment import own_dataset
+
+        return own_dataset(source, seed)
     if source == SYNTHETIC:
         return make_synthetic(kind, seed, **sizes)
     return load(import_shown(source))

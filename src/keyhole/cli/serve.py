@@ -332,17 +332,16 @@ def _on_demand_maker(
     """Makes a service that computes slices of a run's model as they are asked for."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from keyhole.cli.runs import read_run, run_settings
+    from keyhole.cli.runs import read_run, recover_run, run_settings
     from keyhole.delivery.records import Coding
     from keyhole.delivery.sources import sources_of
-    from keyhole.server.store import recover
     from keyhole.service.app import App
     from keyhole.service.on_demand import Counts, OnDemandRounds
 
     def make(metrics: Metrics) -> App:
         # In the worker: what computes slices has threads of its own, which no fork carries over.
         experiment = read_run(run, data)
-        found = recover(run / "state", experiment.task.model.layout)
+        found = recover_run(run, experiment)
         found.store.close()  # the run may go on: this worker holds its state as it is now
         rounds = OnDemandRounds(
             max_bytes=max_bytes,

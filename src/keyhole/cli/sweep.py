@@ -56,9 +56,9 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     figure with `keyhole report`.
     """
     from keyhole.cli.trials import run_trials
-    from keyhole.experiments.experiment import read_result
     from keyhole.experiments.named import task_named
     from keyhole.experiments.sweeps import sweep_named
+    from keyhole.experiments.trial import read_result
 
     asked = _changed(sweep_named(figure, options["scale"]), options)
     start_jax()

@@ -46,9 +46,9 @@ from keyhole.delivery import delivery_named
 from keyhole.experiments.specs import name_of
 
 if TYPE_CHECKING:
-    from keyhole.experiments.experiment import Result
+    from keyhole.experiments.trial import Result
     from keyhole.rounds.loop import Rounds
-    from keyhole.rounds.runspec import RunSpec
+    from keyhole.rounds.spec import RunSpec
 
 
 _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it would keep its place
@@ -58,7 +58,7 @@ _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it wou
 @click.argument("task", required=False)
 @spec_option
 @size_option
-@spec_options("--data", "--rounds", "--evaluate-every", "--seed")
+@spec_options("--data", "--rounds", "--evaluate-every", "--metrics", "--seed")
 @in_group(
     MODEL,
     "--trials",
@@ -88,10 +88,18 @@ _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it wou
     help="Run an enclave without hardware, that is WITHOUT PROTECTION from the host.",
 )
 @spec_options(
-    *("--aggregation", "--mean-over", "--server-lr", "--value-clip", "--ring-bits", "--signed"),
+    *(
+        "--aggregation",
+        "--mean-over",
+        "--server-lr",
+        "--optimizer",
+        "--value-clip",
+        "--ring-bits",
+        "--signed",
+    ),
     *("--dp-noise", "--dp-clip", "--dp-delta", "--dp-budget"),
     *("--dp-kind", "--dp-threshold", "--dp-bands"),
-    *("--concurrency", "--max-staleness"),
+    *("--concurrency", "--max-staleness", "--engine"),
 )
 @engine_options
 @in_group(
@@ -131,7 +139,7 @@ def train(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a task: so_tag, emnist_cnn, emnist_2nn, so_word, experts, movies.
+    """Train a task: so_tag, emnist_cnn, emnist_2nn, so_word, experts, movies, or module:NAME.
 
     Options that are not given take the task's defaults, which are the paper's where it names them.
     A run directory holds run.json (what was asked, versions, seed), records.jsonl (one line per
@@ -153,8 +161,9 @@ def _train(
     from keyhole.experiments.named import task_named
 
     start_jax()
-    sizes, home = synthetic_sizes(spec.data, [spec]), out / name_of(spec)
-    data = load_data(spec.data, task_named(spec.task).kind, spec.seed, **sizes)
+    source, home = spec.data.name, out / name_of(spec)
+    sizes = synthetic_sizes(source, [spec])
+    data = load_data(source, task_named(spec.task.name).kind, spec.seed, **sizes)
     experiment = Experiment(spec, data, allow_simulation=options["allow_simulation"])
     experiment.check()
     if not options["force"]:
@@ -165,7 +174,7 @@ def _train(
     ]
     with (
         _rounds(trials, options, home / "trial-0") as kind_of,
-        opened_engine(options, spec, sizes) as (execute, hold),
+        opened_engine(options, experiment, sizes) as (execute, hold),
     ):
         done = dict(run_trials(work, trials, True, kind_of=kind_of, execute=execute, hold=hold))
     if as_json:
@@ -208,13 +217,13 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     is_alone = options["devices"] and not options["aggregators"]
     if is_alone and (spec.aggregation.name or spec.privacy):
         raise click.UsageError("--aggregation and --dp-noise with --devices take --aggregators")
-    if options["force"] and not (delivery and delivery_named(delivery).about.is_private):
+    about = delivery_named(delivery.name).about if delivery else None
+    if options["force"] and not (about and about.is_private):
         raise click.UsageError("--force goes with a private --delivery")
-    about = delivery_named(delivery).about if delivery else None
     if options["allow_simulation"] and (about is None or about.basis != "hardware"):
         raise click.UsageError("--allow-simulation goes with a --delivery that rests on hardware")
     check_sum_flags(options, spec)
-    check_engine_flags(options)
+    check_engine_flags(options, spec.engine)
 
 
 @contextmanager

@@ -12,22 +12,14 @@ import click
 from keyhole.cli.options import PLACE, SYNTHETIC, in_group
 
 if TYPE_CHECKING:
-    from keyhole.experiments.experiment import Hold
+    from keyhole.experiments.experiment import Experiment, Hold
+    from keyhole.identity import Ref
     from keyhole.rounds.round import Executor
-    from keyhole.rounds.runspec import RunSpec
+    from keyhole.rounds.spec import RunSpec
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _ENGINE_OPTIONS = (
-    in_group(
-        PLACE,
-        "--engine",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        show_default=True,
-        help="Where clients train: in this process, or on Ray. The result is the same, to the "
-        "byte.",
-    ),
     in_group(
         PLACE,
         "--address",
@@ -60,38 +52,45 @@ def engine_options(command: _Command) -> _Command:
     return command
 
 
-def check_engine_flags(options: Mapping[str, Any]) -> None:
+def check_engine_flags(options: Mapping[str, Any], engine: Ref) -> None:
     """Refuses flags that contradict each other or would do nothing."""
-    if options["devices"] and (options["engine"] != "local" or options["workers"]):
+    if options["devices"] and (engine != "local" or options["workers"]):
         raise click.UsageError("--engine and --workers: the devices of a service train themselves")
+    if options["workers"] and engine.is_own:
+        raise click.UsageError("--workers goes with --engine local or ray")
     for name in ("address", "shards"):
-        if options[name] and options["engine"] != "ray":
+        if options[name] and engine != "ray":
             raise click.UsageError(f"--{name} goes with --engine ray")
 
 
 @contextmanager
 def opened_engine(
-    options: Mapping[str, Any], spec: RunSpec, sizes: Mapping[str, int]
+    options: Mapping[str, Any], experiment: Experiment, sizes: Mapping[str, int]
 ) -> Iterator[tuple[Executor, Hold]]:
     """What trains clients and what holds the server's state, for as long as the context lasts.
 
     Args:
         options: of the command.
-        spec: of the run.
+        experiment: that is run.
         sizes: of synthetic data.
     """
     from keyhole.experiments.experiment import hold_here
     from keyhole.rounds.cores import Cores
     from keyhole.rounds.threads import count_cores
 
-    if options["engine"] == "local":
+    spec, own = experiment.spec, experiment.engine
+    if own is not None:
+        yield own, hold_here
+        return
+    if spec.engine == "local":
         yield Cores(options["workers"] or count_cores()), hold_here
         return
     from keyhole.cli.screen import import_shown
     from keyhole.engines.ray.engine import Population, RayEngine
     from keyhole.engines.ray.shards import Shards
 
-    directory = None if spec.data == SYNTHETIC else import_shown(spec.data)
+    is_file = spec.data != SYNTHETIC and not spec.data.is_own
+    directory = import_shown(spec.data.name) if is_file else None
     population = Population(spec, directory, sizes)
     with RayEngine(population, options["workers"], address=options["address"]) as engine:
         if options["shards"] is None:
@@ -106,7 +105,7 @@ def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     from keyhole.aggregation import aggregation_names
     from keyhole.aggregation.plain import PLAIN
 
-    name = spec.aggregation.name or PLAIN.about.name
+    name = PLAIN.about.name if spec.aggregation.name is None else spec.aggregation.name.name
     secure = aggregation_names(lambda about: about.ring is not None)
     signed = aggregation_names(lambda about: about.can_sign)
     for option in ("value_clip", "ring_bits"):

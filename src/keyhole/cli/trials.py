@@ -14,8 +14,8 @@ from rich.table import Table
 
 from keyhole.cli.screen import progress_bars
 from keyhole.delivery import all_deliveries
-from keyhole.experiments.experiment import Experiment, Hold, Result, hold_here
-from keyhole.experiments.named import task_named
+from keyhole.experiments.experiment import Experiment, Hold, hold_here
+from keyhole.experiments.trial import Result
 from keyhole.rounds.cores import Cores
 from keyhole.rounds.loop import Rounds, stop_on_signals
 from keyhole.rounds.record import RoundRecord, read_records
@@ -48,7 +48,7 @@ def run_trials(
         whole = bars.add_task("trials", total=total, note="")
         for description, experiment, trial, directory in work:
             spec = experiment.spec
-            metric = task_named(spec.task).metric
+            metric = experiment.kind.metric
             bar = bars.add_task(description, total=spec.rounds, note="")
 
             def show(record: RoundRecord, bar: TaskID = bar, metric: str = metric) -> None:
@@ -60,7 +60,7 @@ def run_trials(
             result = experiment.run(
                 trial,
                 directory,
-                execute=execute or Cores(count_cores()),
+                execute=execute or experiment.engine or Cores(count_cores()),
                 stop=stop,
                 on_round=show,
                 keep_state=keep_state,

@@ -7,9 +7,9 @@ them when it is asked: a device that fetches in the clear loads none of the priv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from keyhole.errors import InputError
+from keyhole.identity import pick
 
 if TYPE_CHECKING:
     from keyhole.delivery.base import Delivery, DeliveryAbout
@@ -48,13 +48,4 @@ def delivery_named(name: str) -> Delivery:
     Raises:
         InputError: there is no such delivery.
     """
-    if ":" in name:
-        from keyhole.identity import resolve
-
-        return cast("Delivery", resolve(name))
-    found = {each.about.name: each for each in all_deliveries()}
-    if name not in found:
-        raise InputError(
-            "no such delivery", got=name, allowed=", ".join(found), fix="choose one of them"
-        )
-    return found[name]
+    return pick("delivery", name, {each.about.name: each for each in all_deliveries()})

@@ -31,7 +31,7 @@ from keyhole.errors import (
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.clients import Clients, Job, check_keys_per_client, choose_keys
-from keyhole.rounds.runspec import DeviceSpec
+from keyhole.rounds.spec import DeviceSpec
 from keyhole.wire.assignment import Wait
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]

@@ -9,11 +9,10 @@ import numpy as np
 
 from keyhole.errors import InputError
 from keyhole.experiments.task import Task
-from keyhole.identity import resolve
 from keyhole.keys.choice import Choice
 from keyhole.keys.structured import always, choice_named, sampled_correction, with_negatives
 from keyhole.primitives.layout import KeysBySpace
-from keyhole.rounds.runspec import RunSpec
+from keyhole.rounds.spec import RunSpec
 
 STRUCTURED = ("top", "random", "random-top")  # as many of a client's own keys as it may hold
 
@@ -59,15 +58,9 @@ def localize_of(spec: RunSpec, task: Task) -> Callable[[Any, KeysBySpace], Any]:
     return localize
 
 
-def choice_called(name: str) -> Choice:
-    """Returns the choice of that name, or the one that "module:NAME" names."""
-    found: Choice = resolve(name) if ":" in name else choice_named(name)
-    return found
-
-
 def _choice(spec: RunSpec, task: Task, space: str, own: Choice | None) -> Choice:
-    name = spec.keys[space].choice
-    choice, is_all = own or choice_called(name), name == "all"
+    name = spec.keys[space].choice.name
+    choice, is_all = own or choice_named(name), name == "all"
     if space in task.always and not is_all:
         choice = always(task.always[space].tolist(), choice)
     if spec.client.negatives and space == task.outputs and not is_all:
@@ -80,17 +73,14 @@ def _check_negatives(spec: RunSpec, task: Task) -> None:
         return
     if task.outputs is None:
         raise InputError(
-            f"task {spec.task} has no softmax that is cut",
-            got=f"negatives {spec.client.negatives}",
-            allowed="0",
-            fix="leave negatives out; so_word has them",
+            f"task {spec.task} has no softmax that is cut: got negatives {spec.client.negatives}; "
+            "expected 0; leave negatives out; so_word has them"
         )
-    if spec.keys[task.outputs].choice not in STRUCTURED:
+    if spec.keys[task.outputs].choice.name not in STRUCTURED:
         raise InputError(
-            f"negatives need own keys of {task.outputs!r} to tell them from",
-            got=spec.keys[task.outputs].choice,
-            allowed=", ".join(STRUCTURED),
-            fix="choose one of them, or leave negatives out",
+            f"negatives need own keys of {task.outputs!r} to tell them from: got "
+            f"{spec.keys[task.outputs].choice}; expected {', '.join(STRUCTURED)}; choose one of "
+            "them, or leave negatives out"
         )
 
 
@@ -99,8 +89,6 @@ def _check_always(spec: RunSpec, task: Task) -> None:
         m = spec.keys[space].count
         if m is not None and m < len(first):
             raise InputError(
-                f"a client cannot hold the keys of {space!r} that everybody has",
-                got=f"{m} keys",
-                allowed=f"{len(first)} or more",
-                fix="raise --m",
+                f"a client cannot hold the keys of {space!r} that everybody has: got {m} keys; "
+                f"expected {len(first)} or more; raise --m"
             )

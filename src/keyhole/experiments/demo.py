@@ -5,7 +5,7 @@ from __future__ import annotations
 from keyhole.data.federated import Dataset
 from keyhole.data.open import make_synthetic
 from keyhole.experiments.specs import spec_of
-from keyhole.rounds.runspec import RunSpec
+from keyhole.rounds.spec import RunSpec
 
 WORDS, TAGS, USERS, TOPICS = 4000, 100, 600, 20
 COHORT = 30

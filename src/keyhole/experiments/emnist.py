@@ -46,7 +46,7 @@ def writers_task(dataset: Dataset, model: Model, is_tuning: bool, ink: int = 0) 
         InputError: ink is neither.
     """
     if ink not in (0, 1):
-        raise InputError("no such ink", got=ink, allowed="0 or 1", fix="choose one")
+        raise InputError(f"no such ink: got {ink}; expected 0 or 1; choose one")
     train, spaces = dataset.splits["train"], model.layout.spaces
     splits = {"test": dataset.splits["test"]}
     if is_tuning:

@@ -1,23 +1,17 @@
-"""Runs a `RunSpec` on a dataset, trial by trial, each in a directory that explains itself.
-
-`run.json` says what was asked, with versions and seeds; `plan.json`, `records.jsonl` and `state/`
-are the training loop's; `result.json` says what was reached. Nothing that was reached is ever
-removed: a directory that holds another run is refused.
-"""
+"""Runs a `RunSpec` on a dataset, trial by trial, each in a directory that explains itself."""
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -30,154 +24,40 @@ from keyhole.delivery import delivery_named
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import Broadcast, OnDemand
 from keyhole.errors import InputError
-from keyhole.experiments.client_keys import choice_called, choices_of, localize_of
+from keyhole.experiments.client_keys import choices_of, localize_of
 from keyhole.experiments.named import task_named
-from keyhole.experiments.specs import name_of
-from keyhole.experiments.task import Task
-from keyhole.files import make_directory, replacing, write_all
-from keyhole.identity import identity_of, resolve
-from keyhole.keys.choice import Choice, choose_with
+from keyhole.experiments.specs import identified, name_of
+from keyhole.experiments.task import Metrics, Task, TaskKind
+from keyhole.experiments.trial import Result, add_seconds, begin_trial, read_result, write_result
+from keyhole.identity import Ref, resolve
+from keyhole.keys.choice import choose_with
 from keyhole.planner.prices import check_model_worth
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run
-from keyhole.rounds.machine import Buffering
+from keyhole.rounds.machine import Buffering, exponential
 from keyhole.rounds.named import Algorithm, algorithm_named
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
-from keyhole.rounds.runspec import RunSpec, flatten
-from keyhole.rounds.spec import Plan, exponential
+from keyhole.rounds.spec import RunParts, RunSpec
 from keyhole.sampling import Cohorts, Stream, generator
 from keyhole.server.state import ServerState
-from keyhole.server.store import holds_store
-
-_RUN, _RESULT, _CLOCK = "run.json", "result.json", "clock.json"
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a trial reached and what it cost.
-
-    Args:
-        rounds: T.
-        seconds: wall time of training and evaluation, where no process was killed.
-        metrics: on the test split, in the end.
-        client_size: numbers in a client's sub-model, on average.
-        bytes_down: what a client received in a round, on average.
-        bytes_up: what it sent.
-    """
-
-    rounds: int
-    seconds: float
-    metrics: Mapping[str, float]
-    client_size: float
-    bytes_down: float
-    bytes_up: float
-
-
-def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
-    """Returns the result of a finished trial, None where there is work to do.
-
-    Args:
-        directory: of the trial.
-        asked: what `run.json` is to say.
+def own_dataset(name: str, seed: int) -> Dataset:
+    """Returns the data set that "module:NAME" makes for a seed.
 
     Raises:
-        InputError: the directory holds another run, more rounds, or fewer without their state.
+        InputError: it is no function, or returns something else.
     """
-    _check_same(directory, asked)
-    path, rounds = directory / _RESULT, asked["spec"]["rounds"]
-    if not path.exists():
-        return None
-    try:
-        result = Result(**_read(path))
-    except TypeError as error:
-        raise _foreign(path, str(error)) from error
-    if result.rounds == rounds:
-        return result
-    if result.rounds > rounds or not holds_store(directory / "state"):
+    make = resolve(name)
+    made = make(seed) if callable(make) else make
+    if not isinstance(made, Dataset):
         raise InputError(
-            f"{directory} holds a finished run of another length",
-            got=f"{rounds} rounds",
-            allowed=f"{result.rounds}, or more where the run was kept with its state",
-            fix="choose another --out",
+            f"{name} has made no data set: got a {type(made).__name__}; expected a function that "
+            "returns a Dataset for a seed; see docs/own-data.md"
         )
-    return None
-
-
-def begin_trial(directory: Path, asked: Mapping[str, Any]) -> bool:
-    """Writes down what is asked; returns whether there is a state to go on from.
-
-    Raises:
-        StorageError: the directory cannot be written.
-    """
-    make_directory(directory)
-    (directory / _RESULT).unlink(missing_ok=True)  # of fewer rounds, which go on now
-    _write(directory / _RUN, asked)
-    return holds_store(directory / "state")
-
-
-def write_result(directory: Path, result: Result) -> None:
-    """Says that a trial is finished."""
-    _write(directory / _RESULT, asdict(result))
-
-
-def add_seconds(directory: Path, seconds: float) -> float:
-    """Adds to the time that a trial has taken so far, over all its processes; returns the sum."""
-    path = directory / _CLOCK
-    before = float(_read(path).get("seconds", 0.0)) if path.exists() else 0.0
-    _write(path, {"seconds": before + seconds})
-    return before + seconds
-
-
-def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
-    """A directory goes on with the run it began with; more rounds and other versions are fine."""
-    path = directory / _RUN
-    if not path.exists():
-        return
-    found = _read(path)
-    RunSpec.read(found.get("spec", {}))
-    known, given = _compared(found), _compared(json.loads(json.dumps(asked)))
-    for name in sorted(known.keys() | given, key=lambda name: ("." in name, name)):
-        if known.get(name) != given.get(name):
-            raise InputError(
-                f"{directory} holds a run with another {name}",
-                got=given.get(name),
-                allowed=known.get(name),
-                fix="choose another --out, or ask for the same",
-            )
-
-
-def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs must share, by name: fields of the record as they are called, others as
-    `dataset.kind`. The same data may lie elsewhere: its facts are compared."""
-    spec = {k: v for k, v in run["spec"].items() if k not in ("rounds", "data")}
-    facts = {k: v for k, v in run.items() if k not in ("versions", "titles", "spec")}
-    return flatten(facts) | flatten(spec)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _foreign(path, str(error)) from error
-    if not isinstance(value, dict):
-        raise _foreign(path, type(value).__name__)
-    return value
-
-
-def _foreign(path: Path, got: str) -> InputError:
-    return InputError(
-        f"{path} is not as training writes it",
-        got=got,
-        allowed="the JSON of a run",
-        fix="choose another --out, or move the file away",
-    )
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    with replacing(path) as descriptor:
-        write_all(descriptor, [(json.dumps(value, indent=1) + "\n").encode()])
+    return made
 
 
 Hold: TypeAlias = Callable[[ServerState], ServerState]
@@ -199,8 +79,8 @@ class Experiment:
     Args:
         spec: how to train.
         dataset: on what.
-        choices: key space -> a way to choose keys of your own, in place of the one that the
-            record names.
+        parts: dotted path of a field of the record -> a part of your own, in place of what the
+            record names there, such as {"keys.word.choice": rare_words}.
         allow_simulation: lets the delivery `enclave` run without hardware that protects it.
 
     Raises:
@@ -209,8 +89,17 @@ class Experiment:
 
     spec: RunSpec
     dataset: Dataset
-    choices: Mapping[str, Choice] = field(default_factory=dict)
+    parts: Mapping[str, Any] = field(default_factory=dict)
     allow_simulation: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spec", identified(self.spec, self.parts))
+
+    @cached_property
+    def kind(self) -> TaskKind:
+        """The task before it has data."""
+        found: TaskKind = self.parts.get("task") or task_named(self.spec.task.name)
+        return found
 
     @cached_property
     def task(self) -> Task:
@@ -219,20 +108,18 @@ class Experiment:
         train = splits["train"].with_at_least(minimum)
         if not len(train):
             raise InputError(
-                "no client has this many examples",
-                got=f"min_examples {minimum}",
-                allowed=f"1..{splits['train'].counts.max(initial=1)}",
-                fix="ask for fewer, or bring more data",
+                f"no client has this many examples: got min_examples {minimum}; expected "
+                f"1..{splits['train'].counts.max(initial=1)}; ask for fewer, or bring more data"
             )
         dataset = replace(self.dataset, splits={**splits, "train": train})
-        return task_named(self.spec.task).on(dataset, self.spec.sizes, self.spec.tuning)
+        return self.kind.on(dataset, self.spec.sizes, self.spec.tuning)
 
     @cached_property
     def algorithm(self) -> Algorithm:
         """How clients train and how the server steps."""
         client, server = self.spec.client, self.spec.server
         further = {"fedavg": {}, "fedprox": {"proximal": client.proximal}}
-        return algorithm_named(
+        named = algorithm_named(
             client.algorithm,
             client_lr=client.lr,
             server_lr=server.lr,
@@ -240,6 +127,27 @@ class Experiment:
             max_examples=client.max_examples,
             **further.get(client.algorithm.lower(), {"eps": server.eps}),
         )
+        if server.optimizer is None:
+            return named
+        own = self._own("server.optimizer", server.optimizer)(server.lr)
+        if not callable(getattr(own, "step", None)):
+            raise InputError(
+                f"{server.optimizer} has made no optimizer: got a {type(own).__name__}; expected "
+                "an object with step and read; see docs/own-optimizer.md"
+            )
+        return replace(named, server=own)
+
+    def _own(self, path: str, ref: Ref) -> Any:
+        """The part of one's own that a field names."""
+        return self.parts[path] if path in self.parts else resolve(ref.name)
+
+    @property
+    def engine(self) -> Executor | None:
+        """Where clients train, if that is an engine of your own."""
+        if not self.spec.engine.is_own:
+            return None
+        found = self._own("engine", self.spec.engine)
+        return cast("Executor", found() if isinstance(found, type) else found)
 
     @cached_property
     def keys_per_client(self) -> dict[str, int]:
@@ -251,19 +159,18 @@ class Experiment:
     def clients(self) -> Clients:
         """The population; trials share what it has compiled."""
         slots = {name: [m] for name, m in self.keys_per_client.items()}
+        own = {s: self.parts[p] for s in slots if (p := f"keys.{s}.choice") in self.parts}
         return Clients(
             count=self.task.clients,
             data=self.task.data,
-            choose=choose_with(
-                choices_of(self.spec, self.task, self.choices), self.task.count_keys
-            ),
+            choose=choose_with(choices_of(self.spec, self.task, own), self.task.count_keys),
             train=LocalSgd(self.task.model, self.algorithm.client, slots),
             localize=localize_of(self.spec, self.task),
         )
 
-    def plan(self, trial: int) -> Plan:
+    def plan(self, trial: int) -> RunParts:
         """The plan of one trial."""
-        return Plan(
+        return RunParts(
             cohorts=self._cohorts,
             keys_per_client=self.keys_per_client,
             seed=self.spec.seed,
@@ -292,8 +199,11 @@ class Experiment:
     @property
     def _aggregate(self) -> Aggregation:
         sums = self.spec.aggregation
+        if "aggregation.name" in self.parts:
+            return cast("Aggregation", self.parts["aggregation.name"])
         rounding = Rounding(sums.value_clip, sums.ring_bits)
-        return aggregation_named(sums.name or PLAIN.about.name, rounding, signed=sums.signed)
+        name = PLAIN.about.name if sums.name is None else sums.name.name
+        return aggregation_named(name, rounding, signed=sums.signed)
 
     @property
     def _cohorts(self) -> Cohorts:
@@ -306,21 +216,17 @@ class Experiment:
     @cached_property
     def _delivery(self) -> Delivery:
         """How slices travel; trials share what it keeps."""
-        is_select = any(keys.choice != "all" for keys in self.spec.keys.values())
-        usual = OnDemand() if is_select else Broadcast()
-        return self._named(usual).for_run(
-            self.keys_per_client, allow_simulation=self.allow_simulation
-        )
+        is_select = any(keys.choice.name != "all" for keys in self.spec.keys.values())
+        found: Delivery = OnDemand() if is_select else Broadcast()
+        ref = self.spec.delivery
+        if ref is not None:
+            found = self._own("delivery", ref) if ref.is_own else delivery_named(ref.name)
+        return found.for_run(self.keys_per_client, allow_simulation=self.allow_simulation)
 
     def check(self) -> None:
         """Raises InputError where the record does not fit the dataset, before any work is done."""
         self.plan(0).check(self.task.model.layout)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
-
-    def _named(self, usual: Delivery) -> Delivery:
-        """The delivery that the spec names, or else the usual one."""
-        name = self.spec.delivery
-        return usual if name is None else delivery_named(name)
 
     def check_worth(self) -> None:
         """Raises CostlyError where the run's delivery is private and dearer than broadcast."""
@@ -360,7 +266,7 @@ class Experiment:
         trial: int,
         directory: Path | None = None,
         *,
-        execute: Executor = in_process,
+        execute: Executor | None = None,
         stop: threading.Event | None = None,
         on_round: Callable[[RoundRecord], None] = lambda _: None,
         keep_state: bool = True,
@@ -372,7 +278,8 @@ class Experiment:
         Args:
             trial: which.
             directory: where to keep it; None keeps it in memory only.
-            execute: where clients train.
+            execute: where clients train; None for the engine of your own that the record names,
+                or else this process.
             stop: once set, the round under way is the last for now.
             on_round: called after each round that is made, and for those made before.
             keep_state: whether the server's state stays on disk after the last round.
@@ -389,10 +296,10 @@ class Experiment:
         for record in run.records:
             on_round(record)
         try:
-            metrics = self.task.metrics[self._curve_split]
-            evaluation = Evaluation(metrics, self.spec.evaluate_every)
+            evaluation = Evaluation(self._metrics(self._curve_split), self.spec.evaluate_every)
+            where = execute or self.engine or in_process
             for record in run.rounds(
-                self.spec.rounds, execute=execute, evaluation=evaluation, stop=stop
+                self.spec.rounds, execute=where, evaluation=evaluation, stop=stop
             ):
                 on_round(record)
         finally:
@@ -412,21 +319,14 @@ class Experiment:
     def describe(self, trial: int) -> dict[str, Any]:
         """What is asked of a trial: `run.json`."""
         layout = self.task.model.layout
-        kind = task_named(self.spec.task)
         return {
             "spec": self.spec.with_trial(trial).describe(),
             "arm": name_of(self.spec),
-            "choices": {space: identity_of(choice) for space, choice in self._own.items()},
-            "identity": {
-                "client": identity_of(self.algorithm.client),
-                "server": identity_of(self.algorithm.server),
-                **self._own_parts,
-            },
             "titles": {
                 "delivery": self._delivery.about.title,
                 "aggregation": about_of(self._aggregate).title,
             },
-            "metric": kind.metric,
+            "metric": self.kind.metric,
             "curve": self._curve_split,
             "dataset": {
                 "name": self.dataset.name,
@@ -442,22 +342,23 @@ class Experiment:
             | {name: version(name) for name in LIBRARIES},
         }
 
-    @property
-    def _own(self) -> dict[str, Choice]:
-        """Choices that the library does not know by name: which they are is recorded."""
-        named = {space: keys.choice for space, keys in self.spec.keys.items()}
-        found = {space: choice_called(name) for space, name in named.items() if ":" in name}
-        return found | dict(self.choices)
+    def _metrics(self, split: str) -> Metrics:
+        """The task's metrics on a split, and those of one's own."""
+        usual, ref = self.task.metrics[split], self.spec.metrics
+        if ref is None:
+            return usual
+        own = Evaluation(self._own("metrics", ref))
 
-    @property
-    def _own_parts(self) -> dict[str, str]:
-        """Which delivery and aggregation "module:NAME" stands for."""
-        parts = {"delivery": self.spec.delivery, "aggregation": self.spec.aggregation.name}
-        return {
-            part: identity_of(resolve(name))
-            for part, name in parts.items()
-            if name is not None and ":" in name
-        }
+        def both(state: ServerState) -> dict[str, float]:
+            known, more = dict(usual(state)), own.of(state)
+            if twice := known.keys() & more:
+                raise InputError(
+                    f"{ref} names a metric as the task does: got {', '.join(sorted(twice))}; "
+                    "expected other names; rename it"
+                )
+            return known | more
+
+        return both
 
     @property
     def _curve_split(self) -> str:
@@ -471,7 +372,7 @@ class Experiment:
         return Result(
             rounds=run.next_round,
             seconds=seconds,
-            metrics=Evaluation(self.task.metrics["test"]).of(run.state),
+            metrics=Evaluation(self._metrics("test")).of(run.state),
             client_size=float(np.mean(sizes)) if sizes else 0.0,  # private fetches tell none
             bytes_down=float(np.mean(down)),
             bytes_up=float(np.mean(up)),

@@ -56,10 +56,8 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
 def _check_experts(experts: int) -> None:
     if experts > CLASSES:
         raise InputError(
-            "an expert would have no character",
-            got=f"{experts} experts",
-            allowed=f"1..{CLASSES}",
-            fix="ask for fewer experts",
+            f"an expert would have no character: got {experts} experts; expected 1..{CLASSES}; ask "
+            "for fewer experts"
         )
 
 

@@ -5,11 +5,13 @@ Imports neither JAX nor Numba: the command line checks what it was given before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from keyhole.errors import InputError
-from keyhole.rounds.runspec import (
+from keyhole.identity import Ref, identity_of, pick, resolve
+from keyhole.rounds.fields import nest
+from keyhole.rounds.spec import (
     AsyncSpec,
     ClientSpec,
     CohortSpec,
@@ -17,7 +19,6 @@ from keyhole.rounds.runspec import (
     KeySpec,
     RunSpec,
     ServerSpec,
-    nest,
 )
 
 _COHORT = CohortSpec(size=50)
@@ -29,64 +30,64 @@ def _fed_avg(lr: float) -> ClientSpec:
 
 
 DEFAULTS: dict[str, RunSpec] = {
-    spec.task: spec
+    spec.task.name: spec
     for spec in (
         RunSpec(
-            task="so_tag",
+            task=Ref("so_tag"),
             sizes={"words": 10_000, "tags": 500},
             rounds=_ROUNDS,
             cohort=_COHORT,
             client=ClientSpec(algorithm="FedAdagrad", lr=10.0, batch_size=100, max_examples=1000),
-            keys={"word": KeySpec(choice="top", count=1000)},
+            keys={"word": KeySpec(choice=Ref("top"), count=1000)},
             server=ServerSpec(lr=1.0),
         ),
         RunSpec(
-            task="emnist_cnn",
+            task=Ref("emnist_cnn"),
             sizes={"filters": 64, "hidden": 512, "ink": 0},
             rounds=_ROUNDS,
             cohort=_COHORT,
             client=_fed_avg(0.1),
-            keys={"filter": KeySpec(choice="independent", count=16)},
+            keys={"filter": KeySpec(choice=Ref("independent"), count=16)},
             server=ServerSpec(lr=1.0),
         ),
         RunSpec(
-            task="emnist_2nn",
+            task=Ref("emnist_2nn"),
             sizes={"neurons": 200, "hidden": 200, "ink": 0},
             rounds=_ROUNDS,
             cohort=_COHORT,
             client=_fed_avg(0.1),
-            keys={"neuron": KeySpec(choice="independent", count=100)},
+            keys={"neuron": KeySpec(choice=Ref("independent"), count=100)},
             server=ServerSpec(lr=1.0),
         ),
         RunSpec(
-            task="so_word",
+            task=Ref("so_word"),
             sizes={"words": 10_000, "embedding": 96, "width": 512, "heads": 8, "neurons": 2048},
             rounds=3000,
             cohort=_COHORT,
             client=ClientSpec(algorithm="FedAdam", lr=0.1, batch_size=16, max_examples=64),
             keys={
-                "word": KeySpec(choice="top", count=1004),
-                "neuron": KeySpec(choice="independent", count=None),
+                "word": KeySpec(choice=Ref("top"), count=1004),
+                "neuron": KeySpec(choice=Ref("independent"), count=None),
             },
             server=ServerSpec(lr=0.03),
         ),
         RunSpec(
-            task="experts",
+            task=Ref("experts"),
             sizes={"experts": 8, "features": 32, "hidden": 128, "ink": 1},
             rounds=_ROUNDS,
             cohort=_COHORT,
             client=_fed_avg(0.3),
-            keys={"expert": KeySpec(choice="top", count=2)},
+            keys={"expert": KeySpec(choice=Ref("top"), count=2)},
             server=ServerSpec(lr=1.0),
         ),
         RunSpec(
-            task="movies",
+            task=Ref("movies"),
             sizes={"factors": 8},
             rounds=300,
             cohort=_COHORT,
             # All of a client's ratings in one step: m or more.
             client=ClientSpec(algorithm="FedAvg", lr=0.3, batch_size=1024, max_examples=1024),
-            keys={"movie": KeySpec(choice="random", count=500)},
+            keys={"movie": KeySpec(choice=Ref("random"), count=500)},
             server=ServerSpec(lr=1.0),
         ),
     )
@@ -96,21 +97,29 @@ for the counts that a caller gives; a count of None takes every key."""
 
 
 def defaults_of(task: str) -> RunSpec:
-    """Returns the defaults of a task.
+    """Returns the defaults of a task, by its name or by "module:NAME".
 
     Raises:
         InputError: there is no such task.
     """
-    if task not in DEFAULTS:
-        raise InputError("no such task", got=task, allowed=", ".join(DEFAULTS), fix="choose one")
-    return DEFAULTS[task]
+    found: Any = pick("task", task, DEFAULTS)
+    if not Ref(task).is_own:
+        usual: RunSpec = found
+        return usual
+    if not isinstance(getattr(found, "defaults", None), RunSpec):
+        raise InputError(
+            f"{task} is no task: got a {type(found).__name__}; expected a TaskKind, whose defaults "
+            "are a RunSpec; see docs/own-model.md"
+        )
+    own: RunSpec = found.defaults.changed({"task": task})
+    return own
 
 
 def spec_of(task: str, changes: Mapping[str, Any] | None = None, **more: Any) -> RunSpec:
     """Returns the record of a run: the task's defaults, but for what is given.
 
     Args:
-        task: its name.
+        task: its name, or "module:NAME" of your own.
         changes: fields that differ, nested or with dotted names.
         more: the same, as keywords.
 
@@ -130,16 +139,60 @@ def spec_of(task: str, changes: Mapping[str, Any] | None = None, **more: Any) ->
     return made.changed({"keys": {space: _normal(each) for space, each in made.keys.items()}})
 
 
-def spec_for_device(told: DeviceSpec) -> RunSpec:
+def identified(spec: RunSpec, parts: Mapping[str, Any]) -> RunSpec:
+    """Returns the record with the identity of each part that is not the library's.
+
+    Args:
+        spec: names parts.
+        parts: dotted path of a field -> an object in place of what the field names.
+
+    Raises:
+        InputError: a part has no identity, or another one than the record says.
+    """
+    found = {path: Ref(_label(part), identity_of(part)) for path, part in parts.items()}
+    for path, ref in spec.parts():
+        if ref.is_own and path not in found:
+            found[path] = Ref(ref.name, identity_of(resolve(ref.name)))
+        if path in found and ref.identity not in ("", found[path].identity):
+            raise InputError(
+                f"{ref.name} is not what the run was started with as {path}: got "
+                f"{found[path].identity}; expected {ref.identity}; use the same code, or start a "
+                "new run"
+            )
+    return spec.changed(found) if found else spec
+
+
+def _label(part: Any) -> str:
+    named = part if hasattr(part, "__qualname__") else type(part)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def spec_for_device(told: DeviceSpec, trusted: Collection[str] = ()) -> RunSpec:
     """Returns the record with which a device trains: what its round tells it, and nothing else that
-    would matter to a client."""
+    would matter to a client.
+
+    Args:
+        told: by the round.
+        trusted: modules that the round may name parts of. What a round names would be imported, so
+            the device's operator says which.
+
+    Raises:
+        InputError: the round names a part of another module.
+    """
+    for path, ref in told.parts():
+        if ref.is_own and ref.name.partition(":")[0] not in trusted:
+            raise InputError(
+                f"the round names code that this device was not told to trust, as {path}: got "
+                f"{ref.name}; expected a part of {', '.join(trusted) or 'the library'}; pass "
+                "--trust with the module if you know it"
+            )
     given = told.describe()
-    return spec_of(given.pop("task"), given)
+    return spec_of(told.task.name, {**given, "task": given["task"]})
 
 
 def _normal(keys: KeySpec) -> dict[str, Any]:
     """Anyone who takes every key chooses none."""
-    is_all = keys.count is None or keys.choice == "all"
+    is_all = keys.count is None or keys.choice.name == "all"
     return {"choice": "all", "count": None} if is_all else {}
 
 
@@ -148,15 +201,13 @@ def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:
     for name, value in given.items():
         if name not in known:
             raise InputError(
-                "no such size",
-                got=name,
-                allowed=", ".join(sorted(known)) or "none",
-                fix="choose one of them",
+                f"no such size: got {name}; expected {', '.join(sorted(known)) or 'none'}; choose "
+                "one of them"
             )
         minimum = min(known[name], 1)
         if value < minimum:
             raise InputError(
-                f"{name} is out of range", got=value, allowed=f"{minimum} or more", fix="raise it"
+                f"{name} is out of range: got {value}; expected {minimum} or more; raise it"
             )
 
 
@@ -164,25 +215,22 @@ def _check_spaces(defaults: RunSpec, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in defaults.keys:
             raise InputError(
-                f"task {defaults.task} has no such key space",
-                got=name,
-                allowed=", ".join(defaults.keys),
-                fix="name one of them",
+                f"task {defaults.task} has no such key space: got {name}; expected "
+                f"{', '.join(defaults.keys)}; name one of them"
             )
 
 
 def name_of(spec: RunSpec) -> str:
     """Returns what tells a run from others of its task, as the name of a directory."""
-    usual = defaults_of(spec.task).sizes
-    words = [spec.task]
+    usual = defaults_of(spec.task.name).sizes
+    words = [spec.task.name]
     words += [f"{size}{n}" for size, n in spec.sizes.items() if n != usual[size]]
     words += [_keys_word(space, each) for space, each in spec.keys.items()]
     words += ["fixed"] * spec.shared_keys + ["per-key"] * (spec.mean_over == "choosers")
     if spec.client.negatives:
         words.append(f"negatives{spec.client.negatives:g}")
-    words += [spec.delivery] if spec.delivery else []
     sums = spec.aggregation
-    words += [sums.name] if sums.name else []
+    words += [part.name for part in (spec.server.optimizer, spec.delivery, sums.name) if part]
     words += ["ring16"] * (sums.ring_bits == 16) + ["signed"] * sums.signed
     words += [spec.cohort.sampling] if spec.cohort.sampling != "fixed" else []
     words += [*_privacy_words(spec), *_async_words(spec)]
@@ -192,7 +240,7 @@ def name_of(spec: RunSpec) -> str:
 
 
 def _keys_word(space: str, keys: KeySpec) -> str:
-    return f"all-{space}s" if keys.count is None else f"{keys.choice}{keys.count}-{space}s"
+    return f"all-{space}s" if keys.count is None else f"{keys.choice.name}{keys.count}-{space}s"
 
 
 def _privacy_words(spec: RunSpec) -> list[str]:

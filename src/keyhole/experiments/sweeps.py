@@ -16,7 +16,7 @@ from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import defaults_of, name_of, spec_of
 from keyhole.keys.budget import share_of_keys
 from keyhole.primitives.keyspace import KeySpace
-from keyhole.rounds.runspec import RunSpec
+from keyhole.rounds.spec import RunSpec
 
 Scale: TypeAlias = Literal["small", "paper"]
 
@@ -336,5 +336,5 @@ def sweep_named(name: str, scale: Scale) -> Sweep:
     5
     """
     if name not in SWEEPS:
-        raise InputError("no such sweep", got=name, allowed=", ".join(SWEEPS), fix="choose one")
+        raise InputError(f"no such sweep: got {name}; expected {', '.join(SWEEPS)}; choose one")
     return SWEEPS[name](scale)

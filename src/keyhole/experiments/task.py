@@ -20,7 +20,7 @@ from keyhole.experiments.specs import check_sizes
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.model import Model
 from keyhole.primitives.layout import KeysBySpace
-from keyhole.rounds.runspec import RunSpec
+from keyhole.rounds.spec import RunSpec
 from keyhole.server.state import ServerState
 
 Metrics = Callable[[ServerState], Mapping[str, float]]
@@ -85,10 +85,9 @@ class TaskKind:
         """
         if dataset.kind != self.kind:
             raise InputError(
-                f"task {self.name} cannot use dataset {dataset.name}",
-                got=f"a dataset of {dataset.kind}",
-                allowed=f"a dataset of {self.kind}",
-                fix="keyhole data list shows what there is",
+                f"task {self.name} cannot use dataset {dataset.name}: got a dataset of "
+                f"{dataset.kind}; expected a dataset of {self.kind}; keyhole data list shows what "
+                "there is"
             )
         for split in ("train", *self.splits):
             _check_split(dataset, split)
@@ -99,10 +98,8 @@ class TaskKind:
 def _check_split(dataset: Dataset, split: str) -> None:
     if split not in dataset.splits:
         raise InputError(
-            f"dataset {dataset.name} has no {split} split",
-            got=", ".join(dataset.splits),
-            allowed="train, and those that the task is evaluated on",
-            fix="bring data of more clients",
+            f"dataset {dataset.name} has no {split} split: got {', '.join(dataset.splits)}; "
+            "expected train, and those that the task is evaluated on; bring data of more clients"
         )
 
 
@@ -110,10 +107,9 @@ def check_words(dataset: Dataset, words: int) -> None:
     """Raises InputError where the vocabulary is larger than the dataset's lexicon."""
     if words > len(dataset.names["words"]):
         raise InputError(
-            "the vocabulary is larger than what the data hold",
-            got=words,
-            allowed=f"1..{len(dataset.names['words'])} words in {dataset.name}",
-            fix="ask for fewer words or bring more data",
+            f"the vocabulary is larger than what the data hold: got {words}; expected "
+            f"1..{len(dataset.names['words'])} words in {dataset.name}; ask for fewer words or "
+            "bring more data"
         )
 
 

@@ -124,7 +124,7 @@ def share_of_keys(spaces: Iterable[KeySpace], alpha: float) -> dict[str, int]:
         alpha: above 0, at most 1.
 
     Returns:
-        Key space -> keys per client, as `Plan` takes it.
+        Key space -> keys per client, as `RunParts` takes it.
 
     Raises:
         InputError: alpha is out of range.

@@ -1,7 +1,7 @@
 """Chooses among all keys, whatever a client's data, or among groups of keys (section 4.1.2).
 
 Nothing in the pixels of an image names a filter. Every client draws keys of its own, or all clients
-of a round draw the same ones ("fixed" in section 5.3): that is `Plan.shared_keys`.
+of a round draw the same ones ("fixed" in section 5.3): that is `RunParts.shared_keys`.
 
 With groups, fewer slices need to be made (section 6). Either the groups are the keys of the model,
 as with `select_buckets`: then a client counts buckets and any choice picks among them. Or the model

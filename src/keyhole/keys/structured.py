@@ -14,6 +14,7 @@ import numpy as np
 
 from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
+from keyhole.identity import pick
 from keyhole.keys.choice import Choice, KeyCounts, draw_distinct
 from keyhole.keys.sampled import every, independent
 from keyhole.primitives.keyspace import Keys
@@ -220,7 +221,7 @@ CHOICES: dict[str, Choice] = {
 
 
 def choice_named(name: str) -> Choice:
-    """Returns the choice of that name.
+    """Returns the choice of that name, or your own that "module:NAME" names.
 
     Args:
         name: a key of `CHOICES`, in any case.
@@ -231,9 +232,4 @@ def choice_named(name: str) -> Choice:
     >>> choice_named("Random-Top").__name__
     'random_top'
     """
-    if name.lower() not in CHOICES:
-        raise InputError(
-            f"no such choice of keys: got {name}; expected {', '.join(CHOICES)}; choose one of "
-            "them, or pass a function: docs/own-keys.md"
-        )
-    return CHOICES[name.lower()]
+    return pick("choice of keys", name, CHOICES)

@@ -46,7 +46,7 @@ from keyhole.rounds.round import (
     refused_whole,
     train,
 )
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream, Stream, generator
 from keyhole.server.row_sums import Over, RowUpdate, sum_updates
 from keyhole.server.state import ServerState
@@ -136,7 +136,7 @@ class Buffered:
     _flights: list[_Flight] = field(default_factory=list, repr=False)
 
     def next(
-        self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
+        self, t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Lets time pass until a step is due; see `run_round` for the arguments."""
         machine = StreamMachine(self.buffering, state.steps, len(self._flights))
@@ -184,10 +184,8 @@ class Buffered:
             return
         if not zipfile.is_zipfile(io.BytesIO(data)):
             raise InputError(
-                "the run has devices at work",
-                got="clients in process",
-                allowed="the devices of the run",
-                fix="go on as it was started",
+                "the run has devices at work: got clients in process; expected the devices of the "
+                "run; go on as it was started"
             )
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = dict(file)
@@ -204,7 +202,7 @@ class Buffered:
         asked: Sequence[int],
         state: ServerState,
         clients: Clients,
-        plan: Plan,
+        plan: RunParts,
         execute: Executor,
         tally: Tally,
     ) -> None:

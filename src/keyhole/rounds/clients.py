@@ -89,9 +89,7 @@ def _is_count(value: object) -> bool:
 
 def _check(name: str, value: object, is_allowed: bool, allowed: str) -> None:
     if not is_allowed:
-        raise InputError(
-            f"{name} is out of range", got=value, allowed=allowed, fix="choose another"
-        )
+        raise InputError(f"{name} is out of range: got {value}; expected {allowed}; choose another")
 
 
 def _as_they_are(data: Any, _: KeysBySpace) -> Any:
@@ -170,10 +168,8 @@ def choose_keys(
     for name, z in keys.items():
         if len(z) > limit[name]:
             raise InputError(
-                f"a client chose more keys of {name!r} than it may hold",
-                got=len(z),
-                allowed=f"{limit[name]} or fewer",
-                fix="let choose return at most the number it is given",
+                f"a client chose more keys of {name!r} than it may hold: got {len(z)}; expected "
+                f"{limit[name]} or fewer; let choose return at most the number it is given"
             )
     return keys
 
@@ -184,10 +180,9 @@ def _check_chosen(keys: object) -> None:
     given = [keys] if isinstance(keys, Keys) else held
     if not isinstance(given, list | tuple) or not all(isinstance(z, Keys) for z in given):
         raise InputError(
-            "choose has returned what are no keys",
-            got=f"a {type(keys).__name__}",
-            allowed="Keys, or a list or dict of them with one for each key space",
-            fix="return space.keys(numbers), with the KeySpace of the model's cut",
+            f"choose has returned what are no keys: got a {type(keys).__name__}; expected Keys, or "
+            "a list or dict of them with one for each key space; return space.keys(numbers), with "
+            "the KeySpace of the model's cut"
         )
 
 
@@ -203,18 +198,15 @@ def check_keys_per_client(layout: Layout, keys_per_client: Mapping[str, int]) ->
     sizes = {space.name: space.num_keys for space in layout.spaces}
     if keys_per_client.keys() != sizes.keys():
         raise InputError(
-            "keys_per_client does not match the cuts",
-            got=", ".join(sorted(keys_per_client)) or "none",
-            allowed=", ".join(sorted(sizes)) or "none",
-            fix="give one number for each key space",
+            "keys_per_client does not match the cuts: got "
+            f"{', '.join(sorted(keys_per_client)) or 'none'}; expected "
+            f"{', '.join(sorted(sizes)) or 'none'}; give one number for each key space"
         )
     for name, m in keys_per_client.items():
         if m > sizes[name]:
             raise InputError(
-                f"keys_per_client of {name!r} is out of range",
-                got=m,
-                allowed=f"0..{sizes[name]}",
-                fix="a client cannot select more keys than there are",
+                f"keys_per_client of {name!r} is out of range: got {m}; expected 0..{sizes[name]}; "
+                "a client cannot select more keys than there are"
             )
 
 

@@ -42,10 +42,9 @@ def use_one_thread() -> None:
     except RuntimeError:  # JAX has started
         if not is_one_thread():
             raise InputError(
-                "too late to let JAX compute with one thread, it has started",
-                got="a JAX that has computed",
-                allowed="one that has not",
-                fix="call use_one_thread first of all, before any JAX array is made",
+                "too late to let JAX compute with one thread, it has started: got a JAX that has "
+                "computed; expected one that has not; call use_one_thread first of all, before any "
+                "JAX array is made"
             ) from None
     else:
         set_one_thread()
@@ -115,7 +114,7 @@ class Cores:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise InputError(
-                "number of cores is out of range", got=self.count, allowed="1 or more", fix="pass 1"
+                f"number of cores is out of range: got {self.count}; expected 1 or more; pass 1"
             )
 
     def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:

@@ -163,10 +163,8 @@ def _count_examples(data: Batch) -> int:
         )
     if counts <= {0}:
         raise NoExamplesError(
-            "a client has no examples",
-            got=0,
-            allowed="1 or more",
-            fix="leave such clients out of the cohort",
+            "a client has no examples: got 0; expected 1 or more; leave such clients out of the "
+            "cohort"
         )
     return counts.pop()
 

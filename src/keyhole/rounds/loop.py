@@ -33,7 +33,7 @@ from keyhole.rounds.record import (
     write_records,
 )
 from keyhole.rounds.round import Executor, Synchronous, in_process
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import check_count
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
@@ -74,10 +74,8 @@ class Evaluation:
         found = self.metrics(state)
         if not isinstance(found, Mapping):
             raise InputError(
-                "metrics has returned no names",
-                got=f"a {type(found).__name__}",
-                allowed="a dict of name and number",
-                fix='return {"accuracy": value}',
+                f"metrics has returned no names: got a {type(found).__name__}; expected a dict of "
+                'name and number; return {"accuracy": value}'
             )
         return {name: float(value) for name, value in found.items()}
 
@@ -86,7 +84,7 @@ class Rounds(Protocol):
     """What makes a run's rounds: `Synchronous`, or `Buffered` for asynchronous ones."""
 
     def next(
-        self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
+        self, t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Returns the update of round t, or None if nobody was left, and its record."""
         ...
@@ -118,7 +116,7 @@ class Run:
 
     state: ServerState
     clients: Clients
-    plan: Plan
+    plan: RunParts
     kind: Rounds = field(default_factory=Synchronous)
     records: list[RoundRecord] = field(default_factory=list)
     directory: Path | None = None
@@ -206,10 +204,10 @@ class Run:
         last = self.records[-_PATIENCE:]
         if len(last) == _PATIENCE and all(record.is_refused for record in last):
             raise CohortError(
-                f"no update could be used in {_PATIENCE} rounds in a row",
-                got=f"{sum(len(record.refused) for record in last)} that held NaN or infinity",
-                allowed="finite updates, shaped as the sub-models",
-                fix="lower the client's learning rate, or look at what train returns",
+                f"no update could be used in {_PATIENCE} rounds in a row: got "
+                f"{sum(len(record.refused) for record in last)} that held NaN or infinity; "
+                "expected finite updates, shaped as the sub-models; lower the client's learning "
+                "rate, or look at what train returns"
             )
 
     def _snapshot(self) -> None:
@@ -229,7 +227,7 @@ class Run:
 def start_run(
     state: ServerState,
     clients: Clients,
-    plan: Plan,
+    plan: RunParts,
     directory: Path | str | None = None,
     kind: Rounds | None = None,
 ) -> Run:
@@ -260,7 +258,7 @@ def start_run(
 def resume_run(
     state: ServerState,
     clients: Clients,
-    plan: Plan,
+    plan: RunParts,
     directory: Path | str,
     kind: Rounds | None = None,
 ) -> Run:
@@ -303,7 +301,7 @@ def resume_run(
     return Run(found.state, clients, plan, kind, records, directory, store, notes, described)
 
 
-def describe_run(state: ServerState, clients: Clients, plan: Plan) -> dict[str, str]:
+def describe_run(state: ServerState, clients: Clients, plan: RunParts) -> dict[str, str]:
     """Returns what a run is made of, as text; a run goes on where all of it is the same.
 
     Data are not read for it: they may be larger than memory.
@@ -335,7 +333,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _rounds_of(plan: Plan) -> Rounds:
+def _rounds_of(plan: RunParts) -> Rounds:
     return Synchronous() if plan.buffering is None else Buffered(plan.buffering)
 
 
@@ -347,10 +345,8 @@ def _unpack(metadata: bytes, given: Mapping[str, str]) -> tuple[bytes, bytes]:
     for name in sorted(known.keys() | given):
         if known.get(name) != given.get(name):
             raise InputError(
-                f"the run was started with another {name}",
-                got=given.get(name),
-                allowed=known.get(name),
-                fix="resume with what it was started with, or start a new run",
+                f"the run was started with another {name}: got {given.get(name)}; expected "
+                f"{known.get(name)}; resume with what it was started with, or start a new run"
             )
     lines, _, under_way = rest.partition(b"\0")
     return lines, under_way
@@ -367,12 +363,10 @@ def _merge(
     return [merged[t] for t in sorted(merged)], (note,) if lost else ()
 
 
-def _check(state: ServerState, clients: Clients, plan: Plan) -> None:
+def _check(state: ServerState, clients: Clients, plan: RunParts) -> None:
     plan.check(state.layout)
     if plan.cohorts.population != clients.count:
         raise InputError(
-            "cohorts are sampled from another population",
-            got=plan.cohorts.population,
-            allowed=clients.count,
-            fix="let Cohorts.population be the number of clients",
+            f"cohorts are sampled from another population: got {plan.cohorts.population}; expected "
+            f"{clients.count}; let Cohorts.population be the number of clients"
         )

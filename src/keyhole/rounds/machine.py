@@ -44,10 +44,8 @@ class Terms:
     def __post_init__(self) -> None:
         if self.goal < 0 or not self.seconds > 0:
             raise InputError(
-                "a round could never close",
-                got=f"goal {self.goal}, {self.seconds} seconds",
-                allowed="a goal from 0, and seconds above 0",
-                fix="choose other terms",
+                f"a round could never close: got goal {self.goal}, {self.seconds} seconds; "
+                "expected a goal from 0, and seconds above 0; choose other terms"
             )
 
 
@@ -256,6 +254,11 @@ def no_delay(_: np.random.Generator) -> float:
     return 0.0
 
 
+def exponential(rng: np.random.Generator) -> float:
+    """Clients take a random time of mean 1: most are quick, some take long."""
+    return float(rng.exponential())
+
+
 @dataclass(frozen=True)
 class Buffering:
     """How asynchronous rounds go.
@@ -281,10 +284,8 @@ class Buffering:
         for name, minimum in (("concurrency", 1), ("goal", 1), ("max_staleness", 0)):
             if getattr(self, name) < minimum:
                 raise InputError(
-                    f"{name} is out of range",
-                    got=getattr(self, name),
-                    allowed=f"{minimum} or more",
-                    fix="choose another",
+                    f"{name} is out of range: got {getattr(self, name)}; expected {minimum} or "
+                    "more; choose another"
                 )
 
     def draw_duration(self, rng: np.random.Generator) -> float:
@@ -292,10 +293,8 @@ class Buffering:
         drawn = float(self.duration(rng))
         if not 0 <= drawn < float("inf"):
             raise InputError(
-                "a client's duration is out of range",
-                got=drawn,
-                allowed="a finite number from 0",
-                fix="let duration return how long a client takes",
+                f"a client's duration is out of range: got {drawn}; expected a finite number from "
+                "0; let duration return how long a client takes"
             )
         return drawn
 

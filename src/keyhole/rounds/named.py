@@ -75,6 +75,6 @@ def algorithm_named(name: str, **settings: Any) -> Algorithm:
     by_case = {known.lower(): make for known, make in ALGORITHMS.items()}
     if name.lower() not in by_case:
         raise InputError(
-            "no such algorithm", got=name, allowed=", ".join(ALGORITHMS), fix="choose one of them"
+            f"no such algorithm: got {name}; expected {', '.join(ALGORITHMS)}; choose one of them"
         )
     return by_case[name.lower()](**settings)

@@ -104,10 +104,9 @@ def decode_records(data: bytes) -> list[RoundRecord]:
         return [RoundRecord(**json.loads(line)) for line in lines]
     except (TypeError, ValueError) as error:
         raise InputError(
-            "a line is not the record of a round",
-            got=str(error),
-            allowed="JSON lines as training writes them",
-            fix="point at the records.jsonl of a run, made by this version of keyhole",
+            f"a line is not the record of a round: got {error!s}; expected JSON lines as "
+            "training writes them; point at the records.jsonl of a run, made by this version of "
+            "keyhole"
         ) from error
 
 
@@ -143,10 +142,8 @@ def write_tensorboard(records: Iterable[RoundRecord], directory: Path | str) -> 
         from tensorboardX import SummaryWriter
     except ImportError:
         raise InputError(
-            "TensorBoard files cannot be written",
-            got="no tensorboardX",
-            allowed="the extra 'tensorboard'",
-            fix="pip install 'keyhole[tensorboard]'",
+            "TensorBoard files cannot be written: got no tensorboardX; expected the extra "
+            "'tensorboard'; pip install 'keyhole[tensorboard]'"
         ) from None
     with SummaryWriter(str(directory)) as writer:
         for record in records:

@@ -25,7 +25,7 @@ from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
 from keyhole.rounds.clients import Clients, Job, Jobs, choose_all, is_nothing
 from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMachine, Terms, Why
 from keyhole.rounds.record import RoundRecord
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts, Outcome, Stream, sample_cohort, sample_dropouts
 from keyhole.server.row_sums import (
     BLOCK,
@@ -48,7 +48,7 @@ class Engine(Protocol):
     went wrong there."""
 
     def choose(
-        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, run: Plan
+        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, run: RunParts
     ) -> Iterable[KeysBySpace]:
         """What `choose_all` returns."""
         ...
@@ -73,7 +73,7 @@ def in_process(clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
 
 
 def run_round(
-    t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor = in_process
+    t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor = in_process
 ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
     """Runs round t of Algorithm 2 up to the server step, which it leaves to the caller.
 
@@ -98,7 +98,7 @@ def run_round(
     return total.rows, record_round(t, state, plan, results, total)
 
 
-def check_budget(t: int, state: ServerState, plan: Plan) -> None:
+def check_budget(t: int, state: ServerState, plan: RunParts) -> None:
     """Raises BudgetError where round t would spend more privacy than there is."""
     account = plan.account(state.layout)
     if account is not None:
@@ -112,7 +112,7 @@ def terms_of(cohorts: Cohorts, asked: Sequence[int], seconds: float = inf) -> Te
     return Terms(goal, seconds)
 
 
-def open_round(t: int, asked: Sequence[int], plan: Plan, terms: Terms) -> RoundMachine:
+def open_round(t: int, asked: Sequence[int], plan: RunParts, terms: Terms) -> RoundMachine:
     """Opens round t, and tells it who drops out and where; that depends on the client alone."""
     machine, run = RoundMachine(terms, asked), (plan.seed, plan.trial)
     before = sample_dropouts(asked, plan.cohorts.lost_before, *run, Stream.LOST_BEFORE, t)
@@ -132,7 +132,7 @@ def choose(
     asked: Sequence[int],
     t: int,
     layout: Layout,
-    plan: Plan,
+    plan: RunParts,
     execute: Executor = in_process,
 ) -> dict[int, KeysBySpace]:
     """Lets clients choose keys in round t, where they train."""
@@ -162,7 +162,7 @@ class CohortSlices:
 
 
 def deliver(
-    state: ServerState, keys: Mapping[int, KeysBySpace], machine: RoundMachine, plan: Plan
+    state: ServerState, keys: Mapping[int, KeysBySpace], machine: RoundMachine, plan: RunParts
 ) -> CohortSlices:
     """Delivers slices to all clients that are not lost before."""
     lost = machine.outcomes
@@ -196,7 +196,7 @@ def train(
     slices: CohortSlices,
     t: int,
     machine: RoundMachine,
-    plan: Plan,
+    plan: RunParts,
     execute: Executor = in_process,
     in_blocks: bool = False,
 ) -> CohortResults:
@@ -361,7 +361,7 @@ def add_up(
     t: int,
     results: Sequence[ClientResult],
     layout: Layout,
-    plan: Plan,
+    plan: RunParts,
     blocks: tuple[BlockSum, ...] | None = None,
 ) -> SumResult:
     """Hands what clients brought to the plan's aggregation; too few make no sum."""
@@ -379,7 +379,7 @@ def add_up(
 
 
 def record_round(
-    t: int, state: ServerState, plan: Plan, results: CohortResults, summed: SumResult
+    t: int, state: ServerState, plan: RunParts, results: CohortResults, summed: SumResult
 ) -> RoundRecord:
     """Returns the record of a synchronous round, whose sum is yet to be applied."""
     each = [
@@ -409,7 +409,7 @@ class Synchronous:
     """Synchronous rounds of a run: nothing is under way between them."""
 
     def next(
-        self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
+        self, t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Runs round t; see `run_round`."""
         return run_round(t, state, clients, plan, execute)

@@ -1,37 +1,368 @@
-"""Plans a run: what stays the same in every round, and what two runs must share to be one."""
+"""RunSpec: everything that decides a run, in one record; RunParts: the same as objects.
+
+run.json, the manifest's settings, the run config of a Flower app, a TOML file and the options of
+the command line are RunSpec. What a field means is said here, once, and is its option's help.
+
+This module imports neither JAX nor Numba: a command reads its options before it loads either.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-import numpy as np
+from msgspec import Meta
 
-from keyhole.aggregation.base import Aggregation, about_of
-from keyhole.aggregation.plain import PLAIN
-from keyhole.aggregation.privacy.mechanism import Privacy, PrivateSum
-from keyhole.delivery.base import Delivery
-from keyhole.delivery.clear import OnDemand
 from keyhole.errors import InputError
-from keyhole.identity import identity_of
-from keyhole.keys.budget import DeviceClass
-from keyhole.primitives.layout import Layout
-from keyhole.rounds.account import Account
-from keyhole.rounds.clients import check_keys_per_client
-from keyhole.rounds.machine import Buffering
+from keyhole.identity import Ref, identity_of
+from keyhole.rounds.fields import VERSION, Record, convert, merge, nest, read
 from keyhole.sampling import Cohorts, check_count
-from keyhole.server.row_sums import Over
+
+if TYPE_CHECKING:
+    from keyhole.aggregation.base import Aggregation, AggregationAbout
+    from keyhole.aggregation.privacy.mechanism import Privacy
+    from keyhole.delivery.base import Delivery
+    from keyhole.keys.budget import DeviceClass
+    from keyhole.primitives.layout import Layout
+    from keyhole.rounds.account import Account
+    from keyhole.rounds.machine import Buffering
+    from keyhole.server.row_sums import Over
+
+Sampling = Literal["fixed", "poisson", "cyclic"]
+MeanOver = Literal["cohort", "choosers", "nothing"]
+
+_DRAWN = ("random", "random-top", "independent")
+_MAX_SEED = 2**32 - 1
+_WHAT = "the record of a run"
 
 
-def exponential(rng: np.random.Generator) -> float:
-    """Clients take a random time of mean 1: most are quick, some take long."""
-    return float(rng.exponential())
+def _said(doc: str, *flags: str) -> Meta:
+    """What a field means, and the option that sets it."""
+    return Meta(description=doc, extra={"flag": flags[0]} if flags else {})
+
+
+_Positive = Annotated[float, Meta(gt=0)]
+_NotNegative = Annotated[float, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=1)]
+_CountOrNone = Annotated[int, Meta(ge=0)]
+_Share = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class CohortSpec(Record, frozen=True, kw_only=True):
+    """Client sampling and simulated dropout."""
+
+    size: Annotated[_Count, _said("Clients per round.", "--cohort")]
+    sampling: Annotated[
+        Sampling,
+        _said("Client sampling: fixed-size without replacement, Poisson, or cyclic.", "--sampling"),
+    ] = "fixed"
+    over_selection: Annotated[
+        Annotated[float, Meta(ge=1)],
+        _said(
+            "Over-selection: clients asked per update that a round waits for.", "--over-selection"
+        ),
+    ] = 1.0
+    min_updates: Annotated[
+        _CountOrNone, _said("Min updates with which a round makes a server step.", "--min-updates")
+    ] = 0
+    lost_before: Annotated[
+        _Share, _said("Share of clients that drop out before they receive slices.")
+    ] = 0.0
+    lost_after: Annotated[
+        _Share, _said("Share of clients that drop out before they send an update.")
+    ] = 0.0
+
+
+class ClientSpec(Record, frozen=True, kw_only=True):
+    """How clients train."""
+
+    algorithm: Annotated[
+        str, _said("What clients and the server do with gradients.", "--algorithm")
+    ]
+    lr: Annotated[_Positive, _said("Learning rate of the clients.", "--client-lr")]
+    batch_size: Annotated[_Count, _said("Examples per local step.", "--batch-size")] = 20
+    max_examples: Annotated[
+        _Count | None, _said("Max examples per client and round.", "--max-examples")
+    ] = None
+    min_examples: Annotated[
+        _Count, _said("Leave out clients with fewer examples.", "--min-examples")
+    ] = 1
+    proximal: Annotated[_NotNegative, _said("FedProx: weight of the proximal term.")] = 0.01
+    negatives: Annotated[
+        _Share,
+        _said(
+            "so_word: share of a client's words drawn at random, for a sampled softmax.",
+            "--negatives",
+        ),
+    ] = 0.0
+
+
+class KeySpec(Record, frozen=True, kw_only=True):
+    """How clients choose keys of one key space."""
+
+    choice: Annotated[Ref, _said("How clients choose keys.")]
+    count: Annotated[_CountOrNone | None, _said("Max keys per client; none for every key.")]
+    shared: Annotated[bool, _said("All clients of a round draw the same keys.")] = False
+
+
+class ServerSpec(Record, frozen=True, kw_only=True):
+    """How the server steps."""
+
+    lr: Annotated[_Positive, _said("Learning rate of the server.", "--server-lr")]
+    eps: Annotated[
+        _Positive,
+        _said("Adaptive optimizers: added to the denominator of a step."),
+    ] = 1e-3
+    optimizer: Annotated[
+        Ref | None,
+        _said(
+            "Optimizer of your own in place of the algorithm's: what module:NAME returns for the "
+            "server's learning rate.",
+            "--optimizer",
+        ),
+    ] = None
+
+
+class AggregationSpec(Record, frozen=True, kw_only=True):
+    """How updates are added up."""
+
+    name: Annotated[
+        Ref | None,
+        _said(
+            "How updates are added up: in the clear; dense at the client; by one server that sees "
+            "only sums, dense or as a sketch; by two servers that see nothing.",
+            "--aggregation",
+        ),
+    ] = None
+    value_clip: Annotated[
+        _Positive,
+        _said(
+            "Clip each coordinate of an update to [-C, C] before secure aggregation.",
+            "--value-clip",
+        ),
+    ] = 16.0
+    ring_bits: Annotated[
+        Literal[16, 32],
+        _said(
+            "Bits of the ring of secure sums: 16 halves what is sent, and rounds to steps 65,536 "
+            "times as coarse.",
+            "--ring-bits",
+        ),
+    ] = 32
+    signed: Annotated[
+        bool,
+        _said(
+            "Secure sums with one server: clients sign the list of those that remain, so that a "
+            "server that shows them different lists is caught. One more message each way.",
+            "--signed",
+        ),
+    ] = False
+
+
+class PrivacySpec(Record, frozen=True, kw_only=True):
+    """Differential privacy of a client."""
+
+    noise: Annotated[_NotNegative, _said("Noise multiplier: in units of --dp-clip.", "--dp-noise")]
+    clip: Annotated[_Positive, _said("L2 clipping norm of a client's update.", "--dp-clip")]
+    delta: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)],
+        _said("Delta, for which epsilon is stated.", "--dp-delta"),
+    ] = 1e-6
+    budget: Annotated[
+        _Positive | None,
+        _said("Max epsilon; a round that would spend more does not start.", "--dp-budget"),
+    ] = None
+    kind: Annotated[
+        Literal["all-rows", "thresholded", "correlated"],
+        _said(
+            "Noise on all rows, on rows that enough clients chose, or correlated over rounds.",
+            "--dp-kind",
+        ),
+    ] = "all-rows"
+    threshold: Annotated[
+        float,
+        _said(
+            "With --dp-kind thresholded: rows whose noisy count of clients is lower are dropped.",
+            "--dp-threshold",
+        ),
+    ] = 10.0
+    rounds: Annotated[
+        _CountOrNone, _said("Rounds that correlated noise is planned for; 0 for other kinds.")
+    ] = 0
+    bands: Annotated[
+        _CountOrNone,
+        _said(
+            "With --dp-kind correlated: number of bands of the noise-correlation matrix, that is "
+            "of rounds over which noise is correlated; 0 for all previous rounds.",
+            "--dp-bands",
+        ),
+    ] = 0
+
+
+class AsyncSpec(Record, frozen=True, kw_only=True):
+    """Asynchronous rounds."""
+
+    concurrency: Annotated[
+        _Count,
+        _said(
+            "Asynchronous rounds: N clients train at any time, and the server steps whenever "
+            "the updates of a cohort have arrived, however old. In process a client takes a "
+            "random time, exponential; devices take their own.",
+            "--concurrency",
+        ),
+    ]
+    max_staleness: Annotated[
+        _CountOrNone,
+        _said(
+            "With --concurrency: leave out updates that are more server steps old.",
+            "--max-staleness",
+        ),
+    ] = 20
+
+
+class DeviceSpec(Record, frozen=True, kw_only=True):
+    """What a device is told of a run: how to choose keys and how to train."""
+
+    version: int
+    task: Ref
+    sizes: dict[str, int]
+    seed: int
+    trial: int
+    client: ClientSpec
+    keys: dict[str, KeySpec]
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Self:
+        """Returns the record that a round carries; raises InputError where it is not one."""
+        return read(cls, told, "the record of a run that the round carries")
+
+
+class RunSpec(Record, frozen=True, kw_only=True):
+    """Everything that decides a run; `keyhole train --help` prints what its fields mean."""
+
+    version: Annotated[int, _said("Version of this record.")] = VERSION
+    task: Annotated[Ref, _said("What is trained: a task's name, or module:NAME.")]
+    data: Annotated[
+        Ref,
+        _said(
+            "A file or folder of a known format, a name of `keyhole data list`, `synthetic`, or "
+            "module:NAME of a function that returns a Dataset for a seed.",
+            "--data",
+        ),
+    ] = Ref("synthetic")
+    sizes: Annotated[dict[str, int], _said("Sizes of the model, such as words=50000.")]
+    rounds: Annotated[_Count, _said("Rounds of training.", "--rounds")]
+    evaluate_every: Annotated[
+        _Count, _said("Rounds between two evaluations.", "--evaluate-every")
+    ] = 10
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=_MAX_SEED)],
+        _said("Seed for all randomness; runs with the same seed are byte-identical.", "--seed"),
+    ] = 0
+    trial: Annotated[_CountOrNone, _said("Which repetition.")] = 0
+    tuning: Annotated[bool, _said("Keep the validation clients out of training.")] = False
+    cohort: CohortSpec
+    client: ClientSpec
+    keys: dict[str, KeySpec]
+    server: ServerSpec
+    delivery: Annotated[
+        Ref | None,
+        _said(
+            "How slices reach clients; every delivery trains the same model. A private delivery "
+            "that would send more than the whole model is refused.",
+            "--delivery",
+        ),
+    ] = None
+    aggregation: AggregationSpec = AggregationSpec()
+    mean_over: Annotated[
+        MeanOver,
+        _said(
+            "Divide a key's sum by the cohort (Eq. 5) or by the number of clients that chose the "
+            "key.",
+            "--mean-over",
+        ),
+    ] = "cohort"
+    privacy: PrivacySpec | None = None
+    asynchronous: AsyncSpec | None = None
+    metrics: Annotated[
+        Ref | None,
+        _said(
+            "Metrics of your own beside the task's: module:NAME of a function that returns names "
+            "and numbers for the server's state.",
+            "--metrics",
+        ),
+    ] = None
+    engine: Annotated[
+        Ref,
+        _said(
+            "Where clients train: in this process, on Ray, or where module:NAME says. The result "
+            "is the same, to the byte.",
+            "--engine",
+        ),
+    ] = Ref("local")
+
+    def __post_init__(self) -> None:
+        drawn = [k for k in self.keys.values() if k.choice.name in _DRAWN and k.count is not None]
+        if self.shared_keys and not all(each.shared for each in drawn):
+            words = ", ".join(f"{space} {_word(each)}" for space, each in self.keys.items())
+            raise InputError(
+                f"fixed keys cannot be mixed with keys that each client draws: got {words}; "
+                "expected fixed with top or all; choose one of the two"
+            )
+
+    @property
+    def shared_keys(self) -> bool:
+        """Whether all clients of a round draw from the same random numbers."""
+        return any(each.shared for each in self.keys.values())
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Self:
+        """Returns the record that `describe` wrote; raises InputError where it is of another
+        version, or a field is unknown, missing or of another type."""
+        return read(cls, told, _WHAT)
+
+    def for_devices(self) -> dict[str, Any]:
+        """Returns what a device may know, and all that it needs to train; see `DeviceSpec`."""
+        told = self.describe()
+        return {name: told[name] for name in DeviceSpec.__struct_fields__}
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Returns the record with fields changed.
+
+        Args:
+            changes: nested as in `describe`, or with dotted names: {"client.lr": 0.1}; tables are
+                merged.
+
+        Raises:
+            InputError: a field is unknown or of another type.
+        """
+        return convert(type(self), merge(self.describe(), nest(changes)), _WHAT)
+
+    def with_trial(self, trial: int) -> Self:
+        """Returns the record of another repetition."""
+        return self.changed({"trial": trial})
+
+
+def _word(keys: KeySpec) -> str:
+    return "fixed" if keys.shared and keys.choice.name in _DRAWN else keys.choice.name
+
+
+def _on_demand() -> Delivery:
+    from keyhole.delivery.clear import OnDemand
+
+    return OnDemand()
+
+
+def _plain() -> Aggregation:
+    from keyhole.aggregation.plain import PLAIN
+
+    return PLAIN
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What stays the same in every round of a run.
+class RunParts:
+    """What stays the same in every round of a run: the parts that a `RunSpec` names, as objects.
 
     Args:
         cohorts: who takes part.
@@ -44,10 +375,9 @@ class Plan:
         aggregate: how updates are added up.
         privacy: what the run promises about one client; None promises nothing.
         buffering: asynchronous rounds; None for synchronous ones.
-        shared_keys: all clients of a round draw their keys from the same random numbers: random
-            keys are the same for everybody, "fixed" in section 5.3, while keys that only depend on
-            a client's data stay as they are. Of asynchronous rounds, those draw the same who
-            start in one round.
+        shared_keys: all clients that start in one round draw their keys from the same random
+            numbers: random keys are the same for everybody, "fixed" in section 5.3, while keys that
+            only depend on a client's data stay as they are.
         for_devices: what devices are told of the run, as `RunSpec.for_devices` returns it.
 
     Raises:
@@ -61,39 +391,47 @@ class Plan:
     seed: int = 0
     trial: int = 0
     over: Over = "cohort"
-    delivery: Delivery = field(default_factory=OnDemand)
-    aggregate: Aggregation = PLAIN
+    delivery: Delivery = field(default_factory=_on_demand)
+    aggregate: Aggregation = field(default_factory=_plain)
     privacy: Privacy | None = None
     buffering: Buffering | None = None
     shared_keys: bool = False
     for_devices: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.over not in get_args(Over):
+        if self.over not in get_args(MeanOver):
             raise InputError(
-                "no such divisor", got=self.over, allowed=get_args(Over), fix="choose one of them"
+                f"no such divisor: got {self.over}; expected {', '.join(get_args(MeanOver))}; "
+                "choose one of them"
             )
-        for name in ("seed", "trial"):
-            check_count(name, getattr(self, name), 0)
         if self.buffering is not None:
             self._check_stream(self.buffering)
-        for name, m in self.keys_per_client.items():
-            check_count(f"keys_per_client of {name!r}", m, 0)
+        counts = {f"keys_per_client of {name!r}": m for name, m in self.keys_per_client.items()}
+        for name, value in {"seed": self.seed, "trial": self.trial, **counts}.items():
+            check_count(name, value, 0)
 
     @property
     def is_in_clear(self) -> bool:
         """Whether updates are added up as they are, so that sums of some of them can be, too."""
-        return self.privacy is None and about_of(self.aggregate).is_in_clear
+        return self.privacy is None and self._sum.is_in_clear
 
-    def for_clients(self) -> Plan:
+    @property
+    def _sum(self) -> AggregationAbout:
+        from keyhole.aggregation.base import about_of
+
+        return about_of(self.aggregate)
+
+    def for_clients(self) -> RunParts:
         """Returns it without what the server alone needs, so that it can be sent to clients."""
-        return replace(self, delivery=OnDemand(), aggregate=PLAIN, privacy=None, buffering=None)
+        delivery, aggregate = _on_demand(), _plain()
+        clear = replace(self, delivery=delivery, aggregate=aggregate, privacy=None)
+        return replace(clear, buffering=None)
 
     def describe(self) -> dict[str, str]:
-        """Returns the plan as text; two plans of one text train alike.
+        """Returns it as text; two runs of one text train alike.
 
         Raises:
-            InputError: a part of the plan has no identity; see `identity_of`.
+            InputError: a part has no identity; see `identity_of`.
         """
         return {each.name: _text(getattr(self, each.name)) for each in fields(self)}
 
@@ -101,47 +439,45 @@ class Plan:
         """What rounds spend; None where nothing is promised."""
         if self.privacy is None:
             return None
+        from keyhole.rounds.account import Account
+
         keys = self.keys_per_client
         return Account.of(self.privacy, self.cohorts, self.aggregate, layout, keys)
 
     def check(self, layout: Layout) -> None:
-        """Raises InputError unless the plan fits the model, BudgetError if no round fits the
-        budget."""
+        """Raises InputError unless it fits the model, BudgetError if no round fits the budget."""
+        from keyhole.rounds.clients import check_keys_per_client
+
         check_keys_per_client(layout, self.keys_per_client)
         self._check_sums(layout)
 
     def _check_stream(self, buffering: Buffering) -> None:
         """Raises InputError where rounds cannot be asynchronous."""
         cohorts, limit = self.cohorts, max(buffering.concurrency, buffering.goal)
-        about = about_of(self.aggregate)
-        if not (self.is_in_clear and about.is_served):
+        if not (self.is_in_clear and self._sum.is_served):
             raise InputError(
-                "asynchronous rounds are added up in the clear, without noise",
-                got="a secure sum or privacy",
-                allowed="neither",
-                fix="use synchronous rounds",
+                "asynchronous rounds are added up in the clear, without noise: got a secure sum or "
+                "privacy; expected neither; use synchronous rounds"
             )
         if cohorts.sampling != "fixed":
             raise InputError(
-                "asynchronous rounds take clients one after the other",
-                got=f"{cohorts.sampling} sampling",
-                allowed="fixed",
-                fix="use synchronous rounds for other sampling",
+                "asynchronous rounds take clients one after the other: got "
+                f"{cohorts.sampling} sampling; expected fixed; use synchronous rounds"
             )
         if limit > cohorts.population:
             raise InputError(
-                "asynchronous rounds need more clients than there are",
-                got=f"{limit} at work, or waited for",
-                allowed=f"1..{cohorts.population}",
-                fix="choose a smaller concurrency or cohort",
+                f"asynchronous rounds need more clients than there are: got {limit} at work, or "
+                f"waited for; expected 1..{cohorts.population}; choose a smaller concurrency or "
+                "cohort"
             )
 
     def _check_sums(self, layout: Layout) -> None:
         """Rings that are too small, and promises that cannot be kept, show before the first round
         is made."""
-        ring = about_of(self.aggregate).ring
-        if ring is not None:
-            ring.for_clients(self.cohorts.asked)
+        from keyhole.aggregation.privacy.mechanism import PrivateSum
+
+        if self._sum.ring is not None:
+            self._sum.ring.for_clients(self.cohorts.asked)
         account = self.account(layout)
         if self.privacy is not None and account is not None:
             account.check(0)

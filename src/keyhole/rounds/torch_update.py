@@ -91,10 +91,9 @@ def _check(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise ShapeError(
-                "the module does not fit the slices",
-                got=f"{name} of shape {found.get(name, 'none')}",
-                allowed=f"shape {wanted.get(name, 'none')}",
-                fix="make the module from the slices it is given",
+                f"the module does not fit the slices: got {name} of shape "
+                f"{found.get(name, 'none')}; expected shape {wanted.get(name, 'none')}; make the "
+                "module from the slices it is given"
             )
 
 
@@ -103,10 +102,8 @@ def _torch() -> ModuleType:
         import torch
     except ImportError as error:
         raise InputError(
-            "PyTorch is not installed",
-            got="no torch",
-            allowed="the extra 'torch'",
-            fix="pip install 'keyhole[torch]', or write the client update with NumPy",
+            "PyTorch is not installed: got no torch; expected the extra 'torch'; pip install "
+            "'keyhole[torch]', or write the client update with NumPy"
         ) from error
     found: ModuleType = torch
     return found

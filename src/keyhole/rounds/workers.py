@@ -41,7 +41,7 @@ class Workers:
     def __init__(self, factory: Callable[[], Clients], count: int) -> None:
         if count < 1:
             raise InputError(
-                "number of workers is out of range", got=count, allowed="1 or more", fix="pass one"
+                f"number of workers is out of range: got {count}; expected 1 or more; pass one"
             )
         self._factory = factory
         self._context = multiprocessing.get_context("spawn")
@@ -135,10 +135,9 @@ class Workers:
         self._start()
         if attempts >= MAX_ATTEMPTS:
             raise WorkerError(
-                "workers die of one client's work",
-                got=f"client {job.client}, {attempts} times, exit code {process.exitcode}",
-                allowed="an update or an exception",
-                fix="run without workers to see why; memory may have run out",
+                f"workers die of one client's work: got client {job.client}, {attempts} times, "
+                f"exit code {process.exitcode}; expected an update or an exception; run without "
+                "workers to see why; memory may have run out"
             )
 
     def _drain(self, busy: dict[Connection, int]) -> None:
@@ -176,9 +175,7 @@ def portable(error: Exception) -> Exception:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001
         return WorkerError(
-            "a client failed with an error that cannot be sent",
-            got=repr(error),
-            allowed="an update or an exception",
-            fix="run without workers to see where",
+            f"a client failed with an error that cannot be sent: got {error!r}; expected an "
+            "update or an exception; run without workers to see where"
         )
     return error

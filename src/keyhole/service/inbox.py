@@ -14,7 +14,7 @@ from keyhole.errors import InputError, KeyholeError
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.machine import Event
 from keyhole.rounds.round import add_up, result_of
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block, usable
 from keyhole.service.spool import UpdateSpool
@@ -109,7 +109,7 @@ class Inbox(Protocol):
     """
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
+        self, t: int, asked: Sequence[int], layout: Layout, plan: RunParts
     ) -> Mapping[str, object]:
         """Gets ready for round t; returns what devices must know, for the settings of its manifest.
 
@@ -148,10 +148,10 @@ class SpoolInbox:
 
     def __init__(self, spool: UpdateSpool) -> None:
         self._spool = spool
-        self._round: tuple[int, Layout, Plan]
+        self._round: tuple[int, Layout, RunParts]
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
+        self, t: int, asked: Sequence[int], layout: Layout, plan: RunParts
     ) -> Mapping[str, object]:
         """Devices need to know nothing more."""
         about = about_of(plan.aggregate)
@@ -239,7 +239,7 @@ def _sum_sent(results: Sequence[ClientResult], layout: Layout) -> BlockSum:
     return sum_block(layout, [result.update for result in sent], [result.keys for result in sent])
 
 
-def round_settings(t: int, plan: Plan) -> dict[str, object]:
+def round_settings(t: int, plan: RunParts) -> dict[str, object]:
     """Returns the settings of round t, with which devices choose and train as clients in process
     do; `DeviceSettings` reads them."""
     told = {"spec": dict(plan.for_devices)} if plan.for_devices else {}

@@ -40,7 +40,7 @@ from keyhole.rounds.machine import (
 )
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import CohortResults, Executor, check_budget, record_round, terms_of
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream, Outcome, sample_cohort
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
@@ -136,7 +136,7 @@ class Streamed:
     _again: list[int] = field(default_factory=list, repr=False)  # to be told once more
 
     def next(
-        self, t: int, state: ServerState, plan: Plan
+        self, t: int, state: ServerState, plan: RunParts
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t and lets devices work until a step is due; see `Served.next`.
 
@@ -337,7 +337,7 @@ class Served:
     _under_way: bytes = field(default=b"", repr=False)
 
     def next(
-        self, t: int, state: ServerState, clients: Clients, plan: Plan, execute: Executor
+        self, t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t, waits for its devices, and adds up what they sent."""
         if plan.buffering is not None:

@@ -28,7 +28,7 @@ from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
 from keyhole.primitives.layout import Layout
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.service.inbox import Gathered
 from keyhole.wire.assignment import device_name
@@ -160,7 +160,7 @@ class _Round:
     """The round that is under way."""
 
     layout: Layout
-    plan: Plan
+    plan: RunParts
     asked: tuple[int, ...]
     aggregation: SharedSum
     params: bytes
@@ -236,7 +236,7 @@ class SumServices:
             each.close()
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, plan: Plan
+        self, t: int, asked: Sequence[int], layout: Layout, plan: RunParts
     ) -> Mapping[str, object]:
         """Makes the params of round t's sum, which devices are told.
 
@@ -361,7 +361,7 @@ class SumServices:
         is_closed = any(each.phase != "open" for each in found)
         return _Look(self._clock(), one & other, is_closed)
 
-    def _name(self, t: int, plan: Plan) -> bytes:
+    def _name(self, t: int, plan: RunParts) -> bytes:
         """Of the sum: 16 bytes."""
         place = struct.pack("<3q", plan.seed, plan.trial, t)
         return sha256(b"keyhole-sum" + self._salt + place).digest()[:16]
@@ -378,7 +378,7 @@ class SumServices:
         return about.seen_by(with_counts=now.facts.with_counts)
 
 
-def _ready(layout: Layout, plan: Plan) -> tuple[SharedSum, float]:
+def _ready(layout: Layout, plan: RunParts) -> tuple[SharedSum, float]:
     """How the plan's updates are added up, and how much one may measure."""
     inner, privacy, about = plan.aggregate, plan.privacy, about_of(plan.aggregate)
     is_private = privacy is None or (about.noise == "by_parties" and privacy.kind == "all-rows")

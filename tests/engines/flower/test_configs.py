@@ -23,7 +23,7 @@ from keyhole.engines.flower.config import (
 from keyhole.engines.flower.messages import TRAIN, RoundCall, assign, write
 from keyhole.errors import InputError, NotAdmittedError, ServiceError
 from keyhole.experiments.specs import name_of, spec_of
-from keyhole.rounds.runspec import flatten
+from keyhole.rounds.fields import flatten
 from tests.engines.flower.in_process_grid import InProcessGrid
 from tests.helpers import LONG
 
@@ -143,7 +143,7 @@ def test_a_run_comes_back_from_the_run_config_of_a_project(tmp_path, spec):
 )
 def test_fields_that_no_run_has_are_refused(told, said):
     with pytest.raises(InputError) as refused:
-        read_spec({"spec.version": 2, "spec.task": "so_tag", **told})
+        read_spec({"spec.version": 3, "spec.task": "so_tag", **told})
     assert said in str(refused.value)
 
 

@@ -39,10 +39,10 @@ def test_the_readme_names_every_switch_that_keeps_flower_quiet():
 
 
 def test_the_model_of_the_example_learns(example):
-    from flower_example.server import CLIENTS, LAYOUT, RATINGS, SGD, Cohorts, Plan, ServerState
+    from flower_example.server import CLIENTS, LAYOUT, RATINGS, SGD, Cohorts, RunParts, ServerState
 
     state = ServerState.dense(LAYOUT, example.make_model(), SGD(1.0))
-    plan = Plan(Cohorts(CLIENTS, CLIENTS), keys_per_client={"item": RATINGS})
+    plan = RunParts(Cohorts(CLIENTS, CLIENTS), keys_per_client={"item": RATINGS})
     before = example.loss(example.make_model())
     run = start_run(state, example.make_clients(), plan)
     list(run.rounds(3))

@@ -14,7 +14,7 @@ from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.device.sums import SumPolicy, SumSend
 from keyhole.device.take_part import PopulationClient, keep_taking_part
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -53,7 +53,7 @@ def make_plan(**changes):
         "seed": 3,
         "aggregate": TwoServers(Rounding(), min_clients=2),
     }
-    return Plan(**{**given, **changes})
+    return RunParts(**{**given, **changes})
 
 
 def make_state():

@@ -19,7 +19,7 @@ Paths are those of the machine that the ServerApp runs on.
 
 For the tasks of keyhole it holds the record of the run, too, which server and nodes read:
 
-    spec.version = 2                 fields of `RunSpec` by their dotted names
+    spec.version = 3                 fields of `RunSpec` by their dotted names
     spec.task = "emnist_2nn"
     spec.client.lr = 0.1             what is not named is the task's
     spec.keys.neuron.count = 50      "none" stands for none: every key
@@ -59,7 +59,8 @@ from keyhole.device.device import Device
 from keyhole.engines.flower.messages import RoundCall
 from keyhole.errors import InputError, NotAdmittedError
 from keyhole.files import storage_errors
-from keyhole.rounds.runspec import RunSpec, flatten
+from keyhole.rounds.fields import flatten
+from keyhole.rounds.spec import RunSpec
 
 _NUMBERS = {
     "round-seconds": (300.0, 0.0),

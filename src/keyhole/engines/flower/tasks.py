@@ -20,13 +20,14 @@ from keyhole.device.take_part import DeviceSettings, Participant, PopulationClie
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.config import NodeConfig, RoundsConfig, read_spec
 from keyhole.engines.flower.server_app import make_server_app
-from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.experiment import Experiment, own_dataset
 from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import spec_for_device
+from keyhole.identity import Ref
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.cores import keep_compiled, use_one_thread
 from keyhole.rounds.record import RoundRecord
-from keyhole.rounds.runspec import RunSpec
+from keyhole.rounds.spec import RunSpec
 from keyhole.service.served import Served
 
 _LOG = logging.getLogger("flwr.keyhole")
@@ -35,11 +36,13 @@ _USUAL_WORDS = 10_000  # of synthetic posts, as `keyhole train` has it
 
 def _load(source: str, spec: RunSpec) -> Dataset:
     """The data, as `keyhole train` finds or makes them."""
+    if Ref(source).is_own:
+        return own_dataset(source, spec.seed)
     if source != "synthetic":
         return open_dataset(source)
     words = spec.sizes.get("words", 0)
     sizes = {"words": max(words, _USUAL_WORDS)} if words else {}
-    return make_synthetic(task_named(spec.task).kind, spec.seed, **sizes)
+    return make_synthetic(task_named(spec.task.name).kind, spec.seed, **sizes)
 
 
 def _use_one_core() -> None:
@@ -51,7 +54,7 @@ def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
     """Trains the task of the run config; a `Train` of `make_server_app`."""
     _use_one_core()
     spec = read_spec(context.run_config)
-    experiment = Experiment(spec, _load(spec.data, spec))
+    experiment = Experiment(spec, _load(spec.data.name, spec))
     experiment.check()
     result = experiment.run(spec.trial, config.run, kind=rounds, on_round=_tell)
     if result is not None:
@@ -61,6 +64,11 @@ def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
 def _tell(record: RoundRecord) -> None:
     sent = len(record.staleness)
     _LOG.info("round %d: %d of %d updates counted", record.round, sent, len(record.clients))
+
+
+def _modules(spec: RunSpec) -> set[str]:
+    """Modules that the run config names: the app brings them, so devices know them."""
+    return {ref.name.partition(":")[0] for _, ref in spec.parts() if ref.is_own}
 
 
 @dataclass
@@ -75,10 +83,10 @@ class TaskClients:
     def __call__(self, client: int, context: Context) -> Participant:
         """What a client of the population does in a round."""
         spec = read_spec(context.run_config)
-        data = NodeConfig.of(context.node_config).data or spec.data
+        data = NodeConfig.of(context.node_config).data or spec.data.name
 
         def population(told: DeviceSettings) -> Clients:
-            mine = spec_for_device(told.run)
+            mine = spec_for_device(told.run, _modules(spec))
             name = json.dumps([data, told.spec], sort_keys=True)
             if name not in self._made:
                 _use_one_core()

@@ -27,14 +27,13 @@ from keyhole.engines.ray.schedule import (
     steps_of_updates,
 )
 from keyhole.errors import InputError
-from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.experiment import Experiment, own_dataset
 from keyhole.experiments.named import task_named
 from keyhole.primitives.layout import KeysBySpace, Layout
 from keyhole.rounds.clients import Clients, Job, choose_all
 from keyhole.rounds.cores import keep_compiled
 from keyhole.rounds.round import add_up_jobs
-from keyhole.rounds.runspec import RunSpec
-from keyhole.rounds.spec import Plan
+from keyhole.rounds.spec import RunParts, RunSpec
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up
 
 
@@ -60,8 +59,10 @@ class Population:
             InputError: the data are not on this machine.
         """
         keep_compiled(cache_root() / "compiled")
-        if self.directory is None:
-            kind = task_named(self.spec.task).kind
+        if self.spec.data.is_own:
+            data = own_dataset(self.spec.data.name, self.spec.seed)
+        elif self.directory is None:
+            kind = task_named(self.spec.task.name).kind
             data = make_synthetic(kind, self.spec.seed, **self.sizes)
         elif self.directory.is_dir():
             data = load(self.directory)
@@ -139,7 +140,7 @@ class RayEngine:
         return self._crew.nodes
 
     def choose(
-        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, run: Plan
+        self, clients: Clients, asked: Sequence[int], t: int, layout: Layout, run: RunParts
     ) -> list[KeysBySpace]:
         """Lets workers choose for clients; implements `Engine.choose`."""
         if len(asked) <= BLOCK:  # sooner done than asked for

@@ -26,7 +26,7 @@ from keyhole.experiments.report.results import (
     TrialResult,
 )
 from keyhole.rounds.record import RoundRecord, decode_records
-from keyhole.rounds.runspec import RunSpec
+from keyhole.rounds.spec import RunSpec
 
 
 class _Read(Struct, frozen=True):
@@ -138,7 +138,7 @@ def read_results(out: Path) -> list[SweepResults]:
             allowed="the --out of `keyhole sweep` or `keyhole train`",
             fix="run one of them first, or point at its directory",
         )
-    tasks = sorted({begun[0].spec.task for begun in runs.values()})
+    tasks = sorted({begun[0].spec.task.name for begun in runs.values()})
     return sweeps + [_group(task, runs, root) for task in tasks]
 
 
@@ -196,7 +196,7 @@ def _group(task: str, runs: Mapping[Path, tuple[Trial, ...]], root: Path) -> Swe
         name=f"{task.replace('_', '-')}-runs",
         title=f"Runs of {task}",
         scale="",
-        data=first.spec.data,
+        data=first.spec.data.name,
         metric=metric,
         figures=(OVERVIEW,),
         x_label="",

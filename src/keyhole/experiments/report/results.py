@@ -19,7 +19,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
-from keyhole.rounds.runspec import RunSpec, flatten
+from keyhole.rounds.fields import flatten
+from keyhole.rounds.spec import RunSpec
 
 Kind: TypeAlias = Literal["curves", "final", "frontier", "grid"]
 FIGURES: tuple[Kind, ...] = get_args(Kind)

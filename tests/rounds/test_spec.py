@@ -7,7 +7,8 @@ import pytest
 
 from keyhole.errors import InputError
 from keyhole.experiments.specs import DEFAULTS, spec_for_device, spec_of
-from keyhole.rounds.runspec import DeviceSpec, RunSpec, flatten, nest, spec_fields
+from keyhole.rounds.fields import flatten, nest, spec_fields
+from keyhole.rounds.spec import DeviceSpec, RunSpec
 
 SPEC = spec_of(
     "so_word",
@@ -39,7 +40,7 @@ def test_a_record_comes_back_from_toml():
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({**TOLD, "version": 1}, "another version: got version 1; expected 2"),
+        ({**TOLD, "version": 1}, "another version: got version 1; expected 3"),
         ({}, "another version: got version unknown"),
         ({**TOLD, "epochs": 3}, "unknown field `epochs`"),
         ({**TOLD, "rounds": "3"}, "Expected `int`, got `str` - at `rounds`"),
@@ -74,7 +75,7 @@ def test_fixed_keys_are_not_mixed_with_keys_that_each_client_draws():
 
 
 def test_every_field_says_what_it_means():
-    fields = list(spec_fields())
+    fields = list(spec_fields(RunSpec))
     assert all(field.doc.endswith(".") for field in fields if field.path != "keys")
     flags = [field.flag for field in fields if field.flag]
     assert len(set(flags)) == len(flags)

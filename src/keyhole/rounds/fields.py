@@ -1,0 +1,203 @@
+"""Reads and writes records of fields: as JSON, by dotted names, and as options need them.
+
+Imports neither JAX nor Numba: a command reads its options before it loads either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from keyhole.errors import InputError
+from keyhole.identity import Ref
+
+VERSION = 3
+NONE = "none"
+"""Stands for None where a format has no word for it: TOML, and Flower's run config."""
+
+
+class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A record, or a part of one."""
+
+    def values(self) -> dict[str, Any]:
+        """Returns its fields by name; parts of it stay as they are."""
+        return msgspec.structs.asdict(self)
+
+    def parts(self, prefix: str = "") -> Iterator[tuple[str, Ref]]:
+        """Yields the parts that it names, by the dotted path of their field."""
+        for name, value in self.values().items():
+            inner = value.items() if isinstance(value, dict) else [("", value)]
+            for key, each in inner:
+                path = f"{prefix}{name}.{key}".rstrip(".")
+                if isinstance(each, Ref):
+                    yield path, each
+                elif isinstance(each, Record):
+                    yield from each.parts(f"{path}.")
+
+    def describe(self) -> dict[str, Any]:
+        """Returns it in plain JSON types."""
+        told: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_encode)
+        return told
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+def flatten(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record with dotted names and no None, for formats that have neither tables nor
+    None.
+
+    >>> flatten({"rounds": 3, "client": {"lr": 0.1, "max_examples": None}})
+    {'rounds': 3, 'client.lr': 0.1, 'client.max_examples': 'none'}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in told.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            flat[name] = NONE if value is None else value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `flatten` was given; tables that are there already stay tables.
+
+    >>> nest({"rounds": 3, "client.lr": 0.1, "client": {"max_examples": "none"}})
+    {'rounds': 3, 'client': {'lr': 0.1, 'max_examples': None}}
+    """
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        first, _, rest = name.partition(".")
+        if rest:
+            given: Any = nest({rest: value})
+        elif isinstance(value, Mapping):
+            given = nest(value)
+        else:
+            given = None if value == NONE else value
+        nested = merge(nested, {first: given})
+    return nested
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns two nested sets of fields as one; the second wins where both have a field."""
+    merged = dict(below)
+    for name, value in above.items():
+        if isinstance(value, Mapping):
+            known = merged.get(name)
+            merged[name] = merge(known if isinstance(known, Mapping) else {}, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _encode(part: Any) -> Any:
+    """A part that the library ships by its name, one's own as a table."""
+    assert isinstance(part, Ref)
+    return {"name": part.name, "identity": part.identity} if part.identity else part.name
+
+
+def _decode(kind: type, told: Any) -> Any:
+    assert kind is Ref
+    if isinstance(told, Ref | str):
+        return Ref(str(told)) if isinstance(told, str) else told
+    if isinstance(told, dict) and set(told) <= {"name", "identity"} and "name" in told:
+        return Ref(*(str(told.get(each, "")) for each in ("name", "identity")))
+    raise ValueError("expected a name, or a table of name and identity")
+
+
+def convert(kind: type[_R], told: Mapping[str, Any], what: str) -> _R:
+    """Returns the record that nested fields say; those with a default may be left out."""
+    if told.get("version") != VERSION:
+        raise InputError(
+            f"{what} is of another version: got version {told.get('version') or 'unknown'}; "
+            f"expected {VERSION}; use the version of keyhole that wrote it, or start the run anew"
+        )
+    try:
+        return msgspec.convert(told, kind, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise _unusable(what, str(error).replace("`$.", "`")) from error
+
+
+def read(kind: type[_R], told: Mapping[str, Any], what: str) -> _R:
+    """The record, once it is known to be whole: what is missing has no default."""
+    found = convert(kind, told, what)
+    missing = flatten(found.describe()).keys() - flatten(told).keys()
+    if missing:
+        raise _unusable(what, f"no field {', '.join(sorted(missing))}")
+    return found
+
+
+def _unusable(what: str, got: str) -> InputError:
+    return InputError(
+        f"{what} cannot be used: got {got}; expected the fields that `keyhole train` writes into "
+        "run.json; check how the field is spelled, and its value"
+    )
+
+
+@dataclass(frozen=True)
+class SpecField:
+    """One field of the record, as options need it.
+
+    Args:
+        path: dotted, such as "client.lr".
+        doc: what it means.
+        flag: the option that sets it; empty for none.
+        type: without metadata and None.
+        bounds: as msgspec has them: ge, gt, le, lt.
+        default: None if there is none, or if it is None.
+        is_required: whether it has no default.
+    """
+
+    path: str
+    doc: str
+    flag: str
+    type: Any
+    bounds: Mapping[str, float]
+    default: Any
+    is_required: bool
+
+
+def spec_fields(kind: type[Struct], prefix: str = "") -> Iterator[SpecField]:
+    """Yields the fields of the record in order, those of its parts in their place.
+
+    >>> from keyhole.rounds.spec import RunSpec
+    >>> [field.path for field in spec_fields(RunSpec)][:4]
+    ['version', 'task', 'data', 'sizes']
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    for each in msgspec.structs.fields(kind):
+        path, found = f"{prefix}{each.name}", _Hint(hints[each.name])
+        if isinstance(found.type, type) and issubclass(found.type, Record):
+            yield from spec_fields(found.type, f"{path}.")
+            continue
+        default = None if each.default is msgspec.NODEFAULT else each.default
+        yield SpecField(
+            path, found.doc, found.flag, found.type, found.bounds, default, each.required
+        )
+
+
+class _Hint:
+    """A type hint taken apart: the type alone, and what its metadata says."""
+
+    def __init__(self, hint: Any) -> None:
+        self.doc, self.flag, self.bounds = "", "", dict[str, float]()
+        self.type = self._peel(hint)
+
+    def _peel(self, hint: Any) -> Any:
+        if get_origin(hint) is Annotated:
+            inner, *notes = get_args(hint)
+            for note in notes:
+                self.doc = note.description or self.doc
+                self.flag = (note.extra or {}).get("flag", self.flag)
+                limits = {name: getattr(note, name) for name in ("ge", "gt", "le", "lt")}
+                self.bounds |= {name: at for name, at in limits.items() if at is not None}
+            return self._peel(inner)
+        if get_origin(hint) in (Union, UnionType):
+            (inner,) = [each for each in get_args(hint) if each is not type(None)]
+            return self._peel(inner)
+        return hint
