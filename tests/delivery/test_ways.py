@@ -40,7 +40,7 @@ def test_broadcast_sends_everything_and_nobody_learns_a_key():
     cost = cost_of("broadcast")
     assert dict(cost.bytes_down) == dict.fromkeys(range(3), 4 * (300 + 2))
     assert dict(cost.bytes_up) == dict.fromkeys(range(3), 0)
-    assert cost.seen_by == {"server": NOTHING}
+    assert cost.leaks == {"server": NOTHING}
 
 
 def test_on_demand_computes_each_distinct_slice_once():
@@ -53,7 +53,7 @@ def test_on_demand_computes_each_distinct_slice_once():
 def test_pregenerated_computes_every_slice():
     cost = cost_of("pregenerated")
     assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (100, 4, 2)
-    assert cost.seen_by == {"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE}
+    assert cost.leaks == {"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE}
 
 
 def test_clients_that_are_gone_receive_nothing():

@@ -101,7 +101,7 @@ def test_every_way_says_how_many_servers_it_takes():
     need = Workload(10_000, 100, 256, 1_000)
     for price in price_all(need):
         assert all(one.servers >= 1 for one in delivery_needs(price, need, Fleet(60)))
-    assert {price.way for price in price_all(need)} == set(delivery_names())
+    assert {price.name for price in price_all(need)} == set(delivery_names())
 
 
 @pytest.mark.parametrize(

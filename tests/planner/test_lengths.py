@@ -107,7 +107,7 @@ def test_clear_ways_are_priced_as_they_deliver(name, way, count):
     price = price_of(name, need)
     assert set(cost.bytes_down.values()) == {price.bytes_down}
     assert set(cost.bytes_up.values()) == {price.bytes_up}
-    assert dict(cost.seen_by) == dict(price.about.leaks)
+    assert dict(cost.leaks) == dict(price.about.leaks)
     if name != "broadcast":  # there, clients select at home
         assert cost.select_calls == price.slices_generated
 

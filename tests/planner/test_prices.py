@@ -63,7 +63,7 @@ def test_the_best_keeps_what_was_asked_for_and_nothing_that_does_is_smaller(need
 
 @given(NEEDS)
 def test_numbers_of_every_size_have_a_price(need):
-    prices = {price.way: price for price in price_all(need)}
+    prices = {price.name: price for price in price_all(need)}
     assert set(delivery_names()) - prices.keys() <= {"enclave"}
     for price in prices.values():
         assert price.bytes_down >= need.broadcast_bytes
@@ -132,16 +132,16 @@ def test_break_even_points_are_those_of_the_prototypes(num_keys):
 def test_in_the_papers_setting_two_servers_keep_most_of_the_saving_and_one_server_none():
     """n = 10,000 words, m = 1,000: select saves ten times."""
     need = Workload(10_000, 1_000, 2_000, 50)
-    prices = {price.way: price for price in price_all(need)}
+    prices = {price.name: price for price in price_all(need)}
     whole = prices["broadcast"].bytes_total
     assert whole / prices["pregenerated"].bytes_total == pytest.approx(10, rel=0.01)
     assert whole / prices["pir"].bytes_total == pytest.approx(3.8, rel=0.02)
     assert whole < prices["pir-one-server"].bytes_total
-    assert best(prices.values(), need, "hidden").way == "pir"
-    assert best(prices.values(), need, "hidden-one-server").way == "broadcast"
-    assert best(prices.values(), need, "hidden-enclave").way == "enclave"
-    assert best(prices.values(), need, "unlinked").way == "relay"
-    assert best(prices.values(), need).way == "on-demand"
+    assert best(prices.values(), need, "hidden").name == "pir"
+    assert best(prices.values(), need, "hidden-one-server").name == "broadcast"
+    assert best(prices.values(), need, "hidden-enclave").name == "enclave"
+    assert best(prices.values(), need, "unlinked").name == "relay"
+    assert best(prices.values(), need).name == "on-demand"
 
 
 def test_a_way_dearer_than_broadcast_is_refused_with_its_numbers():
@@ -160,7 +160,9 @@ def test_a_way_dearer_than_broadcast_is_refused_with_its_numbers():
 
 def test_a_way_whose_messages_cannot_hold_it_is_left_out():
     need = Workload(10**9, 10**7, 2_000, 1)
-    assert [p.way for p in price_all(need)] == [way for way in delivery_names() if way != "enclave"]
+    assert [p.name for p in price_all(need)] == [
+        way for way in delivery_names() if way != "enclave"
+    ]
     with pytest.raises(InputError, match="enclave"):
         price_of("enclave", need)
 
@@ -171,11 +173,11 @@ def test_an_unknown_requirement_is_refused():
     with pytest.raises(InputError, match="hidden-enclave"):
         best(prices, need, "secret")
     with pytest.raises(InputError, match="no way satisfies"):
-        best([price for price in prices if price.way == "on-demand"], need, "hidden")
+        best([price for price in prices if price.name == "on-demand"], need, "hidden")
 
 
 def test_private_ways_are_those_that_keep_whose_keys_are_whose():
-    prices = {price.way: price for price in price_all(Workload(10_000, 10, 100, 5))}
+    prices = {price.name: price for price in price_all(Workload(10_000, 10, 100, 5))}
     linked = {
         way
         for way, price in prices.items()
@@ -191,7 +193,7 @@ def test_keys_of_somebody_are_unlinked_in_a_crowd_only(cohort, way):
     """A gateway that learns keys of somebody knows whose they are where nobody else takes part."""
     need = Workload(10_000, 1_000, 2_000, cohort)
     assert satisfies(price_of("relay", need), "unlinked", need) == (cohort > 1)
-    assert best(price_all(need), need, "unlinked").way == way
+    assert best(price_all(need), need, "unlinked").name == way
 
 
 def test_a_way_that_is_not_private_may_send_more_than_the_whole_model():

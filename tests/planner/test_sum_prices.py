@@ -88,9 +88,9 @@ def test_a_dense_sum_takes_as_long_as_measured(cell):
 
 
 def test_masked_sums_of_a_million_clients_are_beyond_their_limits():
-    assert [p.way for p in price_sums(Workload(10**6, 100, 256, 10**6))] == [
+    assert [p.name for p in price_sums(Workload(10**6, 100, 256, 10**6))] == [
         "plain",
         "dense",
         "secure-sparse",
     ]
-    assert "secure-dense" in {price.way for price in price_sums(Workload(10**6, 100, 256, 10**4))}
+    assert "secure-dense" in {price.name for price in price_sums(Workload(10**6, 100, 256, 10**4))}

@@ -65,8 +65,8 @@ def test_building_does_not_grow_with_the_cohort_and_answering_has_nothing_else_i
         assert one.server_seconds == pytest.approx(
             sum(one.seconds_by.values()) + sum(one.building_by.values())
         )
-    builds = {price.way for price in few if sum(price.building_by.values()) > 0}
-    assert builds == {price.way for price in few} - {"broadcast", "on-demand"}
+    builds = {price.name for price in few if sum(price.building_by.values()) > 0}
+    assert builds == {price.name for price in few} - {"broadcast", "on-demand"}
 
 
 @pytest.mark.parametrize(("num_keys", "m"), [(2_000, 100), (2_000, 12)])
@@ -106,4 +106,4 @@ def test_calibration_measures_and_changes_seconds_but_no_byte():
     need = Workload(10_000, 100, 2_000, 50)
     for mine, ours in zip(price_all(need, machine), price_all(need), strict=True):
         assert (mine.bytes_down, mine.bytes_up) == (ours.bytes_down, ours.bytes_up)
-        assert (mine.server_seconds == ours.server_seconds) == (mine.way == "broadcast")
+        assert (mine.server_seconds == ours.server_seconds) == (mine.name == "broadcast")

@@ -80,7 +80,7 @@ def test_a_run_by_name_shows_it_in_plan_trust_table_record_and_report(tmp_path):
     pages = "".join(page.read_text() for page in (tmp_path / "page").rglob("*.html"))
     assert [word for word in ("left server", "two halves") if word not in pages] == []
     load = Workload(num_keys=1_000, keys_per_client=10, slice_bytes=40, cohort=5)
-    assert price_sums(load, [HALVES])[-1].way == "halves"
+    assert price_sums(load, [HALVES])[-1].name == "halves"
     numbers = {"num-keys": 1000, "keys-per-client": 10, "slice-bytes": 40, "cohort": 5}
     flags = [word for name, n in numbers.items() for word in (f"--{name}", str(n))]
     shown = CliRunner().invoke(

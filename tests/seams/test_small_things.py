@@ -34,7 +34,7 @@ def test_records_are_read_from_a_path_that_is_text(tmp_path):
 
 def test_every_sum_has_a_price():
     need = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
-    assert {price.way for price in price_sums(need)} == set(AGGREGATIONS)
+    assert {price.name for price in price_sums(need)} == set(AGGREGATIONS)
 
 
 def test_two_interrupts_end_without_a_traceback():

@@ -226,7 +226,7 @@ class SumPrice:
     """What adding up costs in a round.
 
     Args:
-        way: name of the aggregation.
+        name: of the aggregation.
         bytes_up: that a client sends, to all servers together.
         bytes_down: that it receives.
         requests: of a client, at each server.
@@ -235,7 +235,7 @@ class SumPrice:
         server_memory: bytes that one server holds.
     """
 
-    way: str
+    name: str
     bytes_up: int
     bytes_down: int
     requests: int

@@ -157,7 +157,7 @@ def show_fleet(
     console.print(_table(_fleet_title(need, fleet), _deliveries(need, fleet, prices)))
     sums = price_sums(need, own)
     console.print(_table("Checking in, and adding up", _sums(need, fleet, own)))
-    if beyond := [way for way in aggregation_names() if way not in {price.way for price in sums}]:
+    if beyond := [way for way in aggregation_names() if way not in {price.name for price in sums}]:
         click.echo(f"beyond the limits of its messages: {', '.join(beyond)}")
 
 
@@ -187,7 +187,7 @@ def _deliveries(
 
     for price in prices:
         for one in delivery_needs(price, need, fleet):
-            yield price.way, price.bytes_total, one
+            yield price.name, price.bytes_total, one
 
 
 def _sums(
@@ -198,7 +198,7 @@ def _sums(
     yield "check-in", 0, checkin_need(need, fleet)
     for price in price_sums(need, own):
         for one in sum_needs(price, need, fleet):
-            yield price.way, price.bytes_up + price.bytes_down, one
+            yield price.name, price.bytes_up + price.bytes_down, one
 
 
 def _table(title: str, lines: Iterator[tuple[str, int, PartyNeed]]) -> Table:
@@ -352,7 +352,7 @@ def _as_json(
         "workload": asdict(need),
         "speeds": asdict(machine),
         "prices": [_price_as_json(price) for price in prices],
-        "best": {trust: price.way for trust, price in chosen.items()},
+        "best": {trust: price.name for trust, price in chosen.items()},
     }
 
 
@@ -362,7 +362,7 @@ def _show(need: Workload, prices: Sequence[Price], chosen: Mapping[Trust, Price]
     console.print(_best_table(need, chosen))
     for table in (_cost_table(need, prices), _server_table(prices), _trust_table(prices)):
         console.print(table)
-    if beyond := set(delivery_names()) - {price.way for price in prices}:
+    if beyond := set(delivery_names()) - {price.name for price in prices}:
         click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
 
 
@@ -374,7 +374,7 @@ def _best_table(need: Workload, chosen: Mapping[Trust, Price]) -> Table:
     table.add_column("where")
     for trust, price in chosen.items():
         provided = [TRUSTS[trust], *_provided(need, price)]
-        table.add_row(trust, price.way, "\n".join(provided))
+        table.add_row(trust, price.name, "\n".join(provided))
     return table
 
 
@@ -393,7 +393,7 @@ def _cost_table(need: Workload, prices: Sequence[Price]) -> Table:
     whole = prices[0].bytes_total
     for price in prices:
         table.add_row(
-            price.way,
+            price.name,
             write_bytes(price.bytes_down),
             write_bytes(price.bytes_up) if price.bytes_up else "-",
             _write_share(price.bytes_total / whole),
@@ -409,7 +409,7 @@ def _server_table(prices: Sequence[Price]) -> Table:
     table = _numbers(title, "building CPU", "slices made", "memory", "can be cached")
     for price in prices:
         table.add_row(
-            price.way,
+            price.name,
             _write_split(price.building_by),
             write_count(price.slices_generated) if price.slices_generated else "-",
             write_bytes(price.server_memory),
@@ -434,7 +434,7 @@ def _trust_table(prices: Sequence[Price]) -> Table:
     table.add_column("party: what it learns, and what that rests on")
     for price in prices:
         learned = [f"{party}: {leak}" for party, leak in price.about.leaks.items()]
-        table.add_row(price.way, "\n".join([*learned, f"assumption: {price.about.rests_on}"]))
+        table.add_row(price.name, "\n".join([*learned, f"assumption: {price.about.rests_on}"]))
     return table
 
 
@@ -475,7 +475,7 @@ def _price_as_json(price: Price) -> dict[str, Any]:
     """A price as plain values."""
     return {
         **{name: value for name, value in vars(price).items() if name != "about"},
-        "way": price.way,
+        "way": price.name,
         "basis": price.about.basis,
         "assumption": price.about.rests_on,
         "bytes_total": price.bytes_total,

@@ -78,7 +78,7 @@ class Cost:
         select_calls: slices that were computed, one for each call of the select function.
         cache_hits: slices that were asked for and found computed.
         distinct_slices: how many different slices of cut parts the cohort asked for.
-        seen_by: party -> what it learns of a client's keys while slices are delivered.
+        leaks: party -> what it learns of a client's keys while slices are delivered.
     """
 
     bytes_down: Mapping[int, int]
@@ -86,7 +86,7 @@ class Cost:
     select_calls: int
     cache_hits: int
     distinct_slices: int
-    seen_by: Mapping[str, Leak]
+    leaks: Mapping[str, Leak]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Price:
     passed_on_by: str = ""
 
     @property
-    def way(self) -> str:
+    def name(self) -> str:
         """The name of the delivery."""
         return self.about.name
 

@@ -96,7 +96,7 @@ class Broadcast:
             select_calls=count_asked(state.layout, keys),
             cache_hits=0,
             distinct_slices=count_distinct(state.layout, keys),
-            seen_by=self.about.leaks,
+            leaks=self.about.leaks,
         )
         return _deliver(state, keys, cost, self.coding)
 
@@ -231,5 +231,5 @@ def _served(
         select_calls=computed or distinct,
         cache_hits=asked if computed else asked - distinct,
         distinct_slices=distinct,
-        seen_by=leaks,
+        leaks=leaks,
     )

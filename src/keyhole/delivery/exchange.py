@@ -275,7 +275,7 @@ def deliver_privately(
         select_calls=sum(part.space.num_keys for part in cut_parts(layout)),
         cache_hits=count_asked(layout, demand),
         distinct_slices=count_distinct(layout, demand),
-        seen_by=how.leaks,
+        leaks=how.leaks,
     )
     return Delivered(submodels, kept, cost)
 

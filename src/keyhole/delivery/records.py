@@ -1,12 +1,8 @@
-"""Records: slices of one table as fixed-length bytes, plain or coded in fewer bits.
+"""Lays slices of a table out as records of fixed length, plain or coded in fewer bits.
 
 A record is what a slice is on a disk and on a wire: its arrays one after the other in path order,
 little-endian, without padding. Every slice of a table has the same length, so key k lies at
-k * record_bytes.
-
-Demand: the keys that a cohort asks for, counted.
-
-Assembly: a sub-model from the records of its slices, whichever way they came.
+k * record_bytes. A sub-model is assembled from the records of its slices, whichever way they came.
 """
 
 from __future__ import annotations

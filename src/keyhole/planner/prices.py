@@ -52,7 +52,7 @@ def price_all(load: Workload, speeds: Speeds | None = None) -> tuple[Price, ...]
     out. Speeds are of one core; None takes those of a machine that was measured.
 
     >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
-    >>> prices = {price.way: price for price in price_all(load)}
+    >>> prices = {price.name: price for price in price_all(load)}
     >>> prices["broadcast"].bytes_total
     20000000
     >>> prices["pir"].bytes_total < prices["broadcast"].bytes_total / 3
@@ -105,7 +105,7 @@ def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Pric
 
     >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> prices = price_all(load)
-    >>> [best(prices, load, trust).way for trust in ("unlinked", "hidden", "hidden-one-server")]
+    >>> [best(prices, load, trust).name for trust in ("unlinked", "hidden", "hidden-one-server")]
     ['relay', 'pir', 'broadcast']
     """
     suitable = [price for price in prices if satisfies(price, trust, load)]
@@ -122,7 +122,7 @@ def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Pric
 def check_worth(price: Price, broadcast: Price) -> None:
     """Raises CostlyError for a private delivery that sends more than `broadcast` does for the same
     load."""
-    _refuse_dearer(price.way, price.about.is_private, price.bytes_total, broadcast.bytes_total)
+    _refuse_dearer(price.name, price.about.is_private, price.bytes_total, broadcast.bytes_total)
 
 
 def _refuse_dearer(name: str, is_private: bool, sent: int, whole: int) -> None:

@@ -465,6 +465,6 @@ def record_results(
         "distinct_keys": _count_distinct(results),
         "unplaced_keys": sum(result.unplaced_keys for result in results)
         + (0 if summed is None else summed.unplaced_keys),
-        "seen_by": {p: str(learned) for p, learned in costs[-1].seen_by.items()} if costs else {},
+        "seen_by": {p: str(learned) for p, learned in costs[-1].leaks.items()} if costs else {},
         "seen_in_sum": dict(PLAIN.about.seen_by() if summed is None else summed.seen_by),
     }

@@ -307,7 +307,7 @@ class Streamed:
         """What devices that ended had fetched, and what went wrong among them."""
         demand: Demand = {result.client: result.keys for result in tally.ended if result.keys}
         cost = Pregenerated(self.served.coding).cost(layout, demand)
-        tally.costs.append(replace(cost, seen_by=self.served.fetched.about.leaks))
+        tally.costs.append(replace(cost, leaks=self.served.fetched.about.leaks))
         tally.incidents += self.served.summons.incidents()
 
 
@@ -366,7 +366,7 @@ class Served:
         gathered = self.inbox.add_up(published.id, machine.outcomes, self.coding)
         assert machine.closed is not None
         incidents = [*self.summons.incidents(), *gathered.incidents]
-        cost = replace(gathered.cost, seen_by=self.fetched.about.leaks)
+        cost = replace(gathered.cost, leaks=self.fetched.about.leaks)
         results = CohortResults(gathered.results, cost, machine.closed, incidents=incidents)
         record = record_round(t, state, plan, results, gathered.summed)
         return gathered.summed.rows, record

@@ -1,10 +1,11 @@
-"""The client: verifies first, then asks for all keys in one sealed request.
+"""Delivers slices from an enclave: a client verifies it, then asks for all keys under seal.
 
 Hidden from the host and from everybody on the way: the keys, how many there are, and the records;
 if HPKE holds, if the hardware isolates the program that the policy lists, and if that program is
 good. Not hidden: who asks, when, and the public maximum of keys. Under simulated evidence nothing
-is hidden from the host, who can look into the process. Protocol, policy and verifier are real;
-isolation is neither provided nor tested here; Python in an enclave is not constant-time.
+is hidden from the host, who can look into the process: that must be allowed, and every record says
+so. Protocol, policy and verifier are real; isolation is neither provided nor tested here; Python in
+an enclave is not constant-time.
 """
 
 from __future__ import annotations

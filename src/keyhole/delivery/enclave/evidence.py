@@ -1,21 +1,14 @@
-"""Evidence: what an enclave shows of itself, before it is told anything.
+"""Describes what an enclave shows of itself: evidence, the params of its table, claims of a quote.
 
 Roles as in RFC 9334: the enclave is the attester, the client verifies and decides by itself.
-
-PirParams: the public facts of a table that an enclave holds, which its evidence vouches for.
-
-Claims: what a verified quote says, in words that do not depend on the hardware.
-
-Where a quote of Intel's hardware ends: its lengths, added up before anybody verifies it.
 
 A quote is a head of 48 bytes, a report, the length of what follows, two values of 64 bytes
 (signature and attestation key), the report of the quoting enclave with its signature, data of that
 enclave, and certificates. Version 3 (SGX) has these in a row; version 4 (TDX) puts them from the
-report of the quoting enclave on into a block of type 6 with a length of its own. Source: Intel's
-"SGX ECDSA Quote Library API" and "TDX DCAP Quoting Library API", the appendices on quote formats.
-
-The library that verifies quotes ignores what stands behind them, and some of these lengths. We
-accept one length, so that evidence that was verified once cannot take another shape.
+report of the quoting enclave on into a block of type 6 with a length of its own (Intel's "SGX ECDSA
+Quote Library API" and "TDX DCAP Quoting Library API"). The library that verifies quotes ignores
+what stands behind them, and some of these lengths. We accept one length, so that evidence that was
+verified once cannot take another shape.
 """
 
 from __future__ import annotations

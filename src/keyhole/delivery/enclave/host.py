@@ -1,6 +1,4 @@
-"""Frames between the host and the enclave program: a kind, a length, and that many bytes.
-
-The host: starts the enclave program, hands it a table, and carries sealed messages to and fro.
+"""Starts the enclave program, hands it a table, and carries sealed messages to and fro in frames.
 
 The host sees the table, who asks and when, and ciphertext. It is not trusted with more, and need
 not be: whatever it changes, withholds or repeats is refused by the client or by the program.

@@ -1,32 +1,19 @@
-"""Oblivious select: rows by key, where the rows that are read do not depend on the keys.
+"""Runs the enclave program, `python -m keyhole.delivery.enclave.program`: oblivious select inside.
 
 For every key all rows are read, in their order, and all but one are masked to zeros:
 
     out[j] = OR over r of (rows[r] AND mask[j, r])
     mask[j, r] = all ones if r = keys[j], else zero
 
-Rows are taken in tiles that stay in the cache of a core while every key passes over them, so that
-the table comes from memory once for all keys. Masks are made for some keys at a time: memory beside
-the output does not grow with their number.
-
 Hidden: which rows are selected, from anyone who sees the addresses that this code reads and writes.
 Not covered: what a processor does beneath them, time, power, and the Python around this file, which
-is not constant-time.
+is not constant-time. Run as it is, it is an ordinary process that its host can look into: isolation
+is neither provided nor tested here.
 
-Inside the enclave: a table, a private key, and what may be asked of them. No sockets here.
-
-The private key is drawn with every table and exists in this object alone: it is never returned,
+The private key is drawn with every table and exists in `Inside` alone: it is never returned,
 written or printed, and what was recorded in one round cannot be opened by anyone who takes over the
-program in a later one.
-
-The enclave program: `python -m keyhole.delivery.enclave.program`.
-
-A process of its own that answers commands in frames on the socket it was given as its standard
-input; it ends with the command STOP, with its host, or on SIGINT or SIGTERM. Every command that
+program in a later one. Commands come in frames on the socket that is the standard input; one that
 cannot be fulfilled is answered by the same frame, whatever the reason.
-
-Run as it is, it is an ordinary process that its host can look into: isolation is neither provided
-nor tested here. Inside an enclave it would be Python, which is not constant-time.
 """
 
 from __future__ import annotations

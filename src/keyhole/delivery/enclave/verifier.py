@@ -1,12 +1,4 @@
-"""Policy: which enclaves a client is willing to tell its keys.
-
-A simulated attester: the shape of attestation, without any hardware behind it.
-
-It signs the same facts that a quote holds with a key that it made up at its start and that nobody
-vouches for. Anyone who can start a process can do that: it protects nothing, and exists so that the
-protocol can be run and tested where there is no enclave. A policy refuses it by default.
-
-The verifier: from evidence to claims, or to a refusal with its reason.
+"""Verifies evidence against a policy: claims, or a refusal with its reason.
 
 The signatures of quotes, certificate chains, revocation lists and TCB levels are checked by the
 library `dcap_qvl` against Intel's root; form, policy and the binding to key, table and nonce are
@@ -14,6 +6,10 @@ checked here. All of it is real and tested on genuine quotes, except one thing: 
 binds a key of ours, so a binding that holds is shown with simulated evidence, and on genuine quotes
 only that a foreign one is refused. Whether an enclave isolates what runs in it is up to the
 hardware: isolation is neither provided nor tested here.
+
+The simulated attester signs the same facts with a key that it made up and that nobody vouches for.
+Anyone who can start a process can do that: it protects nothing, and exists so that the protocol can
+be run and tested where there is no enclave. A policy refuses it by default.
 """
 
 from __future__ import annotations

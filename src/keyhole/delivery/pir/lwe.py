@@ -1,17 +1,11 @@
-"""The shape of retrieval by learning with errors: its parameters, its layout and its lengths.
-
-Whole numbers only, so that clients and servers on any machine choose the same layout.
-
-Products modulo 2^32, and the public matrix of learning with errors.
+"""Computes with learning with errors: the layout of a table, products modulo 2^32, errors, queries.
 
 Everything that clients and servers compute is one product of matrices: queries are secrets times
 the public matrix, a reply is queries times the table, the hint the public matrix times the table,
 and a client opens a reply with its secrets times the hint. Unsigned numbers of 32 bits wrap as q
-does, so every product is exact.
-
-Errors of learning with errors: a discrete Gaussian, by a table of its distribution.
-
-The client's side of learning with errors: queries for columns, and what opens their replies.
+does, so every product is exact. The layout follows from whole numbers only, so that clients and
+servers on any machine choose the same. Errors are of a discrete Gaussian, by a table of its
+distribution.
 """
 
 from __future__ import annotations
@@ -68,7 +62,7 @@ def failure_of_byte(columns: int, modulus: int = _MODULUS) -> float:
 
 
 def max_columns(max_keys: int, row_bytes: int) -> int:
-    """The columns up to which one of all bytes of a question fails with at most 2^-40."""
+    """The columns up to which one of all bytes of a query fails with at most 2^-40."""
     bits = 1 + _SAFETY_BITS + (max_keys * row_bytes).bit_length()
     return 1000 * _EXPONENT // (694 * bits)  # 0.694 is above log(2)
 
@@ -139,7 +133,7 @@ class LweShape:
 
     @property
     def failure(self) -> float:
-        """A bound of the probability that one byte or more of a question is decoded wrongly; its
+        """A bound of the probability that one byte or more of a query is decoded wrongly; its
         tag shows that, and the client has to ask again."""
         return self.max_keys * self.row_bytes * failure_of_byte(self.columns)
 

@@ -225,7 +225,7 @@ def _count_known(known: NDArray[np.uint64], asked: NDArray[np.uint64]) -> int:
 def _replay(got: str, allowed: str) -> ReplayError:
     return ReplayError(
         f"queries that this table does not answer: got {got}; expected {allowed}; make a new "
-        "question for every request; a new round has a new table"
+        "query for every request; a new round has a new table"
     )
 
 

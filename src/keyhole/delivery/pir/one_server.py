@@ -19,7 +19,7 @@ damages some columns, and then sees whether a client fails or falls silent, lear
 these was asked for. Nor is the time that a client's work takes.
 
 Cost: the hint must be fetched anew in every round, and each key takes a whole query, so this
-competes with sending everything: see `LweShape.total_bytes`. One byte or more of a question is
+competes with sending everything: see `LweShape.total_bytes`. One byte or more of a query is
 decoded wrongly with probability at most `LweShape.failure`, kept below 2^-40 by the layout; the tag
 shows it.
 """
@@ -161,7 +161,7 @@ class OneServerClient:
         self._hint = _read_hint(hint, params, self._shape)
 
     def query(self, keys: KeyArray, prg: Prg | None = None) -> OneServerQuery:
-        """Makes a question for keys; see `SelectClient`. The rest of `max_keys` are random ones."""
+        """Makes a query for keys; see `SelectClient`. The rest of `max_keys` are random ones."""
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
         shape = self._shape
@@ -199,7 +199,7 @@ class OneServerQuery:
         return self._messages.take()
 
     def decode(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the slices; see `Query`. Replies that are none do not use the question up."""
+        """Returns the slices; see `Query`. Replies that are none do not use the query up."""
         self._wanted.peek()
         rows = _read_reply(replies, self._check, self._params)
         wanted, opening = self._wanted.take()

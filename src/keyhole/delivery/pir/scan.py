@@ -1,11 +1,9 @@
-"""Kernels that XOR rows together. They trust their arguments: `xor_scan` checks them.
+"""Scans a table: the XOR of the rows that the bits of a query select, at the speed of memory.
 
 Few queries: each reads the rows that its bits select, four at a time, while the next four are on
 their way from memory. Many queries: all use a block of rows while it is in the cache, and instead
 of rows they add entries of tables. A table holds all 16 XORs of four rows, so that four bits of a
 query cost one addition ("method of four Russians": Arlazarov, Dinic, Kronrod and Faradzev, 1970).
-
-Scans: the XOR of the rows that the bits of a query select, at the speed of memory.
 
 Which rows are read, and in what order, follows from shapes; but for this: a server that answers few
 queries skips the rows whose bit is 0. Those bits are its own share of a query, which looks random

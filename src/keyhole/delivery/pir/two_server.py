@@ -229,7 +229,7 @@ class XorQuery:
         return self._messages.take()
 
     def decode(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the slices; see `Query`. Replies that are none do not use the question up."""
+        """Returns the slices; see `Query`. Replies that are none do not use the query up."""
         self._wanted.peek()
         one, other = self._read(replies)
         wanted = self._wanted.take()
@@ -268,7 +268,7 @@ class TwoServerClient:
         self._batch = Batch.of(params)
 
     def query(self, keys: KeyArray, prg: Prg | None = None) -> XorQuery:
-        """Makes a question for keys; see `SelectClient`."""
+        """Makes a query for keys; see `SelectClient`."""
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
         points = self._batch.assign(wanted, prg)

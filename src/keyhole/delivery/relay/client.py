@@ -1,6 +1,4 @@
-"""What is asked through a relay: one slice at a time, and how long the answers are.
-
-Blind select: one sealed request for each key, which a relay carries and a gateway answers.
+"""Delivers slices through a blind relay by Oblivious HTTP: one sealed request for each key.
 
 Hidden from the relay: keys and slices, as far as HPKE holds. Hidden from the gateway: whose request
 it is and which belong together, as long as it does not work together with the relay, and the relay
@@ -152,7 +150,7 @@ class BlindClient:
 
     @property
     def num_requests(self) -> int:
-        """Of every question."""
+        """Of every query."""
         return sum(table.max_keys for table in self._tables)
 
     def reply_bytes(self, table: int) -> int:
@@ -160,7 +158,7 @@ class BlindClient:
         return slice_reply_bytes(self._tables[table].record_bytes) + self._overhead
 
     def query(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> BlindQuery:
-        """Makes a question; repeats and order are the client's own business.
+        """Makes a query; repeats and order are the client's own business.
 
         Args:
             keys: (n,) int64 for each table, with at most `max_keys` different ones.
@@ -189,7 +187,7 @@ class BlindClient:
 
 
 class BlindQuery:
-    """One question of a client, for one use. From `BlindClient.ask`."""
+    """One query of a client, for one use. From `BlindClient.query`."""
 
     def __init__(
         self,

@@ -1,15 +1,16 @@
-"""The gateway: opens requests, has them answered, seals the answers.
+"""Opens sealed requests, has them answered and seals the answers; packs many into one body.
 
-It sees which slices are asked for and that a relay asks; it sees neither whose request it is nor
-which requests belong together, if it does not work together with the relay and the relay mixes
-enough clients. A key that one client alone can want, and the times of requests, still tell. How
-long a copied request is refused: see `replay_window.py`.
+The gateway sees which slices are asked for and that a relay asks; it sees neither whose request it
+is nor which requests belong together, if it does not work together with the relay and the relay
+mixes enough clients. A key that one client alone can want, and the times of requests, still tell.
+How long a copied request is refused: see `ReplayWindow`.
 
-Mixing: the requests of many clients in one order that nobody can foresee.
+    requests   "KHB1"  length of each (u32)  requests, one behind the other, all of that length
+    answers    "KHB2"  their number (u32)    length of each (u32)  answers in the order of requests
 
-The relay knows which client sent which sealed request, and nothing of what is in it. It shuffles
-what it has collected, so that the order in which the gateway sees requests tells nothing about who
-sent them. How much that hides depends on how many clients are mixed: alone, a client is not hidden.
+Numbers are little-endian. The carrier of a batch can tell how many requests it holds and how long
+the answers are, and nothing else. An answer of length 0 stands for a request that the gateway could
+not open (RFC 9458, section 5.2, has no form for many requests at once).
 """
 
 from __future__ import annotations

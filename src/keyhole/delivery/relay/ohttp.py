@@ -1,12 +1,9 @@
-"""Key configurations: how clients learn to which key a gateway's requests are sealed (RFC 9458).
+"""Seals requests that a relay cannot read and whose sender the gateway cannot see (RFC 9458).
 
-A client that is given a key of its own can be told from all others, so it compares configurations
-from two sources (section 7): they must be equal, byte for byte.
-
-Oblivious HTTP: a request that its relay cannot read, and whose sender its gateway cannot see.
-
-RFC 9458. The client seals a request of binary HTTP to the gateway's key and hands it to a relay;
-the gateway opens it and seals its answer under a key that only this client has.
+The client seals a request of binary HTTP to the gateway's key and hands it to a relay; the gateway
+opens it and seals its answer under a key that only this client has. A client that is given a key of
+its own can be told from all others, so it compares key configurations from two sources (section 7):
+they must be equal, byte for byte.
 
 The relay learns who asks, when, how many requests of which lengths. The gateway learns what is
 asked, and that it came through the relay. As long as the two do not work together, and the relay
