@@ -36,7 +36,7 @@ def train(message: Message, _context: Context) -> Message:
     leaves = {path: array.numpy() for path, array in message.content["slices"].items()}
     submodel = _nest(leaves)
     data = clients.data(int(told["client"]))
-    update = clients.train(submodel, data, generator(*told["place"]))
+    update = clients.train(submodel, data, generator(*told["seed_path"]))
     return Message(RecordDict({"update": _record(update)}), reply_to=message)
 
 
@@ -77,7 +77,7 @@ class OnGrid:
         return updates
 
     def _message(self, job: Job) -> Message:
-        told = {"crowd": self._crowd, "client": job.client, "place": list(job.place)}
+        told = {"crowd": self._crowd, "client": job.client, "seed_path": list(job.seed_path)}
         content = RecordDict({"job": ConfigRecord(told), "slices": _record(job.submodel)})
         return Message(content, self._nodes[job.client], "train")
 
