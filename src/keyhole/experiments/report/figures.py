@@ -65,9 +65,6 @@ def draw_curves(
         metric: for the y axis; shares are drawn in percent.
         split: of the data, such as "validation", for the y axis.
         incomplete: labels that get a star, because trials are missing.
-
-    Returns:
-        A figure for `save_figure`.
     """
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     styles = series_styles(labels)
@@ -137,11 +134,8 @@ def _scale_rounds(axes: Axes) -> None:
 
 
 def draw_final(sweep: SweepResults) -> Figure:
-    """Draws one series for each panel of the sweep: left its sizes, right its test metric.
-
-    Returns:
-        A figure for `save_figure`. Lines without x stand side by side under their labels.
-    """
+    """Draws one series for each panel of the sweep: left its sizes, right its test metric. Lines
+    without x stand side by side under their labels."""
     styles = series_styles(list(sweep.panels))
     places = _places(sweep)
     with drawing():
@@ -287,11 +281,8 @@ def tuning_value(line: Series) -> Spread | None:
 
 
 def draw_grid(sweep: SweepResults) -> Figure:
-    """Draws one map for each panel of the sweep, with a frame around the best cell.
-
-    Raises:
-        InputError: two lines of a panel have the same rates, or a run names no rates.
-    """
+    """Draws one map for each panel of the sweep, with a frame around the best cell. Raises
+    InputError where two lines of a panel have the same rates."""
     maps = {panel: _cells(sweep, lines) for panel, lines in sweep.panels.items()}
     columns = min(2, len(maps))
     rows = math.ceil(len(maps) / columns)

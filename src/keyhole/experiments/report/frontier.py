@@ -143,11 +143,8 @@ def _is_near(one: Point, other: Point) -> bool:
 
 
 def draw_frontier(sweep: SweepResults) -> Figure:
-    """Draws one series for each panel of the sweep; points carry the labels of its lines.
-
-    Returns:
-        A figure for `save_figure`. A line without a finished trial has no point.
-    """
+    """Draws one series for each panel of the sweep; points carry the labels of its lines. A line
+    without a finished trial has no point."""
     styles = series_styles(list(sweep.panels))
     shown = {panel: _shown(lines) for panel, lines in sweep.panels.items()}
     with drawing():
@@ -214,9 +211,6 @@ def draw_demo(
         curves: label -> rounds done -> value on validation data, one or more; no select is first.
         points: label -> KB that a client moves in a round and value on test data, in that order.
         metric: for the y axes.
-
-    Returns:
-        A figure for `save_figure`.
     """
     styles = series_styles(list(curves))
     with drawing():

@@ -91,13 +91,7 @@ tr.incomplete td { background: var(--warn-shade); }
 
 @dataclass(frozen=True)
 class Section:
-    """What the page shows of one sweep.
-
-    Args:
-        sweep: the results.
-        table: of them.
-        figures: kind -> SVG.
-    """
+    """What the page shows of one sweep: results, their table, and kind of figure -> SVG."""
 
     sweep: SweepResults
     table: ReportTable
@@ -105,12 +99,7 @@ class Section:
 
 
 def make_page(name: str, sections: Sequence[Section]) -> str:
-    """Returns the whole page. It loads nothing, and tells the browser to refuse if it tried.
-
-    Args:
-        name: of the report, for its title.
-        sections: in order.
-    """
+    """Returns the whole page. It loads nothing, and tells the browser to refuse if it tried."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     title = f"keyhole: {name}"
     return f"""<!doctype html>
@@ -226,18 +215,9 @@ def _values(values: Iterable[Any]) -> str:
 
 
 def write_section(sweep: SweepResults, to: Path) -> tuple[Section, list[Path]]:
-    """Writes the figures and the Markdown table of a sweep.
-
-    Args:
-        sweep: the results.
-        to: a directory; it is made if it is not there.
-
-    Returns:
-        What the page shows of the sweep, and the files: `<sweep>-<kind>.png`, `.svg`, `<sweep>.md`.
-
-    Raises:
-        StorageError: a file cannot be written.
-    """
+    """Writes the figures and the Markdown table of a sweep to a directory, which is made if it is
+    not there. Returns what the page shows of the sweep, and the files: `<sweep>-<kind>.png`,
+    `.svg`, `<sweep>.md`."""
     make_directory(to)
     table = make_table(sweep)
     saved = {
@@ -251,22 +231,14 @@ def write_section(sweep: SweepResults, to: Path) -> tuple[Section, list[Path]]:
 
 
 def write_page(name: str, sections: list[Section], to: Path) -> Path:
-    """Writes `index.html`, which holds everything, and returns its path.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
+    """Writes `index.html`, which holds everything, and returns its path."""
     path = to / "index.html"
     _write(path, make_page(name, sections))
     return path
 
 
 def write_privacy(tables: Sequence[PriceTable], to: Path) -> list[Path]:
-    """Writes the figure and the tables on private select; returns their paths.
-
-    Raises:
-        StorageError: a file cannot be written.
-    """
+    """Writes the figure and the tables on private select; returns their paths."""
     make_directory(to)
     text = to / "private-select.md"
     drawn = save_figure(draw_privacy(tables), to / "private-select")

@@ -54,11 +54,7 @@ _EXAMPLES = (100, 1_000, 10_000)
 
 @dataclass(frozen=True)
 class PriceTable:
-    """One table of slices.
-
-    Args:
-        num_keys: K.
-        slice_bytes: of one slice.
+    """One table of slices: K of them, and the bytes of one.
 
     >>> round(PriceTable(10_000, 2_000).kept("pir", 1_000), 1)
     0.8
@@ -103,11 +99,8 @@ class PriceTable:
 
 
 def slice_tables(slice_bytes: int = 2_000) -> tuple[PriceTable, ...]:
-    """The tables that are compared: of ten thousand to a million slices.
-
-    Args:
-        slice_bytes: of one slice: 500 numbers, as in the paper's task of tags.
-    """
+    """Returns the tables that are compared, of ten thousand to a million slices; a slice has 500
+    numbers, as in the paper's task of tags."""
     return tuple(PriceTable(num_keys, slice_bytes) for num_keys in _NUM_KEYS)
 
 
@@ -191,9 +184,6 @@ def draw_privacy(tables: Sequence[PriceTable]) -> Figure:
     """Draws, for each table, bytes relative to broadcast over m, and what is left of the saving.
 
     Rings and numbers show the break-even points: from there on, broadcast sends less.
-
-    Returns:
-        A figure for `save_figure`.
     """
     styles = series_styles(list(LABELS))
     with drawing():

@@ -65,13 +65,7 @@ _LIGHTEST = 0.76
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How one series is drawn.
-
-    Args:
-        color: as #rrggbb.
-        marker: matplotlib's code of it.
-        dashes: a matplotlib line style.
-    """
+    """How one series is drawn: a colour as #rrggbb, matplotlib's marker and line style."""
 
     color: str
     marker: str
@@ -183,14 +177,8 @@ def _thin(places: Sequence[float], *, log: bool) -> list[float]:
 def add_legend(
     figure: Figure, handles: Sequence[Artist], labels: Sequence[str], note: str = ""
 ) -> None:
-    """Puts the legend under the axes, where no line can run through it.
-
-    Args:
-        figure: with constrained layout, which makes the room.
-        handles: an artist of each series.
-        labels: what each is called.
-        note: a line above the series, such as what a star means.
-    """
+    """Puts the legend under the axes, where no line can run through it; a note, such as what a star
+    means, stands above the series. The figure's constrained layout makes the room."""
     if not any(labels) and not note:
         return
     longest = max(len(label) for label in labels)
@@ -208,18 +196,8 @@ def add_legend(
 
 
 def save_figure(figure: Figure, path_stem: Path | str) -> list[Path]:
-    """Writes a figure as PNG and SVG; the same figure gives the same bytes.
-
-    Args:
-        figure: as the drawing functions return it.
-        path_stem: the path without its ending.
-
-    Returns:
-        The two paths.
-
-    Raises:
-        StorageError: they cannot be written.
-    """
+    """Writes a figure as PNG and SVG and returns the two paths; the same figure gives the same
+    bytes. `path_stem` is the path without its ending."""
     stem = Path(path_stem)
     png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
     with drawing():

@@ -29,14 +29,8 @@ from keyhole.experiments.report.style import (
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """One row of a table of the paper.
-
-    Args:
-        mean: test accuracy in percent.
-        deviation: over 5 trials, in percent.
-        relative_size: client over server, with two decimals.
-        source: the table.
-    """
+    """One row of a table of the paper: test accuracy in percent, its deviation over 5 trials, and
+    client over server size with two decimals."""
 
     mean: float
     deviation: float
@@ -156,12 +150,8 @@ def find_finding(sweep: str) -> Finding | None:
 
 
 def find_number(sweep: str, panel: str, label: str) -> PaperNumber | None:
-    """Returns the paper's number for a line of a sweep, or None if it prints none.
-
-    Args:
-        sweep: its name.
-        panel: of the line.
-        label: of the line; it or the panel names m, as in "m = 4".
+    """Returns the paper's number for a line of a sweep, or None if it prints none; the label or the
+    panel names m, as in "m = 4".
 
     >>> print(find_number("emnist-cnn", "CNN", "m = 4"))
     75.02 ± 0.92
@@ -188,21 +178,8 @@ def place_in_paper(sweep: str) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a sweep.
-
-    Args:
-        panel: of the line.
-        label: of the line.
-        relative_size: client over server.
-        test: of the finished trials.
-        last: value of the curve.
-        finished: trials.
-        unfinished: trials that were begun.
-        planned: trials in all.
-        rounds: that a trial runs; None before the first is begun.
-        minutes: per finished trial.
-        paper: its number for the same setting.
-    """
+    """One line of a sweep: numbers of its finished trials, how many trials there are, and the
+    paper's number for the same setting. None stands for what is not there yet."""
 
     panel: str
     label: str
