@@ -145,7 +145,7 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
         directory: of the run, which keeps the salt of its sums.
         stop: ends waiting.
     """
-    from keyhole.service.sum_services import AggregatorClient, SumServices
+    from keyhole.service.sum_services import AggregatorClient, SumServices, kept_salt
     from keyhole.wire.http import HttpClient
 
     first, second = (
@@ -164,7 +164,9 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
         )
     )
     minimum = options["min_clients"] or 0
-    return SumServices(first, second, salt=_salt(directory), min_clients=minimum, stop=stop)
+    return SumServices(
+        first, second, salt=kept_salt(directory / _SALT), min_clients=minimum, stop=stop
+    )
 
 
 def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None], Device]) -> Send:
@@ -200,18 +202,3 @@ def _with(options: tuple[Callable[[_Command], _Command], ...], command: _Command
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def _salt(directory: Path) -> bytes:
-    """What tells the sums of a run from those of all others; made when the run starts."""
-    import secrets
-
-    from keyhole.files import make_directory, replacing, write_all
-    from keyhole.service.sum_services import SALT_BYTES
-
-    path = directory / _SALT
-    if not path.exists():
-        make_directory(directory)
-        with replacing(path) as descriptor:
-            write_all(descriptor, [secrets.token_bytes(SALT_BYTES)])
-    return path.read_bytes()

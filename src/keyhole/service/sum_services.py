@@ -7,6 +7,7 @@ the sum, with the noise of both aggregators where the plan promises privacy.
 
 from __future__ import annotations
 
+import secrets
 import struct
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -27,6 +29,7 @@ from keyhole.aggregation.shares import Share, SumFacts, read_share
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
+from keyhole.files import make_directory, replacing, write_all
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
@@ -150,6 +153,16 @@ def _read(body: memoryview, kind: type[T]) -> T:
 
 SALT_BYTES = 16
 """Of what tells the sums of a run from those of all others."""
+
+
+def kept_salt(path: Path) -> bytes:
+    """The salt of a run's sums, in a file that is made when the run starts."""
+    if not path.exists():
+        make_directory(path.parent)
+        with replacing(path) as descriptor:
+            write_all(descriptor, [secrets.token_bytes(SALT_BYTES)])
+    return path.read_bytes()
+
 
 _LOOK_EVERY = 0.2  # seconds between two looks at the aggregators
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0  # seconds between looks at a sum that is added up

@@ -13,13 +13,11 @@ than the round is read when there is time, and only says that its node lives.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from typing import TypeAlias
 
 from flwr.app import DEFAULT_TTL, Context, Message
@@ -41,7 +39,6 @@ from keyhole.engines.flower.messages import (
     write,
 )
 from keyhole.errors import MalformedError, StorageError
-from keyhole.files import make_directory, replacing, write_all
 from keyhole.rounds.machine import Dropped, Event, Reached, Refused
 from keyhole.service.access import Keyring
 from keyhole.service.inbox import Inbox, SpoolInbox
@@ -141,7 +138,7 @@ def inbox_of(config: RoundsConfig) -> Inbox:
     at an aggregator cannot be read."""
     if not config.aggregators:
         return SpoolInbox(UpdateSpool(config.rounds / "updates"))
-    from keyhole.service.sum_services import AggregatorClient, SumServices
+    from keyhole.service.sum_services import AggregatorClient, SumServices, kept_salt
 
     ca = None if config.aggregator_ca is None else str(config.aggregator_ca)
     first, second = (
@@ -150,19 +147,9 @@ def inbox_of(config: RoundsConfig) -> Inbox:
             zip(config.aggregators, config.aggregator_tokens, strict=True)
         )
     )
-    return SumServices(first, second, salt=_salt(config.run), seconds=config.round_seconds)
-
-
-def _salt(run: Path) -> bytes:
-    """What tells the sums of this run from those of all others; kept as long as the run is."""
-    from keyhole.service.sum_services import SALT_BYTES
-
-    path = run.with_name(f"{run.name}.salt")  # a run's directory is the training loop's to make
-    if not path.exists():
-        make_directory(path.parent)
-        with replacing(path) as file:
-            write_all(file, [secrets.token_bytes(SALT_BYTES)])
-    return path.read_bytes()
+    run = config.run  # a directory that is the training loop's to make
+    salt = kept_salt(run.with_name(f"{run.name}.salt"))
+    return SumServices(first, second, salt=salt, seconds=config.round_seconds)
 
 
 @dataclass(frozen=True)
