@@ -219,6 +219,7 @@ def test_a_reply_that_is_summed_in_pieces_has_the_same_check(monkeypatch):
         assert seal_reply(QUERY, PARAMS, 1, BODY) == whole == resealed(whole)
 
 
+@pytest.mark.slow
 def test_a_reply_of_two_gibibytes_has_a_check():
     """The library takes fewer bytes at once. Private pages that nobody wrote take no memory."""
     with mmap.mmap(-1, 2**31 + 5, flags=mmap.MAP_PRIVATE) as zeros, memoryview(zeros) as body:
