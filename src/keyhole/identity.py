@@ -19,7 +19,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -121,9 +121,10 @@ def pick(what: str, name: str, known: Mapping[str, _T]) -> _T:
     return by_case[name.lower()]
 
 
-def words_for(known: Iterable[str]) -> str:
+def words_for(known: Collection[str]) -> str:
     """Returns what a name may be, for errors and help."""
-    return ", ".join([*known, "or module:NAME of your own"])
+    own = "module:NAME of your own"
+    return ", ".join([*known, f"or {own}"]) if known else own
 
 
 def near_miss(name: str, known: Iterable[str]) -> str:

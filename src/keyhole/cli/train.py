@@ -44,6 +44,7 @@ from keyhole.cli.train_options import (
 )
 from keyhole.delivery import delivery_named
 from keyhole.experiments.specs import name_of
+from keyhole.files import make_directory
 
 if TYPE_CHECKING:
     from keyhole.experiments.trial import Result
@@ -160,6 +161,7 @@ def _train(
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.named import task_named
 
+    make_directory(out)  # a path that cannot be written shows before JAX and data are loaded
     start_jax()
     source, home = spec.data.name, out / name_of(spec)
     sizes = synthetic_sizes(source, [spec])
