@@ -32,8 +32,8 @@ from keyhole.experiments.specs import spec_of
 from keyhole.keys.budget import DeviceClass
 from keyhole.rounds.cores import Cores
 from keyhole.rounds.loop import Evaluation, start_run
+from keyhole.rounds.machine import Buffering, exponential
 from keyhole.rounds.round import in_process
-from keyhole.rounds.spec import Buffering, exponential
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.mixing import Mix
 from keyhole.service.relay import RelayApp, gateway_routes
