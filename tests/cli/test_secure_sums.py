@@ -159,10 +159,11 @@ def test_every_combination_runs_and_gives_the_plain_model(delivery, tmp_path):
 
 
 def commands_of(page):
-    """What a page tells people to type, without the prompt's continuation lines."""
+    """What a page tells people to type; a command that ends in dots is not whole."""
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("keyhole train")]
+    whole = [line for line in lines if not line.endswith("...")]
+    return [shlex.split(line, comments=True) for line in whole if line.startswith("keyhole train")]
 
 
 @pytest.mark.slow
