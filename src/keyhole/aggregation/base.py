@@ -123,10 +123,8 @@ class SumResult:
 def withheld(clients: int, minimum: int, seen_by: Mapping[str, str]) -> SumResult:
     """What comes of a sum with too few clients: nothing."""
     few = ThresholdError(
-        "too few clients for a sum to be released",
-        got=clients,
-        allowed=f"{minimum} or more",
-        fix="ask more clients",
+        f"too few clients for a sum to be released: got {clients}; expected {minimum} or more; ask "
+        "more clients"
     )
     return SumResult(None, {}, seen_by=seen_by, error=str(few))
 
@@ -294,10 +292,9 @@ def check_declares_noise(aggregation: Any) -> None:
     """Raises InputError for a sum of which no privacy account can be made."""
     if about_of(aggregation).noise is None:
         raise InputError(
-            "a sum that does not declare what a privacy account needs",
-            got=about_of(aggregation).name,
-            allowed="an aggregation whose `about` says how noise is added",
-            fix="declare it: AggregationAbout(noise=..., min_clients=..., failure=...)",
+            "a sum that does not declare what a privacy account needs: got "
+            f"{about_of(aggregation).name}; expected an aggregation whose `about` says how noise "
+            "is added; declare it: AggregationAbout(noise=..., min_clients=..., failure=...)"
         )
 
 

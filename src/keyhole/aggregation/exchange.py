@@ -96,10 +96,8 @@ class SumClient:
         """
         if not self._left:
             raise ReplayError(
-                "an update is shared once a round",
-                got="a second time",
-                allowed="one update for each client of a sum",
-                fix="make a client for each update",
+                "an update is shared once a round: got a second time; expected one update for each "
+                "client of a sum; make a client for each update"
             )
         secrets, split = Prg.fresh(), self._left.pop()
         one = ClientResult(0, "sent", keys, update)
@@ -158,10 +156,9 @@ def check_shared(aggregation: Any) -> SharedSum:
     if lacking or not about.is_shared:
         got = f" without {', '.join(lacking)}" if lacking else ""
         raise InputError(
-            "a sum that two aggregators cannot run",
-            got=f"{about.name}{got}",
-            allowed=f"servers=2, is_served, and {', '.join(_SERVED_HALF)}",
-            fix="add them: a wrapper forwards those of what it wraps",
+            f"a sum that two aggregators cannot run: got {about.name}{got}; expected servers=2, "
+            f"is_served, and {', '.join(_SERVED_HALF)}; add them: a wrapper forwards those of what "
+            "it wraps"
         )
     return cast(SharedSum, aggregation)
 
@@ -212,10 +209,8 @@ def prepare(aggregation: SharedSum, round: SumRound) -> tuple[bytes, SumFacts]:
     facts = aggregation.facts(params)
     if round.with_counts and not facts.with_counts:
         raise InputError(
-            "a sum that counts nobody",
-            got=f"{aggregation.about.name}, over those who chose a key",
-            allowed="an aggregation whose facts have counts",
-            fix="divide by the cohort",
+            f"a sum that counts nobody: got {aggregation.about.name}, over those who chose a key; "
+            "expected an aggregation whose facts have counts; divide by the cohort"
         )
     return params, facts
 

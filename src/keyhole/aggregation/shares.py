@@ -79,10 +79,9 @@ class SumFacts:
         clients = self.min_clients, self.max_clients
         if len(self.round) != _NAME_BYTES or min(clients) < 1 or min(sizes) < 0:
             raise InputError(
-                "facts of a sum that make no sense",
-                got=f"a name of {len(self.round)} bytes, {clients} clients, sizes {sizes}",
-                allowed=f"{_NAME_BYTES} bytes, 1 or more clients, sizes from 0",
-                fix="check what `facts` of the aggregation returns",
+                f"facts of a sum that make no sense: got a name of {len(self.round)} bytes, "
+                f"{clients} clients, sizes {sizes}; expected {_NAME_BYTES} bytes, 1 or more "
+                "clients, sizes from 0; check what `facts` of the aggregation returns"
             )
 
     @cached_property

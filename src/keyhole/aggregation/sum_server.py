@@ -95,15 +95,14 @@ class SumServer:
     ) -> None:
         if party not in (0, 1):
             raise InputError(
-                "there are two servers", got=party, allowed="0 or 1", fix="say which this one is"
+                f"there are two servers: got {party}; expected 0 or 1; say which this one is"
             )
         self._places = {name: place for place, name in enumerate(cohort)}
         if len(self._places) != len(cohort) or len(cohort) > facts.max_clients:
             raise InputError(
-                "a cohort that cannot be added",
-                got=f"{len(cohort)} clients, {len(self._places)} of them different",
-                allowed=f"{facts.max_clients} different ones or fewer",
-                fix="make the params for the cohort that is asked",
+                f"a cohort that cannot be added: got {len(cohort)} clients, {len(self._places)} of "
+                f"them different; expected {facts.max_clients} different ones or fewer; make the "
+                "params for the cohort that is asked"
             )
         self.facts, self.party = facts, party
         self._names, self._cohort, self._adder = tuple(cohort), cohort_digest(cohort), adder
@@ -136,10 +135,8 @@ class SumServer:
             self._adder.check_public(read_public(self.facts, public))
             if sha256(public).digest() != digest:
                 raise MismatchError(
-                    "a public message that its own message does not speak of",
-                    got="another digest",
-                    allowed="two messages of one update",
-                    fix="share the update again",
+                    "a public message that its own message does not speak of: got another digest; "
+                    "expected two messages of one update; share the update again"
                 )
 
     def accept(self, client: str, own: bytes) -> bytes:
@@ -155,19 +152,15 @@ class SumServer:
         place = self._place(client)
         if self._phase != "open":
             raise TooLateError(
-                "the sum takes no more clients",
-                got="one more client",
-                allowed="clients while it is open",
-                fix="take part in a later round",
+                "the sum takes no more clients: got one more client; expected clients while it is "
+                "open; take part in a later round"
             )
         digest, payload = read_own(self.facts, self.party, own)
         self._adder.check_own(payload)
         if place in self._digests or digest in self._seen:
             raise ReplayError(
-                "a client, or a message, that was accepted before",
-                got="a second time",
-                allowed="each once a round",
-                fix="leave it out",
+                "a client, or a message, that was accepted before: got a second time; expected "
+                "each once a round; leave it out"
             )
         self._digests[place], self._owns[place] = digest, sha256(own).digest()
         self._seen.add(digest)
@@ -247,7 +240,7 @@ class SumServer:
             raise different("a client that is not in both lists", "those of `clients`")
         if place not in self._left:
             raise ReplayError(
-                "a client that was added before", got="a second time", allowed="once", fix="stop"
+                "a client that was added before: got a second time; expected once; stop"
             )
         is_known = sha256(own).digest() == self._owns[place]
         if not is_known or sha256(public).digest() != self._digests[place]:
@@ -282,29 +275,23 @@ class SumServer:
         place = self._places.get(client)
         if place is None:
             raise NotAdmittedError(
-                "a client outside the cohort",
-                got="another name",
-                allowed=f"the {len(self._names)} clients of the cohort",
-                fix="take part in a round that asks for this client",
+                f"a client outside the cohort: got another name; expected the {len(self._names)} "
+                "clients of the cohort; take part in a round that asks for this client"
             )
         return place
 
     def _demand(self, phase: _Phase) -> None:
         if self._phase != phase:
             raise ViolationError(
-                "a step of a sum out of turn",
-                got=f"a sum that is {self._phase}",
-                allowed=f"one that is {phase}",
-                fix="accept, close, reduce, agree, add and share in this order, each once",
+                f"a step of a sum out of turn: got a sum that is {self._phase}; expected one that "
+                f"is {phase}; accept, close, reduce, agree, add and share in this order, each once"
             )
 
     def _check_cohort(self) -> None:
         if len(self._digests) < self.facts.min_clients:
             raise ThresholdError(
-                "too few clients for a sum to be released",
-                got=len(self._digests),
-                allowed=f"{self.facts.min_clients} or more",
-                fix="ask more clients",
+                f"too few clients for a sum to be released: got {len(self._digests)}; expected "
+                f"{self.facts.min_clients} or more; ask more clients"
             )
 
 
@@ -316,8 +303,6 @@ def cohort_digest(cohort: Sequence[str]) -> bytes:
 def different(got: str, allowed: str) -> MismatchError:
     """The error of servers that disagree."""
     return MismatchError(
-        "the servers do not speak of the same clients and messages",
-        got=got,
-        allowed=allowed,
-        fix="run the round again",
+        f"the servers do not speak of the same clients and messages: got {got}; expected "
+        f"{allowed}; run the round again"
     )

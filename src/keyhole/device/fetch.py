@@ -365,10 +365,8 @@ class KnownRound:
         names = {space.name for space in self.layout.spaces}
         if keys.keys() != names:
             raise KeySpaceError(
-                "keys do not match the cuts",
-                got=", ".join(sorted(keys)) or "none",
-                allowed=", ".join(sorted(names)) or "none",
-                fix="pass keys of each key space of the manifest",
+                f"keys do not match the cuts: got {', '.join(sorted(keys)) or 'none'}; expected "
+                f"{', '.join(sorted(names)) or 'none'}; pass keys of each key space of the manifest"
             )
         return {s.name: s.keys(_plain(keys[s.name])) for s in self.layout.spaces}
 

@@ -297,10 +297,10 @@ class QueryFetch:
         told = keys_of_round(known.manifest, info) if told is None else min(told, info.num_keys)
         if told is None and not self.others:
             raise InputError(
-                f"it is not known to how many keys queries of table {info.name!r} are padded",
-                got="a round that does not say how many keys a client chooses",
-                allowed="keys_per_client in the settings of the round, or a number for the table",
-                fix="publish it with them, or pass max_keys",
+                f"it is not known to how many keys queries of table {info.name!r} are padded: got "
+                "a round that does not say how many keys a client chooses; expected "
+                "keys_per_client in the settings of the round, or a number for the table; publish "
+                "it with them, or pass max_keys"
             )
         return told
 
@@ -319,10 +319,10 @@ class QueryFetch:
         told = public.name, public.num_keys, public.record_bytes
         if told != (name_table(known.id, place), info.num_keys, info.record_bytes):
             raise StaleError(
-                "the params of private retrieval are not those of the round",
-                got=f"{public.num_keys} slices of {public.record_bytes} bytes, or another round",
-                allowed=f"{info.num_keys} slices of {info.record_bytes} bytes of round {known.id}",
-                fix="check the URLs of the servers",
+                "the params of private retrieval are not those of the round: got "
+                f"{public.num_keys} slices of {public.record_bytes} bytes, or another round; "
+                f"expected {info.num_keys} slices of {info.record_bytes} bytes of round "
+                f"{known.id}; check the URLs of the servers"
             )
         if limit is not None and public.max_keys != limit:
             raise ServiceError(
@@ -361,7 +361,7 @@ class QueryFetch:
                 made.append(self.delivery.client(params, bytes(body)))
             except ProtocolError as error:
                 raise DamageError(
-                    "a hint was damaged", got=error.got, allowed=error.allowed, fix=error.fix
+                    f"a hint was damaged: got {error.got}; expected {error.allowed}; {error.fix}"
                 ) from error
 
         hint = links.each[0].get(f"{path}/hint", length, check).body

@@ -352,9 +352,9 @@ def _max_keys(known: KnownRound, name: str, factors: Sequence[str]) -> int:
     counts = [count for count in map(told.get, factors) if type(count) is int and count > 0]
     if len(counts) < len(factors):
         raise InputError(
-            f"it is not known to how many requests those for table {name!r} are padded",
-            got="a round that does not say how many keys a client chooses",
-            allowed="keys_per_client in the settings of the round, or a number for the table",
-            fix="publish it with them, or pass max_keys",
+            f"it is not known to how many requests those for table {name!r} are padded: got a "
+            "round that does not say how many keys a client chooses; expected keys_per_client in "
+            "the settings of the round, or a number for the table; publish it with them, or pass "
+            "max_keys"
         )
     return prod(counts)

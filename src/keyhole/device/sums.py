@@ -37,10 +37,9 @@ def params_in(known: KnownRound) -> bytes:
     text = known.manifest.settings.get(SUM_SETTING)
     if not isinstance(text, str):
         raise InputError(
-            f"round {known.id} has no secure sum",
-            got="settings without params of a sum",
-            allowed="a round that the trainer has published with --aggregators",
-            fix="nothing is sent in another way: ask the operator",
+            f"round {known.id} has no secure sum: got settings without params of a sum; expected a "
+            "round that the trainer has published with --aggregators; nothing is sent in another "
+            "way: ask the operator"
         )
     try:
         return b64decode(text, validate=True)
@@ -80,10 +79,8 @@ class SumPolicy:
         refused = [words for is_fine, words in checks if not is_fine]
         if refused:
             raise ViolationError(
-                "params of a sum that this device does not accept",
-                got=", ".join(refused),
-                allowed=str(self),
-                fix="nothing was sent; ask the trainer for other params",
+                f"params of a sum that this device does not accept: got {', '.join(refused)}; "
+                f"expected {self!s}; nothing was sent; ask the trainer for other params"
             )
 
     def _has_noise(self, facts: SumFacts) -> bool:

@@ -60,11 +60,9 @@ class Fleet:
         numbers = (self.seconds, self.cores, self.gbit, self.memory)
         if not (all(0 < number < inf for number in numbers) and 0 < self.busy <= 1):
             raise InputError(
-                "servers that could do nothing",
-                got=f"{self.cores} cores, {self.gbit:g} Gbit/s, {self.memory:g} bytes, "
-                f"{self.seconds:g} s, {self.busy:g} busy",
-                allowed="numbers above 0, and a share of at most 1",
-                fix="name servers as they are",
+                f"servers that could do nothing: got {self.cores} cores, {self.gbit:g} Gbit/s, "
+                f"{self.memory:g} bytes, {self.seconds:g} s, {self.busy:g} busy; expected numbers "
+                "above 0, and a share of at most 1; name servers as they are"
             )
 
 

@@ -80,10 +80,8 @@ def satisfies(price: Price, trust: Trust, load: Workload) -> bool:
     """
     if trust not in TRUSTS:
         raise InputError(
-            "no such trust requirement",
-            got=trust,
-            allowed=", ".join(TRUSTS),
-            fix="choose one of them",
+            f"no such trust requirement: got {trust}; expected {', '.join(TRUSTS)}; choose one of "
+            "them"
         )
     if price.about.basis not in _BASES[trust]:
         return False
@@ -111,10 +109,8 @@ def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Pric
     suitable = [price for price in prices if satisfies(price, trust, load)]
     if not suitable:
         raise InputError(
-            f"no way satisfies {trust!r}",
-            got="prices of none that does",
-            allowed="prices with broadcast among them",
-            fix="take them from price_all",
+            f"no way satisfies {trust!r}: got prices of none that does; expected prices with "
+            "broadcast among them; take them from price_all"
         )
     return min(suitable, key=lambda price: (price.bytes_total, price.server_seconds))
 
@@ -132,10 +128,9 @@ def _refuse_dearer(name: str, is_private: bool, sent: int, whole: int) -> None:
     """
     if is_private and sent > whole:
         raise CostlyError(
-            f"{name} sends more than the whole model",
-            got=f"{sent:,} bytes a client",
-            allowed=f"at most {whole:,}, what broadcast sends",
-            fix="choose broadcast, another number of keys a client, or force it",
+            f"{name} sends more than the whole model: got {sent:,} bytes a client; expected at "
+            f"most {whole:,}, what broadcast sends; choose broadcast, another number of keys a "
+            "client, or force it"
         )
 
 

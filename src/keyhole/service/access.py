@@ -62,10 +62,8 @@ def check_device_name(name: str) -> str:
     """Returns the name of a device; raises InputError unless it can be one."""
     if not DEVICE_NAME.fullmatch(name):
         raise InputError(
-            "not the name of a device",
-            got=f"{len(name)} characters",
-            allowed="1 to 64 letters, digits, '.', '_' and '-', a letter or digit first",
-            fix="choose another name",
+            f"not the name of a device: got {len(name)} characters; expected 1 to 64 letters, "
+            "digits, '.', '_' and '-', a letter or digit first; choose another name"
         )
     return name
 
@@ -91,10 +89,8 @@ class Keyring:
     def __post_init__(self) -> None:
         if not self.keys or any(len(key) < _MIN_KEY for key in self.keys):
             raise InputError(
-                "signing keys are missing or too short",
-                got=f"{len(self.keys)} keys",
-                allowed=f"one or more of {_MIN_KEY} bytes",
-                fix="make one with `keyhole token new-key`",
+                f"signing keys are missing or too short: got {len(self.keys)} keys; expected one "
+                f"or more of {_MIN_KEY} bytes; make one with `keyhole token new-key`"
             )
 
     def __repr__(self) -> str:
@@ -110,10 +106,9 @@ class Keyring:
             raise _bad_file(path, type(error).__name__, "a file of keys in hex") from error
         if mode & 0o077:
             raise InputError(
-                f"{path.name} can be read by others",
-                got=f"mode {mode & 0o777:o}",
-                allowed="mode 600: its owner alone",
-                fix=f"chmod 600 {path.name}, and make a new key if it may have been seen",
+                f"{path.name} can be read by others: got mode {mode & 511:o}; expected mode 600: "
+                f"its owner alone; chmod 600 {path.name}, and make a new key if it may have been "
+                "seen"
             )
         try:
             keys = tuple(bytes.fromhex(line) for line in text.split())
@@ -187,10 +182,8 @@ class Access:
     def __post_init__(self) -> None:
         if self.reads_need_token and self.keyring is None:
             raise InputError(
-                "reads need a token, but there is no key to check one with",
-                got="no keyring",
-                allowed="a keyring, or open reads",
-                fix="make a key with `keyhole token new-key`",
+                "reads need a token, but there is no key to check one with: got no keyring; "
+                "expected a keyring, or open reads; make a key with `keyhole token new-key`"
             )
 
     def identify(self, headers: Mapping[bytes, bytes], now: float) -> TokenClaims:
@@ -220,21 +213,19 @@ class Access:
 def not_admitted(got: str, allowed: str) -> NotAdmittedError:
     """The error of a good token that does not allow what was asked."""
     fix = "check in for the current round"
-    return NotAdmittedError("the token does not allow this", got=got, allowed=allowed, fix=fix)
+    return NotAdmittedError(f"the token does not allow this: got {got}; expected {allowed}; {fix}")
 
 
 def _refused(wrong: str) -> AccessError:
     return AccessError(
-        wrong,
-        got="no good token",
-        allowed="authorization: Bearer kh1....",
-        fix="check in again, or ask the operator for a token",
+        f"{wrong}: got no good token; expected authorization: Bearer kh1....; check in again, or "
+        "ask the operator for a token"
     )
 
 
 def _bad_file(path: Path, got: str, allowed: str) -> InputError:
     fix = "make one with `keyhole token new-key`"
-    return InputError(f"cannot use the keys in {path.name}", got=got, allowed=allowed, fix=fix)
+    return InputError(f"cannot use the keys in {path.name}: got {got}; expected {allowed}; {fix}")
 
 
 def _sign(key: bytes, signed: bytes) -> bytes:
@@ -286,18 +277,13 @@ class Guards:
         if seconds:
             rate = self.limits.rate_per_address if claims is None else self.limits.rate
             raise TooManyError(
-                "too many requests",
-                got="one more",
-                allowed=f"{rate:g} a second",
-                fix=f"wait {seconds:.3g} s",
+                f"too many requests: got one more; expected {rate:g} a second; wait {seconds:.3g} s"
             )
 
     def check_type(self, request: Request) -> None:
         """Raises MediaTypeError unless the body is said to be a message of `docs/wire.md`."""
         if request.headers.get(BINARY[0]) != BINARY[1]:
             raise MediaTypeError(
-                "a body of another content type",
-                got="another type",
-                allowed=BINARY[1].decode("ascii"),
-                fix="send that content-type",
+                "a body of another content type: got another type; expected "
+                f"{BINARY[1].decode('ascii')}; send that content-type"
             )

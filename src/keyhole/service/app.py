@@ -251,10 +251,8 @@ def _answer_bytes(
     total = sum([len(ask.keys) * (tables[ask.table].info.record_bytes + 1) for ask in asks])
     if total > limits.max_answer:
         raise TooLargeError(
-            "the slices asked for are too large for one answer",
-            got=f"{total} bytes",
-            allowed=f"{limits.max_answer} bytes",
-            fix="ask for fewer at a time",
+            f"the slices asked for are too large for one answer: got {total} bytes; expected "
+            f"{limits.max_answer} bytes; ask for fewer at a time"
         )
     return total
 
@@ -286,7 +284,7 @@ def _head_bytes(headers: Headers, length: int) -> int:
 
 
 def _missing(what: str, got: str, fix: str) -> NotFoundError:
-    return NotFoundError(f"no such {what}", got=got, allowed="one of this service", fix=fix)
+    return NotFoundError(f"no such {what}: got {got}; expected one of this service; {fix}")
 
 
 _MAX_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostly equal
@@ -379,10 +377,9 @@ class UpdateRoutes:
             if spool.has(round_id, device):
                 return round_id
             raise TooLateError(
-                "the round takes no more updates",
-                got="a round that is neither current and open, nor trailing",
-                allowed="the current round while it is open, and those that trail it",
-                fix="check in for the next one",
+                "the round takes no more updates: got a round that is neither current and open, "
+                "nor trailing; expected the current round while it is open, and those that trail "
+                "it; check in for the next one"
             )
         if current.cohort is not None and device not in current.cohort:
             raise not_admitted("a device outside the cohort", "a device of this round's cohort")
@@ -395,10 +392,8 @@ class UpdateRoutes:
         update, _ = messages.decode_update(body, layout, self.guards.limits.max_keys)
         if usable(update) is None:
             raise NotFiniteError(
-                "the update cannot be added up",
-                got="NaN, infinity or numbers near them",
-                allowed="finite numbers below 2^108",
-                fix="clip updates, or lower the learning rate",
+                "the update cannot be added up: got NaN, infinity or numbers near them; expected "
+                "finite numbers below 2^108; clip updates, or lower the learning rate"
             )
         return spool.store(round_id, device, body)
 
@@ -475,9 +470,7 @@ class App:
     async def _ready(self, request: Request) -> Response:
         current = self._rounds.current()
         if current is None:
-            raise BusyError(
-                "no round yet", got="none", allowed="a published round", fix="publish one"
-            )
+            raise BusyError("no round yet: got none; expected a published round; publish one")
         with self._rounds.hold(current.round):
             return json_response({"round": current.round})
 

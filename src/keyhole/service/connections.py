@@ -126,10 +126,8 @@ class Connection(asyncio.Protocol):
         if len(self._owner.all) > self._owner.limit:
             self._refuse(
                 BusyError(
-                    "too many connections",
-                    got="one more",
-                    allowed=self._owner.limit,
-                    fix="come back when the answer says",
+                    f"too many connections: got one more; expected {self._owner.limit}; come back "
+                    "when the answer says"
                 ),
                 retry_after=_BUSY_SECONDS,
             )
@@ -156,10 +154,8 @@ class Connection(asyncio.Protocol):
             if self._head > self._owner.limits.max_head:
                 self._refuse(
                     TooLargeError(
-                        "the head of the request is too long",
-                        got="more bytes",
-                        allowed=f"{self._owner.limits.max_head} bytes",
-                        fix="send fewer headers",
+                        "the head of the request is too long: got more bytes; expected "
+                        f"{self._owner.limits.max_head} bytes; send fewer headers"
                     )
                 )
         if len(inner.pipeline) > _MAX_AHEAD:  # an answer in between would be taken for another
@@ -226,10 +222,8 @@ class Connection(asyncio.Protocol):
         """What uvicorn calls where a request cannot be parsed."""
         self._refuse(
             RequestError(
-                "not a request that can be read",
-                got="other bytes",
-                allowed="HTTP/1.1",
-                fix="check the client and what stands between",
+                "not a request that can be read: got other bytes; expected HTTP/1.1; check the "
+                "client and what stands between"
             )
         )
 

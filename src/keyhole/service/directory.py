@@ -85,10 +85,8 @@ def decode_current(data: bytes) -> CurrentRound:
             raise ValueError("a trailing round that is none")
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise InputError(
-            "not the name of a round",
-            got=str(error),
-            allowed="the name, number and phase of a round",
-            fix="publish or push the round again",
+            f"not the name of a round: got {error!s}; expected the name, number and phase of a "
+            "round; publish or push the round again"
         ) from error
     return current
 
@@ -154,10 +152,8 @@ def encode_cohort(devices: Sequence[str]) -> bytes:
     """Returns the file of a cohort."""
     if len(set(devices)) != len(devices):
         raise InputError(
-            "a cohort names devices twice",
-            got=f"{len(devices) - len(set(devices))} repeats",
-            allowed="each device once",
-            fix="leave out the repeats",
+            f"a cohort names devices twice: got {len(devices) - len(set(devices))} repeats; "
+            "expected each device once; leave out the repeats"
         )
     return msgspec.json.encode(list(devices)) + b"\n"
 
@@ -184,7 +180,7 @@ def _read_if_there(path: Path) -> bytes | None:
 
 def _foreign(path: Path, how: str, fix: str = "publish the round again") -> StorageError:
     return StorageError(
-        f"{path.name} is damaged", got=how, allowed="the file as it was published", fix=fix
+        f"{path.name} is damaged: got {how}; expected the file as it was published; {fix}"
     )
 
 

@@ -157,10 +157,9 @@ class SpoolInbox:
         about = about_of(plan.aggregate)
         if not (about.is_in_clear and about.is_served):
             raise InputError(
-                "updates of devices arrive in the clear",
-                got=f"a plan with another sum, {about.name}",
-                allowed="the plain sum",
-                fix="let devices send to two aggregators, or leave the plan's aggregate as it is",
+                "updates of devices arrive in the clear: got a plan with another sum, "
+                f"{about.name}; expected the plain sum; let devices send to two aggregators, or "
+                "leave the plan's aggregate as it is"
             )
         self._round = t, layout, plan
         return {}

@@ -45,10 +45,8 @@ class Limits:
         for limit in fields(self):
             if not getattr(self, limit.name) > 0:
                 raise InputError(
-                    f"the limit {limit.name} would let nobody in",
-                    got=getattr(self, limit.name),
-                    allowed="above 0",
-                    fix="raise it",
+                    f"the limit {limit.name} would let nobody in: got {getattr(self, limit.name)}; "
+                    "expected above 0; raise it"
                 )
 
 
@@ -141,10 +139,8 @@ class Gate:
             return
         if len(self._queue) >= self._waiting:
             raise BusyError(
-                "the service has too much under way",
-                got=f"{len(self._queue)} requests wait",
-                allowed=self._waiting,
-                fix="come back when the answer says",
+                f"the service has too much under way: got {len(self._queue)} requests wait; "
+                f"expected {self._waiting}; come back when the answer says"
             )
         turn = asyncio.get_running_loop().create_future()
         place = (turn, min(weight, self._limit))

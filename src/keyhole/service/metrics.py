@@ -139,10 +139,8 @@ class Metrics:
         made = RouteMetrics(name, first + len(self._routes) * _ROUTE_CELLS, self._row)
         if made.at + _ROUTE_CELLS > _CELLS:
             raise errors.InputError(
-                "too many routes to count",
-                got=len(self._routes) + 1,
-                allowed=len(self._routes),
-                fix="mount fewer",
+                f"too many routes to count: got {len(self._routes) + 1}; expected "
+                f"{len(self._routes)}; mount fewer"
             )
         self._routes.append(made)
         return made

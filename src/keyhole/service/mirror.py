@@ -61,10 +61,8 @@ class MirrorSettings:
     def __post_init__(self) -> None:
         if self.keep < 1 or self.workers < 1:
             raise InputError(
-                "too few rounds to keep, or workers",
-                got=f"keep={self.keep}, workers={self.workers}",
-                allowed="1 or more",
-                fix="raise the number",
+                f"too few rounds to keep, or workers: got keep={self.keep}, "
+                f"workers={self.workers}; expected 1 or more; raise the number"
             )
 
 
@@ -155,10 +153,8 @@ def stored_current(store: RoundStore) -> CurrentRound:
         return decode_current(data)
     except InputError as error:
         raise DamageError(
-            f"{CURRENT} of {store.place} is damaged",
-            got=error.got,
-            allowed=error.allowed,
-            fix="push a round again",
+            f"{CURRENT} of {store.place} is damaged: got {error.got}; expected {error.allowed}; "
+            "push a round again"
         ) from error
 
 
@@ -194,18 +190,14 @@ def push_round(
     with locked_manifest(local, fcntl.LOCK_SH) as lock:
         if lock is None:
             raise NotFoundError(
-                f"round {current.number} is being removed",
-                got="a manifest that is gone or locked",
-                allowed="a round that stays",
-                fix="push again: a newer round is there",
+                f"round {current.number} is being removed: got a manifest that is gone or locked; "
+                "expected a round that stays; push again: a newer round is there"
             )
         named, manifest, encoded = read_manifest(lock)
         if named != current.round:
             raise StorageError(
-                f"{MANIFEST} of round {current.number} is damaged",
-                got=f"the content of {named}",
-                allowed=f"that of {current.round}",
-                fix="publish the round again",
+                f"{MANIFEST} of round {current.number} is damaged: got the content of {named}; "
+                f"expected that of {current.round}; publish the round again"
             )
         _refuse_going_back(target, current, settings)
         meter = _send_segments(target, local, manifest, settings, progress)
@@ -220,10 +212,8 @@ def _find_current(directory: Path) -> CurrentRound:
     current = read_current(directory)
     if current is None:
         raise NotFoundError(
-            "no round has been published here",
-            got=f"{directory} without {CURRENT}",
-            allowed="a rounds directory",
-            fix="run keyhole publish first, or check the path",
+            f"no round has been published here: got {directory} without {CURRENT}; expected a "
+            "rounds directory; run keyhole publish first, or check the path"
         )
     return current
 
@@ -261,10 +251,9 @@ def _refuse_going_back(target: RoundStore, current: CurrentRound, settings: Mirr
         return
     if found.number > current.number and not settings.may_go_back:
         raise InputError(
-            "the store has a newer round",
-            got=f"round {found.number} there, {current.number} here",
-            allowed="a round that is not older",
-            fix="pull from the store, or go back on purpose (--back)",
+            f"the store has a newer round: got round {found.number} there, {current.number} here; "
+            "expected a round that is not older; pull from the store, or go back on purpose "
+            "(--back)"
         )
 
 
@@ -387,10 +376,8 @@ def _place_round(directory: Path, part: Path, place: Path) -> None:
 def _checked_manifest(encoded: bytes, current: CurrentRound) -> Manifest:
     if name_round(encoded, current.number) != current.round:
         raise DamageError(
-            f"the manifest of round {current.number} is damaged",
-            got=name_round(encoded, current.number),
-            allowed=current.round,
-            fix="push the round again",
+            f"the manifest of round {current.number} is damaged: got "
+            f"{name_round(encoded, current.number)}; expected {current.round}; push the round again"
         )
     return decode_manifest(encoded)
 
@@ -399,10 +386,9 @@ def _refuse_older_pull(directory: Path, current: CurrentRound, settings: MirrorS
     found = read_current(directory)
     if found is not None and found.number > current.number and not settings.may_go_back:
         raise InputError(
-            "the directory has a newer round",
-            got=f"round {found.number} here, {current.number} in the store",
-            allowed="a round that is not older",
-            fix="push to the store first, or go back on purpose (--back)",
+            f"the directory has a newer round: got round {found.number} here, {current.number} in "
+            "the store; expected a round that is not older; push to the store first, or go back on "
+            "purpose (--back)"
         )
 
 

@@ -152,19 +152,15 @@ def open_store(url: str, settings: StoreSettings | None = None) -> RoundStore:
         from obstore.store import LocalStore, from_url
     except ImportError as error:
         raise InputError(
-            "object stores need a package that is missing",
-            got=str(error),
-            allowed="obstore 0.12 or newer",
-            fix="pip install 'keyhole[s3]'",
+            f"object stores need a package that is missing: got {error!s}; expected obstore "
+            "0.12 or newer; pip install 'keyhole[s3]'"
         ) from error
     try:
         objects = from_url(url, **_library_settings(url, settings))
     except (BaseError, ValueError, TypeError, OSError) as error:
         raise InputError(
-            "cannot open this object store",
-            got=_first_line(error),
-            allowed="s3://bucket/prefix, file:///directory and the like",
-            fix="check the URL and the settings",
+            f"cannot open this object store: got {_first_line(error)}; expected "
+            "s3://bucket/prefix, file:///directory and the like; check the URL and the settings"
         ) from error
     return RoundStore(url, objects, keeps_attributes=not isinstance(objects, LocalStore))
 
@@ -195,35 +191,28 @@ def _explain(error: Exception, wrong: str, place: str) -> KeyholeError:
     text, said = str(error), _first_line(error)
     if "NoSuchBucket" in text:
         return InputError(
-            f"{wrong}: there is no such bucket",
-            got=place,
-            allowed="a bucket that exists",
-            fix="make the bucket, or correct the URL",
+            f"{wrong}: there is no such bucket: got {place}; expected a bucket that exists; make "
+            "the bucket, or correct the URL"
         )
     if "BadScheme" in text:
         return InputError(
-            f"{wrong}: the address of the store is not https",
-            got=place,
-            allowed="https, or plain http on purpose",
-            fix="give the address with --endpoint, or set AWS_ALLOW_HTTP=true",
+            f"{wrong}: the address of the store is not https: got {place}; expected https, or "
+            "plain http on purpose; give the address with --endpoint, or set AWS_ALLOW_HTTP=true"
         )
     if isinstance(error, FileNotFoundError):
         return NotFoundError(
-            wrong,
-            got=f"nothing in {place}",
-            allowed="a stored round",
-            fix="push the round, or try again",
+            f"{wrong}: got nothing in {place}; expected a stored round; push the round, or try "
+            "again"
         )
     is_refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
     if is_refused or isinstance(error, PermissionError) or _asks_for_credentials(text):
         return InputError(
-            f"{wrong}: no credentials, or the store does not accept them",
-            got=said,
-            allowed=f"credentials that may use {place}",
-            fix="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or go without (anonymous)",
+            f"{wrong}: no credentials, or the store does not accept them: got {said}; expected "
+            f"credentials that may use {place}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or go without (anonymous)"
         )
     return ServiceError(
-        wrong, got=said, allowed=f"a store that answers at {place}", fix="check it and try again"
+        f"{wrong}: got {said}; expected a store that answers at {place}; check it and try again"
     )
 
 
@@ -242,5 +231,5 @@ def _first_line(error: Exception) -> str:
 
 def _damaged(name: str, got: str, allowed: str) -> DamageError:
     return DamageError(
-        f"the store holds a damaged {name}", got=got, allowed=allowed, fix="push the round again"
+        f"the store holds a damaged {name}: got {got}; expected {allowed}; push the round again"
     )

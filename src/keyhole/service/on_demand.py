@@ -100,7 +100,7 @@ class SlabTable:
     ) -> None:
         if batch_keys < 1:
             raise InputError(
-                "a batch takes no keys", got=batch_keys, allowed="1 or more", fix="raise batch_keys"
+                f"a batch takes no keys: got {batch_keys}; expected 1 or more; raise batch_keys"
             )
         self.counts = Counts() if counts is None else counts
         self._source, self._info, self._batch_keys = source, info, batch_keys
@@ -183,10 +183,8 @@ class SlabTable:
             expected = (len(keys[part]), self._info.record_bytes)
             if records.shape != expected:
                 raise ShapeError(
-                    "a select function gives other slices than its table holds",
-                    got=f"shape {records.shape}",
-                    allowed=expected,
-                    fix="give it one record for each key",
+                    "a select function gives other slices than its table holds: got shape "
+                    f"{records.shape}; expected {expected}; give it one record for each key"
                 )
             yield part, records, sum_records(records)
 
@@ -204,10 +202,8 @@ class SlabTable:
 
 def _no_segment(place: int) -> NotFoundError:
     return NotFoundError(
-        "slices on demand lie in no segments",
-        got=f"segment {place}",
-        allowed="queries for slices",
-        fix="ask for the slices by their keys",
+        f"slices on demand lie in no segments: got segment {place}; expected queries for slices; "
+        "ask for the slices by their keys"
     )
 
 
@@ -262,10 +258,8 @@ class OnDemandRounds:
         """
         if self._current is not None and number <= self._current.number:
             raise InputError(
-                "a round does not follow the one before",
-                got=f"number {number}",
-                allowed=f"{self._current.number + 1} or more",
-                fix="count rounds upwards",
+                f"a round does not follow the one before: got number {number}; expected "
+                f"{self._current.number + 1} or more; count rounds upwards"
             )
         opened = self._open(sources, layout, number, step, settings or {})
         if self._round is not None:
@@ -317,13 +311,11 @@ class OnDemandRounds:
     def _missing(self, round_id: str) -> NotFoundError | TooLateError:
         if round_id in self._past:
             return TooLateError(
-                "the round is over",
-                got="a round before",
-                allowed="the current round",
-                fix="take part in that one",
+                "the round is over: got a round before; expected the current round; take part in "
+                "that one"
             )
         return NotFoundError(
-            NO_ROUND, got="another", allowed="the current round", fix="ask which it is"
+            f"{NO_ROUND}: got another; expected the current round; ask which it is"
         )
 
 

@@ -445,10 +445,10 @@ class QueryRoutes:
         limit, lengths = self.guards.limits, table.lengths
         if lengths.query > limit.max_body or lengths.reply > limit.max_answer:
             raise TooLargeError(
-                "private queries of this table are larger than this service takes",
-                got=f"{lengths.query} bytes, and {lengths.reply} for a reply",
-                allowed=f"{limit.max_body} bytes, and {limit.max_answer} for a reply",
-                fix="the operator may raise --max-body-mb, or lower --pir-keys",
+                "private queries of this table are larger than this service takes: got "
+                f"{lengths.query} bytes, and {lengths.reply} for a reply; expected "
+                f"{limit.max_body} bytes, and {limit.max_answer} for a reply; the operator may "
+                "raise --max-body-mb, or lower --pir-keys"
             )
         return table
 
@@ -468,7 +468,7 @@ def _check_allowance(claims: TokenClaims | None, table: ServedTable) -> None:
 
 def _missing(what: str, got: str, allowed: str) -> NotFoundError:
     fix = "check the URL of the server, and its --pir"
-    return NotFoundError(f"no such {what}", got=got, allowed=allowed, fix=fix)
+    return NotFoundError(f"no such {what}: got {got}; expected {allowed}; {fix}")
 
 
 def _digest(params: bytes) -> str:

@@ -214,19 +214,16 @@ class Publisher:
         current = read_current(self.directory)
         if current is not None:
             raise InputError(
-                f"{self.directory} holds rounds of another run",
-                got=f"round {current.number} there, and a run that begins with round 0",
-                allowed="an empty folder, or the run that published them",
-                fix="give --devices and `keyhole serve` an empty folder, go on with that run by "
-                "its own command and --out, or drop its rounds with --replace-rounds",
+                f"{self.directory} holds rounds of another run: got round {current.number} there, "
+                "and a run that begins with round 0; expected an empty folder, or the run that "
+                "published them; give --devices and `keyhole serve` an empty folder, go on with "
+                "that run by its own command and --out, or drop its rounds with --replace-rounds"
             )
 
     def _current(self) -> CurrentRound:
         current = read_current(self.directory)
         if current is None:
-            raise InputError(
-                "no round yet", got="none", allowed="a published one", fix="publish first"
-            )
+            raise InputError("no round yet: got none; expected a published one; publish first")
         return current
 
     def _check_number(self, number: int, may_go_back: bool) -> bool:
@@ -235,10 +232,8 @@ class Publisher:
         minimum = 0 if current is None or may_go_back else current.number
         if not 0 <= number < _MAX_ROUNDS:
             raise InputError(
-                "not the number of a round",
-                got=number,
-                allowed=f"0..{_MAX_ROUNDS - 1}",
-                fix="count rounds from 0",
+                f"not the number of a round: got {number}; expected 0..{_MAX_ROUNDS - 1}; count "
+                "rounds from 0"
             )
         if number < minimum:
             raise self._not_growing(
@@ -248,10 +243,9 @@ class Publisher:
 
     def _not_growing(self, number: int, allowed: str) -> InputError:
         return InputError(
-            f"{self.directory} holds rounds of another run",
-            got=f"round {number}",
-            allowed=f"{allowed}, or an empty folder",
-            fix="use an empty folder, or publish with may_go_back=True to replace them",
+            f"{self.directory} holds rounds of another run: got round {number}; expected "
+            f"{allowed}, or an empty folder; use an empty folder, or publish with may_go_back=True "
+            "to replace them"
         )
 
     @contextmanager

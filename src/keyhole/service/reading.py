@@ -82,10 +82,8 @@ def _map(path: Path, size: int, address: int | None = None) -> Mapped:
             found = os.fstat(descriptor).st_size
             if found != size:
                 raise StorageError(
-                    f"{path.name} cannot be served",
-                    got=f"{found} bytes",
-                    allowed=f"{size} bytes, as published",
-                    fix="publish the round again",
+                    f"{path.name} cannot be served: got {found} bytes; expected {size} bytes, as "
+                    "published; publish the round again"
                 )
             if not size:
                 return np.empty(0, np.uint8)
@@ -149,10 +147,8 @@ class MappedTable:
             keys = keys.copy()
         if not all_within(keys, self._info.num_keys - 1):
             raise KeySpaceError(
-                "keys lie outside their table",
-                got=f"some of {len(keys)} keys",
-                allowed=f"0..{self._info.num_keys - 1}",
-                fix="make them with the key space of the manifest",
+                f"keys lie outside their table: got some of {len(keys)} keys; expected "
+                f"0..{self._info.num_keys - 1}; make them with the key space of the manifest"
             )
         out = np.empty((len(keys), self._info.record_bytes), np.uint8)
         streams = out.nbytes >= _STREAM_FROM
@@ -201,10 +197,8 @@ class MappedTable:
     def _check_place(self, place: int) -> None:
         if not 0 <= place < len(self._records):
             raise NotFoundError(
-                "no such segment",
-                got=place,
-                allowed=f"0..{len(self._records) - 1}",
-                fix="take segments from the manifest",
+                f"no such segment: got {place}; expected 0..{len(self._records) - 1}; take "
+                "segments from the manifest"
             )
 
 
@@ -242,10 +236,8 @@ def _joined(arrays: tuple[NDArray[Any], ...], count: int) -> NDArray[Any]:
 
 def _damaged(what: str, how: str) -> StorageError:
     return StorageError(
-        f"{what} cannot be served",
-        got=how,
-        allowed="files as they were published",
-        fix="publish the round again",
+        f"{what} cannot be served: got {how}; expected files as they were published; publish the "
+        "round again"
     )
 
 
@@ -400,10 +392,8 @@ class RoundsDirectory:
         found, manifest, encoded = read_manifest(lock)
         if found != round_id:
             raise StorageError(
-                "manifest.json is damaged",
-                got="the content of another round",
-                allowed="the file as it was published",
-                fix="publish the round again",
+                "manifest.json is damaged: got the content of another round; expected the file as "
+                "it was published; publish the round again"
             )
         tables = tuple(
             open_table(table_path(directory, place), info)
@@ -416,10 +406,8 @@ class RoundsDirectory:
         if current is None or number > current.number:
             return _no_such_round()
         return TooLateError(
-            f"round {number} has been removed",
-            got=f"round {number}",
-            allowed=f"the current round, {current.number}",
-            fix="take part in that one",
+            f"round {number} has been removed: got round {number}; expected the current round, "
+            f"{current.number}; take part in that one"
         )
 
     def _close_idle(self, now: float) -> None:
@@ -454,8 +442,6 @@ def _stamp_of(path: Path) -> _Stamp | None:
 
 def _no_such_round() -> NotFoundError:
     return NotFoundError(
-        NO_ROUND,
-        got="an identifier that no round has",
-        allowed="those that were published",
-        fix="ask for the current round",
+        f"{NO_ROUND}: got an identifier that no round has; expected those that were published; ask "
+        "for the current round"
     )

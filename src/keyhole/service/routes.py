@@ -75,10 +75,8 @@ class Request:
             return None
         if not text.isdigit() or len(text) > 19:
             raise RequestError(
-                "content-length is not a number",
-                got=f"{len(text)} characters",
-                allowed="digits",
-                fix="send the length of the body",
+                f"content-length is not a number: got {len(text)} characters; expected digits; "
+                "send the length of the body"
             )
         if int(text) > limit:
             raise _too_large(int(text), limit)
@@ -102,10 +100,8 @@ class Request:
         except TimeoutError as error:
             rate = f"1 s more for each {limits.slowest:g} bytes"
             raise SlowError(
-                "the body takes too long to arrive",
-                got="an unfinished body",
-                allowed=f"{limits.body_seconds:g} s, and {rate}",
-                fix="try again over a better connection",
+                "the body takes too long to arrive: got an unfinished body; expected "
+                f"{limits.body_seconds:g} s, and {rate}; try again over a better connection"
             ) from error
         if message["type"] == "http.disconnect":
             raise GoneError
@@ -176,10 +172,8 @@ class Routes:
             if not node.routes:
                 raise _no_path()
             raise MethodError(
-                "the route does not know this method",
-                got="another method",
-                allowed=", ".join(sorted(node.routes)),
-                fix="use one of them",
+                "the route does not know this method: got another method; expected "
+                f"{', '.join(sorted(node.routes))}; use one of them"
             )
         return *found, tuple(params)
 
@@ -197,7 +191,7 @@ class Routes:
 
 def _no_path() -> NotFoundError:
     return NotFoundError(
-        "no such path", got="another path", allowed="those of docs/wire.md", fix="check the URL"
+        "no such path: got another path; expected those of docs/wire.md; check the URL"
     )
 
 
@@ -209,7 +203,7 @@ def _checked(whole: bytes | bytearray, limit: int) -> bytes | bytearray:
 
 def _too_large(length: int, limit: int) -> TooLargeError:
     return TooLargeError(
-        "the body is too large", got=f"{length} bytes", allowed=f"{limit} bytes", fix="send less"
+        f"the body is too large: got {length} bytes; expected {limit} bytes; send less"
     )
 
 
@@ -410,10 +404,8 @@ class Edge:
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         _LOG.error("unexpected %s at %s", type(error).__name__, place)
         hidden = KeyholeError(
-            "the service has failed",
-            got="an unexpected error",
-            allowed="none",
-            fix="try again; the operator finds its place in the log",
+            "the service has failed: got an unexpected error; expected none; try again; the "
+            "operator finds its place in the log"
         )
         return error_response(hidden)
 

@@ -62,10 +62,8 @@ class WriteSettings:
         for name in ("threads", "segment_bytes"):
             if getattr(self, name) < 1:
                 raise InputError(
-                    f"{name} is too small",
-                    got=getattr(self, name),
-                    allowed="1 or more",
-                    fix="leave it out",
+                    f"{name} is too small: got {getattr(self, name)}; expected 1 or more; leave it "
+                    "out"
                 )
 
 
@@ -383,8 +381,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def _damage(path: Path, got: str, allowed: str) -> DamageError:
     return DamageError(
-        f"{path.parent.name}/{path.name} is damaged",
-        got=got,
-        allowed=allowed,
-        fix="publish, push or pull the round again",
+        f"{path.parent.name}/{path.name} is damaged: got {got}; expected {allowed}; publish, push "
+        "or pull the round again"
     )

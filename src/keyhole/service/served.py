@@ -177,10 +177,8 @@ class Streamed:
             found = json.loads(data)
         except ValueError as error:
             raise InputError(
-                "the run has clients at work in process",
-                got="devices",
-                allowed="clients in process",
-                fix="go on as it was started",
+                "the run has clients at work in process: got devices; expected clients in process; "
+                "go on as it was started"
             ) from error
         self._drawn = found["drawn"]
         self._at_work = {c: _AtWork(c, t, t) for c, t in found["at_work"]}
@@ -383,10 +381,8 @@ class Served:
         """What makes the rounds of an asynchronous run, with what was under way when it stopped."""
         if not isinstance(self.inbox, SpoolInbox):
             raise InputError(
-                "asynchronous rounds are added up in the clear",
-                got="updates that go elsewhere",
-                allowed="updates that go to the service",
-                fix="use synchronous rounds, or no aggregators",
+                "asynchronous rounds are added up in the clear: got updates that go elsewhere; "
+                "expected updates that go to the service; use synchronous rounds, or no aggregators"
             )
         if self._streamed is None or t == 0:  # a run begins with nobody at work
             self._streamed = Streamed(self, self.inbox, buffering)

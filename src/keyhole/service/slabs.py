@@ -52,10 +52,8 @@ class SliceSlab:
         self.capacity = num_keys if is_whole else max_bytes // each
         if self.capacity < 1:
             raise InputError(
-                "no slice fits into the memory for slices on demand",
-                got=f"{max_bytes} bytes",
-                allowed=f"{each} or more",
-                fix="raise max_bytes",
+                f"no slice fits into the memory for slices on demand: got {max_bytes} bytes; "
+                f"expected {each} or more; raise max_bytes"
             )
         self._index = None if is_whole else KeyIndex()
         self.records: RecordArray = np.empty((self.capacity, record_bytes), np.uint8)
@@ -218,8 +216,6 @@ def _without_keys(failure: BaseException) -> KeyholeError:
     if isinstance(failure, KeyholeError):
         return failure
     return KeyholeError(
-        "slices cannot be computed",
-        got=type(failure).__name__,
-        allowed="a select function that takes every key of its table",
-        fix="call it in process with keys of one's own to see the error",
+        f"slices cannot be computed: got {type(failure).__name__}; expected a select function that "
+        "takes every key of its table; call it in process with keys of one's own to see the error"
     )

@@ -51,17 +51,14 @@ class UpdateSpool:
         # The list of `close` may have been made before the upload had its name.
         if self.is_closed(round_id) and device not in self._counted(round_id):
             raise TooLateError(
-                "the round takes no more updates",
-                got="an update after it was closed",
-                allowed="updates while it is open",
-                fix="check in for the next one",
+                "the round takes no more updates: got an update after it was closed; expected "
+                "updates while it is open; check in for the next one"
             )
         if outcome == "known" and self._stored(round_id, device) not in (None, body):
             raise ConflictError(
-                "this device has sent another update in this round",
-                got=f"{len(body)} other bytes",
-                allowed="one update for each device and round",
-                fix="send the same bytes again, or wait for the next round",
+                f"this device has sent another update in this round: got {len(body)} other bytes; "
+                "expected one update for each device and round; send the same bytes again, or wait "
+                "for the next round"
             )
         return outcome
 
@@ -111,7 +108,7 @@ class UpdateSpool:
         body = self._stored(round_id, device)
         if body is None:
             raise NotFoundError(
-                "no such update", got="none", allowed="one of `devices`", fix="look there first"
+                "no such update: got none; expected one of `devices`; look there first"
             )
         return body
 
@@ -164,10 +161,8 @@ class UpdateSpool:
         # Names come from requests: what is not of this shape never reaches the file system.
         if number_of(round_id) is None:
             raise InputError(
-                "not the identifier of a round",
-                got=f"{len(round_id)} characters",
-                allowed="a number, '-' and 16 hex digits",
-                fix="take it from the current round",
+                f"not the identifier of a round: got {len(round_id)} characters; expected a "
+                "number, '-' and 16 hex digits; take it from the current round"
             )
         return self._directory / round_id
 

@@ -93,10 +93,9 @@ class PeerLine:
 
 def _away(got: str) -> ServiceError:
     return ServiceError(
-        "the other aggregator gives no usable answer",
-        got=got,
-        allowed="answers as docs/wire.md describes them",
-        fix="check that it runs, and --peer, --peer-key and --peer-ca; the sum goes on by itself",
+        f"the other aggregator gives no usable answer: got {got}; expected answers as docs/wire.md "
+        "describes them; check that it runs, and --peer, --peer-key and --peer-ca; the sum goes on "
+        "by itself"
     )
 
 
@@ -199,10 +198,9 @@ class Finisher:
             self._files.write(round_id, name, [content])
         elif self._files.read(round_id, name) != content:
             raise MismatchError(
-                "shares of devices are not those of which the other aggregator was told",
-                got="another list",
-                allowed="the list that was told",
-                fix="check the disk of this aggregator, and run the round again",
+                "shares of devices are not those of which the other aggregator was told: got "
+                "another list; expected the list that was told; check the disk of this aggregator, "
+                "and run the round again"
             )
 
     def _fetch(self, held: HeldSum, name: str) -> bytes:
@@ -243,22 +241,18 @@ class Finisher:
 
 
 def _not_wanted() -> NotFoundError:
-    return NotFoundError("no such sum", got="one that was forgotten", allowed="one", fix="open it")
+    return NotFoundError("no such sum: got one that was forgotten; expected one; open it")
 
 
 def _uploads_are_lost() -> MismatchError:
     return MismatchError(
-        "what devices sent is not here any more",
-        got="a list without its messages",
-        allowed="all messages of the list",
-        fix="check the disk of this aggregator, and go on with the next round",
+        "what devices sent is not here any more: got a list without its messages; expected all "
+        "messages of the list; check the disk of this aggregator, and go on with the next round"
     )
 
 
 def _peer_is_over() -> MismatchError:
     return MismatchError(
-        "the other aggregator has given the sum up, or never had it",
-        got="a sum that is here alone",
-        allowed="sums that both have",
-        fix="look at its status, and go on with the next round",
+        "the other aggregator has given the sum up, or never had it: got a sum that is here alone; "
+        "expected sums that both have; look at its status, and go on with the next round"
     )

@@ -79,10 +79,9 @@ class Keyrings:
         keys = [*self.devices.keys, *self.trainers.keys, *self.peer.keys]
         if len(set(keys)) != len(keys):
             raise InputError(
-                "one key for different callers of an aggregator",
-                got="a key twice",
-                allowed="different keys for devices, trainers and the other aggregator",
-                fix="make each with `keyhole token new-key`",
+                "one key for different callers of an aggregator: got a key twice; expected "
+                "different keys for devices, trainers and the other aggregator; make each with "
+                "`keyhole token new-key`"
             )
 
 
@@ -140,10 +139,8 @@ class SumRoutes:
         async with self._body(request, length) as body:
             if len(body) != length:
                 raise MalformedError(
-                    "a share of another length",
-                    got=f"{len(body)} bytes",
-                    allowed=f"{length} bytes",
-                    fix="share the update under the params of this round",
+                    f"a share of another length: got {len(body)} bytes; expected {length} bytes; "
+                    "share the update under the params of this round"
                 )
             outcome = await asyncio.to_thread(self._sums.upload, round_id, device, body)
         guards.metrics.add("stored" if outcome == "stored" else "repeated")

@@ -88,10 +88,8 @@ class AggregatorClient:
         got = self._client.exchange("GET", path, headers={}, token=self._token, limit=_MAX_MESSAGE)
         if got.problem:
             raise ServiceError(
-                f"aggregator {self.party} gives no usable answer",
-                got=got.problem,
-                allowed="its status",
-                fix="check that it runs; the round goes on when it does",
+                f"aggregator {self.party} gives no usable answer: got {got.problem}; expected its "
+                "status; check that it runs; the round goes on when it does"
             )
         return _read(got.body, SumStatus)
 
@@ -118,10 +116,8 @@ class AggregatorClient:
                 found.append(read_share(facts, self.party, body))
             except MalformedError as error:
                 raise DamageError(
-                    "a share was damaged",
-                    got=f"{len(body)} bytes",
-                    allowed="the share of the sum",
-                    fix="fetch it again",
+                    f"a share was damaged: got {len(body)} bytes; expected the share of the sum; "
+                    "fetch it again"
                 ) from error
 
         path, limit = f"/v1/sums/{round_id}/share", facts.share_message_bytes
@@ -144,10 +140,9 @@ def _read(body: memoryview, kind: type[T]) -> T:
         return read_message(body, kind)
     except MalformedError as error:
         raise ServiceError(
-            "an aggregator says something that makes no sense",
-            got=f"{len(body)} bytes",
-            allowed="messages as docs/wire.md describes them",
-            fix="check the URL, and that both sides are of one version",
+            f"an aggregator says something that makes no sense: got {len(body)} bytes; expected "
+            "messages as docs/wire.md describes them; check the URL, and that both sides are of "
+            "one version"
         ) from error
 
 
@@ -228,10 +223,10 @@ class SumServices:
     ) -> None:
         if len(salt) != SALT_BYTES or (first.party, second.party) != (0, 1):
             raise InputError(
-                "two aggregators and a salt are needed",
-                got=f"parties {first.party} and {second.party}, a salt of {len(salt)} bytes",
-                allowed=f"parties 0 and 1, {SALT_BYTES} bytes",
-                fix="name the aggregators in order; draw the salt with secrets.token_bytes",
+                f"two aggregators and a salt are needed: got parties {first.party} and "
+                f"{second.party}, a salt of {len(salt)} bytes; expected parties 0 and 1, "
+                f"{SALT_BYTES} bytes; name the aggregators in order; draw the salt with "
+                "secrets.token_bytes"
             )
         self._both, self._salt = (first, second), salt
         self._seconds, self._clock, self._minimum = seconds, clock, min_clients
@@ -351,10 +346,9 @@ class SumServices:
                 waiting, self._was_away = f"{error.wrong}: {error.got}", True
             if self._clock() >= until:
                 raise ServiceError(
-                    "the aggregators do not come to an end",
-                    got=waiting,
-                    allowed=f"{self._seconds:g} s",
-                    fix="check that both run and reach each other; the same command goes on",
+                    f"the aggregators do not come to an end: got {waiting}; expected "
+                    f"{self._seconds:g} s; check that both run and reach each other; the same "
+                    "command goes on"
                 )
             if self._stop.wait(wait):
                 raise KeyboardInterrupt
@@ -399,11 +393,9 @@ def _ready(layout: Layout, plan: RunParts) -> tuple[SharedSum, float]:
         names = ", ".join(aggregation_names(lambda each: each.is_shared))
         kind = "" if privacy is None else f", {privacy.kind} noise"
         raise InputError(
-            "two aggregators cannot add up by this plan",
-            got=f"{about.name}{kind}",
-            allowed=f"{names} or your own sum of shares, without privacy or with noise on all rows "
-            "by both parties",
-            fix=f"choose --aggregation {names} and --dp-kind all-rows",
+            f"two aggregators cannot add up by this plan: got {about.name}{kind}; expected {names} "
+            "or your own sum of shares, without privacy or with noise on all rows by both parties; "
+            f"choose --aggregation {names} and --dp-kind all-rows"
         )
     if privacy is None:
         return check_shared(inner), inf
@@ -415,10 +407,9 @@ def _ready(layout: Layout, plan: RunParts) -> tuple[SharedSum, float]:
 def _other_min(minimum: int, planned: int) -> InputError:
     """That a sum is withheld tells something, which the account of a run has counted."""
     return InputError(
-        "another least number of clients than privacy was accounted for",
-        got=minimum,
-        allowed=f"{planned}, as the plan's aggregation has it",
-        fix="leave it out, or make the plan with an aggregation of that min_clients",
+        f"another least number of clients than privacy was accounted for: got {minimum}; expected "
+        f"{planned}, as the plan's aggregation has it; leave it out, or make the plan with an "
+        "aggregation of that min_clients"
     )
 
 

@@ -86,10 +86,9 @@ class AggregatorSettings:
         limits = self.min_clients, self.max_sums, self.max_table, self.max_upload
         if self.party not in (0, 1) or min(*limits, self.max_cohort) < 1:
             raise InputError(
-                "settings of an aggregator that make no sense",
-                got=f"party {self.party}, least number {min(*limits, self.max_cohort)}",
-                allowed="party 0 or 1, and limits from 1",
-                fix="choose other numbers",
+                f"settings of an aggregator that make no sense: got party {self.party}, least "
+                f"number {min(*limits, self.max_cohort)}; expected party 0 or 1, and limits from "
+                "1; choose other numbers"
             )
 
     def check(self, opening: SumOpening, facts: SumFacts, live: int) -> None:
@@ -103,26 +102,21 @@ class AggregatorSettings:
         """
         if opening.party != self.party:
             raise ConflictError(
-                "this is the other aggregator",
-                got=f"a sum for party {opening.party}",
-                allowed=f"party {self.party}",
-                fix="name the aggregators in the order of their parties",
+                f"this is the other aggregator: got a sum for party {opening.party}; expected "
+                f"party {self.party}; name the aggregators in the order of their parties"
             )
         if facts.min_clients < self.min_clients:
             raise InputError(
-                "a sum of too few clients could be released",
-                got=f"at least {facts.min_clients}",
-                allowed=f"at least {self.min_clients}, says the operator of this aggregator",
-                fix="raise min_clients",
+                f"a sum of too few clients could be released: got at least {facts.min_clients}; "
+                f"expected at least {self.min_clients}, says the operator of this aggregator; "
+                "raise min_clients"
             )
         self._check_cohort(opening, facts)
         self._check_sizes(facts)
         if live >= self.max_sums:
             raise BusyError(
-                "too many sums are under way",
-                got=live + 1,
-                allowed=self.max_sums,
-                fix="close and forget older ones",
+                f"too many sums are under way: got {live + 1}; expected {self.max_sums}; close and "
+                "forget older ones"
             )
 
     def _check_cohort(self, opening: SumOpening, facts: SumFacts) -> None:
@@ -132,20 +126,17 @@ class AggregatorSettings:
         limit = min(self.max_cohort, facts.max_clients)
         if len(names) > limit or len(set(names)) != len(names):
             raise TooLargeError(
-                "a cohort that cannot be added up",
-                got=f"{len(names)} devices, {len(set(names))} of them different",
-                allowed=f"{limit} different ones",
-                fix="ask fewer, each once",
+                f"a cohort that cannot be added up: got {len(names)} devices, {len(set(names))} of "
+                f"them different; expected {limit} different ones; ask fewer, each once"
             )
 
     def _check_sizes(self, facts: SumFacts) -> None:
         upload = facts.body_bytes(self.party)
         if facts.share_bytes > self.max_table or upload > self.max_upload:
             raise TooLargeError(
-                "a sum that is too large for this aggregator",
-                got=f"{facts.share_bytes} bytes of sums, {upload} of one upload",
-                allowed=f"{self.max_table} and {self.max_upload} bytes",
-                fix="raise --max-table-mb or --max-body-mb there, or train a smaller model",
+                f"a sum that is too large for this aggregator: got {facts.share_bytes} bytes of "
+                f"sums, {upload} of one upload; expected {self.max_table} and {self.max_upload} "
+                "bytes; raise --max-table-mb or --max-body-mb there, or train a smaller model"
             )
 
 
@@ -193,10 +184,8 @@ class SumFiles:
             raise _taken("another round has a sum of this name")
         if marked[1:] == [_OVER]:
             raise TooLateError(
-                "the sum is over",
-                got="a round whose sum was forgotten",
-                allowed="each sum once",
-                fix="go on with the next round",
+                "the sum is over: got a round whose sum was forgotten; expected each sum once; go "
+                "on with the next round"
             )
         with storage_errors(folder, "make"):
             folder.mkdir(0o700, exist_ok=True)
@@ -225,10 +214,8 @@ class SumFiles:
             return self.path(round_id, name).read_bytes()
         except FileNotFoundError as error:
             raise NotFoundError(
-                "no such sum, or it is not so far",
-                got="another round",
-                allowed="a round that the trainer has opened here",
-                fix="check the round; open it first",
+                "no such sum, or it is not so far: got another round; expected a round that the "
+                "trainer has opened here; check the round; open it first"
             ) from error
 
     def forget(self, round_id: str, name: bytes) -> None:
@@ -247,20 +234,16 @@ class SumFiles:
         # Names come from requests: what is not of this shape never reaches the file system.
         if number_of(round_id) is None:
             raise NotFoundError(
-                "not the identifier of a round",
-                got=f"{len(round_id)} characters",
-                allowed="a number, '-' and 16 hex digits",
-                fix="take it from the current round",
+                f"not the identifier of a round: got {len(round_id)} characters; expected a "
+                "number, '-' and 16 hex digits; take it from the current round"
             )
         return self._sums / round_id
 
 
 def _taken(wrong: str) -> ConflictError:
     return ConflictError(
-        wrong,
-        got="another opening",
-        allowed="the same bytes again",
-        fix="name each sum once: a run that starts anew takes a fresh salt",
+        f"{wrong}: got another opening; expected the same bytes again; name each sum once: a run "
+        "that starts anew takes a fresh salt"
     )
 
 
@@ -330,7 +313,7 @@ class Sums:
             self._here[round_id] = found
         if owner not in (None, found.owner):
             raise NotFoundError(
-                "no such sum", got="another round", allowed="a sum of one's own", fix="open it"
+                "no such sum: got another round; expected a sum of one's own; open it"
             )
         return found
 
@@ -455,22 +438,18 @@ _PHASES: dict[str, SumPhase] = {"failed": "failed", "share": "ready", "taken": "
 
 
 def _not_yet(got: str) -> BusyError:
-    return BusyError("the sum is not so far", got=got, allowed="a later one", fix="ask again")
+    return BusyError(f"the sum is not so far: got {got}; expected a later one; ask again")
 
 
 def _too_late() -> TooLateError:
     return TooLateError(
-        "the sum takes no more shares",
-        got="a share after it was closed",
-        allowed="shares while it is open",
-        fix="check in for the next round",
+        "the sum takes no more shares: got a share after it was closed; expected shares while it "
+        "is open; check in for the next round"
     )
 
 
 def _given_up() -> TooLateError:
     return TooLateError(
-        "nothing of this sum is given out",
-        got="a sum that was given up",
-        allowed="sums that both aggregators agree on",
-        fix="look at its status, and go on with the next round",
+        "nothing of this sum is given out: got a sum that was given up; expected sums that both "
+        "aggregators agree on; look at its status, and go on with the next round"
     )

@@ -74,10 +74,8 @@ class Listen:
     def __post_init__(self) -> None:
         if self.certfile is None and (self.keyfile or self.client_ca):
             raise InputError(
-                "a key or client authority without a certificate",
-                got="no certificate",
-                allowed="a certificate with them",
-                fix="pass --tls-cert",
+                "a key or client authority without a certificate: got no certificate; expected a "
+                "certificate with them; pass --tls-cert"
             )
 
     def tls(self) -> ssl.SSLContext | None:
@@ -93,10 +91,8 @@ class Listen:
                 context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as error:
             raise InputError(
-                "the certificate or its key cannot be used",
-                got=type(error).__name__,
-                allowed="PEM files that belong together",
-                fix="check --tls-cert, --tls-key and --client-ca",
+                f"the certificate or its key cannot be used: got {type(error).__name__}; expected "
+                "PEM files that belong together; check --tls-cert, --tls-key and --client-ca"
             ) from error
         return context
 
@@ -111,10 +107,8 @@ def bind(listen: Listen) -> socket.socket:
         raise _cannot_listen(listen, "no such address") from error
     if listen.certfile is None and not listen.insecure and not _is_loopback(address[0]):
         raise InputError(
-            "others could read what is sent",
-            got=f"{listen.host} without TLS",
-            allowed="TLS, or a loopback address",
-            fix="pass --tls-cert, or --insecure where something in front speaks TLS",
+            f"others could read what is sent: got {listen.host} without TLS; expected TLS, or a "
+            "loopback address; pass --tls-cert, or --insecure where something in front speaks TLS"
         )
     made = socket.socket(family, kind, protocol)
     try:
@@ -141,10 +135,8 @@ def _is_loopback(address: object) -> bool:
 
 def _cannot_listen(listen: Listen, got: str) -> InputError:
     return InputError(
-        f"cannot listen at {listen.host} port {listen.port}",
-        got=got,
-        allowed="a free port of this machine",
-        fix="choose another --host or --port",
+        f"cannot listen at {listen.host} port {listen.port}: got {got}; expected a free port of "
+        "this machine; choose another --host or --port"
     )
 
 
@@ -273,10 +265,8 @@ def _check_start(places: Sequence[_Worker]) -> None:
             raise one.error
         if one.is_dead:
             raise KeyholeError(
-                "a worker ends before it can answer",
-                got=_exit_of(one.process),
-                allowed="a worker that lives",
-                fix="see what it printed",
+                f"a worker ends before it can answer: got {_exit_of(one.process)}; expected a "
+                "worker that lives; see what it printed"
             )
 
 

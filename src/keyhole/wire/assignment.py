@@ -126,10 +126,8 @@ class Pace:
     def __post_init__(self) -> None:
         if not (0 <= self.spread < inf and 0 < self.again < inf):
             raise InputError(
-                "the pace of devices is out of range",
-                got=f"spread {self.spread} s, again {self.again} s",
-                allowed="a spread from 0, and again above 0",
-                fix="choose other seconds",
+                f"the pace of devices is out of range: got spread {self.spread} s, again "
+                f"{self.again} s; expected a spread from 0, and again above 0; choose other seconds"
             )
 
 

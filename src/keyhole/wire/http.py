@@ -85,10 +85,9 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
         facts = msgspec.json.decode(body, type=_Shape).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ServiceError(
-            "the answer does not come from a slice service",
-            got=f"status {status} without the shape of an error",
-            allowed="answers as docs/wire.md describes them",
-            fix="check the URL and what stands between the device and the service",
+            f"the answer does not come from a slice service: got status {status} without the shape "
+            "of an error; expected answers as docs/wire.md describes them; check the URL and what "
+            "stands between the device and the service"
         )
     kind = getattr(errors, facts.kind, None) if facts.kind in errors.__all__ else None
     # Only refusals are taken over as they are: that the service has failed is no error of ours.

@@ -290,10 +290,8 @@ def _as_json(value: Any) -> Any:
 
 def _bad_settings(got: str) -> InputError:
     return InputError(
-        "settings cannot be told to devices",
-        got=got,
-        allowed="what JSON can hold",
-        fix="turn arrays into lists, and the rest into finite numbers, strings and dicts",
+        f"settings cannot be told to devices: got {got}; expected what JSON can hold; turn arrays "
+        "into lists, and the rest into finite numbers, strings and dicts"
     )
 
 

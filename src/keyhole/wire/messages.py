@@ -92,7 +92,7 @@ def decode_query(body: bytes | bytearray, num_keys: Sequence[int], max_keys: int
         total += count
         if total > max_keys:
             raise TooLargeError(
-                "too many keys in one query", got=total, allowed=max_keys, fix="split it"
+                f"too many keys in one query: got {total}; expected {max_keys}; split it"
             )
         if table >= len(num_keys) or width not in (4, 8) or has_sums > 1:
             raise _malformed("the head of a block")
@@ -212,7 +212,7 @@ def decode_update(body: bytes, layout: Layout, max_keys: int) -> tuple[Tree, dic
         (count,) = _unpack(_COUNT, body, at)
         if count > max_keys:
             raise TooLargeError(
-                "too many keys in one update", got=count, allowed=max_keys, fix="choose fewer"
+                f"too many keys in one update: got {count}; expected {max_keys}; choose fewer"
             )
         array = _array(body, at + _COUNT.size, count, _I8).astype(np.int64)
         _check_range(array, space.num_keys)
@@ -251,26 +251,20 @@ def _check_range(keys: KeyArray, num_keys: int) -> None:
         # As unsigned numbers, negative keys lie above every key space.
         outside = int(np.sum(keys.view(np.uint64) >= num_keys))
         raise KeySpaceError(
-            "keys lie outside their table",
-            got=f"{outside} of {len(keys)} keys",
-            allowed=f"0..{num_keys - 1}",
-            fix="make them with the key space of the manifest",
+            f"keys lie outside their table: got {outside} of {len(keys)} keys; expected "
+            f"0..{num_keys - 1}; make them with the key space of the manifest"
         )
 
 
 def _malformed(what: str) -> RequestError:
     return RequestError(
-        "the message cannot be read",
-        got=f"wrong: {what}",
-        allowed="a message as docs/wire.md describes it",
-        fix="send one of this version and this round",
+        f"the message cannot be read: got wrong: {what}; expected a message as docs/wire.md "
+        "describes it; send one of this version and this round"
     )
 
 
 def _cut_short(length: int) -> DamageError:
     return DamageError(
-        "the answer does not fit the query",
-        got=f"{length} bytes",
-        allowed="the records asked for, and nothing else",
-        fix="ask again",
+        f"the answer does not fit the query: got {length} bytes; expected the records asked for, "
+        "and nothing else; ask again"
     )

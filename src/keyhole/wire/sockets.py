@@ -151,18 +151,15 @@ def parse_url(url: str, insecure: bool) -> tuple[str, int, str, bool]:
     is_known = parts.scheme in ("http", "https") and not (parts.query or parts.username)
     if not (is_known and host and _is_visible(host + parts.path)):
         raise InputError(
-            "not the URL of a service",
-            got=repr(url),
-            allowed="https://host[:port][/prefix]",
-            fix="pass the address that the operator gave",
+            f"not the URL of a service: got {url!r}; expected https://host[:port][/prefix]; "
+            "pass the address that the operator gave"
         )
     is_tls = parts.scheme == "https"
     if not (is_tls or insecure or _is_loopback(host)):
         raise InputError(
-            "tokens and keys would travel in the clear",
-            got=f"http to {host}",
-            allowed="https, or http on this machine",
-            fix="use https, or pass --insecure (insecure=True) where the network itself is safe",
+            f"tokens and keys would travel in the clear: got http to {host}; expected https, or "
+            "http on this machine; use https, or pass --insecure (insecure=True) where the network "
+            "itself is safe"
         )
     return host, port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls
 
@@ -188,10 +185,8 @@ def tls_context(ca: Path | str | None, certificate: Certificate | None) -> ssl.S
             context.load_cert_chain(certificate.file, certificate.key)
     except OSError as error:  # SSLError is one
         raise InputError(
-            "a certificate cannot be read",
-            got=str(error),
-            allowed="PEM files",
-            fix="check the files of --ca, --cert and --key",
+            f"a certificate cannot be read: got {error!s}; expected PEM files; check the files "
+            "of --ca, --cert and --key"
         ) from error
     return context
 
@@ -199,10 +194,9 @@ def tls_context(ca: Path | str | None, certificate: Certificate | None) -> ssl.S
 def not_trusted(error: ssl.SSLCertVerificationError) -> ServiceError:
     """The error of a service that is not who it should be."""
     return ServiceError(
-        "the certificate of the service is not trusted",
-        got=error.verify_message,
-        allowed="one that an authority of --ca has signed, for the host of the URL",
-        fix="pass the operator's authority, and the host name as the certificate has it",
+        f"the certificate of the service is not trusted: got {error.verify_message}; expected one "
+        "that an authority of --ca has signed, for the host of the URL; pass the operator's "
+        "authority, and the host name as the certificate has it"
     )
 
 
@@ -226,10 +220,9 @@ class Retry:
     def __post_init__(self) -> None:
         if self.attempts < 1 or not 0 <= self.first_wait <= self.longest_wait < inf:
             raise InputError(
-                "retrying is out of range",
-                got=f"{self.attempts} attempts, waits {self.first_wait} to {self.longest_wait} s",
-                allowed="1 attempt or more, waits from 0 that do not shrink",
-                fix="choose other numbers",
+                f"retrying is out of range: got {self.attempts} attempts, waits {self.first_wait} "
+                f"to {self.longest_wait} s; expected 1 attempt or more, waits from 0 that do not "
+                "shrink; choose other numbers"
             )
 
     def wait(self, failures: int, after: float | None, uniform: float) -> float:
@@ -298,10 +291,9 @@ class Attempts:
         self._check_stop()
         if failures >= self._retry.attempts:
             raise error or ServiceError(
-                f"no usable answer: {self._what}",
-                got=f"{reason}, the last of {failures} failures in a row",
-                allowed="an answer",
-                fix="check that the service runs and can be reached, then try again",
+                f"no usable answer: {self._what}: got {reason}, the last of {failures} failures in "
+                "a row; expected an answer; check that the service runs and can be reached, then "
+                "try again"
             )
         self._retry.tell(reason)
         self._clock.sleep(self._retry.wait(failures, after, self._uniform()))
@@ -310,10 +302,8 @@ class Attempts:
     def _check_stop(self) -> None:
         if self._stop is not None and self._stop.is_set():
             raise ServiceError(
-                f"stopped: {self._what}",
-                got="a stop event",
-                allowed="no stop before the answer",
-                fix="take part again when there is time",
+                f"stopped: {self._what}: got a stop event; expected no stop before the answer; "
+                "take part again when there is time"
             )
 
 
@@ -331,10 +321,8 @@ def fresh_buffer(length: int) -> memoryview:
         return np.empty(length, np.uint8).data
     except MemoryError as error:
         raise ServiceError(
-            "the answer does not fit into memory",
-            got=f"{length} bytes",
-            allowed="what this device has room for",
-            fix="ask for less at a time, with a smaller max_answer",
+            f"the answer does not fit into memory: got {length} bytes; expected what this device "
+            "has room for; ask for less at a time, with a smaller max_answer"
         ) from error
 
 
@@ -342,10 +330,8 @@ def refuse_longer(what: str, length: int, limit: int) -> None:
     """Refuses what a manifest describes before anything is asked for or allocated."""
     if length > limit:
         raise ServiceError(
-            f"{what} is longer than this device takes",
-            got=f"{length} bytes",
-            allowed=f"{limit} bytes",
-            fix="raise max_answer, if the service is to be trusted with the memory",
+            f"{what} is longer than this device takes: got {length} bytes; expected {limit} bytes; "
+            "raise max_answer, if the service is to be trusted with the memory"
         )
 
 
@@ -377,10 +363,9 @@ class PartialBody:
             if headers.get("content-range") != expected or length != total - self._count:
                 self._count = 0
                 raise ServiceError(
-                    "the answer continues another one",
-                    got="a range that was not asked for",
-                    allowed="the rest of the body",
-                    fix="check what stands between the device and the service",
+                    "the answer continues another one: got a range that was not asked for; "
+                    "expected the rest of the body; check what stands between the device and the "
+                    "service"
                 )
             return self._buffer[self._count :]
         self._buffer, self._count = fresh_buffer(length), 0

@@ -83,10 +83,8 @@ def read_message(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(
-            "a message about a sum that makes no sense",
-            got=f"{len(data)} bytes",
-            allowed="messages as docs/wire.md describes them",
-            fix="check that both sides are of one version",
+            f"a message about a sum that makes no sense: got {len(data)} bytes; expected messages "
+            "as docs/wire.md describes them; check that both sides are of one version"
         ) from error
 
 

@@ -409,10 +409,9 @@ def _check_party(settings: SecAggParams, place: int, identity: Identity | None) 
     knows = identity is not None and len(identity.everyone) == settings.cohort
     if not 0 <= place < settings.cohort or (settings.signed and not knows):
         raise InputError(
-            "no such client in a secure sum",
-            got=f"place {place}, an identity that knows everyone: {knows}",
-            allowed=f"places 0..{settings.cohort - 1}, with an identity if the sum is signed",
-            fix="take the place and the public keys of the cohort from the party that invites",
+            f"no such client in a secure sum: got place {place}, an identity that knows everyone: "
+            f"{knows}; expected places 0..{settings.cohort - 1}, with an identity if the sum is "
+            "signed; take the place and the public keys of the cohort from the party that invites"
         )
 
 
@@ -424,8 +423,7 @@ def check_vector(settings: SecAggParams, vector: RingArray) -> None:
     """
     if vector.shape != (settings.length,) or vector.dtype != settings.dtype:
         raise ShapeError(
-            "a vector that does not belong into this sum",
-            got=f"{vector.dtype} of shape {vector.shape}",
-            allowed=f"uint{settings.bits} of shape ({settings.length},)",
-            fix="encode it with the FixedPoint of this sum",
+            f"a vector that does not belong into this sum: got {vector.dtype} of shape "
+            f"{vector.shape}; expected uint{settings.bits} of shape ({settings.length},); encode "
+            "it with the FixedPoint of this sum"
         )

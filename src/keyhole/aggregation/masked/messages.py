@@ -58,70 +58,59 @@ def out_of_turn(steps: Sequence[str], step: str, current: str) -> ReplayError | 
 def not_now(step: str, current: str) -> StaleError:
     """A message before its step, or after it is closed."""
     return StaleError(
-        "a message of a secure sum that comes too early or too late",
-        got=f"one of {step} during {current}",
-        allowed=f"one of {current}",
-        fix="wait for the list of the step before, or take part in a new round",
+        f"a message of a secure sum that comes too early or too late: got one of {step} during "
+        f"{current}; expected one of {current}; wait for the list of the step before, or take part "
+        "in a new round"
     )
 
 
 def too_few(members: int, needed: int) -> ThresholdError:
     """Clients have left, and the sum cannot be opened any more."""
     return ThresholdError(
-        "too few clients are left for a secure sum",
-        got=members,
-        allowed=f"{needed} or more",
-        fix="start a new round with clients that stay; nothing of this one is released",
+        f"too few clients are left for a secure sum: got {members}; expected {needed} or more; "
+        "start a new round with clients that stay; nothing of this one is released"
     )
 
 
 def not_invited(place: int) -> StaleError:
     """A client that was not there at the step before."""
     return StaleError(
-        "a client that is no longer part of this sum",
-        got=f"place {place}",
-        allowed="clients that have taken every step so far",
-        fix="take part in a new round",
+        f"a client that is no longer part of this sum: got place {place}; expected clients that "
+        "have taken every step so far; take part in a new round"
     )
 
 
 def violation(got: str, allowed: str = "one kind of share of each client") -> ViolationError:
     """The server asks for what is forbidden."""
     return ViolationError(
-        "the server of a secure sum asks for what would open an input",
-        got=got,
-        allowed=allowed,
-        fix="do not trust this server; the client has forgotten its secrets",
+        f"the server of a secure sum asks for what would open an input: got {got}; expected "
+        f"{allowed}; do not trust this server; the client has forgotten its secrets"
     )
 
 
 def closed(place: int) -> MalformedError:
     """Sealed shares that do not open."""
     return MalformedError(
-        f"the shares of client {place} do not open",
-        got="a wrong tag",
-        allowed="shares sealed for this client in this round",
-        fix="leave this client out of the next round",
+        f"the shares of client {place} do not open: got a wrong tag; expected shares sealed for "
+        "this client in this round; leave this client out of the next round"
     )
 
 
 def other_list(place: int) -> MismatchError:
     """A confirmation of another list of survivors, or of none."""
     return MismatchError(
-        f"client {place} has not confirmed the same survivors",
-        got="a signature over something else",
-        allowed="one list of survivors for everyone",
-        fix="do not trust this server; no share has been given out",
+        f"client {place} has not confirmed the same survivors: got a signature over something "
+        "else; expected one list of survivors for everyone; do not trust this server; no share has "
+        "been given out"
     )
 
 
 def other_secret(place: int) -> MismatchError:
     """A secret that was rebuilt and is not the one that was advertised."""
     return MismatchError(
-        f"the shares of client {place} do not give the secret that it advertised",
-        got="a false share, or a false secret",
-        allowed="shares of the secret behind its keys",
-        fix="start a new round without this client; nothing of this one is released",
+        f"the shares of client {place} do not give the secret that it advertised: got a false "
+        "share, or a false secret; expected shares of the secret behind its keys; start a new "
+        "round without this client; nothing of this one is released"
     )
 
 
@@ -314,10 +303,9 @@ class Identity:
         # A client that holds one key at two places would be counted twice among those who sign.
         if lengths != {32} or len(set(self.everyone)) < len(self.everyone):
             raise InputError(
-                "keys of identities of another length, or one of them twice",
-                got=f"{len(self.everyone)} public keys, {len(set(self.everyone))} distinct",
-                allowed="32 bytes each, of Ed25519, one a place",
-                fix="make them with Identity.all_of",
+                "keys of identities of another length, or one of them twice: got "
+                f"{len(self.everyone)} public keys, {len(set(self.everyone))} distinct; expected "
+                "32 bytes each, of Ed25519, one a place; make them with Identity.all_of"
             )
 
     def __repr__(self) -> str:
@@ -385,10 +373,8 @@ def check_keys(place: int, keys: PublicKeys, seen: set[bytes]) -> None:
 def bad_keys(place: int, got: str) -> MalformedError:
     """The error of keys that cannot be used."""
     return MalformedError(
-        f"the keys of client {place} cannot be used",
-        got=got,
-        allowed="public keys of X25519 of its own, made for this round",
-        fix="leave this client out of the next round",
+        f"the keys of client {place} cannot be used: got {got}; expected public keys of X25519 of "
+        "its own, made for this round; leave this client out of the next round"
     )
 
 

@@ -62,10 +62,9 @@ class Risk:
     def __post_init__(self) -> None:
         if not (self.corrupt >= 0 and self.dropped >= 0 and self.corrupt + self.dropped < 1):
             raise InputError(
-                "fractions of corrupt and dropped clients that cannot be borne",
-                got=f"{self.corrupt} and {self.dropped}",
-                allowed="0 or more, together below 1",
-                fix="no graph helps where nobody honest stays",
+                "fractions of corrupt and dropped clients that cannot be borne: got "
+                f"{self.corrupt} and {self.dropped}; expected 0 or more, together below 1; no "
+                "graph helps where nobody honest stays"
             )
 
 
@@ -149,10 +148,9 @@ def threshold_of(count: int, degree: int | None = None, risk: Risk | None = None
     minimum, limit = _thresholds(count, degree, risk)
     if minimum > limit or _falls_apart(count, degree, risk) > -risk.privacy_bits:
         raise InputError(
-            "no threshold bears the risk with so few neighbours",
-            got=f"{degree} neighbours of {count} clients",
-            allowed="the degree of degree_of, or more",
-            fix="leave the degree out, or name the threshold as well",
+            f"no threshold bears the risk with so few neighbours: got {degree} neighbours of "
+            f"{count} clients; expected the degree of degree_of, or more; leave the degree out, or "
+            "name the threshold as well"
         )
     return limit
 

@@ -167,10 +167,8 @@ class SecAggServer:
     ) -> None:
         if settings.signed and len(public_keys or ()) != settings.cohort:
             raise InputError(
-                "a signed sum needs the public keys of its clients",
-                got=len(public_keys or ()),
-                allowed=settings.cohort,
-                fix="pass the public_keys of all places",
+                f"a signed sum needs the public keys of its clients: got {len(public_keys or ())}; "
+                f"expected {settings.cohort}; pass the public_keys of all places"
             )
         if rounds is not None:
             rounds.claim(settings.round)
@@ -346,10 +344,8 @@ class SecAggServer:
             raise FRAMING.malformed(f"place {place}", f"0..{self.settings.cohort - 1}")
         if (step, place) in self._heard:
             raise ReplayError(
-                "a second message of one client in one step",
-                got=f"{step} of place {place} again",
-                allowed="one a step",
-                fix="take part in a new round",
+                f"a second message of one client in one step: got {step} of place {place} again; "
+                "expected one a step; take part in a new round"
             )
         if step != self._step:
             raise not_now(step, self._step)

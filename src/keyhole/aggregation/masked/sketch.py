@@ -222,13 +222,10 @@ class SketchShape:
 
 def _bad(got: str) -> InputError:
     return InputError(
-        "the shape of a sketch is invalid",
-        got=got,
-        allowed=(
-            f"a seed of {SEED_BYTES} bytes, 16 or 32 bits, 3..{_MAX_HASHES} hashes, a cell or more"
-            " for each distinct key, no more of these than keys, fewer clients than half the ring"
-        ),
-        fix="size it from the cohort: min(clients * keys_per_client, num_keys)",
+        f"the shape of a sketch is invalid: got {got}; expected a seed of {SEED_BYTES} bytes, 16 "
+        f"or 32 bits, 3..{_MAX_HASHES} hashes, a cell or more for each distinct key, no more of "
+        "these than keys, fewer clients than half the ring; size it from the cohort: min(clients * "
+        "keys_per_client, num_keys)"
     )
 
 
@@ -275,10 +272,9 @@ def encode(shape: SketchShape, keys: KeyArray, rows: Array) -> Array:
     keys = _checked(shape, keys)
     if rows.shape != (len(keys), shape.width) or rows.dtype != shape.dtype:
         raise ShapeError(
-            "rows that do not fit the sketch",
-            got=f"{rows.dtype} {rows.shape}",
-            allowed=f"uint{shape.bits} {(len(keys), shape.width)}",
-            fix="encode the rows with the ring and the width of the shape",
+            f"rows that do not fit the sketch: got {rows.dtype} {rows.shape}; expected "
+            f"uint{shape.bits} {(len(keys), shape.width)}; encode the rows with the ring and the "
+            "width of the shape"
         )
     sketch = np.zeros(shape.length, shape.dtype)
     heads, values = shape.parts(sketch)
@@ -306,17 +302,13 @@ def decode(shape: SketchShape, total: Array, max_clients: int) -> Decoded:
     """
     if not 1 <= max_clients <= shape.max_clients:
         raise InputError(
-            "another number of clients than the sketch was made for",
-            got=max_clients,
-            allowed=f"1..{shape.max_clients}",
-            fix="make the shape with max_clients of the cohort",
+            f"another number of clients than the sketch was made for: got {max_clients}; expected "
+            f"1..{shape.max_clients}; make the shape with max_clients of the cohort"
         )
     if total.shape != (shape.length,) or total.dtype != shape.dtype:
         raise ShapeError(
-            "a sum that does not fit the sketch",
-            got=f"{total.dtype} {total.shape}",
-            allowed=f"uint{shape.bits} {(shape.length,)}",
-            fix="add up sketches of one shape",
+            f"a sum that does not fit the sketch: got {total.dtype} {total.shape}; expected "
+            f"uint{shape.bits} {(shape.length,)}; add up sketches of one shape"
         )
     peeling = _Peeling(shape, total, max_clients)
     peeling.run()
@@ -410,10 +402,8 @@ class _Peeling:
     def _failure(self, wrong: str) -> SketchError:
         left = int(np.count_nonzero(self._heads.any(axis=1)))
         return SketchError(
-            wrong,
-            got=f"{left} of {self._shape.cells} cells left",
-            allowed="none",
-            fix="apply nothing; take a new seed and more distinct keys for the next round",
+            f"{wrong}: got {left} of {self._shape.cells} cells left; expected none; apply nothing; "
+            "take a new seed and more distinct keys for the next round"
         )
 
 
@@ -422,18 +412,16 @@ def _checked(shape: SketchShape, keys: KeyArray) -> KeyArray:
     keys = np.asarray(keys)
     if keys.ndim != 1 or keys.dtype.kind not in "iu":
         raise KeySpaceError(
-            "keys of another form",
-            got=f"{keys.dtype} {keys.shape}",
-            allowed="whole numbers (m,)",
-            fix="pass one array of keys",
+            f"keys of another form: got {keys.dtype} {keys.shape}; expected whole numbers (m,); "
+            "pass one array of keys"
         )
     keys = keys.astype(np.int64)
     is_outside = (keys < 0) | (keys >= shape.num_keys)
     if is_outside.any() or len(keys) > shape.max_distinct or len(np.unique(keys)) < len(keys):
         raise KeySpaceError(
-            "keys that a sketch cannot hold",
-            got=f"{len(keys)} keys, {len(np.unique(keys))} distinct, {is_outside.sum()} outside",
-            allowed=f"distinct keys below {shape.num_keys}, {shape.max_distinct} at most",
-            fix="add up the rows of equal keys, and size the sketch for all keys of the cohort",
+            f"keys that a sketch cannot hold: got {len(keys)} keys, {len(np.unique(keys))} "
+            f"distinct, {is_outside.sum()} outside; expected distinct keys below {shape.num_keys}, "
+            f"{shape.max_distinct} at most; add up the rows of equal keys, and size the sketch for "
+            "all keys of the cohort"
         )
     return keys

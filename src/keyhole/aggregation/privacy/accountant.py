@@ -94,19 +94,18 @@ class Mechanism:
                 raise _unknown(name, getattr(self, name), get_args(kinds))
         if not 1 <= self.cohort <= self.population or not 0 <= self.noise_multiplier < inf:
             raise InputError(
-                "cohort, population and noise do not make a mechanism",
-                got=f"{self.cohort} of {self.population} clients, noise {self.noise_multiplier}",
-                allowed="1 to all clients, and noise of 0 or more, finite",
-                fix="check cohort, population and noise_multiplier",
+                f"cohort, population and noise do not make a mechanism: got {self.cohort} of "
+                f"{self.population} clients, noise {self.noise_multiplier}; expected 1 to all "
+                "clients, and noise of 0 or more, finite; check cohort, population and "
+                "noise_multiplier"
             )
         if not 0 <= self.failure <= 1:
             raise _unknown("probability", self.failure, ("0 to 1",))
         if (self.sampling == "separated") != (self.planned_rounds >= 1):
             raise InputError(
-                "a separated run is planned as a whole, others are not",
-                got=f"{self.planned_rounds} planned rounds with {self.sampling} sampling",
-                allowed="1 or more if separated, else 0",
-                fix="pass the rounds of the strategy of the correlated noise",
+                f"a separated run is planned as a whole, others are not: got {self.planned_rounds} "
+                f"planned rounds with {self.sampling} sampling; expected 1 or more if separated, "
+                "else 0; pass the rounds of the strategy of the correlated noise"
             )
         if not self.method:
             object.__setattr__(self, "method", "rdp" if self._is_replaced_of_fixed else "pld")
@@ -149,10 +148,8 @@ def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
     """
     if not 0 < delta < 1:
         raise InputError(
-            "delta must be in (0, 1)",
-            got=delta,
-            allowed="between 0 and 1",
-            fix="take less than one over the number of clients",
+            f"delta must be in (0, 1): got {delta}; expected between 0 and 1; take less than one "
+            "over the number of clients"
         )
     if rounds <= 0:
         return 0.0
@@ -230,20 +227,16 @@ def _library() -> Any:
         import dp_accounting  # type: ignore[import-untyped]
     except ImportError as error:
         raise InputError(
-            "privacy cannot be accounted for",
-            got="no dp-accounting",
-            allowed="dp-accounting 0.6 or newer",
-            fix="pip install 'keyhole[dp]'",
+            "privacy cannot be accounted for: got no dp-accounting; expected dp-accounting 0.6 or "
+            "newer; pip install 'keyhole[dp]'"
         ) from error
     return dp_accounting
 
 
 def _unknown(what: str, got: object, allowed: tuple[str, ...]) -> InputError:
     return InputError(
-        f"no such {what}",
-        got=repr(got),
-        allowed=", ".join(map(repr, allowed)),
-        fix=f"name the {what} that really runs",
+        f"no such {what}: got {got!r}; expected {', '.join(map(repr, allowed))}; name the "
+        f"{what} that really runs"
     )
 
 
@@ -292,10 +285,9 @@ class Accountant:
     def __init__(self, mechanism: Mechanism, delta: float, budget: float | None = None) -> None:
         if not 0 < delta < 1 / mechanism.population or (budget is not None and not budget > 0):
             raise InputError(
-                "delta or budget guarantee nothing",
-                got=f"delta {delta}, budget {budget}",
-                allowed=f"delta below 1 / {mechanism.population} clients, a budget above 0",
-                fix="take a smaller delta, 1e-6 for instance",
+                f"delta or budget guarantee nothing: got delta {delta}, budget {budget}; expected "
+                f"delta below 1 / {mechanism.population} clients, a budget above 0; take a smaller "
+                "delta, 1e-6 for instance"
             )
         self.mechanism = mechanism
         self.delta = delta
@@ -334,10 +326,10 @@ class Accountant:
         after = self.epsilon(self._rounds + rounds)
         if after > self.budget:
             raise BudgetError(
-                "a round that would spend too much privacy",
-                got=f"epsilon {after:.4g} after {self._rounds + rounds} rounds",
-                allowed=f"{self.budget:g} at delta {self.delta:g}",
-                fix="stop here, or plan with more noise, smaller cohorts or fewer rounds",
+                f"a round that would spend too much privacy: got epsilon {after:.4g} after "
+                f"{self._rounds + rounds} rounds; expected {self.budget:g} at delta "
+                f"{self.delta:g}; stop here, or plan with more noise, smaller cohorts or fewer "
+                "rounds"
             )
 
     def record(
@@ -368,12 +360,11 @@ class Accountant:
         if not (is_known and is_noisy and is_small):
             self._unaccounted += 1
             raise InputError(
-                "a round that is not the one accounted for",
-                got=f"{sampling} cohort of {cohort}, {arrived} arrived, noise {noise_multiplier}",
-                allowed=f"{made_for.sampling} cohort of {made_for.cohort}, no more arrived, noise "
-                f"{made_for.noise_multiplier} or more",
-                fix="make an accountant for the sampler and the noise that run; this run has no "
-                "guarantee any more",
+                f"a round that is not the one accounted for: got {sampling} cohort of {cohort}, "
+                f"{arrived} arrived, noise {noise_multiplier}; expected {made_for.sampling} cohort "
+                f"of {made_for.cohort}, no more arrived, noise {made_for.noise_multiplier} or "
+                "more; make an accountant for the sampler and the noise that run; this run has no "
+                "guarantee any more"
             )
 
     def spent(self) -> PrivacySpent:
@@ -445,8 +436,6 @@ def noise_for(
 
 def _impossible(epsilon: float, rounds: int) -> InputError:
     return InputError(
-        "a budget that no noise keeps to",
-        got=f"epsilon {epsilon} for {rounds} rounds",
-        allowed="an epsilon above 0 for one round or more",
-        fix="raise epsilon or delta",
+        f"a budget that no noise keeps to: got epsilon {epsilon} for {rounds} rounds; expected an "
+        "epsilon above 0 for one round or more; raise epsilon or delta"
     )

@@ -105,10 +105,9 @@ def epsilon_from_scores(
     runs = len(present)
     if runs < _MIN_RUNS or len(absent) != runs or not (0 <= delta < 1 and 0 < confidence < 1):
         raise InputError(
-            "an audit that can show nothing",
-            got=f"{runs} and {len(absent)} runs, delta {delta}, confidence {confidence}",
-            allowed=f"{_MIN_RUNS} runs or more of both kinds, delta and confidence below 1",
-            fix="let it run a thousand times",
+            f"an audit that can show nothing: got {runs} and {len(absent)} runs, delta {delta}, "
+            f"confidence {confidence}; expected {_MIN_RUNS} runs or more of both kinds, delta and "
+            "confidence below 1; let it run a thousand times"
         )
     half = runs // 2
     # Each of the two rates is bounded with half of the error that is allowed.

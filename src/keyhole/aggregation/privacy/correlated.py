@@ -211,22 +211,16 @@ def _seed(secret: bytes, round_index: int) -> bytes:
 def _check(values: Array, strategy: Strategy, round_index: int, sd: float) -> None:
     if not 0 <= round_index < strategy.rounds:
         raise InputError(
-            "a round that the noise was not planned for",
-            got=f"round {round_index}",
-            allowed=f"0 to {strategy.rounds - 1}",
-            fix="end the run, or plan one with more rounds",
+            f"a round that the noise was not planned for: got round {round_index}; expected 0 to "
+            f"{strategy.rounds - 1}; end the run, or plan one with more rounds"
         )
     if not 0 <= sd < inf:
         raise InputError(
-            "the standard deviation of the noise is out of range",
-            got=sd,
-            allowed="0 or more, and finite",
-            fix="multiply noise multiplier and clipping norm anew",
+            f"the standard deviation of the noise is out of range: got {sd}; expected 0 or more, "
+            "and finite; multiply noise multiplier and clipping norm anew"
         )
     if values.dtype.kind != "f" and values.dtype not in (np.uint16, np.uint32):
         raise ShapeError(
-            "numbers of another kind",
-            got=values.dtype,
-            allowed="floating point, uint16 or uint32",
-            fix="add noise to sums of updates, or to their shares in a ring",
+            f"numbers of another kind: got {values.dtype}; expected floating point, uint16 or "
+            "uint32; add noise to sums of updates, or to their shares in a ring"
         )

@@ -132,10 +132,9 @@ class PrivateSum:
         _check_divisor(request.over)
         if request.blocks is not None:
             raise InputError(
-                "updates that were added up before they were clipped",
-                got=f"{len(request.blocks)} sums",
-                allowed="the update of each client",
-                fix="add up in blocks only where nothing is promised",
+                f"updates that were added up before they were clipped: got {len(request.blocks)} "
+                "sums; expected the update of each client; add up in blocks only where nothing is "
+                "promised"
             )
         needs_counts = self.privacy.kind == "thresholded" and self.privacy.noise > 0
         results = [self._clipped(request, one) for one in request.results]
@@ -182,10 +181,9 @@ class PrivateSum:
     def _with_ring(self, ring: Rounding, noise: float = 0.0) -> Aggregation:
         if not hasattr(self.inner, "with_ring"):
             raise InputError(
-                "a sum whose ring cannot be made for clipped updates",
-                got=about_of(self.inner).name,
-                allowed="an aggregation with the method `with_ring`",
-                fix="add it: a wrapper returns itself around the inner `with_ring`",
+                "a sum whose ring cannot be made for clipped updates: got "
+                f"{about_of(self.inner).name}; expected an aggregation with the method "
+                "`with_ring`; add it: a wrapper returns itself around the inner `with_ring`"
             )
         return self.inner.with_ring(ring, noise)
 
@@ -261,10 +259,8 @@ def max_asked(cohorts: Cohorts) -> int:
 def _check_divisor(over: Over) -> None:
     if over != "cohort":
         raise InputError(
-            "a mean whose divisor tells who took part",
-            got=f"sums over {over}",
-            allowed="cohort",
-            fix="divide by the cohort where privacy is promised",
+            f"a mean whose divisor tells who took part: got sums over {over}; expected cohort; "
+            "divide by the cohort where privacy is promised"
         )
 
 
@@ -293,10 +289,8 @@ def clip(update: Tree, limit: float, length: Callable[[Tree], float] | None = No
     """
     if not limit > 0:  # NaN too
         raise InputError(
-            "a clipping norm that nothing passes",
-            got=limit,
-            allowed="above 0, or infinity for no clipping",
-            fix="take about the median norm of an update",
+            f"a clipping norm that nothing passes: got {limit}; expected above 0, or infinity for "
+            "no clipping; take about the median norm of an update"
         )
     length = norm if length is None else length
     clipped, found, factor = update, length(update), 1.0
@@ -321,10 +315,8 @@ def norm(update: Tree) -> float:
     peaks = [float(np.abs(leaf).max()) for leaf in leaves if leaf.size]
     if not all(map(isfinite, peaks)):
         raise NotFiniteError(
-            "an update with numbers that are none",
-            got="NaN or infinity",
-            allowed="finite numbers",
-            fix="lower the learning rate, or leave this client out of the round",
+            "an update with numbers that are none: got NaN or infinity; expected finite numbers; "
+            "lower the learning rate, or leave this client out of the round"
         )
     largest = max(peaks, default=0.0)
     if largest == 0:
@@ -356,10 +348,10 @@ def norm_before_rounding(limit: float, step: float, entries: int) -> float:
     left = limit - step * sqrt(entries)
     if not left > 0:
         raise InputError(
-            "a ring too coarse for differential privacy",
-            got=f"{entries} numbers, rounded by up to {step:.3g} each, against a norm of {limit:g}",
-            allowed=f"steps below {limit / sqrt(max(1, entries)):.3g}",
-            fix="take the ring of 32 bits, a larger clipping norm, or fewer keys",
+            f"a ring too coarse for differential privacy: got {entries} numbers, rounded by up to "
+            f"{step:.3g} each, against a norm of {limit:g}; expected steps below "
+            f"{limit / sqrt(max(1, entries)):.3g}; take the ring of 32 bits, a larger clipping "
+            "norm, or fewer keys"
         )
     return left
 
@@ -368,10 +360,8 @@ def _numbers(leaf: Any) -> NDArray[np.float64]:
     numbers = np.asarray(leaf)
     if numbers.dtype.kind in "iubcOSU":
         raise ShapeError(
-            "an update that does not hold real numbers",
-            got=numbers.dtype,
-            allowed="floating point",
-            fix="clip the update before it becomes integers",
+            f"an update that does not hold real numbers: got {numbers.dtype}; expected floating "
+            "point; clip the update before it becomes integers"
         )
     return numbers.astype(np.float64)
 

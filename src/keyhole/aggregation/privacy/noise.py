@@ -187,10 +187,9 @@ def _target(values: Array, out: Array | None) -> Array:
         return np.array(values, order="C")
     if out.shape != values.shape or out.dtype != values.dtype or not out.flags.c_contiguous:
         raise ShapeError(
-            "an array that noisy values do not fit in",
-            got=f"{out.shape} of {out.dtype}, contiguous: {out.flags.c_contiguous}",
-            allowed=f"{values.shape} of {values.dtype}, contiguous",
-            fix="leave out=None",
+            f"an array that noisy values do not fit in: got {out.shape} of {out.dtype}, "
+            f"contiguous: {out.flags.c_contiguous}; expected {values.shape} of {values.dtype}, "
+            "contiguous; leave out=None"
         )
     if out is not values:
         out[...] = values
@@ -199,10 +198,8 @@ def _target(values: Array, out: Array | None) -> Array:
 
 def _wrong_kind(values: Array, allowed: str) -> ShapeError:
     return ShapeError(
-        "numbers of another kind",
-        got=values.dtype,
-        allowed=allowed,
-        fix="use add_noise for floats and add_ring_noise for a ring",
+        f"numbers of another kind: got {values.dtype}; expected {allowed}; use add_noise for "
+        "floats and add_ring_noise for a ring"
     )
 
 
@@ -241,25 +238,23 @@ noise of 69.6 on every count; expected more than 209 clients, three standard dev
     def __post_init__(self) -> None:
         if not (0 <= self.count_multiplier < inf and 0 <= self.row_multiplier < inf):
             raise InputError(
-                "noise multipliers are out of range",
-                got=f"multipliers {self.count_multiplier} and {self.row_multiplier}",
-                allowed="0 or more, and finite",
-                fix="take them from AdaFest.split",
+                f"noise multipliers are out of range: got multipliers {self.count_multiplier} and "
+                f"{self.row_multiplier}; expected 0 or more, and finite; take them from "
+                "AdaFest.split"
             )
         if self.max_keys < 1 or self.threshold != self.threshold:
             raise InputError(
-                "the threshold or the number of keys is invalid",
-                got=f"{self.max_keys} keys of a client, threshold {self.threshold}",
-                allowed="1 key or more, and a threshold that is a number",
-                fix="pass the most keys that a client may ask for",
+                f"the threshold or the number of keys is invalid: got {self.max_keys} keys of a "
+                f"client, threshold {self.threshold}; expected 1 key or more, and a threshold that "
+                "is a number; pass the most keys that a client may ask for"
             )
         minimum = _MIN_DEVIATIONS * self.count_sd
         if self.threshold > -inf and self.count_sd > 0 and self.cohort <= minimum:
             raise InputError(
-                "a cohort too small for thresholded rows",
-                got=f"{self.cohort} clients against noise of {self.count_sd:.1f} on every count",
-                allowed=f"more than {minimum:.0f} clients, three standard deviations",
-                fix="put noise on all rows, take larger cohorts, or let clients ask for fewer keys",
+                f"a cohort too small for thresholded rows: got {self.cohort} clients against noise "
+                f"of {self.count_sd:.1f} on every count; expected more than {minimum:.0f} clients, "
+                "three standard deviations; put noise on all rows, take larger cohorts, or let "
+                "clients ask for fewer keys"
             )
 
     @staticmethod

@@ -257,17 +257,14 @@ def _fill_buckets(
 def _check_rows(terms: SparseParams, keys: KeyArray, rows: RingArray) -> None:
     if len(distinct_keys(keys, terms.num_keys, terms.max_keys)[0]) != len(keys):
         raise KeySpaceError(
-            "keys that are repeated",
-            got=f"{len(keys)} keys",
-            allowed="each key once",
-            fix="add up the rows of equal keys first",
+            f"keys that are repeated: got {len(keys)} keys; expected each key once; add up the "
+            "rows of equal keys first"
         )
     if rows.shape != (len(keys), terms.width) or rows.dtype != terms.dtype:
         raise ShapeError(
-            "rows that do not fit their keys or the params",
-            got=f"{rows.dtype} of shape {rows.shape}",
-            allowed=f"{terms.dtype} of shape ({len(keys)}, {terms.width})",
-            fix="encode them with FixedPoint of the same ring",
+            f"rows that do not fit their keys or the params: got {rows.dtype} of shape "
+            f"{rows.shape}; expected {terms.dtype} of shape ({len(keys)}, {terms.width}); encode "
+            "them with FixedPoint of the same ring"
         )
 
 
@@ -302,10 +299,8 @@ def split_rows(
     """
     if len(rows) != len(terms.parts):
         raise ShapeError(
-            "an update of another number of parts",
-            got=len(rows),
-            allowed=len(terms.parts),
-            fix="share it under the params of its own round",
+            f"an update of another number of parts: got {len(rows)}; expected {len(terms.parts)}; "
+            "share it under the params of its own round"
         )
     publics: list[bytes] = []
     own: tuple[list[bytes], list[bytes]] = [], []

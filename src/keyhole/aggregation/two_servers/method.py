@@ -70,10 +70,9 @@ def check_terms(terms: SumParams, layout: Layout) -> None:
     known = [(part.space.num_keys, part.slice_size) for part in layout.parts]
     if told != known:
         raise StaleError(
-            "terms of a sum that do not fit the model",
-            got=f"{len(told)} parts of other sizes",
-            allowed=f"the {len(known)} parts of the layout",
-            fix="take part in a round whose publisher means what it says",
+            f"terms of a sum that do not fit the model: got {len(told)} parts of other sizes; "
+            f"expected the {len(known)} parts of the layout; take part in a round whose publisher "
+            "means what it says"
         )
 
 

@@ -331,10 +331,8 @@ def _split(data: bytes, lengths: Sequence[int]) -> list[bytes]:
 def _there(total: RingArray | None) -> RingArray:
     if total is None:
         raise ReplayError(
-            "a share of a sum is given out once",
-            got="a request for one that was given out, or lost when adding broke off",
-            allowed="one",
-            fix="keep what was given out, or run the round again",
+            "a share of a sum is given out once: got a request for one that was given out, or lost "
+            "when adding broke off; expected one; keep what was given out, or run the round again"
         )
     return total
 

@@ -163,7 +163,7 @@ class EnclaveProcess:
         """Of the table that is loaded, for clients."""
         if self._params is None:
             raise InputError(
-                "an enclave without a table", got="none", allowed="one", fix="call load() first"
+                "an enclave without a table: got none; expected one; call load() first"
             )
         return self._params
 

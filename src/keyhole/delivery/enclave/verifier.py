@@ -126,17 +126,16 @@ class Policy:
     def _check_platform(self, claims: Claims) -> None:
         if claims.tcb_status not in self.tcb_statuses:
             raise AttestationError(
-                "a platform that is not up to date",
-                got=", ".join([claims.tcb_status, *sorted(claims.advisories)]),
-                allowed=", ".join(sorted(self.tcb_statuses)),
-                fix="update the platform, or waive the status and its advisories in the policy",
+                "a platform that is not up to date: got "
+                f"{', '.join([claims.tcb_status, *sorted(claims.advisories)])}; expected "
+                f"{', '.join(sorted(self.tcb_statuses))}; update the platform, or waive the status "
+                "and its advisories in the policy"
             )
         if unknown := claims.advisories - self.advisories:
             raise AttestationError(
-                "a platform with a security advisory",
-                got=", ".join(sorted(unknown)),
-                allowed=", ".join(sorted(self.advisories)) or "none",
-                fix="update the platform, or waive the advisory in the policy",
+                f"a platform with a security advisory: got {', '.join(sorted(unknown))}; expected "
+                f"{', '.join(sorted(self.advisories)) or 'none'}; update the platform, or waive "
+                "the advisory in the policy"
             )
 
     def _check_time(self, claims: Claims, now: int) -> None:

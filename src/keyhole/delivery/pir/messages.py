@@ -155,7 +155,7 @@ class AnsweredQueries:
     def __init__(self, limit: int = MAX_QUERIES) -> None:
         if limit < 1:
             raise InputError(
-                "a table that answers nobody", got=limit, allowed="1 or more", fix="raise it"
+                f"a table that answers nobody: got {limit}; expected 1 or more; raise it"
             )
         self._limit = limit
         self._claimed: set[bytes] = set()

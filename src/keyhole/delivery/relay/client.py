@@ -124,7 +124,7 @@ def slice_handler(round_id: str, tables: Sequence[NDArray[np.uint8]]) -> Handler
         asked, table, key = parse_slice_path(request)
         if asked != round_id or table >= len(tables) or key >= len(tables[table]):
             raise NotFoundError(
-                "no such slice", got="another", allowed="one of the round", fix="check the round"
+                "no such slice: got another; expected one of the round; check the round"
             )
         record = tables[table][key]
         return Reply(BinaryResponse(200, (), record.tobytes()), slice_reply_bytes(len(record)))

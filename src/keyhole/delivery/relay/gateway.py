@@ -162,7 +162,7 @@ def refusal(error: KeyholeError | None, length: int = ERROR_BYTES) -> Reply:
     Args:
         length: to which it is padded, if it is known what an answer would have been.
     """
-    error = error or KeyholeError("refused", got="a request", allowed="others", fix="ask anew")
+    error = error or KeyholeError("refused: got a request; expected others; ask anew")
     facts = {
         "status": error.http_status,
         "kind": type(error).__name__,

@@ -92,10 +92,9 @@ def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf)
     node.check(call)
     if call.tokens and len(call.tokens) != len(call.clients):
         raise MalformedError(
-            "a call names another number of tokens than clients",
-            got=f"{len(call.tokens)} tokens",
-            allowed=f"{len(call.clients)}, or none",
-            fix="run one version of keyhole on the server and on all nodes",
+            f"a call names another number of tokens than clients: got {len(call.tokens)} tokens; "
+            f"expected {len(call.clients)}, or none; run one version of keyhole on the server and "
+            "on all nodes"
         )
     stop = threading.Event()
     timer = threading.Timer(min(call.seconds, threading.TIMEOUT_MAX), stop.set)
@@ -182,10 +181,9 @@ def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
 
     if call.delivery not in fetched_names():
         raise InputError(
-            "a call names a delivery that is not known here",
-            got=repr(call.delivery),
-            allowed=", ".join(fetched_names()),
-            fix="run one version of keyhole on the server and on all nodes",
+            f"a call names a delivery that is not known here: got {call.delivery!r}; expected "
+            f"{', '.join(fetched_names())}; run one version of keyhole on the server and on all "
+            "nodes"
         )
     delivery = delivery_named(call.delivery)
     others = {
@@ -201,10 +199,9 @@ def _shares(call: RoundCall, connect: Connect, node: NodeConfig) -> Send:
     files: list[str | None] = [None, None] if named is None else [*named.split()]
     if len(call.aggregators) != 2 or len(files) != 2:
         raise InputError(
-            "a secure sum needs two aggregators, and a token for both or for none",
-            got=f"{len(call.aggregators)} aggregators, {len(files)} files of tokens",
-            allowed="two of each",
-            fix="check the run config, and aggregator-tokens of --node-config",
+            "a secure sum needs two aggregators, and a token for both or for none: got "
+            f"{len(call.aggregators)} aggregators, {len(files)} files of tokens; expected two of "
+            "each; check the run config, and aggregator-tokens of --node-config"
         )
     first, second = (
         connect(url, _token(file)) for url, file in zip(call.aggregators, files, strict=True)

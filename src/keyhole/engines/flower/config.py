@@ -146,10 +146,8 @@ def _number(config: Mapping[str, Any], name: str) -> float:
 
 def _bad(name: str, got: str, allowed: str) -> InputError:
     return InputError(
-        f"the run config has no {name} that can be used",
-        got=got,
-        allowed=allowed,
-        fix="set it in pyproject.toml of the app, or with `flwr run -c`",
+        f"the run config has no {name} that can be used: got {got}; expected {allowed}; set it in "
+        "pyproject.toml of the app, or with `flwr run -c`"
     )
 
 
@@ -203,10 +201,8 @@ def read_secret(path: Path) -> str:
         found = ""
     if not found or " " in found:
         raise InputError(
-            "no token can be read",
-            got=f"file {path}",
-            allowed="a file with one token",
-            fix="ask the operator for one: `keyhole token` makes them",
+            f"no token can be read: got file {path}; expected a file with one token; ask the "
+            "operator for one: `keyhole token` makes them"
         )
     return found
 
@@ -286,10 +282,8 @@ class NodeConfig:
 
 def _refused(got: str, allowed: str) -> NotAdmittedError:
     return NotAdmittedError(
-        "this node does not take part in such a round",
-        got=got,
-        allowed=allowed,
-        fix="change the run config of the app, or ask the operator of the node",
+        f"this node does not take part in such a round: got {got}; expected {allowed}; change the "
+        "run config of the app, or ask the operator of the node"
     )
 
 
@@ -344,10 +338,8 @@ def write_project(directory: Path, config: Mapping[str, Any]) -> None:
     path = directory / "pyproject.toml"
     if path.exists():
         raise InputError(
-            f"{directory} holds a project already",
-            got=path.name,
-            allowed="a directory without one",
-            fix="choose another directory, or edit the project that is there",
+            f"{directory} holds a project already: got {path.name}; expected a directory without "
+            "one; choose another directory, or edit the project that is there"
         )
     lines = [f"{name} = {_toml(name, value)}" for name, value in config.items()]
     with storage_errors(path, "write"):
@@ -361,10 +353,8 @@ def _toml(name: str, value: Any) -> str:
     """A value as TOML has it; JSON writes texts, finite numbers and truth values the same way."""
     if not isinstance(value, str | int | float):
         raise InputError(
-            f"the run config has a {name} that TOML cannot hold",
-            got=type(value).__name__,
-            allowed="a text, a number or a truth value",
-            fix="leave it out",
+            f"the run config has a {name} that TOML cannot hold: got {type(value).__name__}; "
+            "expected a text, a number or a truth value; leave it out"
         )
     if isinstance(value, float) and not isfinite(value):
         return repr(value)

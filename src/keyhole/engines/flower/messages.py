@@ -146,10 +146,8 @@ def _is(value: object, kind: type) -> bool:
 
 def _malformed(got: str) -> MalformedError:
     return MalformedError(
-        "a Flower message cannot be used",
-        got=got,
-        allowed=f"messages of keyhole, version {_VERSION}",
-        fix="run one version of keyhole on the server and on all nodes",
+        f"a Flower message cannot be used: got {got}; expected messages of keyhole, version "
+        f"{_VERSION}; run one version of keyhole on the server and on all nodes"
     )
 
 
@@ -251,10 +249,9 @@ class Nodes:
     def __post_init__(self) -> None:
         if self.minimum < 1 or not self.seconds > 0:
             raise InputError(
-                "no round could wait for such nodes",
-                got=f"{self.minimum} nodes within {self.seconds} seconds",
-                allowed="1 node or more, and seconds above 0",
-                fix="choose other numbers",
+                f"no round could wait for such nodes: got {self.minimum} nodes within "
+                f"{self.seconds} seconds; expected 1 node or more, and seconds above 0; choose "
+                "other numbers"
             )
 
     def for_round(self, asked: Sequence[int]) -> dict[int, list[int]]:
@@ -334,16 +331,13 @@ class Nodes:
         waiting = len(self._asked)
         if len(here) >= self.minimum:
             return CohortError(
-                "no node stands for a client of this round",
-                got=f"{len(here)} nodes, each for a client that was not asked",
-                allowed=f"one or more for the {len(asked)} clients of the round",
-                fix="start nodes for more clients, or nodes without client= in --node-config",
+                f"no node stands for a client of this round: got {len(here)} nodes, each for a "
+                f"client that was not asked; expected one or more for the {len(asked)} clients of "
+                "the round; start nodes for more clients, or nodes without client= in --node-config"
             )
         return CohortError(
-            f"too few nodes after {self.seconds:g} seconds",
-            got=f"{len(here)} nodes that can take part, {waiting} that have not answered yet, "
-            f"{len(self._failed)} that failed",
-            allowed=f"{self.minimum} or more",
-            fix="start more SuperNodes, ask for fewer with min-nodes, or wait longer with "
-            "node-seconds; the log of a node tells why it failed",
+            f"too few nodes after {self.seconds:g} seconds: got {len(here)} nodes that can take "
+            f"part, {waiting} that have not answered yet, {len(self._failed)} that failed; "
+            f"expected {self.minimum} or more; start more SuperNodes, ask for fewer with "
+            "min-nodes, or wait longer with node-seconds; the log of a node tells why it failed"
         )

@@ -51,10 +51,8 @@ def find_ray() -> Any:
         import ray
     except ImportError as error:
         raise InputError(
-            "Ray is not installed",
-            got="no module ray",
-            allowed="ray 2.60 or later",
-            fix="pip install 'keyhole[ray]'",
+            "Ray is not installed: got no module ray; expected ray 2.60 or later; pip install "
+            "'keyhole[ray]'"
         ) from error
     return ray
 
@@ -128,7 +126,7 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in address:
         raise InputError(
-            "not the address of a Ray cluster", got=address, allowed="HOST:PORT", fix="pass one"
+            f"not the address of a Ray cluster: got {address}; expected HOST:PORT; pass one"
         )
     try:
         with socket.create_connection((host, int(port)), _ANSWER_SECONDS) as connection:
@@ -155,11 +153,10 @@ def _check_speaks(connection: socket.socket) -> None:
 
 def _no_answer(address: str, error: Exception) -> WorkerError:
     return WorkerError(
-        "Ray does not answer",
-        got=f"{address}: {(str(error) or type(error).__name__).splitlines()[0]}",
-        allowed="a running Ray of the same version, with the same token",
-        fix="ray start --head on its first machine; pass the address that it prints, with "
-        "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH as there",
+        f"Ray does not answer: got {address}: "
+        f"{(str(error) or type(error).__name__).splitlines()[0]}; expected a running Ray of the "
+        "same version, with the same token; ray start --head on its first machine; pass the "
+        "address that it prints, with RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH as there"
     )
 
 
@@ -181,10 +178,8 @@ def _check_reach(address: str | None) -> None:
     is_local = address is None or address.startswith(("127.", "localhost"))
     if not is_local and os.environ.get(_CLUSTERS) == "0":
         raise InputError(
-            "this process has had a Ray of its own, which other machines do not reach",
-            got=address,
-            allowed="a cluster on this machine",
-            fix="join the cluster from a new process",
+            "this process has had a Ray of its own, which other machines do not reach: got "
+            f"{address}; expected a cluster on this machine; join the cluster from a new process"
         )
 
 
@@ -192,10 +187,8 @@ def _check_same(ray: Any, address: str | None) -> None:
     here = ray.get_runtime_context().gcs_address
     if address not in (None, "auto", here):
         raise InputError(
-            "this process is connected to another Ray",
-            got=address,
-            allowed=here,
-            fix="call ray.shutdown() first, or leave the address out",
+            f"this process is connected to another Ray: got {address}; expected {here}; call "
+            "ray.shutdown() first, or leave the address out"
         )
 
 
@@ -292,10 +285,8 @@ class Crew:
         cpus = sum(living_nodes(ray).values())
         if cpus < 1:
             raise WorkerError(
-                "the Ray cluster has no CPU",
-                got=f"{cpus:g} CPUs",
-                allowed="1 or more",
-                fix="start its nodes with --num-cpus, or add one",
+                f"the Ray cluster has no CPU: got {cpus:g} CPUs; expected 1 or more; start its "
+                "nodes with --num-cpus, or add one"
             )
         self._count = count or int(cpus)
         for _ in range(self._count):
@@ -340,10 +331,9 @@ class Crew:
             heard, _ = self._ray.wait(self.starting, num_returns=1, timeout=left)
             if not heard:
                 raise WorkerError(
-                    "the Ray cluster has no room for the workers",
-                    got=f"{len(self.ready())} of {minimum} started in {self.patience:g} s",
-                    allowed="a free CPU for each",
-                    fix="ask for fewer workers, or wait until others have ended",
+                    f"the Ray cluster has no room for the workers: got {len(self.ready())} of "
+                    f"{minimum} started in {self.patience:g} s; expected a free CPU for each; ask "
+                    "for fewer workers, or wait until others have ended"
                 )
             for reference in heard:
                 self.welcome(reference)
@@ -364,10 +354,9 @@ class Crew:
             self._failed_starts += 1
             if self._failed_starts >= MAX_ATTEMPTS:
                 raise WorkerError(
-                    "workers die before they are ready",
-                    got=f"{self._failed_starts} times: {str(lost).splitlines()[0]}",
-                    allowed="a population that every worker can build",
-                    fix="run without Ray to see why; keyhole and the data must be on every node",
+                    f"workers die before they are ready: got {self._failed_starts} times: "
+                    f"{str(lost).splitlines()[0]}; expected a population that every worker can "
+                    "build; run without Ray to see why; keyhole and the data must be on every node"
                 ) from lost
             self._start(0)
             return

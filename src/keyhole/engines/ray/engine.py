@@ -68,10 +68,9 @@ class Population:
             data = load(self.directory)
         else:
             raise InputError(
-                "a worker does not find the data",
-                got=f"no directory {self.directory}",
-                allowed="the imported dataset at the same path on every machine",
-                fix="let KEYHOLE_CACHE be a folder that all machines share, or copy it to them",
+                f"a worker does not find the data: got no directory {self.directory}; expected the "
+                "imported dataset at the same path on every machine; let KEYHOLE_CACHE be a folder "
+                "that all machines share, or copy it to them"
             )
         return Experiment(self.spec, data).clients
 
@@ -246,5 +245,5 @@ def _merge(_: Clients, *sums: list[BlockSum]) -> list[BlockSum]:
 def _check_above(name: str, value: float | None, minimum: float) -> None:
     if value is not None and not value >= minimum:
         raise InputError(
-            f"{name} is out of range", got=value, allowed=f"{minimum:g} or more", fix="pass more"
+            f"{name} is out of range: got {value}; expected {minimum:g} or more; pass more"
         )

@@ -413,10 +413,9 @@ class Call:
         attempts = self._attempts[index]
         if attempts >= MAX_ATTEMPTS:
             raise WorkerError(
-                "workers die of one block of clients",
-                got=f"{self._tasks[index].clients} clients, {attempts} times, last: {what}",
-                allowed="updates or an exception",
-                fix="run without Ray to see why; memory may have run out",
+                f"workers die of one block of clients: got {self._tasks[index].clients} clients, "
+                f"{attempts} times, last: {what}; expected updates or an exception; run without "
+                "Ray to see why; memory may have run out"
             )
 
     def _give_up(self) -> None:

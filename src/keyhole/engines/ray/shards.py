@@ -185,7 +185,7 @@ class Shards:
     def __init__(self, count: int, *, address: str | None = None, max_bytes: int = PIECE) -> None:
         if count < 1:
             raise InputError(
-                "number of shards is out of range", got=count, allowed="1 or more", fix="pass one"
+                f"number of shards is out of range: got {count}; expected 1 or more; pass one"
             )
         self._max_bytes = max_bytes
         with ExitStack() as stack:
@@ -388,8 +388,7 @@ class ShardedTable:
             return dict(zip(arguments, self._ray.get(references), strict=True))
         except self._ray.exceptions.RayActorError as error:
             raise WorkerError(
-                "a shard of the server's tables is lost",
-                got=f"one of {len(self._actors)} shards is gone",
-                allowed="all of them",
-                fix="resume the run from its directory; without one, start again",
+                f"a shard of the server's tables is lost: got one of {len(self._actors)} shards is "
+                "gone; expected all of them; resume the run from its directory; without one, start "
+                "again"
             ) from error

@@ -323,10 +323,9 @@ def _cells(sweep: SweepResults, lines: Sequence[Series]) -> Cells:
 
 def _refuse(sweep: SweepResults, line: Series, got: str) -> InputError:
     return InputError(
-        f"arm {line.arm} has no cell of its own in the grid of {sweep.name}",
-        got=got,
-        allowed="one line for each pair of rates in a panel",
-        fix="put the lines into different panels, or drop `grid` from the sweep's figures",
+        f"arm {line.arm} has no cell of its own in the grid of {sweep.name}: got {got}; expected "
+        "one line for each pair of rates in a panel; put the lines into different panels, or drop "
+        "`grid` from the sweep's figures"
     )
 
 

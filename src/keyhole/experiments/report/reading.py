@@ -133,10 +133,8 @@ def read_results(out: Path) -> list[SweepResults]:
     runs = {arm: begun for arm, begun in found.items() if begun}
     if not sweeps and not runs:
         raise InputError(
-            f"{out} holds no sweep and no run",
-            got="no .json file of one",
-            allowed="the --out of `keyhole sweep` or `keyhole train`",
-            fix="run one of them first, or point at its directory",
+            f"{out} holds no sweep and no run: got no .json file of one; expected the --out of "
+            "`keyhole sweep` or `keyhole train`; run one of them first, or point at its directory"
         )
     tasks = sorted({begun[0].spec.task.name for begun in runs.values()})
     return sweeps + [_group(task, runs, root) for task in tasks]
@@ -317,14 +315,12 @@ def _short(path: Path) -> str:
 
 def _foreign(path: Path, what: str, got: str) -> InputError:
     return InputError(
-        f"{_short(path)} is not {what}",
-        got=got,
-        allowed="JSON as `keyhole sweep` and `keyhole train` write it",
-        fix="run it again, or move the file away",
+        f"{_short(path)} is not {what}: got {got}; expected JSON as `keyhole sweep` and `keyhole "
+        "train` write it; run it again, or move the file away"
     )
 
 
 def _naming(path: Path, error: InputError) -> InputError:
     """The same error with the name of the file."""
     wrong = f"{_short(path)}: {error.wrong}"
-    return InputError(wrong, got=error.got, allowed=error.allowed, fix=error.fix)
+    return InputError(f"{wrong}: got {error.got}; expected {error.allowed}; {error.fix}")
