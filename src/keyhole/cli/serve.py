@@ -122,10 +122,9 @@ def check_tables(options: Mapping[str, Any], rounds: RoundSource) -> None:
     for name in named:
         if name not in there:
             raise InputError(
-                "--pir-keys names a table that the current round does not have",
-                got=repr(name),
-                allowed=", ".join(map(repr, there)) or "a table of slices",
-                fix="check how it is spelled, or leave it out",
+                f"--pir-keys names a table that the current round does not have: got {name!r}; "
+                f"expected {', '.join(map(repr, there)) or 'a table of slices'}; check how it is "
+                "spelled, or leave it out"
             )
 
 

@@ -81,10 +81,8 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except OSError as error:
         raise InputError(
-            f"cannot make {file.name}",
-            got=error.strerror or "refused",
-            allowed="a file that does not exist yet",
-            fix="choose another name; a key that is in use is never replaced",
+            f"cannot make {file.name}: got {error.strerror or 'refused'}; expected a file that "
+            "does not exist yet; choose another name; a key that is in use is never replaced"
         ) from error
     with os.fdopen(descriptor, "wb") as opened:
         opened.write(content)
@@ -140,9 +138,7 @@ def read_token(path: Path) -> str:
         found = ""
     if not (0 < len(found) <= _MAX_TOKEN and found.isprintable() and " " not in found):
         raise InputError(
-            "no token can be read",
-            got=f"file {path}",
-            allowed="a file with one token",
-            fix="ask the operator for one: `keyhole token` makes them",
+            f"no token can be read: got file {path}; expected a file with one token; ask the "
+            "operator for one: `keyhole token` makes them"
         )
     return found

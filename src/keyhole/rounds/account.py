@@ -53,10 +53,9 @@ class Participation:
     def __init__(self, population: int, separation: int) -> None:
         if population < 1 or separation < 1:
             raise InputError(
-                "separation and population must be positive",
-                got=f"{separation} rounds, {population} clients",
-                allowed="1 or more of each",
-                fix="pass those of the strategy and of the population",
+                f"separation and population must be positive: got {separation} rounds, "
+                f"{population} clients; expected 1 or more of each; pass those of the strategy and "
+                "of the population"
             )
         self.separation = separation
         self._last = np.full(population, _NEVER, np.int64)
@@ -239,18 +238,16 @@ class Attendance:
             return
         if not record.privacy:
             raise InputError(
-                "rounds that keep no promise about a client",
-                got=f"round {record.round} without noise and account",
-                allowed="synchronous rounds in process",
-                fix="leave privacy out, or let `Synchronous` make the rounds",
+                f"rounds that keep no promise about a client: got round {record.round} without "
+                "noise and account; expected synchronous rounds in process; leave privacy out, or "
+                "let `Synchronous` make the rounds"
             )
         if self._took_part is not None:
             if record.round != self._next:
                 raise InputError(
-                    "nobody knows any more who took part",
-                    got=f"round {record.round} after {self._next} known ones",
-                    allowed="the records of all rounds, for correlated noise",
-                    fix="restore records.jsonl, or start a new run",
+                    f"nobody knows any more who took part: got round {record.round} after "
+                    f"{self._next} known ones; expected the records of all rounds, for correlated "
+                    "noise; restore records.jsonl, or start a new run"
                 )
             self._took_part.record(np.array(record.clients, np.int64), record.round)
         self._next = record.round + 1
@@ -266,24 +263,23 @@ def _parts_a_round(privacy: Privacy, cohorts: Cohorts) -> float:
 def _check_cohorts(privacy: Privacy, cohorts: Cohorts, aggregate: Aggregation) -> None:
     if (privacy.kind == "correlated") != (cohorts.sampling == "cyclic"):
         raise InputError(
-            "noise and sampling that do not belong together",
-            got=f"{privacy.kind} noise with {cohorts.sampling} cohorts",
-            allowed="correlated noise with cyclic cohorts, other noise with fixed or poisson",
-            fix="change one of them: an account of another sampler would be wrong",
+            f"noise and sampling that do not belong together: got {privacy.kind} noise with "
+            f"{cohorts.sampling} cohorts; expected correlated noise with cyclic cohorts, other "
+            "noise with fixed or poisson; change one of them: an account of another sampler would "
+            "be wrong"
         )
     if cohorts.over_selection > 1 and cohorts.sampling != "fixed":
         # Who comes first keeps another out: a sum moves by 2 C, and noise is made for C.
         raise InputError(
-            "cohorts in which one client takes the place of another",
-            got=f"over-selection of {cohorts.over_selection:g} with {cohorts.sampling} cohorts",
-            allowed="1, or fixed cohorts, whose account is that of a client replaced",
-            fix="ask no more clients than are waited for",
+            "cohorts in which one client takes the place of another: got over-selection of "
+            f"{cohorts.over_selection:g} with {cohorts.sampling} cohorts; expected 1, or fixed "
+            "cohorts, whose account is that of a client replaced; ask no more clients than are "
+            "waited for"
         )
     loses = cohorts.lost_before > 0 or cohorts.lost_after > 0
     if loses and cohorts.sampling == "poisson" and not about_of(aggregate).hides_dropouts:
         raise InputError(
-            "a sum that tells by not being opened who dropped out",
-            got="poisson cohorts that lose clients, added up by one server",
-            allowed="cohorts of a fixed size, two servers, or no loss",
-            fix="change one of them: there is no account of this",
+            "a sum that tells by not being opened who dropped out: got poisson cohorts that lose "
+            "clients, added up by one server; expected cohorts of a fixed size, two servers, or no "
+            "loss; change one of them: there is no account of this"
         )
