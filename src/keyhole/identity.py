@@ -105,10 +105,6 @@ def pick(what: str, name: str, known: Mapping[str, _T]) -> _T:
     Args:
         what: such as "task", for the error.
         name: in any case where it is known.
-        known: name -> part that the library ships.
-
-    Raises:
-        InputError: there is none.
     """
     if Ref(name).is_own:
         found: _T = resolve(name)

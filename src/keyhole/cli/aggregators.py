@@ -118,11 +118,7 @@ def device_sum_options(command: _Command) -> _Command:
 
 
 def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `keyhole train`, with the sum that aggregators make.
-
-    Raises:
-        click.UsageError: options that contradict each other or would do nothing.
-    """
+    """The options of `keyhole train`, with the sum that aggregators make."""
     if not options["aggregators"]:
         for name in ("aggregator_tokens", "aggregator_ca", "min_clients"):
             if options[name]:
@@ -141,9 +137,7 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
     """The aggregators of a run.
 
     Args:
-        options: of `keyhole train`.
         directory: of the run, which keeps the salt of its sums.
-        stop: ends waiting.
     """
     from keyhole.service.sum_services import AggregatorClient, SumServices, kept_salt
     from keyhole.wire.http import HttpClient
@@ -173,7 +167,6 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
     """How a device sends its update.
 
     Args:
-        options: of `keyhole device`.
         connect: makes a device of another service, from what that is, its URL, and the file of the
             token; and closes it in the end.
     """

@@ -77,7 +77,6 @@ def fetch_of(
     """Returns how slices are fetched.
 
     Args:
-        options: those of `delivery_options`, checked.
         connect: makes a device of another service, from what that is, its URL, and the file of the
             token; and closes it in the end.
     """

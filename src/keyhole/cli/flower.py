@@ -69,9 +69,6 @@ def secure_round_options(command: _Command) -> _Command:
 def _spec_of_round(context: click.Context, task: str) -> RunSpec:
     """The record that the options describe, with the sum that two aggregators make where there are
     two.
-
-    Raises:
-        click.UsageError: options that would do nothing.
     """
     options = context.params
     check_privacy_flags(options)

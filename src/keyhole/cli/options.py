@@ -328,10 +328,6 @@ def spec_option(command: _Command) -> _Command:
 def spec_from(context: click.Context, task: str | None) -> RunSpec:
     """Returns the record that a command line describes: what options say, over what the file of
     `--spec` says, over the task's defaults.
-
-    Raises:
-        click.UsageError: no task, or a value that an option cannot have.
-        InputError: the file cannot be used.
     """
     find_own_modules()
     options = context.params

@@ -37,11 +37,7 @@ def coding_option(command: _Command) -> _Command:
 
 
 def read_run(run: Path, data: str) -> Experiment:
-    """Returns the experiment that a directory says it holds, on the data it was trained with.
-
-    Raises:
-        InputError: it is not the directory of a trial, or was trained with other data.
-    """
+    """Returns the experiment that a directory says it holds, on the data it was trained with."""
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.named import task_named
     from keyhole.experiments.trial import read_result
@@ -65,11 +61,7 @@ def recover_run(run: Path, experiment: Experiment, threads: int = 1) -> Recovere
 
 
 def read_spec(run: Path) -> RunSpec:
-    """Returns what the directory of a trial says was asked.
-
-    Raises:
-        InputError: it is not such a directory, or was written by another version.
-    """
+    """Returns what the directory of a trial says was asked."""
     path = run / "run.json"
     try:
         return RunSpec.read(json.loads(path.read_text())["spec"])
@@ -101,7 +93,6 @@ def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
     Args:
         source: as `--data` takes it.
         kind: what a synthetic dataset is to hold.
-        seed: of a synthetic dataset.
         sizes: of a synthetic dataset, where they differ from its defaults.
     """
     from keyhole.cli.screen import import_shown

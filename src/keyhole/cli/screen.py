@@ -131,7 +131,6 @@ class Notices:
         """Prints a line, unless one of its kind is there already.
 
         Args:
-            text: the line.
             kind: what it is about, where the text is never twice the same.
         """
         kind = text if kind is None else kind

@@ -78,12 +78,7 @@ def private_options(command: _Command) -> _Command:
 
 
 def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSource], ExtraRoutes]:
-    """Returns what makes further routes, once a worker has opened its rounds.
-
-    Args:
-        options: those of `private_options`.
-        workers: processes of the service.
-    """
+    """Returns what makes further routes, once a worker has opened its rounds."""
     _check_private(options, workers)
     settings = None if options["pir"] is None else _pir_settings(options)
     keys = None if options["gateway_key"] is None else _gateway_keys(options["gateway_key"])
@@ -107,11 +102,7 @@ def check_tables(options: Mapping[str, Any], rounds: RoundSource) -> None:
     """Refuses --pir-keys of a table that is not there: most likely it is spelled otherwise.
 
     Args:
-        options: those of `private_options`.
         rounds: of the service. Before the first there is nothing to compare with.
-
-    Raises:
-        InputError: the current round has no such table.
     """
     named = [name for name, _ in map(_pair, options["pir_keys"]) if name]
     current = rounds.current() if named else None

@@ -127,11 +127,7 @@ def device_in(token: str) -> str | None:
 
 
 def read_token(path: Path) -> str:
-    """The token of a file.
-
-    Raises:
-        InputError: it holds none.
-    """
+    """The token of a file."""
     try:
         found = path.read_bytes()[: _MAX_TOKEN + 1].decode("ascii").strip()
     except (OSError, UnicodeDecodeError):

@@ -67,13 +67,7 @@ def check_engine_flags(options: Mapping[str, Any], engine: Ref) -> None:
 def opened_engine(
     options: Mapping[str, Any], experiment: Experiment, sizes: Mapping[str, int]
 ) -> Iterator[tuple[Executor, Hold]]:
-    """What trains clients and what holds the server's state, for as long as the context lasts.
-
-    Args:
-        options: of the command.
-        experiment: that is run.
-        sizes: of synthetic data.
-    """
+    """What trains clients and what holds the server's state, for as long as the context lasts."""
     from keyhole.experiments.experiment import hold_here
     from keyhole.rounds.cores import Cores
     from keyhole.rounds.threads import count_cores

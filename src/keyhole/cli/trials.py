@@ -38,7 +38,6 @@ def run_trials(
 
     Args:
         work: description, experiment, trial and directory of each.
-        total: how many there are.
         keep_state: whether models stay on disk.
         kind_of: what makes the rounds, given the event that stops them; None makes them in process.
         execute: where clients train; None takes all cores of this process.

@@ -21,8 +21,6 @@ def choices_of(spec: RunSpec, task: Task, own: Mapping[str, Choice]) -> dict[str
     """Returns the choice of each key space: what everybody has, what is named, what is drawn.
 
     Args:
-        spec: names choices.
-        task: says what everybody has.
         own: key space -> a choice in place of the one that the record names.
 
     Raises:

@@ -36,14 +36,10 @@ def writers_task(dataset: Dataset, model: Model, is_tuning: bool, ink: int = 0) 
     is set aside for validation, and training sees the rest alone.
 
     Args:
-        dataset: of writers.
         model: takes "pixels" and "label".
         is_tuning: whether to set writers aside.
         ink: the value of a pixel full of ink. 0, with paper at 1, is the paper's (as in TensorFlow
             Federated's EMNIST); 1, with paper at 0, learns in a fraction of the rounds.
-
-    Raises:
-        InputError: ink is neither.
     """
     if ink not in (0, 1):
         raise InputError(f"no such ink: got {ink}; expected 0 or 1; choose one")

@@ -45,11 +45,7 @@ from keyhole.server.state import ServerState
 
 
 def own_dataset(name: str, seed: int) -> Dataset:
-    """Returns the data set that "module:NAME" makes for a seed.
-
-    Raises:
-        InputError: it is no function, or returns something else.
-    """
+    """Returns the data set that "module:NAME" makes for a seed."""
     make = resolve(name)
     made = make(seed) if callable(make) else make
     if not isinstance(made, Dataset):
@@ -243,7 +239,6 @@ class Experiment:
         """Starts a trial, or goes on with it where it stopped.
 
         Args:
-            trial: which.
             directory: where to keep it; None keeps it in memory only.
             kind: what makes the rounds; None makes them in process.
             hold: what holds the server's state, given one in this process.
@@ -276,7 +271,6 @@ class Experiment:
         """Runs a trial to its end.
 
         Args:
-            trial: which.
             directory: where to keep it; None keeps it in memory only.
             execute: where clients train; None for the engine of your own that the record names,
                 or else this process.

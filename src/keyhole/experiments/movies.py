@@ -61,10 +61,6 @@ def _same_users(train: FederatedData, test: FederatedData) -> list[tuple[Ratings
 def rmse_of_means(train: FederatedData, asked: Ratings) -> float:
     """The error of saying a movie's mean rating, that of all ratings for a movie without one.
 
-    Args:
-        train: the ratings that are averaged.
-        asked: the ratings to predict.
-
     >>> columns = {"item": np.array([0, 0, 1]), "half_stars": np.array([2, 4, 10], np.uint8)}
     >>> train = FederatedData.of(["ann"], [3], columns)
     >>> rmse_of_means(train, {"movie": np.array([0]), "stars": np.array([3.5], np.float32)})

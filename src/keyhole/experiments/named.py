@@ -16,9 +16,5 @@ TASKS: dict[str, TaskKind] = {
 
 
 def task_named(name: str) -> TaskKind:
-    """Returns the task of that name, or your own that "module:NAME" names.
-
-    Raises:
-        InputError: there is no such task.
-    """
+    """Returns the task of that name, or your own that "module:NAME" names."""
     return pick("task", name, TASKS)

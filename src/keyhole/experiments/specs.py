@@ -97,11 +97,7 @@ for the counts that a caller gives; a count of None takes every key."""
 
 
 def defaults_of(task: str) -> RunSpec:
-    """Returns the defaults of a task, by its name or by "module:NAME".
-
-    Raises:
-        InputError: there is no such task.
-    """
+    """Returns the defaults of a task, by its name or by "module:NAME"."""
     found: Any = pick("task", task, DEFAULTS)
     if not Ref(task).is_own:
         usual: RunSpec = found
@@ -123,9 +119,6 @@ def spec_of(task: str, changes: Mapping[str, Any] | None = None, **more: Any) ->
         changes: fields that differ, nested or with dotted names.
         more: the same, as keywords.
 
-    Raises:
-        InputError: there is no such task, field, size or key space.
-
     >>> name_of(spec_of("emnist_2nn", {"keys.neuron.count": 50}))
     'emnist_2nn-independent50-neurons'
     >>> name_of(spec_of("emnist_2nn", keys={"neuron": {"count": 50}}, cohort={"size": 5}))
@@ -143,7 +136,6 @@ def identified(spec: RunSpec, parts: Mapping[str, Any]) -> RunSpec:
     """Returns the record with the identity of each part that is not the library's.
 
     Args:
-        spec: names parts.
         parts: dotted path of a field -> an object in place of what the field names.
 
     Raises:
@@ -172,12 +164,8 @@ def spec_for_device(told: DeviceSpec, trusted: Collection[str] = ()) -> RunSpec:
     would matter to a client.
 
     Args:
-        told: by the round.
         trusted: modules that the round may name parts of. What a round names would be imported, so
             the device's operator says which.
-
-    Raises:
-        InputError: the round names a part of another module.
     """
     for path, ref in told.parts():
         if ref.is_own and ref.name.partition(":")[0] not in trusted:

@@ -36,12 +36,8 @@ class Sweep:
     """The runs behind a figure or table.
 
     Args:
-        name: such as "tag-recall".
-        title: of the figure.
-        task: that is trained.
         figures: kinds of figure that show it.
         x_label: of what differs between lines.
-        lines: in order.
         trials: how often each is run.
     """
 
@@ -328,9 +324,6 @@ SWEEPS: dict[str, Callable[[Scale], Sweep]] = {
 
 def sweep_named(name: str, scale: Scale) -> Sweep:
     """Returns the sweep of that name.
-
-    Raises:
-        InputError: there is no such sweep.
 
     >>> len(sweep_named("emnist-cnn", "paper").lines)
     5

@@ -78,11 +78,7 @@ class TaskKind:
     def on(
         self, dataset: Dataset, sizes: Mapping[str, int] | None = None, is_tuning: bool = False
     ) -> Task:
-        """Returns the task on a dataset, in other sizes where they are given.
-
-        Raises:
-            InputError: the dataset is of another kind, or a size has no such name.
-        """
+        """Returns the task on a dataset, in other sizes where they are given."""
         if dataset.kind != self.kind:
             raise InputError(
                 f"task {self.name} cannot use dataset {dataset.name}: got a dataset of "

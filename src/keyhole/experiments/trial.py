@@ -47,7 +47,6 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
     """Returns the result of a finished trial, None where there is work to do.
 
     Args:
-        directory: of the trial.
         asked: what `run.json` is to say.
 
     Raises:

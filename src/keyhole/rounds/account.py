@@ -41,7 +41,6 @@ class Participation:
     """Notes the last round of every client, and refuses those that are back too soon.
 
     Args:
-        population: clients, numbered from 0.
         separation: rounds from one part of a client to its next, at least.
 
     >>> took_part = Participation(population=4, separation=2)
@@ -134,11 +133,7 @@ class Account:
         layout: Layout,
         keys_per_client: Mapping[str, int],
     ) -> Account:
-        """The account of a run that adds updates up in this way.
-
-        Raises:
-            InputError: noise, cohorts and sums for which there is no account.
-        """
+        """The account of a run that adds updates up in this way."""
         check_declares_noise(aggregate)
         _check_cohorts(privacy, cohorts, aggregate)
         about, failure = about_of(aggregate), 0.0
@@ -160,15 +155,10 @@ class Account:
         """What the run has spent after round t.
 
         Args:
-            t: the round, from 0.
-            asked: the clients that were asked in it.
             arrived: how many of their updates are in its sum.
 
         Returns:
             The fields of `PrivacySpent`; an epsilon without bound is None.
-
-        Raises:
-            InputError: the round is not one of those accounted for.
         """
         accountant, made_for = self._after(t), self._mechanism()
         is_poisson = self.cohorts.sampling == "poisson"
@@ -210,10 +200,6 @@ class Attendance:
 
     Args:
         privacy: the promise; None promises nothing, and all may come.
-        past: records of the rounds that were made, in order.
-
-    Raises:
-        InputError: they do not tell who took part.
     """
 
     def __init__(

@@ -79,14 +79,6 @@ class Tally:
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """The sum, each update weighed by its age, or None where the goal was not reached; and the
         record.
-
-        Args:
-            t: the round.
-            step: how many steps the server has made.
-            why: the round closed.
-            layout: of the model.
-            buffering: how the rounds go.
-            over: what sums are divided by.
         """
         is_step = why == "goal"
         record = RoundRecord(
@@ -123,11 +115,7 @@ class _Flight:
 
 @dataclass
 class Buffered:
-    """Asynchronous rounds of one run: each round is one server step.
-
-    Args:
-        buffering: how they go.
-    """
+    """Asynchronous rounds of one run: each round is one server step."""
 
     buffering: Buffering
     _now: float = 0.0
@@ -175,11 +163,7 @@ class Buffered:
         return buffer.getvalue()
 
     def load(self, data: bytes, layout: Layout) -> None:
-        """Goes on from what `dump` returned; nothing is under way if it returned nothing.
-
-        Raises:
-            InputError: another kind of rounds returned it.
-        """
+        """Goes on from what `dump` returned; nothing is under way if it returned nothing."""
         if not data:
             return
         if not zipfile.is_zipfile(io.BytesIO(data)):

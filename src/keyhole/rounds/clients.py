@@ -151,11 +151,7 @@ class KeyRules(Protocol):
 def choose_keys(
     client: int, t: int, layout: Layout, clients: Clients, run: KeyRules
 ) -> KeysBySpace:
-    """Returns what a client chooses in round t, within its budget.
-
-    Raises:
-        InputError: it chose more keys than it may hold.
-    """
+    """Returns what a client chooses in round t, within its budget."""
     limit, path = dict(run.keys_per_client), (run.seed, run.trial)
     if run.devices:
         device = assign_device(run.devices, generator(*path, Stream.DEVICE, client))
@@ -256,7 +252,6 @@ class Jobs(Sequence[Job]):
     Args:
         seed_path: seed, trial and round.
         keys: client -> what its sub-model holds, in the order of the jobs.
-        submodel: `client -> its sub-model`.
         source: of the rows of sub-models, where they can be selected elsewhere.
     """
 

@@ -104,9 +104,6 @@ class Cores:
     Args:
         count: threads, each of which trains one client at a time; more than there are cores bring
             nothing.
-
-    Raises:
-        InputError: `count` is below 1.
     """
 
     count: int

@@ -62,8 +62,6 @@ def masked_accuracies(
     """Accuracy over the targets that each mask leaves.
 
     Args:
-        predicted: int, any shape.
-        target: int, the same shape.
         masks: name -> the targets that do not count.
 
     >>> target = np.array([[5, 9, 0], [5, 5, 9]])
@@ -81,7 +79,6 @@ def predictor(
     """Returns `(parameters, examples) -> outputs`, compiled once for a model.
 
     Args:
-        model: whose `predict` is asked.
         reduce: `outputs of a batch -> what is kept of them`, such as the place of the largest.
         batch_size: examples at once; the last batch is filled up and cut again.
 

@@ -145,12 +145,9 @@ class SpecField:
 
     Args:
         path: dotted, such as "client.lr".
-        doc: what it means.
         flag: the option that sets it; empty for none.
-        type: without metadata and None.
         bounds: as msgspec has them: ge, gt, le, lt.
         default: None if there is none, or if it is None.
-        is_required: whether it has no default.
     """
 
     path: str

@@ -69,8 +69,6 @@ class LocalSgd:
     """The client update of a JAX model: `(slices, data, rng) -> update` on NumPy arrays.
 
     Args:
-        model: what is trained.
-        settings: how.
         slots: key space -> sizes that a client's number of keys is rounded up to. Beyond the
             largest, and where none are given, it goes up to a power of two or to the whole key
             space, whichever is nearer. Padded slots are computed with, so a run in which
@@ -94,16 +92,11 @@ class LocalSgd:
         """Trains one client.
 
         Args:
-            slices: y, the client's sub-model.
             data: the client's examples, arrays with one first axis.
             rng: of this client in this round; it orders the examples.
 
         Returns:
             Start minus end, shaped as `slices`, in NumPy arrays.
-
-        Raises:
-            NoExamplesError: the client has no examples.
-            ShapeError: the arrays of `data` differ in their number of examples.
         """
         data = draw_examples(self.settings, data, rng)
         batches = draw_batches(self.settings, _count_examples(data), rng)

@@ -33,9 +33,6 @@ class Terms:
     Args:
         goal: updates that close it; with 0 it closes at once.
         seconds: after which it closes with what has arrived.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     goal: int
@@ -70,8 +67,6 @@ class Refused:
     """A client has answered with what cannot be added up, or says that it cannot answer.
 
     Args:
-        client: which.
-        now: when.
         is_empty: it had nothing to train on.
     """
 
@@ -102,9 +97,7 @@ class RoundMachine:
     """One synchronous round.
 
     Args:
-        terms: when it closes.
         asked: the clients, those asked beyond the goal included.
-        now: when it opened.
 
     >>> machine = RoundMachine(Terms(goal=1, seconds=60), asked=[4, 9], now=0.0)
     >>> machine.handle(Answered(9, now=2.0))
@@ -303,8 +296,6 @@ class StreamMachine:
     """One asynchronous round, from one server step to the next.
 
     Args:
-        buffering: how rounds go.
-        step: steps that the server has made.
         at_work: clients that are under way from earlier rounds.
 
     Attributes:

@@ -66,9 +66,6 @@ def algorithm_named(name: str, **settings: Any) -> Algorithm:
         name: a key of `ALGORITHMS`, in any case.
         settings: client_lr, server_lr, and what else the algorithm takes.
 
-    Raises:
-        InputError: there is no such algorithm.
-
     >>> algorithm_named("FedAvg", client_lr=0.1).server
     SGD(lr=1.0)
     """

@@ -94,11 +94,7 @@ def encode_records(records: Iterable[RoundRecord]) -> bytes:
 
 
 def decode_records(data: bytes) -> list[RoundRecord]:
-    """Returns the records of `encode_records`; an unfinished last line is left out.
-
-    Raises:
-        InputError: a line is not a record.
-    """
+    """Returns the records of `encode_records`; an unfinished last line is left out."""
     lines = data.split(b"\n")[:-1]
     try:
         return [RoundRecord(**json.loads(line)) for line in lines]
@@ -132,11 +128,7 @@ def write_tensorboard(records: Iterable[RoundRecord], directory: Path | str) -> 
     """Writes the metrics and costs of each round, at its number.
 
     Args:
-        records: as `read_records` returns them.
         directory: for `tensorboard --logdir`.
-
-    Raises:
-        InputError: tensorboardX is not installed.
     """
     try:
         from tensorboardX import SummaryWriter

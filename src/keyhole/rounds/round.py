@@ -80,8 +80,6 @@ def run_round(
     Args:
         t: the round, from 0.
         state: what the server holds; read only.
-        clients: the population.
-        plan: of the run.
         execute: where clients train; the result does not depend on it.
 
     Returns:
@@ -145,11 +143,8 @@ class CohortSlices:
     """Holds what a cohort was given to train on.
 
     Args:
-        layout: of the model.
-        chosen: client -> the keys that it chose.
         keys: client -> the keys that its sub-model holds: a private delivery may place fewer.
         submodels: client -> its sub-model; those lost before have none.
-        cost: of the delivery.
         source: of the rows of sub-models, where they can be selected elsewhere.
     """
 
@@ -178,10 +173,7 @@ class CohortResults:
 
     Args:
         each: of each client asked, in order.
-        cost: of the delivery.
-        closed: why no more were waited for.
         blocks: the updates, added up where clients were trained; None where results have them.
-        incidents: what went wrong beside the clients.
     """
 
     each: list[ClientResult]
@@ -203,12 +195,9 @@ def train(
     """Lets clients train until the round closes; they answer in the order asked.
 
     Args:
-        clients: the population.
-        slices: what they were given.
         t: the round, from which all randomness of its clients derives; of asynchronous rounds, the
             one in which they start.
         machine: says when the round closes; clients that would answer later do not train.
-        plan: of the run.
         execute: where clients train; the result does not depend on it.
         in_blocks: whether updates are added up at once, and kept no longer.
     """
@@ -291,9 +280,7 @@ def add_up_jobs(
     """Runs jobs of one block and adds up what they bring: the work of an engine's worker.
 
     Args:
-        clients: the population.
         jobs: at most `BLOCK`, or some of them.
-        layout: the model and its cuts.
         before: called once they have run; returns the sum of those before them in the block, if
             they are not the first.
     """

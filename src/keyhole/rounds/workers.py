@@ -29,10 +29,6 @@ class Workers:
 
     Args:
         factory: makes the population, in each worker; importable by name, so that it can be sent.
-        count: how many processes.
-
-    Raises:
-        InputError: `count` is below 1.
 
     A script that uses workers keeps its own work under `if __name__ == "__main__"`, because each
     worker imports it.
@@ -65,7 +61,6 @@ class Workers:
 
         Args:
             clients: not used: each worker has its own.
-            jobs: of one round.
 
         Raises:
             WorkerError: three workers in a row died of one job.
