@@ -72,13 +72,13 @@ class Participation:
         is_known = bool(((clients >= 0) & (clients < len(self._last))).all())
         too_soon = int(np.count_nonzero(self._is_too_soon(clients, round_index))) if is_known else 0
         if not is_known or too_soon or len(np.unique(clients)) != len(clients):
+            odd = "clients that are unknown or named twice"
+            if too_soon:
+                odd = f"{too_soon} of {len(clients)} clients back too soon"
             raise InputError(
-                "a cohort that correlated noise does not protect",
-                got=f"{too_soon} of {len(clients)} clients back too soon"
-                if too_soon
-                else "clients that are unknown or named twice",
-                allowed=f"clients whose last round is {self.separation} rounds ago or more",
-                fix="draw cohorts that take turns",
+                f"a cohort that correlated noise does not protect: got {odd}; expected clients "
+                f"whose last round is {self.separation} rounds ago or more; draw cohorts that take "
+                "turns"
             )
         self._last[clients] = round_index
 

@@ -148,11 +148,10 @@ def _count_examples(data: Batch) -> int:
     """How many examples a client holds; refuses none, and arrays that disagree."""
     counts = {len(array) for array in data.values()}
     if len(counts) > 1:
+        lengths = ", ".join(f"{name}: {len(array)}" for name, array in sorted(data.items()))
         raise ShapeError(
-            "arrays of a client differ in their number of examples",
-            got=", ".join(f"{name}: {len(array)}" for name, array in sorted(data.items())),
-            allowed="one number",
-            fix="the first axis of every array counts examples",
+            f"arrays of a client differ in their number of examples: got {lengths}; expected one "
+            "number; the first axis of every array counts examples"
         )
     if counts <= {0}:
         raise NoExamplesError(
