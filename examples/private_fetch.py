@@ -44,6 +44,7 @@ def start(stack, *arguments):
     )
     stack.callback(process.communicate)
     stack.callback(process.terminate)
+    assert process.stderr is not None
     line = process.stderr.readline()
     if " at http" not in line:
         sys.exit(f"{arguments[0]} did not start: {line.strip()}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -32,15 +33,17 @@ def words_of(client: int) -> np.ndarray:
     return np.random.default_rng(client).choice(1000, 20, replace=False)
 
 
-def choose(words: np.ndarray, limit: dict[str, int], rng: np.random.Generator) -> kh.Keys:
+def choose(words: np.ndarray, limit: Mapping[str, int], rng: np.random.Generator) -> kh.Keys:
     return WORD.keys(words[: limit["word"]])
 
 
-def localize(words: np.ndarray, keys: dict[str, kh.Keys]) -> np.ndarray:
+def localize(words: np.ndarray, keys: Mapping[str, kh.Keys]) -> np.ndarray:
     return TRUTH[keys["word"].array]
 
 
-def train(slices: dict, truth: np.ndarray, rng: np.random.Generator) -> dict:
+def train(
+    slices: Mapping[str, np.ndarray], truth: np.ndarray, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
     """One step towards the truth, through noise; an update is start minus end."""
     noise = rng.normal(scale=0.1, size=len(truth)).astype(np.float32)
     return {"weight": 0.5 * (slices["weight"] - truth + noise)}

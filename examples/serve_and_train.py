@@ -90,6 +90,7 @@ def start_service(directory, key_file):
     process = subprocess.Popen(
         [sys.executable, "-c", command, *map(str, flags)], stderr=subprocess.PIPE, text=True
     )
+    assert process.stderr is not None
     line = process.stderr.readline()
     if not line.startswith("serving "):
         process.kill()

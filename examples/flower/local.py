@@ -25,7 +25,7 @@ CONNECTION = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = "{}"\
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("task", help="what to train, as `keyhole train` takes it")
     parser.add_argument("--nodes", type=int, default=2, help="SuperNodes; default 2")
     parser.add_argument("--out", type=Path, default=Path("keyhole-flower"), help="all files")

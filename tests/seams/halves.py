@@ -12,6 +12,7 @@ from keyhole.aggregation.exchange import SumClient, add_shared
 from keyhole.aggregation.shares import SplitUpdate, SumFacts
 from keyhole.aggregation.sum_server import ShareAdder, SumServer
 from keyhole.errors import MalformedError
+from keyhole.pricing import Workload
 
 
 class HalfAdder(ShareAdder):
@@ -33,17 +34,21 @@ class Halves:
     def about(self):
         leak = Leak(updates="who takes part; with the other half, the sum of all updates")
         leaks = {"left server": leak, "right server": leak}
-        rests_on, more = "The two servers do not work together.", {"servers": 2, "min_clients": 2}
         return AggregationAbout(
-            name="halves", title="two halves", leaks=leaks, rests_on=rests_on, **more
+            name="halves",
+            title="two halves",
+            leaks=leaks,
+            rests_on="The two servers do not work together.",
+            servers=2,
+            min_clients=2,
         )
 
     def with_ring(self, ring, noise=0.0):
         return self
 
-    def price(self, load):
+    def price(self, load: Workload):
         size = 2 * load.num_keys * load.slice_bytes  # 8 bytes for each number of 4
-        seconds = dict.fromkeys(self.about.leaks, load.cohort * size / 1e9)
+        seconds = dict.fromkeys(self.about.leaks, load.cohort * size / 1000000000.0)
         return SumPrice("halves", 2 * size, 0, 1, seconds, size / 1e8, size)
 
     def params(self, round):
@@ -53,15 +58,21 @@ class Halves:
 
     def read(self, params):
         if not params.startswith(b'["halves", '):
-            raise MalformedError("no halves", got="other params", allowed="halves", fix="ask")
+            raise MalformedError("no halves: got other params; expected halves; ask anew")
         return json.loads(params)[1:]
 
     def facts(self, params):
         name, least, most, _, shapes = self.read(params)
         size = 8 * sum(map(prod, shapes))
-        sizes = {"public_bytes": 0, "own_bytes": (size, size), "share_bytes": size}
-        clients = {"min_clients": least, "max_clients": most}
-        return SumFacts(params=params, round=bytes.fromhex(name), **clients, **sizes)
+        return SumFacts(
+            params=params,
+            round=bytes.fromhex(name),
+            min_clients=least,
+            max_clients=most,
+            public_bytes=0,
+            own_bytes=(size, size),
+            share_bytes=size,
+        )
 
     def client(self, params, layout):
         *_, scale, shapes = self.read(params)

@@ -28,7 +28,7 @@ def in_child(work):
         try:
             work()
         except SystemExit as ended:
-            os._exit(ended.code or 0)
+            os._exit(int(ended.code or 0))
         os._exit(0)
     return os.waitpid(child, 0)[1]
 

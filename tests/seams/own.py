@@ -1,6 +1,7 @@
 """Own parts, each as a user writes it outside the library; `PARTS` plugs them into the toy run."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -68,12 +69,10 @@ def squares(scale):
     return state, clients, kh.RunParts(Cohorts(8, 3), {"film": 3})
 
 
-def part(name, variant=0):
+def part(name, variant=0) -> tuple[ServerState, Clients, kh.RunParts, dict[str, Any]]:
     """Returns state, clients, plan and how rounds are made, with one own part plugged in.
 
-    Args:
-        name: of the seam.
-        variant: 1 gives another part of the same name.
+    Variant 1 gives another part of the same name.
     """
     state, clients, plan, how = toy.make_state(), toy.make_clients(), toy.make_plan(), {}
     if name == "optimizer":

@@ -1,7 +1,8 @@
 """A private delivery of one's own: every reply is the whole table, masked."""
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ ABOUT = base.DeliveryAbout(
 @dataclass(frozen=True)
 class WholeTable:
     mask: int = 0
-    keys_per_client: dict | None = None
+    keys_per_client: Mapping[str, int] = field(default_factory=dict)
     about = ABOUT
 
     def for_run(self, keys_per_client, *, allow_simulation=False):
@@ -55,7 +56,7 @@ class WholeServer(NamedTuple):
 
     def check(self, query):
         if query != b"?":
-            raise MalformedError("no query", got=f"{len(query)} bytes", allowed="?", fix="ask anew")
+            raise MalformedError(f"no query: got {len(query)} bytes; expected ?; ask anew")
 
     def answer(self, queries):
         return [self.records.tobytes() for query in queries if not self.check(query)]

@@ -113,7 +113,10 @@ def test_a_part_by_object_is_the_part_by_name():
         ),
     )
     assert given.spec == named.spec
-    assert given.run(0).metrics == named.run(0).metrics
+    results = given.run(0), named.run(0)
+    assert results[0]
+    assert results[1]
+    assert results[0].metrics == results[1].metrics
 
 
 def test_the_state_of_an_own_optimizer_is_published(kept, tmp_path):

@@ -24,8 +24,10 @@ from tests.service.pir.test_pir_training import ROUNDS, train_over
 
 NAMED = "tests.seams.own_delivery:MASKED"
 COHORT, LIMIT = Cohorts(len(toy.EXAMPLES), 2), {"feature": 8}
-KILL = "import sys; from tests.seams import killed, test_own_delivery as own; "
-KILL += "killed.part = own.part; killed.main(sys.argv[1], 'delivery')"
+KILL = (
+    "import sys; from tests.seams import killed, test_own_delivery as own; "
+    "killed.part = own.part; killed.main(sys.argv[1], 'delivery')"
+)
 
 
 def part(name, variant=0):

@@ -1,6 +1,7 @@
 """Own parts: an optimizer is resumed, and a wrong return value is named."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_a_choice_that_returns_an_array_is_told_what_to_return():
 
 
 def test_metrics_that_return_a_number_are_told_what_to_return():
-    def own_metrics(state):
+    def own_metrics(state) -> Any:
         return 0.5
 
     run = start_run(toy.make_state(), toy.make_clients(), toy.make_plan())

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from keyhole.aggregation import aggregation_named, aggregation_names
+from keyhole.aggregation.base import Aggregation
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.cli.main import keyhole
 from keyhole.errors import InputError, MalformedError
@@ -107,19 +109,20 @@ def test_devices_and_two_aggregators_make_the_model_of_one_process(tmp_path):
 
 
 def test_aggregators_and_devices_of_another_sum_take_nothing_of_it():
-    shared = aggregation_named(*aggregation_names(lambda about: about.is_shared))
-    inbox = opened(HALVES)
+    (name,) = aggregation_names(lambda about: about.is_shared)
+    shared: Any = aggregation_named(name)
+    inbox, _ = opened(HALVES)
     with pytest.raises(MalformedError):
         shared.facts(inbox._now().params)
     with pytest.raises(MalformedError):
-        HALVES.facts(opened(shared)._now().params)
+        HALVES.facts(opened(shared)[0]._now().params)
 
 
 @dataclass(frozen=True)
 class Wrapped:
     """A wrapper that forwards what a run in one process needs."""
 
-    inner: object
+    inner: Aggregation
 
     @property
     def about(self):
@@ -137,17 +140,17 @@ class Forwarded(Wrapped):
 
 
 def opened(aggregate, **changes):
+    """Aggregators with an open round, and what its devices are told."""
     lines = [AggregatorClient(HttpClient("http://127.0.0.1:9"), "x", party) for party in (0, 1)]
     inbox = SumServices(*lines, salt=bytes(16))
     plan = make_plan(aggregate=aggregate, **changes)
-    inbox.told = inbox.open(0, range(5), private_run.LAYOUT, plan)
-    return inbox
+    return inbox, inbox.open(0, range(5), private_run.LAYOUT, plan)
 
 
 def test_a_wrapper_is_served_with_the_same_params_or_refused():
     (name,) = aggregation_names(lambda about: about.is_shared)
     for inner in (HALVES, aggregation_named(name)):
-        assert opened(Forwarded(inner)).told == opened(inner).told
+        assert opened(Forwarded(inner))[1] == opened(inner)[1]
         with pytest.raises(InputError, match="cannot run"):
             opened(Wrapped(inner))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from keyhole.aggregation.base import SumRequest, SumResult
 from keyhole.aggregation.plain import PLAIN
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.server.row_sums import RowUpdate
@@ -17,7 +18,7 @@ ROUNDS = 2
 class Sum:
     """An aggregation made of a function; it declares nothing."""
 
-    add: Callable
+    add: Callable[[SumRequest], SumResult]
 
 
 def scaled_sum(factor):
