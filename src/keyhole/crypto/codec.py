@@ -192,10 +192,6 @@ class Framing:
         """Returns the body of a message.
 
         Args:
-            facts: what it must be under.
-            kind: what it must be.
-            party: whom it must be from, or for.
-            data: as it arrived.
             body_bytes: the only length that its body can have.
 
         Raises:

@@ -61,8 +61,6 @@ def combine(shares: Mapping[int, bytes], threshold: int, length: int) -> bytes:
 
     Args:
         shares: by place. More than `threshold` may be given; the others are not looked at.
-        threshold: with which the secret was split.
-        length: of the secret in bytes.
     """
     if len(shares) < threshold:
         raise ThresholdError(

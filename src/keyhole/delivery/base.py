@@ -97,7 +97,6 @@ class Delivered:
         submodels: of each client; may be computed when it is read, so read before the next step.
         keys: those that the sub-model holds, in order: what the client asked for, but for keys that
             a private delivery could not place in its query. The client trains without those.
-        cost: of the round.
         source: where the rows of sub-models are read, so that they can be selected elsewhere; None
             where what a client received is not a function of its keys.
     """
@@ -113,7 +112,6 @@ class Price:
     """What one delivery costs in a round. Bytes are exact, seconds are estimates of one core.
 
     Args:
-        about: the delivery.
         bytes_down: that a client receives, from all servers together.
         bytes_up: that a client sends, to all servers together.
         seconds_by: party -> CPU seconds of one core for answering the whole cohort.
@@ -314,8 +312,6 @@ class PublicTable:
 
     Args:
         name: 16 bytes, those of `PrivateTable.name`.
-        num_keys: K.
-        record_bytes: of one slice.
         max_keys: m, to which every query is padded.
     """
 

@@ -38,7 +38,6 @@ class Coding:
     """How the numbers of a table are stored.
 
     Args:
-        kind: of `CodingKind`.
         seed: of the stochastic rounding to 8 or 4 bits. One seed for a whole run keeps the bytes of
             rows that do not change, so that rounds can be published incrementally.
     """
@@ -75,9 +74,6 @@ class RecordField:
 @dataclass(frozen=True)
 class Records:
     """What the records of one table hold.
-
-    Args:
-        num_keys: K; keys are 0 to K - 1.
 
     >>> table = Records("word", 9, (RecordField("w", (3,), np.dtype("f4")),), Coding("uint8"))
     >>> table.record_bytes  # three codes, a scale and an offset

@@ -45,9 +45,6 @@ def factorization(movies: int, factors: int = 8) -> Model:
     float32 (n,); and to predict "is_known", bool (n,), the ratings that taste and level are fitted
     to. Key k of "movie" selects vector and bias of movie k, and there is nothing else.
 
-    Args:
-        factors: numbers in the vector of a movie.
-
     >>> model = factorization(movies=9742)
     >>> model.layout.server_size, model.layout.client_size(movie=100)
     (87678, 900)

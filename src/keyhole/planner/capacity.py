@@ -39,14 +39,9 @@ class Fleet:
 
     Args:
         seconds: over which the devices of a round come, `--spread` of the service.
-        cores: of a server.
         gbit: of its line, gigabits a second in each direction.
-        memory: bytes.
         busy: share of the time that a resource is planned to be in use.
         new_connections: whether every device connects anew, with TLS.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     seconds: float
@@ -71,7 +66,6 @@ class PartyNeed:
     """What one party of a round needs.
 
     Args:
-        party: its name.
         gbit: a second in the busier direction, while devices come.
         cores: that are at work, on average, while devices come.
         requests: a second.

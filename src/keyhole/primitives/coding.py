@@ -45,8 +45,6 @@ def uniform(seed: int, keys: KeyArray, count: int, start: int = 0) -> NDArray[np
 
     Args:
         seed: any whole number from 0 to 2^64 - 1.
-        keys: shape (m,).
-        count: numbers per key.
         start: how many numbers of each key's stream to pass over.
 
     >>> uniform(1, np.array([5, 9]), 3)[1] == uniform(1, np.array([9]), 3)[0]

@@ -135,7 +135,6 @@ def read_log(
     """Reads a log from the start and passes each entry on, whole and checked.
 
     Args:
-        layout: that it must have been written for.
         until: the last step to read; what follows is reported as cut off, unread.
     """
     with storage_errors(path, "read"), path.open("rb") as file:

@@ -213,8 +213,6 @@ def sum_block(
     """Adds up the updates of one block, of at most `BLOCK` clients; see `sum_updates`.
 
     Args:
-        updates: u_n, each shaped as its client's sub-model.
-        keys: z_n, each by the name of its key space.
         before: the sum of the first clients of the block, if these follow on them: additions are
             the same ones in the same order, so a block may be added up in pieces.
     """

@@ -59,7 +59,6 @@ class Store:
         """Makes one step durable, then applies it.
 
         Args:
-            state: the state that this store was created with or recovered.
             metadata: anything to find again with this step.
         """
         slots = state.prepare(updates)

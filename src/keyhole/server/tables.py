@@ -54,11 +54,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Rows start uniform in [-scale, scale).
-
-    Args:
-        scale: above 0.
-    """
+    """Rows start uniform in [-scale, scale)."""
 
     scale: float
 

@@ -50,15 +50,11 @@ class Evidence:
     """What an enclave shows to one client. All of it is public.
 
     Args:
-        kind: what vouches for it.
         quote: as the hardware signed it, with nothing before or behind.
         collateral: what is needed to verify the quote: for tdx and sgx the JSON of the certificate
             chains, revocation lists, TCB information and identity of the quoting enclave.
         public: 32 bytes: the key to which requests are sealed.
         config: 32 bytes: the digest of the params of the table that the enclave holds.
-
-    Raises:
-        InputError: a field has another length.
     """
 
     kind: EvidenceKind
@@ -91,11 +87,7 @@ class Evidence:
 
     @staticmethod
     def decode(data: bytes | bytearray) -> Evidence:
-        """Returns the evidence that `data` holds. It is not verified.
-
-        Raises:
-            MalformedError: not evidence of this version, cut, or with something behind it.
-        """
+        """Returns the evidence that `data` holds. It is not verified."""
         data = bytes(data)
         try:
             _, kind, quote, collateral, public, config = _HEAD.unpack_from(data)
@@ -171,13 +163,8 @@ class EnclaveParams:
 
     Args:
         round: 16 bytes: which slices these are.
-        num_keys: K.
-        record_bytes: of one slice.
         max_keys: m, to which every request is padded.
         database: 32 bytes: the digest of all slices.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     round: bytes
@@ -213,11 +200,7 @@ class EnclaveParams:
 
     @staticmethod
     def decode(data: bytes) -> EnclaveParams:
-        """Returns the params that `data` holds.
-
-        Raises:
-            MalformedError: they are not params of this version.
-        """
+        """Returns the params that `data` holds."""
         return read_facts(data, "params of an enclave's table", _unpack)
 
 
@@ -225,7 +208,6 @@ def params_of(round: bytes, records: NDArray[np.uint8], max_keys: int) -> Enclav
     """The params of a table.
 
     Args:
-        round: 16 bytes that name the round.
         records: (K, record_bytes).
     """
     if records.ndim != 2 or records.dtype != np.uint8:
@@ -282,12 +264,8 @@ class Measurement:
     """What runs in an enclave, as its hardware measured it.
 
     Args:
-        kind: of the hardware.
         registers: tdx: MRTD and RTMR 0 to 3, 48 bytes each; sgx: MRENCLAVE and MRSIGNER, 32 bytes
             each; simulated: a digest of the program's source, 32 bytes.
-
-    Raises:
-        InputError: registers are missing, or of another length.
     """
 
     kind: EvidenceKind
@@ -311,7 +289,6 @@ class Claims:
     """What a quote says whose signatures hold. Whether that is enough is for a policy to say.
 
     Args:
-        measurement: what runs.
         is_debug: its memory can be read from outside.
         tcb_status: how the platform is rated.
         advisories: security advisories that apply to it.

@@ -267,11 +267,7 @@ def _malformed(what: str, got: str, allowed: str) -> MalformedError:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program until it is stopped; returns its exit code.
-
-    Args:
-        arguments: of the command line; those of the process if None.
-    """
+    """Runs the program until it is stopped; returns its exit code."""
     parser = argparse.ArgumentParser(prog="keyhole.delivery.enclave.program")
     parser.add_argument(
         "--attester",

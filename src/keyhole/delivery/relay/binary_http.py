@@ -30,8 +30,6 @@ class BinaryRequest:
     """A request.
 
     Args:
-        method: such as `GET`.
-        scheme: `https` by default.
         authority: empty if the Host field has it, or nobody needs it.
     """
 

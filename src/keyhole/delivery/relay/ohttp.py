@@ -57,7 +57,6 @@ class KeyConfig:
 
     Args:
         key_id: 0..255.
-        public: of X25519, 32 bytes.
         algorithms: (kdf, aead) pairs in the gateway's order; unknown ones are kept and not used.
     """
 
@@ -134,7 +133,6 @@ class GatewayKey:
 
     Args:
         key_id: 0..255, by which requests name it.
-        private: its secret.
     """
 
     key_id: int

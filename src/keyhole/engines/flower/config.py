@@ -328,7 +328,6 @@ def write_project(directory: Path, config: Mapping[str, Any]) -> None:
     """Writes a directory that `flwr run` takes, with the tasks of keyhole as its app.
 
     Args:
-        directory: is made where it is missing.
         config: the run config: texts, whole numbers, numbers and truth values by name.
 
     Raises:

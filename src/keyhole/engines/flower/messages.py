@@ -46,11 +46,9 @@ class RoundCall:
     """What a node is told of a round.
 
     Args:
-        round: its identifier.
         number: t.
         seconds: until it closes at the latest.
         service: URL of the slice service.
-        clients: whom the node stands for in this round.
         tokens: of the round, one for each client; none where the service knows no tokens.
         delivery: how slices are fetched.
         second: URL of the second slice server, where the delivery needs one.
@@ -77,7 +75,6 @@ class Report:
     """What a node says after a round: one entry a client, in the order of the call.
 
     Args:
-        clients: that it stood for.
         outcomes: "sent", "late" or "failed" each.
         reasons: why a client failed, in one sentence without a key; empty where it did not.
         bytes_down: slices that it received.
@@ -197,7 +194,6 @@ def assign(
     have any. A client that no node stands for is in none.
 
     Args:
-        asked: clients of the round.
         stands_for: node -> the one client that it is, or None for anyone who is asked.
         silent: nodes that did not answer of late; they are asked only where no other is there.
         at_work: node -> clients it is at work for; those with fewer come first.
@@ -226,12 +222,9 @@ class Nodes:
     """The nodes that a SuperLink knows, and what they have said of themselves.
 
     Args:
-        grid: of the run.
         minimum: how many a round needs.
-        seconds: how long to wait for this many.
         poll: seconds between two looks.
         clock: monotonic seconds.
-        sleep: waits.
     """
 
     grid: Grid

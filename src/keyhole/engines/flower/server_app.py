@@ -63,11 +63,7 @@ has its rounds made by the devices of Flower.
 
 
 def make_server_app(train: Train) -> ServerApp:
-    """Returns a ServerApp that trains by rounds of federated select.
-
-    Args:
-        train: what it does with the rounds.
-    """
+    """Returns a ServerApp that trains by rounds of federated select."""
     app = ServerApp()
 
     @app.main()

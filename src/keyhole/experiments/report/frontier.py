@@ -64,7 +64,6 @@ def place_labels(
         axes: with limits and scales set, in a figure that is otherwise complete.
         series: the points of each line, in data units, in the order in which they are joined.
         labels: one for each point; a point near another with the same label gets none.
-        color: of the text.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -210,7 +209,6 @@ def draw_demo(
     Args:
         curves: label -> rounds done -> value on validation data, one or more; no select is first.
         points: label -> KB that a client moves in a round and value on test data, in that order.
-        metric: for the y axes.
     """
     styles = series_styles(list(curves))
     with drawing():

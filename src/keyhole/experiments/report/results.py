@@ -34,9 +34,7 @@ class Spread:
     """A number over trials.
 
     Args:
-        mean: over the trials.
         deviation: sample standard deviation; None for one trial.
-        trials: how many were averaged, 1 or more.
     """
 
     mean: float
@@ -136,10 +134,7 @@ class Trial:
     """One run of an arm.
 
     Args:
-        number: k, from 0.
-        spec: how the run was set up.
         run: `run.json`, which holds it beside versions and facts about data.
-        rounds_done: by now.
         relative_size: numbers in the largest sub-model over numbers in the server's model.
         split: on which the run was evaluated while it trained; empty if it does not say.
         curves: metric -> rounds done -> value on that split.
@@ -188,10 +183,7 @@ class Series:
 
     Args:
         panel: which part of the figure it belongs to.
-        label: what it is called there.
         x: where it stands on the figure's x axis, if it has one.
-        arm: the directory of its trials.
-        metric: what is compared.
         trials: that were begun, by number.
     """
 
@@ -262,14 +254,8 @@ class SweepResults:
     """A figure or table of the paper, as we ran it, or the runs of a task that no sweep names.
 
     Args:
-        name: also of its files.
-        title: for people.
         scale: small or paper; empty for runs.
-        data: the name of the data.
-        metric: what is compared.
         figures: kinds out of `FIGURES`, or `OVERVIEW`.
-        x_label: of the x axis of kind `final`.
-        lines: in the order of the table.
         trials: of each line: the number that was asked for, if it is known, or the largest seen.
     """
 

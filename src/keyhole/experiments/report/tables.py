@@ -46,8 +46,6 @@ class Finding:
     """What the paper says of one experiment.
 
     Args:
-        source: figures, tables or section.
-        text: in our words.
         numbers: m -> row of a table, where there is one.
         only: word that a line's name must hold to be the setting of the table.
     """
@@ -228,10 +226,6 @@ class ReportTable:
     """The table of a sweep, or of runs.
 
     Args:
-        sweep: its name.
-        title: for people.
-        metric: that is compared.
-        rows: in the order of the sweep.
         notes: what is lacking, a sentence for each line it concerns.
         runs: of each row, where the rows are runs that no sweep names.
     """
