@@ -35,12 +35,10 @@ class ClientResult:
     """Says what became of one client in a round.
 
     Args:
-        client: its number.
         outcome: how its part ended; what is not "sent" does not count, however far it came.
         keys: what its sub-model holds, by key space.
         update: shaped as the sub-model; None where there is none to send.
         size: numbers in its sub-model; 0 if it received none.
-        bytes_down: what it received.
         bytes_up: what it sent to select.
         update_bytes: what it sent to have its update added.
         unplaced_keys: how many keys it chose and trained without, because a private delivery had
@@ -67,9 +65,7 @@ class SumRequest:
     """One sum to be made.
 
     Args:
-        layout: the model and its cuts.
         results: of every client that was asked, in order.
-        over: what sums are divided by.
         keys_per_client: key space -> the most keys of a client; public.
         place: (seed, trial, round), from which the randomness of a simulation derives.
         with_counts: whether to say how many clients chose each key.
@@ -226,7 +222,6 @@ class SumPrice:
     Args:
         name: of the aggregation.
         bytes_up: that a client sends, to all servers together.
-        bytes_down: that it receives.
         requests: of a client, at each server.
         seconds_by: party -> CPU seconds of one core for the whole cohort.
         client_seconds: CPU seconds of one client.
@@ -338,12 +333,7 @@ class PartSum:
         return PartSum(keys, sums[keys], None if counts is None else counts[keys])
 
     def divided(self, over: Over, clients: int) -> RowUpdate:
-        """The update of the part, over what the plan divides by.
-
-        Args:
-            over: what to divide by; "choosers" needs counts.
-            clients: how many were added.
-        """
+        """The update of the part, over what the plan divides by."""
         if over == "cohort":
             return RowUpdate(self.keys, divide(self.rows, clients))
         if over == "choosers":

@@ -52,7 +52,6 @@ class SumRound:
     """The sum of one round, of which an aggregation makes params.
 
     Args:
-        layout: the model and its cuts.
         keys_per_client: key space -> the most keys of a client; public.
         name: 16 bytes that name the sum among all.
         asked: clients: more cannot be added.
@@ -74,7 +73,6 @@ class SumClient:
     """Turns one update into shares.
 
     Args:
-        facts: of the sum.
         split: how the aggregation splits an update. A party that foresees the coins learns a little
             more than the sum; one that knows the secrets learns the update.
     """
@@ -126,7 +124,6 @@ class SharedSum(Aggregation, Protocol):
         """Returns the client of one update.
 
         Raises:
-            MalformedError: they are not params of this aggregation and version.
             StaleError: the params do not fit the model.
         """
         ...
@@ -135,7 +132,6 @@ class SharedSum(Aggregation, Protocol):
         """Returns the state of one sum at one server, 0 or 1; `cohort` in an order that both know.
 
         Raises:
-            MalformedError: they are not params of this aggregation and version.
             InputError: a cohort that is repeated or too large.
         """
         ...
@@ -188,10 +184,8 @@ def add_all(
     """Adds everybody that both servers agreed on; returns the share as a message in pieces.
 
     Args:
-        server: that has agreed.
         body_of: name of a client -> what it sent to this server.
         public_of: name of a client -> its public message, where this server was not sent it.
-        noise: see `SumServer.share`.
     """
     for name in server.clients:
         own, public = server.facts.split_body(server.party, body_of(name))
@@ -200,11 +194,7 @@ def add_all(
 
 
 def prepare(aggregation: SharedSum, round: SumRound) -> tuple[bytes, SumFacts]:
-    """Returns the params of a round's sum, and their facts.
-
-    Raises:
-        InputError: the aggregation cannot count who chose a key, where that is asked for.
-    """
+    """Returns the params of a round's sum, and their facts."""
     params = aggregation.params(round)
     facts = aggregation.facts(params)
     if round.with_counts and not facts.with_counts:
@@ -216,11 +206,7 @@ def prepare(aggregation: SharedSum, round: SumRound) -> tuple[bytes, SumFacts]:
 
 
 def combine(aggregation: SharedSum, params: bytes, shares: Sequence[Share]) -> Sequence[PartSum]:
-    """Returns the sum of each part, from both servers' shares.
-
-    Raises:
-        MismatchError: shares of one server, or of different clients.
-    """
+    """Returns the sum of each part, from both servers' shares."""
     one, other = sorted(shares, key=lambda share: share.party)
     if (one.party, other.party) != (0, 1):
         raise different("two shares of one server", "one of each")

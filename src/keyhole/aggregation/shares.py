@@ -57,9 +57,6 @@ class SumFacts:
         norm: clients shorten an update that measures more; infinite for none.
         noise: standard deviation of the noise that each server adds, in the units of updates.
         with_counts: whether the trainer learns how many clients sent each key.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     params: bytes = field(repr=False)
@@ -164,7 +161,6 @@ class Agreed:
 
     Args:
         cohort: SHA-256 of the names of everybody asked, in order.
-        clients: how many.
         digest: SHA-256 of their places and of the digests of their public messages.
     """
 
@@ -178,8 +174,6 @@ class Share:
     """A server's share of a sum; alone it is noise.
 
     Args:
-        party: whose.
-        clients: how many were added.
         digest: SHA-256 of their places and of the digests of their public messages.
         payload: the aggregation's own.
     """
@@ -204,24 +198,14 @@ def pack_shares(facts: SumFacts, split: SplitUpdate, prg: Prg) -> SumShares:
 
 
 def read_public(facts: SumFacts, data: bytes) -> bytes:
-    """Returns the payload of a public message.
-
-    Raises:
-        MalformedError: another length or head.
-        StaleError: of another round, or under other params.
-    """
+    """Returns the payload of a public message."""
     FRAMING.check_length(data, facts.public_message_bytes)
     FRAMING.check_head(facts, "public", 0, data)
     return data[_PUBLIC_BYTES:]
 
 
 def read_own(facts: SumFacts, party: int, data: bytes) -> tuple[bytes, bytes]:
-    """Returns the digest of a client's public message, and its payload for one server.
-
-    Raises:
-        MalformedError: another length, check or head, or for the other server.
-        StaleError: of another round, or under other params.
-    """
+    """Returns the digest of a client's public message, and its payload for one server."""
     body = FRAMING.unseal(facts, "own", party, data, _DIGEST_BYTES + facts.own_bytes[party])
     return bytes(body[:_DIGEST_BYTES]), bytes(body[_DIGEST_BYTES:])
 
@@ -240,8 +224,6 @@ def pack_list(facts: SumFacts, party: int, cohort: bytes, digests: Mapping[int, 
     """Returns the list of clients whose messages a server has.
 
     Args:
-        facts: of the sum.
-        party: whose list it is.
         cohort: SHA-256 of the names of everybody asked, in order.
         digests: of the public message of each client, by its place in the cohort.
     """
@@ -250,12 +232,7 @@ def pack_list(facts: SumFacts, party: int, cohort: bytes, digests: Mapping[int, 
 
 
 def read_list(facts: SumFacts, party: int, data: bytes) -> tuple[bytes, dict[int, bytes]]:
-    """Returns the digest of the cohort, and that of each client's public message by its place.
-
-    Raises:
-        MalformedError: another length, check or head, or from the other server.
-        StaleError: of another round, or under other params.
-    """
+    """Returns the digest of the cohort, and that of each client's public message by its place."""
     if len(data) < list_message_bytes(0):
         raise FRAMING.malformed(f"{len(data)} bytes", f"{list_message_bytes(0)} bytes or more")
     length = len(data) - FRAMING.head_bytes - CHECK_BYTES
@@ -288,12 +265,7 @@ def pack_share(facts: SumFacts, party: int, agreed: Agreed, payload: Sequence[Bo
 
 
 def read_share(facts: SumFacts, party: int, data: bytes | memoryview) -> Share:
-    """Returns the share of server `party`; its payload lies in `data`.
-
-    Raises:
-        MalformedError: another length, check or head, or from the other server.
-        StaleError: of another round, or under other params.
-    """
+    """Returns the share of server `party`; its payload lies in `data`."""
     body = FRAMING.unseal(facts, "share", party, data, _SHARE.size + facts.share_bytes)
     clients, digest = _SHARE.unpack_from(body)
     return Share(party, clients, digest, body[_SHARE.size :])

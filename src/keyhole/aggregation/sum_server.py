@@ -81,13 +81,7 @@ class SumServer:
     """Adds up one sum at one of the two servers.
 
     Args:
-        facts: of the sum.
-        party: 0 or 1: which of the two this one is.
         cohort: names of everybody asked, in an order that both servers are told.
-        adder: of the aggregation, for this server.
-
-    Raises:
-        InputError: there is no such server, or a cohort that is repeated or larger than the ring.
     """
 
     def __init__(
@@ -122,12 +116,7 @@ class SumServer:
         return tuple(self._names[place] for place in sorted(self._digests))
 
     def check(self, body: bytes) -> None:
-        """Looks at what a client sent to this server, without taking note of it.
-
-        Raises:
-            MalformedError, StaleError: it cannot be read, or belongs to another sum.
-            MismatchError: its two messages do not belong together.
-        """
+        """Looks at what a client sent to this server, without taking note of it."""
         own, public = self.facts.split_body(self.party, body)
         digest, payload = read_own(self.facts, self.party, own)
         self._adder.check_own(payload)
@@ -143,11 +132,7 @@ class SumServer:
         """Takes note of a client's own message; returns SHA-256 of its public message.
 
         Raises:
-            NotAdmittedError: nobody of the cohort.
-            MalformedError: a message that cannot be read, or that is for the other server.
-            StaleError: of another round, or under other params.
             ReplayError: a client, or a public message, that was accepted before.
-            TooLateError: the list is closed.
         """
         place = self._place(client)
         if self._phase != "open":
@@ -184,15 +169,10 @@ class SumServer:
     def reduce(self, other: bytes) -> bytes:
         """Keeps the clients that both servers have, with the same public message.
 
-        Args:
-            other: what `close` of the other server gave.
-
         Returns:
             Whom it will add, for the other server's `agree`.
 
         Raises:
-            MalformedError: a list that cannot be read, or not one of the other server.
-            StaleError: of another round, or under other params.
             MismatchError: the servers were told different cohorts.
             ThresholdError: fewer than `min_clients` are left.
         """
@@ -206,16 +186,7 @@ class SumServer:
         return pack_agreed(self.facts, self.party, self._agreed())
 
     def agree(self, other: bytes) -> None:
-        """Compares whom the other server will add; before that nothing is added.
-
-        Args:
-            other: what `reduce` of the other server gave.
-
-        Raises:
-            MalformedError, StaleError: as `reduce`.
-            MismatchError: other clients, or other messages.
-            ThresholdError: fewer than `min_clients`.
-        """
+        """Compares whom the other server will add; before that nothing is added."""
         self._demand("reduced")
         theirs, ours = read_agreed(self.facts, 1 - self.party, other), self._agreed()
         if theirs != ours:
@@ -232,7 +203,6 @@ class SumServer:
             ViolationError: the servers have not agreed.
             MismatchError: nobody they agreed on, or other messages than those they agreed on.
             ReplayError: it has been added.
-            MalformedError, StaleError: a public message that cannot be read.
         """
         self._demand("agreed")
         place = self._place(client)
@@ -258,8 +228,6 @@ class SumServer:
 
         Raises:
             ViolationError: the servers have not agreed, or the share has been given out.
-            MismatchError: somebody they agreed on has not been added.
-            ThresholdError: fewer than `min_clients`.
         """
         self._demand("agreed")
         self._check_cohort()

@@ -243,11 +243,7 @@ class Device:
         return Submodel(known.assemble([s.records for s in found], chosen), chosen, traffic)
 
     def fetch_slices(self, round: Assignment | str, table: str, keys: Any) -> dict[str, Array]:
-        """The slices of one table, path -> (m, *shape); of a model or of a select function.
-
-        Raises:
-            NotFoundError: the round has no such table.
-        """
+        """The slices of one table, path -> (m, *shape); of a model or of a select function."""
         known = self.known(round)
         place = known.table(table)
         z = known.keys_of_table(place, keys).array
@@ -255,11 +251,7 @@ class Device:
         return known.records[place].decode(found.records)
 
     def fetch_segment(self, round: Assignment | str, table: str, place: int) -> RecordArray:
-        """The records of one segment of a table, checked: (count, record_bytes).
-
-        Raises:
-            NotFoundError: the round has no such table, or the table no such segment.
-        """
+        """The records of one segment of a table, checked: (count, record_bytes)."""
         known = self.known(round)
         return download_segment(
             self.client,
@@ -310,7 +302,6 @@ class Device:
         """The records of keys of tables, by one query and with the help of the cache.
 
         Args:
-            round: as for `fetch`.
             asked: places of tables in the manifest, and keys that have been checked.
             traffic: what it costs is added here.
         """

@@ -199,15 +199,11 @@ class QueryFetch:
     device has one of its own and checks in there. A hint, some megabytes, is fetched once a round.
 
     Args:
-        delivery: which one.
         others: devices of the further services, in their order.
         max_keys: table -> keys of every query, from the operators; for other tables it is what the
             round says. Where neither says, what several services name alike is taken: as long as
             one of them is honest, it is the same for all devices. One service alone says both: only
             a number that was given otherwise is known to be the same for all devices.
-
-    Raises:
-        InputError: not as many devices as the delivery has servers.
     """
 
     delivery: QueryDelivery
@@ -307,12 +303,7 @@ class QueryFetch:
     def _agreed(
         self, links: ServerLinks, known: KnownRound, place: int
     ) -> tuple[bytes, PublicTable]:
-        """Params of all servers that are those of the table of the manifest.
-
-        Raises:
-            StaleError: they are those of something else.
-            ServiceError: queries are to be padded otherwise, in every later round too.
-        """
+        """Params of all servers that are those of the table of the manifest."""
         info, limit = known.manifest.tables[place], self._max_keys(known, place)
         params = links.params(query_path(known.id, place, self.delivery), self.delivery)
         public = self.delivery.read_params(params)
@@ -336,9 +327,6 @@ class QueryFetch:
         """Refuses messages that a device cannot hold, before one is made or asked for.
 
         All of them are held at once; params are what servers say, and can say anything.
-
-        Raises:
-            ServiceError: those of one kind have more than `limit` bytes together.
         """
         lengths = [self.delivery.lengths(each) for each in params]
         totals = {

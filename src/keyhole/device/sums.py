@@ -29,11 +29,7 @@ _MAX_MESSAGE = 1 << 16  # bytes of an answer
 
 
 def params_in(known: KnownRound) -> bytes:
-    """The params of the sum of a round; nothing if they are no text of bytes.
-
-    Raises:
-        InputError: its updates are added up in another way.
-    """
+    """The params of the sum of a round; nothing if they are no text of bytes."""
     text = known.manifest.settings.get(SUM_SETTING)
     if not isinstance(text, str):
         raise InputError(
@@ -107,15 +103,6 @@ class SumSend:
 
     def __call__(self, device: Device, round: Assignment, update: Tree, keys: DeviceKeys) -> int:
         """Sends the update of a round.
-
-        Args:
-            device: of the slice service; it knows the round.
-            round: as `check_in` assigned it.
-            update: start minus end, shaped as the sub-model of `keys`.
-            keys: what the sub-model was selected with.
-
-        Returns:
-            How many bytes were sent.
 
         Raises:
             ViolationError: the device does not accept the params.

@@ -53,8 +53,6 @@ class Summons(Protocol):
         each time others.
 
         Args:
-            round_id: of the round, as the service has it.
-            t: its number.
             asked: clients by their number in the population.
             seconds: after which it closes, or these are given up; infinity if it waits.
             may_miss: whether others begin in place of those who cannot be told.

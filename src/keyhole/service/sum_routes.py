@@ -66,9 +66,6 @@ class Keyrings:
             one that has the slice service's takes its word for it.
         trainers: of those who open sums and fetch shares.
         peer: that both aggregators have, and nobody else.
-
-    Raises:
-        InputError: a key stands in two of them.
     """
 
     devices: Keyring

@@ -69,21 +69,12 @@ class AggregatorClient:
         return _read(got.body, Summaries).rounds
 
     def open(self, round_id: str, params: bytes, cohort: Sequence[str]) -> None:
-        """Opens a sum.
-
-        Raises:
-            RequestError: the aggregator refuses, by kind.
-            ServiceError: no usable answer.
-        """
+        """Opens a sum."""
         opening = SumOpening(self.party, params, list(cohort))
         self._post(f"/v1/sums/{round_id}", msgspec.json.encode(opening))
 
     def status(self, round_id: str) -> SumStatus:
-        """How far a sum is, asked once.
-
-        Raises:
-            ServiceError: no answer now.
-        """
+        """How far a sum is, asked once."""
         path = f"/v1/sums/{round_id}"
         got = self._client.exchange("GET", path, headers={}, token=self._token, limit=_MAX_MESSAGE)
         if got.problem:
@@ -103,11 +94,7 @@ class AggregatorClient:
         return _read(self._post(f"/v1/sums/{round_id}/close", body), SumStatus)
 
     def share(self, round_id: str, facts: SumFacts) -> Share:
-        """Its share of a sum that is ready; asked again, the same.
-
-        Raises:
-            DamageError: what arrives is not a share of this sum, time and again.
-        """
+        """Its share of a sum that is ready; asked again, the same."""
 
         found: list[Share] = []
 
@@ -204,10 +191,6 @@ class SumServices:
         seconds: to wait for the aggregators once a round is closed, before giving up with an error;
             the round goes on when the run does.
         stop: once set, waiting ends with KeyboardInterrupt.
-        clock: monotonic seconds.
-
-    Raises:
-        InputError: a salt of another length, or aggregators in the wrong order.
     """
 
     def __init__(
@@ -246,12 +229,7 @@ class SumServices:
     def open(
         self, t: int, asked: Sequence[int], layout: Layout, plan: RunParts
     ) -> Mapping[str, object]:
-        """Makes the params of round t's sum, which devices are told.
-
-        Raises:
-            InputError: the plan's sum is another, or its noise is laid in a way that the
-                aggregators cannot add.
-        """
+        """Makes the params of round t's sum, which devices are told."""
         ready, norm = _ready(layout, plan)
         if plan.privacy is not None and self._minimum > ready.about.min_clients:
             raise _other_min(self._minimum, ready.about.min_clients)

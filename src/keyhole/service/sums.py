@@ -69,9 +69,6 @@ class AggregatorSettings:
             256 MB for the messages of a batch; one sum is added up at a time.
         max_upload: bytes of one device's body.
         max_cohort: devices of one sum.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     party: int
@@ -92,14 +89,7 @@ class AggregatorSettings:
             )
 
     def check(self, opening: SumOpening, facts: SumFacts, live: int) -> None:
-        """Refuses a sum that this aggregator will not take part in; `live` others are here.
-
-        Raises:
-            ConflictError: it is meant for the other aggregator.
-            InputError: too small a minimum, or a name that no device has.
-            TooLargeError: too large a cohort, table or upload.
-            BusyError: too many sums.
-        """
+        """Refuses a sum that this aggregator will not take part in; `live` others are here."""
         if opening.party != self.party:
             raise ConflictError(
                 f"this is the other aggregator: got a sum for party {opening.party}; expected "
@@ -143,9 +133,6 @@ class AggregatorSettings:
 class SumFiles:
     """The files of one aggregator; one process has them: two would draw different noise for one
     sum, and give out both.
-
-    Raises:
-        StorageError: another process has it, or the system refuses.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -168,12 +155,7 @@ class SumFiles:
         return sorted(name for name in found if number_of(name) is not None)
 
     def open(self, round_id: str, name: bytes, opening: bytes) -> bool:
-        """Keeps a new sum; returns whether it is new.
-
-        Raises:
-            ConflictError: the round has other terms or another owner, or another round the name.
-            TooLateError: the sum is over and forgotten.
-        """
+        """Keeps a new sum; returns whether it is new."""
         folder, mark = self._folder(round_id), self._names / name.hex()
         if (folder / "opening").exists():
             if self.read(round_id, "opening") != opening:
@@ -259,10 +241,7 @@ class HeldSum:
     """A sum that is here.
 
     Args:
-        owner: the trainer that opened it.
-        params: of it, as the trainer sent them.
         cohort: names of everybody asked, in order.
-        checker: looks at messages, and takes none.
     """
 
     round: str
@@ -287,13 +266,7 @@ class Sums:
         self._lock = threading.Lock()
 
     def open(self, owner: str, round_id: str, body: bytes) -> Literal["opened", "known"]:
-        """Opens a sum; doing it again with the same bytes changes nothing.
-
-        Raises:
-            ConflictError, InputError, TooLargeError, BusyError: see `AggregatorSettings.check`.
-            MalformedError: not an opening, or not params of this aggregator's sum.
-            TooLateError: the sum is over.
-        """
+        """Opens a sum; doing it again with the same bytes changes nothing."""
         opening = read_message(body, SumOpening)
         facts = self.settings.aggregation.facts(opening.terms)
         kept = msgspec.json.encode(_Kept(owner, opening))
@@ -327,13 +300,7 @@ class Sums:
         return [each for each in self.files.rounds() if self.held(each).owner == owner]
 
     def upload_bytes(self, round_id: str, device: str) -> int:
-        """How long the body of a device of the cohort is.
-
-        Raises:
-            NotFoundError: there is no such sum.
-            NotAdmittedError: the device is not asked.
-            TooLateError: the sum is over, or closed and nothing of the device is here.
-        """
+        """How long the body of a device of the cohort is."""
         spool = self.files.spool
         if not self.files.has(round_id, "opening") and spool.is_closed(round_id):
             raise _too_late()
@@ -345,14 +312,7 @@ class Sums:
         return held.facts.body_bytes(self.settings.party)
 
     def upload(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
-        """Keeps what a device sent, durably; sending the same again changes nothing.
-
-        Raises:
-            MalformedError, StaleError: it cannot be read, or belongs to another sum.
-            MismatchError: its two messages do not belong together.
-            ConflictError: other bytes of the device are here.
-            TooLateError: the sum is closed.
-        """
+        """Keeps what a device sent, durably; sending the same again changes nothing."""
         self.held(round_id).checker.check(body)
         return self.files.spool.store(round_id, device, body)
 

@@ -142,12 +142,7 @@ def admit(
     pace: Pace,
     uniform: Callable[[], float],
 ) -> Admission | Wait:
-    """Tells a device that checks in whether it takes part.
-
-    Args:
-        has_sent: whether its update of that round is here already.
-        uniform: draws from [0, 1).
-    """
+    """Tells a device that checks in whether it takes part."""
     is_open = current is not None and current.phase == "open"
     if current is None or not is_open or has_sent or not _takes_part(device, current):
         return Wait(pace.again * (0.5 + uniform()))

@@ -34,9 +34,6 @@ def role_named(text: str) -> Role:
     """Returns the role that an operator names: the place of one of two servers, `one`, or a
     delivery by its name or "module:NAME", with the place of the server behind a slash.
 
-    Raises:
-        InputError: there is no such delivery or server, or it is not asked by private queries.
-
     >>> role_named("1").server, role_named("1").delivery.about.servers
     (1, 2)
     """

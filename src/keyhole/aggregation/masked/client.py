@@ -71,7 +71,6 @@ class Secrets:
     """The secrets of one client in one sum.
 
     Args:
-        prg: where shares come from.
         cipher: key under which it receives shares.
         mask: key from which it agrees on common masks; shares of it are given out if it is lost.
         seed: of its own mask; shares of it are given out if it stays.
@@ -107,20 +106,12 @@ class Secrets:
         return {place: of_mask[at] + of_seed[at] for at, place in enumerate(places)}
 
     def seal(self, receiver: int, keys: PublicKeys, pair: bytes) -> bytes:
-        """Returns two shares as only their receiver can open them, once a receiver and round.
-
-        Raises:
-            MalformedError: the receiver's key is of low order; it is named.
-        """
+        """Returns two shares as only their receiver can open them, once a receiver and round."""
         bound = _bound(self.settings, self.place, receiver)
         return self._cipher(receiver, keys).encrypt(_nonce(self.place), pair, bound)
 
     def open(self, sender: int, keys: PublicKeys, sealed: bytes) -> bytes:
-        """Returns two shares that a sender has sealed for this client.
-
-        Raises:
-            MalformedError: they do not open; the sender is named.
-        """
+        """Returns two shares that a sender has sealed for this client."""
         bound = _bound(self.settings, sender, self.place)
         try:
             return self._cipher(sender, keys).decrypt(_nonce(sender), sealed, bound)
@@ -130,9 +121,6 @@ class Secrets:
     def masks(self, peers: Mapping[int, PublicKeys]) -> list[tuple[bytes, int]]:
         """Returns seeds and signs of the client's own mask and of those it shares with peers: the
         lower place adds, the higher subtracts.
-
-        Raises:
-            MalformedError: a key is of low order; its place is named.
         """
         masks = [(self.seed, 1)]
         for place, keys in peers.items():
@@ -179,12 +167,7 @@ class SecAggClient:
         settings: of the sum. The device checks them before it takes part: a threshold that is low
             makes a sum of few.
         prg: where secrets come from; by default a fresh one. One of one's own is for tests.
-        identity: what it signs with, if the settings ask for signatures.
         rounds: what this device has taken part in, so that it does not do so twice.
-
-    Raises:
-        InputError: no such place, or signatures without an identity.
-        ReplayError: the device has taken part in this round before.
     """
 
     def __init__(
@@ -216,11 +199,7 @@ class SecAggClient:
         return self._step == "left"
 
     def advertise(self) -> bytes:
-        """Returns the client's public keys.
-
-        Raises:
-            ReplayError: it has advertised before.
-        """
+        """Returns the client's public keys."""
         secrets = self._turn("advertise")
         keys = secrets.keys()
         if self._identity is not None and self.settings.signed:
@@ -231,12 +210,7 @@ class SecAggClient:
         return seal("keys", self.settings, self.place, keys.encode())
 
     def share(self, key_list: bytes) -> bytes:
-        """Returns shares of the client's secrets, sealed for the members of its group.
-
-        Raises:
-            ProtocolError: the message cannot be used, or a key is false; the error names its place.
-            ThresholdError: too few members of the group are there.
-        """
+        """Returns shares of the client's secrets, sealed for the members of its group."""
         secrets = self._turn("share")
         slots = open_slots(key_list, "key list", self.settings, self.place)
         with self._moving_to("mask"):
@@ -250,14 +224,10 @@ class SecAggClient:
         """Returns the masked vector.
 
         Args:
-            share_list: the shares that others have sealed for this client.
             vector: (length,) ring elements.
 
         Raises:
             ShapeError: a vector of another length or ring; nothing is lost by it.
-            ProtocolError: the message cannot be used, or a share does not open; the error names its
-                place.
-            ThresholdError: too few members of the group are left.
         """
         secrets = self._turn("mask")
         check_vector(self.settings, vector)
@@ -272,12 +242,7 @@ class SecAggClient:
         return seal("input", self.settings, self.place, masked.data.cast("B"))
 
     def confirm(self, survivor_list: bytes) -> bytes:
-        """Returns a signature over the list of survivors, if the settings ask for one.
-
-        Raises:
-            ProtocolError: the message cannot be used, or asks for what is forbidden.
-            ThresholdError: too few survivors.
-        """
+        """Returns a signature over the list of survivors, if the settings ask for one."""
         asked = self._accept(survivor_list, "confirm")
         if self._identity is None:
             raise out_of_turn(_STEPS, "confirm", self._step)
@@ -295,8 +260,6 @@ class SecAggClient:
             ViolationError: both kinds of share of one client are asked for, or what the lists so
                 far do not allow. The client has forgotten all shares.
             MismatchError: others have not signed the list of survivors that this client has seen.
-            ProtocolError: the message cannot be used.
-            ThresholdError: too few survivors, or too few confirmations.
         """
         if self.settings.signed:
             asked = self._accept_confirmed(request)
@@ -416,11 +379,7 @@ def _check_party(settings: SecAggParams, place: int, identity: Identity | None) 
 
 
 def check_vector(settings: SecAggParams, vector: RingArray) -> None:
-    """Refuses a vector of another length or ring.
-
-    Raises:
-        ShapeError: it is one.
-    """
+    """Refuses a vector of another length or ring."""
     if vector.shape != (settings.length,) or vector.dtype != settings.dtype:
         raise ShapeError(
             f"a vector that does not belong into this sum: got {vector.dtype} of shape "

@@ -201,12 +201,7 @@ def seal(kind: MessageKind, settings: SecAggParams, place: int, body: Body) -> b
 def unseal(
     data: bytes | memoryview, kind: MessageKind, settings: SecAggParams, place: int
 ) -> memoryview:
-    """Returns the body of a message of the client at a place, or to it.
-
-    Raises:
-        MalformedError: not such a message, or damaged.
-        StaleError: of another round, or under other settings.
-    """
+    """Returns the body of a message of the client at a place, or to it."""
     return FRAMING.unseal(settings, kind, place, data, body_bytes(kind, settings, place))
 
 
@@ -222,12 +217,7 @@ def seal_slots(
 def open_slots(
     data: bytes | memoryview, kind: MessageKind, settings: SecAggParams, place: int
 ) -> dict[int, bytes]:
-    """Returns what a message holds about whom.
-
-    Raises:
-        MalformedError: not such a message, or damaged.
-        StaleError: of another round, or under other settings.
-    """
+    """Returns what a message holds about whom."""
     body = bytes(unseal(data, kind, settings, place))
     group, width = settings.group(place), _slot_bytes(kind, settings)
     start = -(-len(group) // 8)
@@ -251,12 +241,7 @@ def seal_asked(settings: SecAggParams, place: int, asked: UnmaskRequest) -> byte
 
 
 def open_asked(data: bytes | memoryview, settings: SecAggParams, place: int) -> UnmaskRequest:
-    """Returns what a list of survivors asks for.
-
-    Raises:
-        MalformedError: not such a message, or damaged.
-        StaleError: of another round, or under other settings.
-    """
+    """Returns what a list of survivors asks for."""
     body, group = unseal(data, "survivor list", settings, place), settings.group(place)
     half = len(body) // 2
     return UnmaskRequest(_read_set(body[:half], group), _read_set(body[half:], group))
@@ -290,9 +275,6 @@ class Identity:
     Args:
         secret: private key of Ed25519, 32 bytes.
         everyone: public key of each place, 32 bytes each.
-
-    Raises:
-        InputError: a key of another length, or one that two places have.
     """
 
     secret: bytes
@@ -358,9 +340,6 @@ def check_keys(place: int, keys: PublicKeys, seen: set[bytes]) -> None:
 
     Args:
         seen: public keys so far; those of this client are added.
-
-    Raises:
-        MalformedError: naming the place.
     """
     both = {keys.cipher, keys.mask}
     if max(int.from_bytes(key, "little") for key in both) >= _PRIME:
@@ -383,9 +362,6 @@ def check_order(place: int, keys: PublicKeys, probe: PrivateKey) -> None:
 
     Args:
         probe: any private key: with a point of low order nobody can agree on a secret.
-
-    Raises:
-        MalformedError: naming the place.
     """
     for key in (keys.cipher, keys.mask):
         try:

@@ -94,11 +94,7 @@ class VectorLayout(Protocol):
         ...
 
     def read(self, total: Ring, clients: int) -> list[tuple[np.ndarray, Ring, np.ndarray | None]]:
-        """Keys, rows and counts of each part, from the sum of the vectors of `clients` clients.
-
-        Raises:
-            SketchError: it does not decode.
-        """
+        """Keys, rows and counts of each part, from the sum of the vectors of `clients` clients."""
         ...
 
 

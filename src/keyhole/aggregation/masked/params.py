@@ -49,9 +49,6 @@ class Risk:
         privacy_bits: the sum of one part of the clients is exposed with probability below
             2 * 2^-privacy_bits (a corrupt neighbourhood, and a graph that falls apart).
         failure_bits: a sum cannot be opened with probability below 2^-failure_bits.
-
-    Raises:
-        InputError: a fraction below 0, or both together 1 or more.
     """
 
     corrupt: float = _USUAL_FRACTION
@@ -74,13 +71,9 @@ def neighbours(
     """Returns the neighbours of every client, ascending, without itself.
 
     Args:
-        count: of clients, 0 to count - 1.
         degree: neighbours of each: even, or count - 1 for the complete graph; that of `degree_of`
             if None.
         seed: of the order on the circle: the name of the round. The complete graph has no order.
-
-    Raises:
-        InputError: a graph with these numbers does not exist.
 
     >>> neighbours(3)
     ((1, 2), (0, 2), (0, 1))
@@ -131,12 +124,7 @@ def threshold_of(count: int, degree: int | None = None, risk: Risk | None = None
     share that a client keeps of its own secrets changes nothing for the worse.
 
     Args:
-        count: of clients.
         degree: neighbours of each; all the others if None.
-        risk: what a sparse graph has to bear.
-
-    Raises:
-        InputError: no threshold bears the risk with this degree, or there is no such graph.
 
     >>> threshold_of(50), threshold_of(1000, degree_of(1000))
     (34, 59)
@@ -227,9 +215,6 @@ class SecAggParams:
             200 clients and with those of the sparse graph from there on.
         signed: whether clients sign what they see, which a server that cheats does not survive.
             Then everyone shares masks with everyone, since everyone must see the same list.
-
-    Raises:
-        InputError: a number is out of range, or signatures are asked for on a sparse graph.
 
     >>> SecAggParams(bytes(16), cohort=50, length=8).shares_needed
     34
@@ -327,11 +312,7 @@ class SecAggParams:
 
     @staticmethod
     def decode(data: bytes) -> SecAggParams:
-        """Returns the settings that `data` holds.
-
-        Raises:
-            MalformedError: they are not settings of this version.
-        """
+        """Returns the settings that `data` holds."""
         return read_facts(data, "settings of a secure sum", _unpack)
 
 

@@ -27,8 +27,6 @@ class SecAggResult:
     Args:
         total: (length,) ring elements: the sum over the survivors.
         survivors: whose vectors are in it, ascending.
-        bytes_up: that each client has sent.
-        bytes_down: that each client has received.
     """
 
     total: RingArray
@@ -51,17 +49,8 @@ def run_secagg(
     Args:
         vectors: (length,) ring elements of every place that takes part; others are lost from the
             start.
-        lost: when clients leave.
         late: clients whose vectors arrive after the survivors are settled: they are not added.
         prg: where all secrets come from; by default fresh ones. One of one's own is for tests.
-
-    Returns:
-        The sum, who is in it, and the bytes of each client.
-
-    Raises:
-        InputError: a stage or a place that there is not.
-        ShapeError: a vector of another length or ring.
-        ThresholdError: too few clients are left; nothing is released.
 
     >>> import numpy as np
     >>> settings = SecAggParams(bytes(16), cohort=4, length=2)

@@ -51,9 +51,6 @@ class Rebuilder:
     """Rebuilds secrets from what their holders have sent.
 
     On the complete graph the same holders serve all secrets, so their weights are computed once.
-
-    Args:
-        unmasking: by holder, its share of whose secret.
     """
 
     def __init__(
@@ -64,12 +61,7 @@ class Rebuilder:
         self._combiners: dict[tuple[int, ...], Combiner] = {}
 
     def secret(self, place: int, length: int) -> bytes:
-        """Returns the secret of a client of which the holders have sent shares.
-
-        Raises:
-            ThresholdError: too few have.
-            MismatchError: shares that do not belong together.
-        """
+        """Returns the secret of a client of which the holders have sent shares."""
         needed = self._settings.shares_needed
         holders = [member for member in self._settings.group(place) if member in self._unmasking]
         if len(holders) < needed:
@@ -93,14 +85,8 @@ def masks_left(
     """Returns seeds and signs of the masks that turn the sum of masked vectors into the sum.
 
     Args:
-        keys: that clients advertised, by place.
-        survivors: whose vectors have been added.
         unmasking: by holder, its share of whose secret: of those who survived the seed, of the
             others the key.
-
-    Raises:
-        ThresholdError: too few shares of one secret.
-        MismatchError: a secret is not the one behind a client's keys; its place is named.
     """
     rebuild = Rebuilder(settings, unmasking)
     shared = {place for shares in unmasking.values() for place in shares}
@@ -153,10 +139,6 @@ class SecAggServer:
         public_keys: of Ed25519, one a place, if the settings ask for signatures: a client whose
             signature is false is refused, since others would leave because of it.
         rounds: what this server has added up, so that no name of a round is used twice.
-
-    Raises:
-        InputError: signatures without a public key for every place.
-        ReplayError: this server has run the round before.
     """
 
     def __init__(
@@ -195,11 +177,7 @@ class SecAggServer:
         return frozenset(self._survivors)
 
     def receive_keys(self, place: int, data: bytes) -> None:
-        """Takes the keys of a client.
-
-        Raises:
-            ProtocolError: the message, or a key in it, cannot be used, or the step is over.
-        """
+        """Takes the keys of a client."""
         self._turn("keys", place, range(self.settings.cohort))
         keys = PublicKeys.decode(unseal(data, "keys", self.settings, place))
         text = keys_text(self.settings, place, keys)
@@ -211,23 +189,14 @@ class SecAggServer:
         self._heard.add(("keys", place))
 
     def key_list(self, place: int) -> bytes:
-        """Returns the keys of a client's group, and closes the step.
-
-        Raises:
-            ThresholdError: too few clients are there.
-            StaleError: the client is not among them.
-        """
+        """Returns the keys of a client's group, and closes the step."""
         self._close("keys", "shares", self._keys, self._keys, place)
         near = self._near(place, self._keys)
         slots = {member: self._keys[member].encode() for member in near}
         return seal_slots("key list", self.settings, place, slots)
 
     def receive_shares(self, place: int, data: bytes) -> None:
-        """Takes the sealed shares of a client's secrets.
-
-        Raises:
-            ProtocolError: the message cannot be used, or the step is over.
-        """
+        """Takes the sealed shares of a client's secrets."""
         self._turn("shares", place, self._keys)
         sealed = open_slots(data, "shares", self.settings, place)
         if sealed.keys() != self._near(place, self._keys) - {place}:
@@ -238,12 +207,7 @@ class SecAggServer:
         self._heard.add(("shares", place))
 
     def share_list(self, place: int) -> bytes:
-        """Returns the shares that others have sealed for a client, and closes the step.
-
-        Raises:
-            ThresholdError: too few clients are left.
-            StaleError: the client is not among them.
-        """
+        """Returns the shares that others have sealed for a client, and closes the step."""
         self._close("shares", "inputs", self._shares, self._shares, place)
         self._shared = self._shared or frozenset(self._shares)
         # Of the client's own there is none to seal; its bit says that the others have arrived.
@@ -269,12 +233,7 @@ class SecAggServer:
         self._heard.add(("inputs", place))
 
     def survivor_list(self, place: int) -> bytes:
-        """Returns what is asked of a survivor, and closes the step.
-
-        Raises:
-            ThresholdError: too few clients are left.
-            StaleError: the client's vector is not in the sum.
-        """
+        """Returns what is asked of a survivor, and closes the step."""
         following: Step = "confirmations" if self.settings.signed else "unmasking"
         self._close("inputs", following, self._survivors, self._shared, place)
         self._shares = {}
@@ -283,12 +242,7 @@ class SecAggServer:
         return seal_asked(self.settings, place, UnmaskRequest(near, lost))
 
     def receive_confirmation(self, place: int, data: bytes) -> None:
-        """Takes a client's signature over the list of survivors.
-
-        Raises:
-            ProtocolError: the message cannot be used, or the step is over.
-            MismatchError: the client has signed something else.
-        """
+        """Takes a client's signature over the list of survivors."""
         self._turn("confirmations", place, self._survivors)
         signature = bytes(unseal(data, "confirmation", self.settings, place))
         text = survivors_text(self.settings, self.survivors)
@@ -298,22 +252,13 @@ class SecAggServer:
         self._heard.add(("confirmations", place))
 
     def confirmation_list(self, place: int) -> bytes:
-        """Returns the signatures of all survivors, and closes the step.
-
-        Raises:
-            ThresholdError: too few clients are left.
-            StaleError: the client is not among them.
-        """
+        """Returns the signatures of all survivors, and closes the step."""
         self._close("confirmations", "unmasking", self._confirmations, self._shared, place)
         self._near(place, self._confirmations)
         return seal_slots("confirmation list", self.settings, place, self._confirmations)
 
     def receive_unmasking(self, place: int, data: bytes) -> None:
-        """Takes the shares with which a survivor helps to remove masks.
-
-        Raises:
-            ProtocolError: the message cannot be used, or the step is over.
-        """
+        """Takes the shares with which a survivor helps to remove masks."""
         asked = self._confirmations if self.settings.signed else self._survivors
         self._turn("unmasking", place, asked)
         shares = open_slots(data, "unmasking", self.settings, place)
@@ -323,14 +268,7 @@ class SecAggServer:
         self._heard.add(("unmasking", place))
 
     def sum(self) -> RingArray:
-        """Returns the sum over the survivors, (length,) ring elements, once.
-
-        Raises:
-            ThresholdError: too few clients have helped.
-            MismatchError: a secret that was rebuilt is not the one behind a client's keys; its
-                place is named.
-            ReplayError: the sum has been taken, or the round given up.
-        """
+        """Returns the sum over the survivors, (length,) ring elements, once."""
         self._close("unmasking", "over", self._unmasking, self._shared)
         total, keys, unmasking = self._total, self._keys, self._unmasking
         self._drop()

@@ -103,19 +103,14 @@ class SketchShape:
         1.4 U + 96     3e-6    1e-4   2e-4   4e-4   4e-4   2e-4   1e-4   0     0
 
     Args:
-        width: elements of a row.
         max_distinct: U, how many different keys all clients together may have: from public
             numbers alone, min(clients * keys_per_client, K) or what the last round had.
         seed: 16 bytes, public and fresh for this sum.
-        bits: of an element of the ring.
         hashes: cells of a key, 3 to 6.
         expansion: cells for each distinct key.
         max_clients: how many clients may be added: the words of a key are so short that their
             sum does not wrap.
         spare: cells beyond that.
-
-    Raises:
-        InputError: a number is out of range.
 
     >>> shape = SketchShape(100_000, 500, 40_000, bytes(16), 32, max_clients=50)
     >>> shape.cells, shape.head_words, shape.length
@@ -258,10 +253,6 @@ def encode(shape: SketchShape, keys: KeyArray, rows: Array) -> Array:
     Returns:
         (length,) of the ring.
 
-    Raises:
-        KeySpaceError: keys that are not distinct numbers of 0..num_keys - 1, or too many of them.
-        ShapeError: rows of another shape or ring.
-
     >>> shape = SketchShape(1000, 2, 3, bytes(16), 32)
     >>> one = encode(shape, np.array([7, 900]), np.array([[1, 2], [3, 4]], np.uint32))
     >>> other = encode(shape, np.array([900]), np.array([[10, 20]], np.uint32))
@@ -294,8 +285,6 @@ def decode(shape: SketchShape, total: Array, max_clients: int) -> Decoded:
         max_clients: how many sketches were added, or more.
 
     Raises:
-        InputError: more clients than the shape has room for.
-        ShapeError: a total of another length or ring.
         SketchError: it does not decode: too many distinct keys, keys that share all their cells
             (a new seed helps), or a sketch that no client makes: a key that is not below num_keys,
             a count above the number of clients, a key that comes twice, rows without a key.

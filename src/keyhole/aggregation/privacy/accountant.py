@@ -61,12 +61,9 @@ class Mechanism:
     """What a round does, as far as privacy is concerned: a noisy sum over a cohort of clients.
 
     Args:
-        sampling: how the cohort came about.
-        population: clients that cohorts are drawn from.
         cohort: planned size of a cohort; under Poisson sampling the size expected.
         noise_multiplier: z: standard deviation of the noise on the sum over the clipping norm. Of
             correlated noise, see `correlated.py`; of thresholded rows, see `noise.py`.
-        neighbours: the relation that the guarantee is about.
         method: how losses are composed; "" takes "rdp" for fixed cohorts under replace-one (what
             the library has a proof for) and "pld" else.
         planned_rounds: of a separated run, for which its noise was scaled; 0 for the others, which
@@ -74,9 +71,6 @@ class Mechanism:
         failure: the probability, a round, of an event in which the round tells about the client
             what noise does not cover (see `rounds/account.py`): taken off delta, round by round, or
             of a separated run for all planned rounds at once.
-
-    Raises:
-        InputError: numbers out of range, or a method without an answer.
     """
 
     sampling: Sampling
@@ -138,9 +132,6 @@ def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
     A separated mechanism is charged as a whole with its first round, since its noise was scaled for
     all rounds in which a client may take part; beyond the rounds it was planned for, epsilon is
     infinite.
-
-    Raises:
-        InputError: a delta outside (0, 1), or `dp-accounting` is not installed.
 
     >>> paper = Mechanism("fixed", 342_477, 50, 1.0, "replace-one")
     >>> round(epsilon_of(paper, 1500, 1e-6), 2)
@@ -269,9 +260,6 @@ class Accountant:
             have a delta of that.
         budget: the most epsilon to spend; None sets no bound.
 
-    Raises:
-        InputError: a delta or a budget out of range.
-
     >>> mechanism = Mechanism("fixed", 342_477, 50, 1.0, "replace-one")
     >>> accountant = Accountant(mechanism, delta=1e-6, budget=4.0)
     >>> accountant.check()  # before a round starts
@@ -341,9 +329,7 @@ class Accountant:
         is divided by it.
 
         Args:
-            cohort: planned size, or the one expected.
             arrived: clients whose updates are in the sum.
-            noise_multiplier: of the noise that was added.
 
         Raises:
             InputError: that is not the mechanism of this accountant. The round ran all the same, so

@@ -60,13 +60,9 @@ def audit(
 
     Args:
         mechanism: from the updates of clients, and a source of noise, to what is released.
-        updates: of the other clients, which the attacker knows.
         canary: update of the one in question, as large as the clipping norm allows.
         prg: every run gets a stream of its own from it.
         runs: with and without the canary, each.
-
-    Raises:
-        InputError: too few runs, or a delta or a confidence out of range.
     """
     flat = np.asarray(canary, np.float64).reshape(-1)
     worlds = ([*updates, canary], list(updates))
@@ -94,13 +90,6 @@ def epsilon_from_scores(
     The first half of the scores chooses from where on the canary counts as seen, and which of the
     two inequalities is used; the second half is judged. Had both used the same scores, the bound
     would be too large.
-
-    Args:
-        present: of runs with the canary.
-        absent: of runs without it, as many.
-
-    Raises:
-        InputError: too few scores, or a delta or a confidence out of range.
     """
     runs = len(present)
     if runs < _MIN_RUNS or len(absent) != runs or not (0 <= delta < 1 and 0 < confidence < 1):

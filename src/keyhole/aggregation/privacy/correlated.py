@@ -47,9 +47,6 @@ class Strategy:
         kind: "full", or "banded" (the first bands of C), or "banded-inverse" (those of C^-1).
         bands: how many; 0 for "full".
 
-    Raises:
-        InputError: numbers out of range.
-
     >>> strategy = Strategy(rounds=1500, separation=1500)
     >>> round(strategy.gain, 1)  # the noise in prefix sums, against independent noise
     8.5
@@ -140,13 +137,6 @@ def add_correlated_noise(
             multiplier (`Mechanism("separated", ...)`).
         secret: 16 bytes of the whole run, from `Prg.fresh().bytes(16)`; to be kept for as long as
             the run goes on, and from everyone else for ever.
-
-    Returns:
-        A new array.
-
-    Raises:
-        InputError: a round that was not planned, or a standard deviation out of range.
-        ShapeError: numbers of another kind.
     """
     _check(values, strategy, round_index, sd)
     out = np.array(values, order="C")

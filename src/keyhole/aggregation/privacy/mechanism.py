@@ -59,14 +59,10 @@ class Privacy:
         noise: z, standard deviation of the noise on a sum over C.
         delta: for which epsilon is stated; below one over the population.
         budget: the most epsilon that may be spent; a round that would spend more does not start.
-        kind: how noise is laid.
         threshold: of "thresholded": noisy counts below it drop a row, in clients.
         rounds: of "correlated": for how many the noise is planned.
         bands: of "correlated": number of bands of the noise-correlation matrix (a banded inverse,
             BandMF); 0 for all rounds (the square root).
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     clip: float
@@ -279,8 +275,6 @@ def clip(update: Tree, limit: float, length: Callable[[Tree], float] | None = No
 
     Raises:
         NotFiniteError: NaN or infinity in the update.
-        InputError: C is not above zero.
-        ShapeError: a leaf that does not hold real numbers.
 
     >>> clip({"bias": np.array([3.0]), "rows": np.array([[0.0, 4.0]])}, 10.0)["rows"]
     array([[0., 4.]])
@@ -303,10 +297,6 @@ def clip(update: Tree, limit: float, length: Callable[[Tree], float] | None = No
 
 def norm(update: Tree) -> float:
     """The Euclidean norm of all leaves together, summed in 64 bits without overflow.
-
-    Raises:
-        NotFiniteError: NaN or infinity in the update.
-        ShapeError: a leaf that does not hold real numbers.
 
     >>> f"{norm({'a': np.array([3e200]), 'b': [np.array([4e200])]}):.6g}"
     '5e+200'
@@ -338,9 +328,6 @@ def norm_before_rounding(limit: float, step: float, entries: int) -> float:
         step: 1 / scale, `FixedPoint.rounding`.
         entries: numbers of one update that may be other than zero: m times the width of a row, and
             all that is broadcast.
-
-    Raises:
-        InputError: nothing of C would be left.
 
     >>> norm_before_rounding(1.0, 2.0**-25, 500_000)
     0.99997...

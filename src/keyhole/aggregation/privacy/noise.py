@@ -89,10 +89,6 @@ def add_noise(values: Array, sd: float, prg: Prg, out: Array | None = None) -> A
             zero would say so.
         sd: standard deviation: the noise multiplier times the clipping norm; 0 adds nothing.
         out: where to write, like `values`; a new array without it. It may be `values` itself.
-
-    Raises:
-        InputError: a standard deviation below zero, infinite or NaN.
-        ShapeError: values that are no floats, or an `out` that is not like them.
     """
     _check_sd(sd, inf)
     if values.dtype.kind != "f":
@@ -115,10 +111,6 @@ def add_ring_noise(sums: Array, sd: float, prg: Prg, out: Array | None = None) -
             adds nothing. `noise_room` says how much of the ring it takes.
         out: where to write, like `sums`; a new array without it. It may be `sums` itself.
 
-    Raises:
-        InputError: a standard deviation below zero, or too large for the ring.
-        ShapeError: elements of another dtype, or an `out` that is not like `sums`.
-
     >>> add_ring_noise(np.zeros(4, np.uint32), 3.0, Prg(bytes(16))).view(np.int32)
     array([ 2,  5, -3,  3], dtype=int32)
     """
@@ -139,7 +131,6 @@ def noise_room(noise_multiplier: float, parties: int = 1) -> int:
     the `cohort` of `FixedPoint` is the planned cohort and this.
 
     Args:
-        noise_multiplier: of each party.
         parties: that add noise: 2 where both servers do.
 
     >>> noise_room(1.0, parties=2)
@@ -217,10 +208,6 @@ class AdaFest:
         count_multiplier: s1: noise on counts over sqrt(m).
         row_multiplier: s2: noise on rows over the clipping norm.
         threshold: tau, in clients; -infinity keeps all keys and never looks at the counts.
-
-    Raises:
-        InputError: multipliers below zero, or a cohort so small that no key can stand out of the
-            noise on its count.
 
     >>> AdaFest(cohort=50, max_keys=1000, count_multiplier=2.2, row_multiplier=0.55, threshold=5)
     Traceback (most recent call last):
@@ -324,9 +311,6 @@ def threshold_rows(
 
     Returns:
         Kept keys and noisy rows; zero plus noise for those that nobody asked for.
-
-    Raises:
-        ShapeError: keys that are not ascending or beyond K, or other numbers of counts and rows.
     """
     kept = keep_keys(settings, num_keys, keys, counts, prg)
     if len(rows) != len(keys):
@@ -348,9 +332,6 @@ def keep_keys(
 
     Of keys that nobody asked for, those that are kept are drawn directly, each with `false_share`:
     the same as noise on a zero for each of them, in time that does not grow with K.
-
-    Raises:
-        ShapeError: see `threshold_rows`.
     """
     is_ascending = len(keys) < 2 or bool((np.diff(keys) > 0).all())
     is_inside = not len(keys) or (keys[0] >= 0 and keys[-1] < num_keys)

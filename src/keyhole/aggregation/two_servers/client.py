@@ -125,12 +125,7 @@ def pack_sparse_public(terms: SparseParams, corrections: Corrections) -> bytes:
 
 
 def read_sparse_public(terms: SparseParams, data: bytes) -> Corrections:
-    """Returns the corrections of a public message.
-
-    Raises:
-        MalformedError: another length or head, or a bit that is always zero is not.
-        StaleError: of another round, or under other params.
-    """
+    """Returns the corrections of a public message."""
     SPARSE_FRAMING.check_length(data, terms.public_bytes)
     SPARSE_FRAMING.check_head(terms, "public", 0, data)
     start = SPARSE_FRAMING.head_bytes
@@ -153,12 +148,7 @@ def pack_sparse_own(terms: SparseParams, party: int, root: bytes, public: bytes)
 
 
 def read_sparse_own(terms: SparseParams, party: int, data: bytes) -> tuple[bytes, bytes]:
-    """Returns the root of a client, and the digest of its public message.
-
-    Raises:
-        MalformedError: another length, check or head, or for the other server.
-        StaleError: of another round, or under other params.
-    """
+    """Returns the root of a client, and the digest of its public message."""
     body = bytes(SPARSE_FRAMING.unseal(terms, "own", party, data, SEED_BYTES + 32))
     return body[:SEED_BYTES], body[SEED_BYTES:]
 
@@ -193,10 +183,6 @@ def share_rows(
         rows: (m, width) ring: what is added to the row of each key.
         prg: where roots, nonce and random positions come from; a fresh one if left out.
 
-    Raises:
-        KeySpaceError: keys outside the table, repeated or too many.
-        ShapeError: rows of another shape or ring.
-
     >>> terms = SparseParams(bytes(16), 1000, 4, 10, bits=32, min_clients=2)
     >>> shares = share_rows(terms, np.array([7, 3]), np.ones((2, 4), np.uint32))
     >>> shares, int(shares.is_placed.sum())
@@ -220,10 +206,6 @@ def dense_shares(vector: RingArray, prg: Prg | None = None) -> tuple[bytes, Ring
     server 1 adds the rest, and the sum of both totals is that of the vectors. Hidden from each
     server: the vector, if AES-128 is a pseudo-random function. Only clients that both servers have
     accepted may be added.
-
-    Args:
-        vector: of a ring, any shape.
-        prg: where the seed comes from; a fresh one if left out.
 
     Returns:
         The seed for server 0 and the vector minus its mask for server 1.
@@ -292,10 +274,6 @@ def split_rows(
 
     Args:
         rows: of each part its keys (m,), all different, and (m, width) ring for them.
-
-    Raises:
-        KeySpaceError: keys outside a part, repeated or too many.
-        ShapeError: rows of another shape or ring, or of another number of parts.
     """
     if len(rows) != len(terms.parts):
         raise ShapeError(

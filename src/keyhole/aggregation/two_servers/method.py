@@ -81,9 +81,6 @@ def ring_rows(terms: SumParams, layout: Layout, one: ClientResult, prg: Prg) -> 
 
     Args:
         prg: the client's own coin: a party that foresees it learns a little more than the sum.
-
-    Raises:
-        NotFiniteError: NaN or infinity in the update.
     """
     if terms.norm < inf:
         counts = {name: len(z) for name, z in one.keys.items()}

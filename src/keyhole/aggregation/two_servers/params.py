@@ -53,16 +53,11 @@ class SparseParams:
 
     Args:
         round: 16 bytes: its name. A name is used once.
-        width: ring elements of a row.
         max_keys: m, to which every client's keys are padded.
-        bits: of an element of the ring.
         min_clients: below which neither server releases anything. With 1 the sum may be one
             client's update.
         with_counts: a row has one more element, the last: how many clients sent the key, modulo
             the ring. The trainer, which combines the shares, learns it.
-
-    Raises:
-        InputError: a number is out of range.
 
     >>> terms = SparseParams(bytes(16), 100_000, 500, 1000, bits=32, min_clients=10)
     >>> terms.num_buckets, terms.bucket_size, terms.depth
@@ -162,11 +157,7 @@ class SparseParams:
 
     @staticmethod
     def decode(data: bytes) -> SparseParams:
-        """Returns the params that `data` holds.
-
-        Raises:
-            MalformedError: they are not params of this version.
-        """
+        """Returns the params that `data` holds."""
         return read_facts(data, "params of a sparse sum", _unpack_sparse)
 
 
@@ -189,8 +180,6 @@ class PartParams:
     """One part of an update.
 
     Args:
-        num_keys: K, of its rows.
-        width: ring elements of a row.
         max_keys: m, to which every client's keys are padded.
         is_sparse: whether it travels as point functions, or every row of it.
     """
@@ -208,11 +197,9 @@ class SumParams:
 
     Args:
         round: 16 bytes: its name. A name is used once.
-        parts: of an update, in order.
         max_clients: the most that may be added; the ring holds no more.
         min_clients: below which neither server releases anything.
         clip: numbers beyond it are clipped by the client.
-        bits: of an element of the ring.
         with_counts: a row has one more element: how many clients sent the key. The trainer learns
             it.
         norm: clients shorten an update that measures more (Euclidean, all parts together); infinite
@@ -345,11 +332,7 @@ class SumParams:
 
     @staticmethod
     def decode(data: bytes) -> SumParams:
-        """Returns the params that `data` holds.
-
-        Raises:
-            MalformedError: they are not params of this version.
-        """
+        """Returns the params that `data` holds."""
         return read_facts(data, "params of a sum", _unpack)
 
 
