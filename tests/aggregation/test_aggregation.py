@@ -112,7 +112,7 @@ def test_numbers_beyond_the_clip_are_clipped_and_not_wrapped():
         ClientResult(c.client, c.outcome, c.keys, tree.map_leaves(lambda x: x * 1e6, c.update))
         for c in request.results
     ]
-    request = SumRequest(request.layout, big, "nothing", request.keys_per_client, request.place)
+    request = SumRequest(request.layout, big, "nothing", request.keys_per_client, request.seed_path)
     summed = aggregation_named("secure-dense", Rounding(clip=2.0)).add(request)
     limit = max(np.abs(update.rows).max() for update in summed.rows)
     # A client may have drawn a key up to four times: its row is clipped as one number.

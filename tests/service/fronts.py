@@ -114,8 +114,8 @@ class Slow:
     rounds: RoundsDirectory
     free: threading.Event = field(default_factory=threading.Event)
 
-    def current(self):
-        return self.rounds.current()
+    def current(self, newest=False):
+        return self.rounds.current(newest)
 
     @contextmanager
     def hold(self, round_id):

@@ -59,7 +59,7 @@ class MemoryRounds:
     now: Current | None = None
     held: int = 0
 
-    def current(self):
+    def current(self, newest=False):
         return self.now
 
     @contextmanager

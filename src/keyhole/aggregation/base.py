@@ -67,7 +67,7 @@ class SumRequest:
     Args:
         results: of every client that was asked, in order.
         keys_per_client: key space -> the most keys of a client; public.
-        place: (seed, trial, round), from which the randomness of a simulation derives.
+        seed_path: (seed, trial, round), from which the randomness of a simulation derives.
         with_counts: whether to say how many clients chose each key.
         blocks: updates that were added up where clients were trained, which results then
             lack; for sums in the clear alone.
@@ -77,7 +77,7 @@ class SumRequest:
     results: Sequence[ClientResult]
     over: Over
     keys_per_client: Mapping[str, int]
-    place: tuple[int, int, int]
+    seed_path: tuple[int, int, int]
     with_counts: bool = False
     blocks: tuple[BlockSum, ...] | None = None
 
@@ -164,7 +164,7 @@ class Rounding:
         In a simulation that coin derives from the seed of the run: the same seed, the same bytes.
         """
         fixed = self.fixed_point(request)
-        prg = derived(b"rounding", request.place, one.client)
+        prg = derived(b"rounding", request.seed_path, one.client)
         return [(keys, fixed.encode(rows, prg)) for keys, rows in rows_of(request.layout, one)]
 
 
@@ -356,4 +356,4 @@ def derived(purpose: bytes, place: tuple[int, int, int], *more: int) -> Prg:
 
 def name_of_sum(request: SumRequest) -> bytes:
     """16 bytes that name a sum among all of a run."""
-    return sha256(b"keyhole-sum" + struct.pack("<3q", *request.place)).digest()[:16]
+    return sha256(b"keyhole-sum" + struct.pack("<3q", *request.seed_path)).digest()[:16]

@@ -229,7 +229,7 @@ def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
     )
     sent = {
         str(one.client): aggregation.client(params, request.layout).shard(
-            one.update, one.keys, derived(b"rounding", request.place, one.client)
+            one.update, one.keys, derived(b"rounding", request.seed_path, one.client)
         )
         for one in request.sent
     }
@@ -257,7 +257,7 @@ def _shares(
     found = []
     for server in servers:
         body_of = partial(_body, sent, server.party)
-        noise = partial(_noise, request.place, server.party)
+        noise = partial(_noise, request.seed_path, server.party)
         pieces = add_all(server, body_of, lambda name: sent[name].public, noise)
         found.append(read_share(server.facts, server.party, b"".join(pieces)))
     return found

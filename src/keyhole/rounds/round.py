@@ -355,8 +355,8 @@ def add_up(
     sent = sum(result.outcome == "sent" for result in results)
     if sent < plan.cohorts.min_updates:
         return withheld(sent, plan.cohorts.min_updates, {})
-    place = plan.seed, plan.trial, t
-    request = SumRequest(layout, results, plan.over, plan.keys_per_client, place, blocks=blocks)
+    seed_path = plan.seed, plan.trial, t
+    request = SumRequest(layout, results, plan.over, plan.keys_per_client, seed_path, blocks=blocks)
     if plan.privacy is not None:
         total = PrivateSum(plan.aggregate, plan.privacy, plan.cohorts).add(request)
     else:

@@ -26,7 +26,6 @@ from keyhole.server.row_sums import usable
 from keyhole.service.access import Access, Guards, TokenClaims, not_admitted
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
-from keyhole.service.reading import LOOK_EVERY
 from keyhole.service.routes import (
     BINARY,
     JSON,
@@ -314,7 +313,7 @@ class UpdateRoutes:
             raise self._takes_none()
         claims = access.device(request.headers, now)
         self.guards.count(request, claims)
-        current, has_sent = self.rounds.current(), False
+        current, has_sent = self.rounds.current(newest=True), False
         if current is not None and self.spool is not None:
             has_sent = self.spool.has(current.round, claims.device)
             if self.spool.is_closed(current.round):  # before the file of the current round says so
@@ -342,8 +341,6 @@ class UpdateRoutes:
         claims = guards.access.member(request.headers, round_id, guards.clock())
         guards.count(request, claims)
         guards.check_type(request)
-        if self._is_ahead(round_id):
-            await asyncio.sleep(LOOK_EVERY)  # another worker has seen a round that this one has not
         of_layout = self._check_open(self.spool, round_id, claims.device)
         announced = request.announced(limits.max_body)
         weight = limits.max_body if announced is None else announced
@@ -360,17 +357,13 @@ class UpdateRoutes:
         guards.metrics.add("stored" if outcome == "stored" else "repeated")
         return json_response({"update": outcome}, 201 if outcome == "stored" else 200)
 
-    def _is_ahead(self, round_id: str) -> bool:
-        current, number = self.rounds.current(), number_of(round_id)
-        return number is not None and (current is None or number > current.number)
-
     def _check_open(self, spool: UpdateSpool, round_id: str, device: str) -> str:
         """Demands the current round, open, and a device of its cohort; or a trailing round, which
         the device has a token of. Returns a round that has the layout of this one and is served.
 
         A device that has sent its update may send it again: the answer may have been lost.
         """
-        current = self.rounds.current()
+        current = self.rounds.current(newest=True)
         if current is not None and round_id in current.trailing:
             return current.round  # the slices of this one may have gone
         if current is None or current.round != round_id or current.phase != "open":

@@ -272,7 +272,7 @@ class OnDemandRounds:
         if self._current is not None:
             self._current = replace(self._current, phase="closed")
 
-    def current(self) -> Current | None:
+    def current(self, newest: bool = False) -> Current | None:
         """The newest round; None before the first."""
         return self._current
 

@@ -241,8 +241,7 @@ def _damaged(what: str, how: str) -> StorageError:
     )
 
 
-LOOK_EVERY = 0.05
-"""Seconds between two looks at a file."""
+_LOOK_EVERY = 0.05  # seconds between two looks at a file
 
 _Stamp: TypeAlias = tuple[int, int, int]
 """What differs between two files that had one name: inode, time, size."""
@@ -292,9 +291,11 @@ class RoundsDirectory:
         self._stamp: _Stamp | None = None
         self._looked = -1e9
 
-    def current(self) -> Current | None:
+    def current(self, newest: bool = False) -> Current | None:
         """Implements `RoundSource.current`; at most a twentieth of a second old."""
         with self._mutex:
+            if newest:
+                self._look()
             self._refresh(self._clock())
             return self._current
 
@@ -429,7 +430,7 @@ def verify_round(opened: OpenRound, threads: int = 1) -> None:
 
 def _is_due(looked: float, now: float) -> bool:
     """Whether to look again; also if the clock has gone back."""
-    return not 0 <= now - looked < LOOK_EVERY
+    return not 0 <= now - looked < _LOOK_EVERY
 
 
 def _stamp_of(path: Path) -> _Stamp | None:

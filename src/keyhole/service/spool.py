@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 from keyhole.errors import ConflictError, InputError, NotFoundError, TooLateError
-from keyhole.files import make_directory, replacing, storage_errors, sync_directory, write_all
+from keyhole.files import make_directory, storage_errors, sync_directory, write_all
 from keyhole.service.access import check_device_name
 from keyhole.wire.manifest import number_of
 
@@ -31,7 +31,7 @@ class UpdateSpool:
 
     def store(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
         """Keeps an upload: "stored", or "known" if the same bytes are here, or counted before they
-        were removed. What is acknowledged is among what `close` returns.
+        were removed. What is acknowledged is among what `close` returns, and nothing else is.
 
         Raises ConflictError if other bytes are here, TooLateError if the round closed without it.
         """
@@ -48,8 +48,8 @@ class UpdateSpool:
                 sync_directory(path.parent)
         else:
             outcome = "known"
-        # The list of `close` may have been made before the upload had its name.
-        if self.is_closed(round_id) and device not in self._counted(round_id):
+        # The list of `close` may have been made before the upload had its name, or not yet.
+        if self.is_closed(round_id) and device not in self._count(round_id):
             raise TooLateError(
                 "the round takes no more updates: got an update after it was closed; expected "
                 "updates while it is open; check in for the next one"
@@ -82,18 +82,15 @@ class UpdateSpool:
         """Takes no more uploads of a round; returns the devices whose uploads count.
 
         First a mark, then the list: `store` looks for the mark after the upload has its name, so
-        an upload that found none is in the list. A round that was closed before gives the same
-        list again.
+        an upload that found none is in the list. One that finds the mark and no list makes it: the
+        first list is the one that holds. A round that was closed before gives the same list again.
         """
         folder = self._folder(round_id)
         self._make(folder)
         with storage_errors(folder, "close"):
             (folder / _CLOSED).touch()
             sync_directory(folder)
-            if not (folder / _COUNTED).exists():
-                with replacing(folder / _COUNTED) as descriptor:
-                    write_all(descriptor, ["\n".join(self.devices(round_id)).encode()])
-        return self._counted(round_id)
+        return self._count(round_id)
 
     def is_closed(self, round_id: str) -> bool:
         """Whether `close` was called."""
@@ -121,6 +118,8 @@ class UpdateSpool:
         folder = self._folder(round_id)
         if not folder.is_dir():
             return
+        if not self.is_closed(round_id):
+            self._list(folder, [])  # nothing that comes from here on counts
         with storage_errors(folder, "remove"):
             (folder / _CLOSED).touch()
             (folder / _REMOVED).touch()
@@ -150,8 +149,22 @@ class UpdateSpool:
         except FileNotFoundError:
             return None
 
+    def _count(self, round_id: str) -> list[str]:
+        """The devices whose uploads count in a closed round."""
+        folder = self._folder(round_id)
+        if not (folder / _COUNTED).exists():
+            self._list(folder, self.devices(round_id))
+        return self._counted(round_id)
+
+    def _list(self, folder: Path, devices: Sequence[str]) -> None:
+        """Writes whose uploads count, unless somebody has."""
+        with storage_errors(folder, "close"), _written(folder, "\n".join(devices).encode()) as made:
+            with suppress(FileExistsError):
+                (folder / _COUNTED).hardlink_to(made)
+            sync_directory(folder)
+
     def _counted(self, round_id: str) -> list[str]:
-        """The list that `close` made; empty while it is being made."""
+        """The list of a closed round; empty before it is made."""
         try:
             return (self._folder(round_id) / _COUNTED).read_text().split()
         except FileNotFoundError:

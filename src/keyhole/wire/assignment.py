@@ -86,8 +86,9 @@ class Current:
 class RoundSource(Protocol):
     """The rounds of a service."""
 
-    def current(self) -> Current | None:
-        """The newest round; None before the first."""
+    def current(self, newest: bool = False) -> Current | None:
+        """The newest round; None before the first. It may have been read a moment ago, unless
+        `newest` asks to look again: who is let in, and whose update is taken, hangs on that."""
         ...
 
     def hold(self, round_id: str) -> AbstractContextManager[OpenRound]:

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from keyhole.errors import ConflictError, TooLateError
+from keyhole.service import spool as update_spool
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.messages import encode_update
 from tests.service.small_service import LAYOUT, small_service
@@ -32,6 +33,30 @@ def test_a_device_whose_answer_was_lost_is_told_again_that_it_counts(spool):
     assert spool.store(ROUND, "ann", b"1") == "known"
     with pytest.raises(ConflictError):
         spool.store(ROUND, "ann", b"other")
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_an_update_that_meets_a_mark_without_a_list_counts_if_it_is_here(
+    spool, tmp_path, monkeypatch, is_here
+):
+    """The trainer has marked the round as closed, and is about to list what counts."""
+    folder, real = tmp_path / "updates" / ROUND, update_spool.sync_directory
+
+    def mark(path):
+        real(path)
+        if path == folder and (folder / "ann").exists() == is_here:
+            (folder / ".closed").touch()
+
+    spool.store(ROUND, "zoe", b"0")
+    monkeypatch.setattr(update_spool, "sync_directory", mark)
+    if is_here:
+        assert spool.store(ROUND, "ann", b"1") == "stored"
+        assert spool.close(ROUND) == ["ann", "zoe"]
+    else:
+        mark(folder)
+        with pytest.raises(TooLateError):
+            spool.store(ROUND, "ann", b"1")
+        assert spool.close(ROUND) == ["zoe"]
 
 
 def test_an_update_that_came_after_the_list_is_too_late_for_good(spool, tmp_path):
@@ -123,5 +148,5 @@ def test_what_is_acknowledged_while_the_round_closes_counts(spool):
     counted = spool.close(ROUND)
     for thread in threads:
         thread.join()
-    assert set(acknowledged) <= set(counted)
+    assert sorted(acknowledged) == counted
     assert spool.close(ROUND) == counted

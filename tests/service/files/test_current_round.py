@@ -25,6 +25,16 @@ def test_the_round_is_open_until_it_is_closed(tmp_path):
         assert RoundsDirectory(tmp_path).current().phase == "closed"
 
 
+def test_the_newest_round_is_read_however_short_ago_the_last_look_was(tmp_path):
+    with Publisher(tmp_path) as publisher:
+        publisher.publish_state(small_state(), number=7)
+        rounds = RoundsDirectory(tmp_path, clock=lambda: 1.0)
+        assert rounds.current().phase == "open"
+        publisher.close_round()
+        assert rounds.current().phase == "open"
+        assert rounds.current(newest=True).phase == "closed"
+
+
 def test_others_are_invited_to_the_round_that_is_there(tmp_path):
     with Publisher(tmp_path) as publisher:
         with pytest.raises(InputError, match="no round yet"):

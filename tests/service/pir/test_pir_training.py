@@ -8,13 +8,13 @@ import pytest
 
 from keyhole.delivery.pir.one_server import OneServerPir
 from keyhole.device.private import QueryFetch
-from keyhole.device.take_part import PopulationClient, take_part
-from keyhole.errors import TooLateError
+from keyhole.device.take_part import PopulationClient, keep_taking_part
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.served import Served
 from keyhole.wire.assignment import device_name
+from keyhole.wire.sockets import Clock
 from tests.helpers import LONG
 from tests.rounds import toy
 from tests.service.pir.pair import ONE, TWO, pair
@@ -48,16 +48,30 @@ def train_over(both, fetch, plan):
 
 
 def take_part_in(t, client, both, fetch):
-    """Checks in until round t is open, as often as a device that waits may ask."""
+    """Takes part as a device does, in the first round that the service has for it.
+
+    No round closes before the update of everyone in its cohort: nobody may be told of one that is
+    over, or that an update came too late.
+    """
     one = PopulationClient(client, lambda settings: toy.make_clients())
-    with both.device(device_name(client)) as device:
-        deadline = time.monotonic() + LONG
-        while time.monotonic() < deadline:
-            with suppress(TooLateError):  # closed since it was read: a device checks in again
-                if getattr(take_part(device, one.participant(fetch)), "number", None) == t:
-                    return
-            time.sleep(0.02)
-    pytest.fail(f"round {t} did not open")
+    clock = Clock(sleep=lambda seconds: time.sleep(min(seconds, 0.02)))
+    taken, missed, waited = [], [], []
+    with both.device(device_name(client), clock=clock) as device:
+
+        def wait(seconds):
+            waited.append(time.monotonic())
+            if waited[-1] - waited[0] > LONG:
+                device.stop.set()
+
+        keep_taking_part(
+            device,
+            one.participant(fetch),
+            rounds=1,
+            on_round=taken.append,
+            on_miss=missed.append,
+            on_wait=wait,
+        )
+    assert ([each.number for each in taken], missed) == ([t], [])
 
 
 @pytest.mark.parametrize("roles", [TWO, ONE], ids=["two servers", "one server"])

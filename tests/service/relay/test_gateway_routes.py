@@ -35,8 +35,8 @@ KEY = GatewayKey.fresh(1)
 class Later:
     """The rounds of a service that is only being made."""
 
-    def current(self):
-        return self.rounds.current()
+    def current(self, newest=False):
+        return self.rounds.current(newest)
 
     def hold(self, round_id):
         return self.rounds.hold(round_id)

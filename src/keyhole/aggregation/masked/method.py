@@ -288,7 +288,7 @@ class SketchForm:
 
     def lay_out(self, request: SumRequest, bits: int) -> _Sketched:
         """Sketches with room for all keys that the cohort can have, under a seed of this sum."""
-        seeds = derived(b"sketch", request.place)
+        seeds = derived(b"sketch", request.seed_path)
         clients = len(request.results)
         limit = max_keys_of(request.layout, request.keys_per_client)
         shapes = [

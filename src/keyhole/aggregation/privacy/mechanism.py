@@ -210,7 +210,7 @@ class PrivateSum:
         counts: NDArray[np.int64],
     ) -> RowUpdate:
         """The sum of one part with noise on all its rows, or on those that are kept."""
-        privacy, prg = self.privacy, derived(b"noise", request.place, place)
+        privacy, prg = self.privacy, derived(b"noise", request.seed_path, place)
         sd = privacy.noise * privacy.clip
         if privacy.kind == "thresholded" and part.product.factors:
             fest, size = self._fest(request.layout, request.keys_per_client), part.space.num_keys
@@ -222,10 +222,10 @@ class PrivateSum:
         dense = np.zeros((len(keys), part.slice_size), np.float32)
         dense[update.keys] = update.rows
         if privacy.kind == "correlated":
-            secret = derived(b"correlated", (*request.place[:2], 0), place).bytes(16)
+            secret = derived(b"correlated", (*request.seed_path[:2], 0), place).bytes(16)
             strategy = privacy.strategy(self.cohorts)
             return RowUpdate(
-                keys, add_correlated_noise(dense, strategy, request.place[2], sd, secret)
+                keys, add_correlated_noise(dense, strategy, request.seed_path[2], sd, secret)
             )
         return RowUpdate(keys, add_noise(dense, sd, prg, out=dense))
 
