@@ -30,7 +30,7 @@ def never_fade(_):
 
 def run(concurrency, weight, experiment):
     buffering = Buffering(concurrency, COHORT, 10_000, weight, slow) if concurrency else None
-    plan = replace(experiment.plan(0), buffering=buffering)
+    plan = replace(experiment.run_parts(0), buffering=buffering)
     made = start_run(experiment.start(0, None).state, experiment.clients, plan)
     records = list(made.rounds(STEPS))
     ages = [age for record in records[STEPS // 2 :] for age in record.staleness]

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from engine_cells.crowd import Crowd
 from keyhole import tree
 from keyhole.arrays import Tree
-from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.sampling import generator
 
 PATIENCE = 300.0  # seconds for a round
@@ -58,7 +58,7 @@ class OnGrid:
             time.sleep(0.1)
         self._nodes = sorted(grid.get_node_ids())
 
-    def __call__(self, _clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
+    def __call__(self, _clients: Clients, jobs: Sequence[ClientJob]) -> list[Tree]:
         """Pushes all messages, then pulls replies as they come."""
         pushed = self._grid.push_messages([self._message(job) for job in jobs])
         places = {message: place for place, message in enumerate(pushed)}
@@ -76,7 +76,7 @@ class OnGrid:
             time.sleep(POLL if places else 0.0)
         return updates
 
-    def _message(self, job: Job) -> Message:
+    def _message(self, job: ClientJob) -> Message:
         told = {"crowd": self._crowd, "client": job.client, "seed_path": list(job.seed_path)}
         content = RecordDict({"job": ConfigRecord(told), "slices": _record(job.submodel)})
         return Message(content, self._nodes[job.client], "train")

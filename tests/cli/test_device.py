@@ -16,7 +16,7 @@ from keyhole.device.take_part import Taken
 from keyhole.errors import AccessError, InputError, KeyholeError, NotFoundError, StorageError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
-from keyhole.rounds.clients import Job, choose_keys
+from keyhole.rounds.clients import ClientJob, choose_keys
 from keyhole.wire.messages import encode_update
 from keyhole.wire.sockets import Clock
 from tests.helpers import LAYOUTS
@@ -53,7 +53,7 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
     monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
     spec = spec_of("emnist_2nn", sizes=SIZES, keys={"neuron": {"count": 8}}, seed=5, trial=2)
     experiment = Experiment(spec, load_data(str(few_writers), "images", 5))
-    plan, state = experiment.plan(2), experiment.start(2, None).state
+    plan, state = experiment.run_parts(2), experiment.start(2, None).state
     published = service.publish_state(state, settings=run_settings(experiment)).published
     task = ("--task", "emnist_2nn", "--client", 3, "--data", few_writers)
     done = run(
@@ -63,7 +63,7 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
     assert "round 0: 8 keys" in done.output
     layout, clients, t = state.layout, experiment.clients, published.manifest.number
     keys = choose_keys(3, t, layout, clients, plan)
-    update = Job.of(5, 2, t, 3, keys, state.select(keys)).run(clients)
+    update = ClientJob.of(5, 2, t, 3, keys, state.select(keys)).run(clients)
     expected = encode_update(layout, update, layout.keys_by_space(keys))
     assert service.stored(published.id) == {"device-3": expected}
 

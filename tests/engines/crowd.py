@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from keyhole.errors import InputError
-from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.sampling import Cohorts
 from tests.rounds import toy
 
@@ -39,7 +39,7 @@ def make_plan(**changes):
 def make_jobs(count=COUNT):
     state = toy.make_state()
     chosen = [toy.chosen(EXAMPLES[c]) for c in range(count)]
-    return [Job.of(0, 0, 0, c, z, state.select(z)) for c, z in enumerate(chosen)]
+    return [ClientJob.of(0, 0, 0, c, z, state.select(z)) for c, z in enumerate(chosen)]
 
 
 def check_one_loss(incidents):

@@ -227,7 +227,7 @@ def _clients(experiment, case):
 def _plan(experiment, case):
     """The plan: what `keyhole train` makes of the case, and what only callers in Python can ask
     for."""
-    plan = experiment.plan(case.get("trial", 0))
+    plan = experiment.run_parts(case.get("trial", 0))
     lost = {name: case[f"lost {name}"] for name in ("before", "after") if f"lost {name}" in case}
     cohorts = replace(plan.cohorts, **{f"lost_{name}": share for name, share in lost.items()})
     plan = replace(plan, cohorts=cohorts)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.rounds.cores import Cores, use_one_thread
 from tests.helpers import LONG, ROOT
 
@@ -126,7 +126,7 @@ def test_every_core_computes_with_a_backend_of_its_own(tmp_path):
 
 
 def jobs(count):
-    return [Job(client, (0, client), None, np.float32(client)) for client in range(count)]
+    return [ClientJob(client, (0, client), None, np.float32(client)) for client in range(count)]
 
 
 def clients(train):

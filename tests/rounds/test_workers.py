@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from keyhole.errors import InputError, WorkerError
-from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.workers import Workers
 from tests.rounds import toy
@@ -107,7 +107,7 @@ MIN = min(len(toy.choose(e, {"feature": 60}, None)) for e in toy.EXAMPLES)
 def test_after_a_failed_call_the_next_one_gets_its_own_answers():
     clients = make_clients_of_whom_one_fails()
     jobs = [
-        Job.of(0, 0, 0, c, z := toy.chosen(e), toy.make_state().select(z))
+        ClientJob.of(0, 0, 0, c, z := toy.chosen(e), toy.make_state().select(z))
         for c, e in enumerate(toy.EXAMPLES)
     ]
     good = [job for job in jobs if len(job.keys["feature"]) != MIN]

@@ -157,9 +157,9 @@ def test_a_wrapper_is_served_with_the_same_params_or_refused():
 
 def test_no_sum_in_the_clear_is_sent_to_aggregators():
     for name in aggregation_names(lambda about: not about.is_shared):
-        with pytest.raises(InputError, match="cannot add up by this plan"):
+        with pytest.raises(InputError, match="cannot add up for this run"):
             opened(aggregation_named(name))
-    with pytest.raises(InputError, match="cannot add up by this plan"):
+    with pytest.raises(InputError, match="cannot add up for this run"):
         opened(HALVES, privacy=Privacy(1.0, 1.0))
 
 

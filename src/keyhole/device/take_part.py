@@ -30,7 +30,7 @@ from keyhole.errors import (
 )
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import KeysBySpace
-from keyhole.rounds.clients import Clients, Job, check_keys_per_client, choose_keys
+from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, choose_keys
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.wire.assignment import Wait
 
@@ -314,7 +314,7 @@ class PopulationClient:
         """The update that the client makes in process, too."""
         settings, keys = DeviceSettings.of(known), fetched.keys
         run = settings.seed, settings.trial, known.manifest.number
-        return Job.of(*run, self.client, keys, fetched.model).train(self._clients(settings))
+        return ClientJob.of(*run, self.client, keys, fetched.model).train(self._clients(settings))
 
     def _clients(self, settings: DeviceSettings) -> Clients:
         name = msgspec.json.encode(settings)

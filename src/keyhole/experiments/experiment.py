@@ -164,8 +164,8 @@ class Experiment:
             localize=localize_of(self.spec, self.task),
         )
 
-    def plan(self, trial: int) -> RunParts:
-        """The plan of one trial."""
+    def run_parts(self, trial: int) -> RunParts:
+        """Returns what stays the same in every round of one trial."""
         return RunParts(
             cohorts=self._cohorts,
             keys_per_client=self.keys_per_client,
@@ -221,7 +221,7 @@ class Experiment:
 
     def check(self) -> None:
         """Raises InputError where the record does not fit the dataset, before any work is done."""
-        self.plan(0).check(self.task.model.layout)
+        self.run_parts(0).check(self.task.model.layout)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
 
     def check_worth(self) -> None:
@@ -249,12 +249,12 @@ class Experiment:
         seed = int(generator(self.spec.seed, trial, Stream.MODEL).integers(2**31))
         model, layout = self.task.model.init(seed), self.task.model.layout
         state = hold(ServerState.dense(layout, model, self.algorithm.server))
-        clients, plan = self.clients, self.plan(trial)
+        clients, parts = self.clients, self.run_parts(trial)
         if directory is None:
-            return start_run(state, clients, plan, kind=kind)
+            return start_run(state, clients, parts, kind=kind)
         self.check()  # before anything is written
         begin = resume_run if begin_trial(directory, self.describe(trial)) else start_run
-        return begin(state, clients, plan, directory, kind)
+        return begin(state, clients, parts, directory, kind)
 
     def run(
         self,

@@ -53,7 +53,7 @@ from keyhole.server.state import ServerState
 
 
 @dataclass
-class Tally:
+class AsyncRound:
     """Clients that have ended, in their order, and which of their updates count."""
 
     ended: list[ClientResult] = field(default_factory=list)
@@ -104,7 +104,7 @@ def _scale(update: Tree, weight: float) -> Tree:
 
 
 @dataclass(order=True, frozen=True)
-class _Flight:
+class InFlight:
     """A client at work: when it ends, the step it started at, and what it will hand in."""
 
     finish: float
@@ -121,35 +121,38 @@ class Buffered:
     _now: float = 0.0
     _drawn: int = 0  # of the stream of clients
     _started: int = 0
-    _flights: list[_Flight] = field(default_factory=list, repr=False)
+    _in_flight: list[InFlight] = field(default_factory=list, repr=False)
 
     def next(
-        self, t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor
+        self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Lets time pass until a step is due; see `run_round` for the arguments."""
-        machine = StreamMachine(self.buffering, state.steps, len(self._flights))
-        tally, stream = Tally(), ClientStream(plan.cohorts, plan.seed, plan.trial, self._drawn)
+        machine = StreamMachine(self.buffering, state.steps, len(self._in_flight))
+        this, stream = (
+            AsyncRound(),
+            ClientStream(parts.cohorts, parts.seed, parts.trial, self._drawn),
+        )
         while machine.closed is None:
             # Clients that end at the same time all end before the next ones start.
-            if not self._flights or self._flights[0].finish > self._now:
-                busy = tally.busy(flight.result.client for flight in self._flights)
+            if not self._in_flight or self._in_flight[0].finish > self._now:
+                busy = this.busy(flight.result.client for flight in self._in_flight)
                 asked = stream.take(machine.fill().clients, busy)
-                self._start(t, asked, state, clients, plan, execute, tally)
+                self._start(t, asked, state, clients, parts, execute, this)
                 machine.handle(Started(len(asked)))
             if machine.closed is None:
-                flight = heapq.heappop(self._flights)
+                flight = heapq.heappop(self._in_flight)
                 self._now = flight.finish
                 has_sent = flight.result.outcome == "sent"
-                tally.end(flight.result, machine.handle(Ended(flight.version, has_sent)))
+                this.end(flight.result, machine.handle(Ended(flight.version, has_sent)))
         self._drawn = stream.drawn
         why, steps = machine.closed, state.steps
-        return tally.close(t, steps, why, state.layout, self.buffering, plan.over)
+        return this.close(t, steps, why, state.layout, self.buffering, parts.over)
 
     def dump(self) -> bytes:
         """What is under way, to be stored with a step."""
         arrays: dict[str, Any] = {}
         flights = []
-        for i, flight in enumerate(self._flights):
+        for i, flight in enumerate(self._in_flight):
             result = flight.result
             arrays |= {f"{i}/keys/{name}": z.array for name, z in result.keys.items()}
             if result.update is not None:
@@ -175,8 +178,8 @@ class Buffered:
             arrays = dict(file)
         about = json.loads(arrays.pop("about").tobytes())
         self._now, self._drawn, self._started = (about[n] for n in ("now", "drawn", "started"))
-        self._flights = [
-            _Flight(finish, order, version, _restore(layout, result, f"{i}/", arrays))
+        self._in_flight = [
+            InFlight(finish, order, version, _restore(layout, result, f"{i}/", arrays))
             for i, (finish, order, version, result) in enumerate(about["flights"])
         ]
 
@@ -186,24 +189,24 @@ class Buffered:
         asked: Sequence[int],
         state: ServerState,
         clients: Clients,
-        plan: RunParts,
+        parts: RunParts,
         execute: Executor,
-        tally: Tally,
+        this: AsyncRound,
     ) -> None:
         """Starts clients in round t, on the slices of the step that it follows."""
         if not asked:
             return
-        machine = open_round(t, asked, plan, Terms(goal=len(asked)))
-        keys = choose(clients, asked, t, state.layout, plan, execute)
-        slices = deliver(state, keys, machine, plan)
-        started = train(clients, slices, t, machine, plan, execute)
+        machine = open_round(t, asked, parts, Terms(goal=len(asked)))
+        keys = choose(clients, asked, t, state.layout, parts, execute)
+        slices = deliver(state, keys, machine, parts)
+        started = train(clients, slices, t, machine, parts, execute)
         for result in started.each:
-            rng = generator(plan.seed, plan.trial, Stream.DURATION, t, result.client)
+            rng = generator(parts.seed, parts.trial, Stream.DURATION, t, result.client)
             finish = self._now + self.buffering.draw_duration(rng)
-            heapq.heappush(self._flights, _Flight(finish, self._started, state.steps, result))
+            heapq.heappush(self._in_flight, InFlight(finish, self._started, state.steps, result))
             self._started += 1
-        tally.costs.append(started.cost)
-        tally.incidents += started.incidents
+        this.costs.append(started.cost)
+        this.incidents += started.incidents
 
 
 def _restore(

@@ -216,7 +216,7 @@ def is_nothing(update: Tree) -> bool:
 
 
 @dataclass(frozen=True)
-class Job:
+class ClientJob:
     """One client's training in one round: all that a worker needs besides `Clients`."""
 
     client: int
@@ -241,12 +241,14 @@ class Job:
         return clients.train(self.submodel, data, generator(*self.seed_path))
 
     @staticmethod
-    def of(seed: int, trial: int, t: int, client: int, keys: KeysBySpace, submodel: Tree) -> Job:
+    def of(
+        seed: int, trial: int, t: int, client: int, keys: KeysBySpace, submodel: Tree
+    ) -> ClientJob:
         """The job of a client in round t; its randomness is the client's in that round."""
-        return Job(client, (seed, trial, Stream.CLIENT, t, client), keys, submodel)
+        return ClientJob(client, (seed, trial, Stream.CLIENT, t, client), keys, submodel)
 
 
-class Jobs(Sequence[Job]):
+class Jobs(Sequence[ClientJob]):
     """The jobs of some clients of one round: sub-models come one by one, as jobs are taken.
 
     Args:
@@ -269,14 +271,14 @@ class Jobs(Sequence[Job]):
         self._clients = list(keys)
 
     @overload
-    def __getitem__(self, at: int) -> Job: ...
+    def __getitem__(self, at: int) -> ClientJob: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Job]: ...
-    def __getitem__(self, at: int | slice) -> Job | list[Job]:
+    def __getitem__(self, at: slice) -> list[ClientJob]: ...
+    def __getitem__(self, at: int | slice) -> ClientJob | list[ClientJob]:
         if isinstance(at, slice):
             return [self[place] for place in range(len(self))[at]]
         client = self._clients[at]
-        return Job.of(*self.seed_path, client, self.keys[client], self._submodel(client))
+        return ClientJob.of(*self.seed_path, client, self.keys[client], self._submodel(client))
 
     def __len__(self) -> int:
         return len(self._clients)

@@ -16,7 +16,7 @@ from jaxlib.xla_client import make_cpu_client
 
 from keyhole.arrays import Tree
 from keyhole.errors import InputError
-from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.rounds.threads import count_cores, is_one_thread, set_one_thread
 
 _CORE = "keyhole_core_"  # names the CPU backend of each core beside the first
@@ -114,7 +114,7 @@ class Cores:
                 f"number of cores is out of range: got {self.count}; expected 1 or more; pass 1"
             )
 
-    def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Tree]:
         """Returns updates in the order of the jobs; raises what the first client that failed has
         raised."""
         return map_on_cores(lambda job: job.run(clients), jobs, self.count)

@@ -84,7 +84,7 @@ class Rounds(Protocol):
     """What makes a run's rounds: `Synchronous`, or `Buffered` for asynchronous ones."""
 
     def next(
-        self, t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor
+        self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Returns the update of round t, or None if nobody was left, and its record."""
         ...
@@ -105,8 +105,8 @@ class Run:
     Args:
         state: the server's.
         clients: the population.
-        plan: what stays the same in every round.
-        kind: synchronous or asynchronous rounds, as the plan has it.
+        parts: what stays the same in every round.
+        kind: synchronous or asynchronous rounds, as `parts` has it.
         records: of the rounds that have been made.
         directory: where the run is kept; None keeps it in memory only.
         store: of the state, in that directory.
@@ -116,7 +116,7 @@ class Run:
 
     state: ServerState
     clients: Clients
-    plan: RunParts
+    parts: RunParts
     kind: Rounds = field(default_factory=Synchronous)
     records: list[RoundRecord] = field(default_factory=list)
     directory: Path | None = None
@@ -144,15 +144,15 @@ class Run:
 
         Raises:
             BudgetError: the next round would spend more privacy than there is; it did not start.
-            InputError: a round broke the plan's promise about a client; it was not applied.
+            InputError: a round broke the run's promise about a client; it was not applied.
             StorageError: a round could not be stored; it was not applied.
             CohortError: no client's update could be used, in several rounds in a row.
         """
         check_count("snapshot_every", snapshot_every, 1)
         self._complete_last(evaluation)
-        attendance = Attendance(self.plan.privacy, self.plan.cohorts, self.records)
+        attendance = Attendance(self.parts.privacy, self.parts.cohorts, self.records)
         for t in range(self.next_round, until):
-            updates, record = self.kind.next(t, self.state, self.clients, self.plan, execute)
+            updates, record = self.kind.next(t, self.state, self.clients, self.parts, execute)
             attendance.admit(record)
             if updates is not None:
                 self._commit(updates, record)
@@ -227,7 +227,7 @@ class Run:
 def start_run(
     state: ServerState,
     clients: Clients,
-    plan: RunParts,
+    parts: RunParts,
     directory: Path | str | None = None,
     kind: Rounds | None = None,
 ) -> Run:
@@ -236,29 +236,29 @@ def start_run(
     Args:
         state: where training starts.
         clients: the population.
-        plan: what stays the same in every round.
+        parts: what stays the same in every round.
         directory: where to keep the run; must hold none yet. None keeps it in memory only.
-        kind: what makes the rounds; None lets the plan decide.
+        kind: what makes the rounds; None lets `parts` decide.
 
     Raises:
-        InputError: the plan does not fit the model or the population.
+        InputError: `parts` does not fit the model or the population.
         StorageError: the directory holds a run already, or cannot be written.
     """
-    _check(state, clients, plan)
-    kind = kind or _rounds_of(plan)
+    _check(state, clients, parts)
+    kind = kind or _rounds_of(parts)
     if directory is None:
-        return Run(state, clients, plan, kind)
-    directory, described = Path(directory), describe_run(state, clients, plan)
+        return Run(state, clients, parts, kind)
+    directory, described = Path(directory), describe_run(state, clients, parts)
     store = create_store(directory / _STATE, state, json.dumps(described).encode() + b"\0")
     write_records(directory / _RECORDS, [])
     (directory / _PLAN).write_text(json.dumps(described, indent=1) + "\n")
-    return Run(state, clients, plan, kind, directory=directory, store=store, described=described)
+    return Run(state, clients, parts, kind, directory=directory, store=store, described=described)
 
 
 def resume_run(
     state: ServerState,
     clients: Clients,
-    plan: RunParts,
+    parts: RunParts,
     directory: Path | str,
     kind: Rounds | None = None,
 ) -> Run:
@@ -268,17 +268,17 @@ def resume_run(
         state: as it was passed to `start_run`; its layout and optimizer are used, and its shards
             if it has some: they take the stored rows.
         clients: the same population, with the same functions; their data are not compared.
-        plan: the same plan.
+        parts: the same parts.
         directory: of the run.
-        kind: what makes the rounds; None lets the plan decide.
+        kind: what makes the rounds; None lets `parts` decide.
 
     Raises:
-        InputError: the plan, the optimizer, or how clients choose, localize or train is not what
+        InputError: a part, the optimizer, or how clients choose, localize or train is not what
             the run was started with.
         StorageError: no run is there, or its files are damaged beyond the last round.
     """
-    _check(state, clients, plan)
-    directory, described = Path(directory), describe_run(state, clients, plan)
+    _check(state, clients, parts)
+    directory, described = Path(directory), describe_run(state, clients, parts)
     found = recover(
         directory / _STATE,
         state.layout,
@@ -291,17 +291,17 @@ def resume_run(
         stored = decode_records(lines)
         records, notes = _merge(read_records(directory / _RECORDS), stored)
         write_records(directory / _RECORDS, records)
-        kind = kind or _rounds_of(plan)
+        kind = kind or _rounds_of(parts)
         kind.load(under_way, state.layout)
     except BaseException:
         found.store.close()
         raise
     notes = (*found.notes, *notes)
     store = found.store
-    return Run(found.state, clients, plan, kind, records, directory, store, notes, described)
+    return Run(found.state, clients, parts, kind, records, directory, store, notes, described)
 
 
-def describe_run(state: ServerState, clients: Clients, plan: RunParts) -> dict[str, str]:
+def describe_run(state: ServerState, clients: Clients, parts: RunParts) -> dict[str, str]:
     """Returns what a run is made of, as text; a run goes on where all of it is the same.
 
     Data are not read for it: they may be larger than memory.
@@ -309,9 +309,9 @@ def describe_run(state: ServerState, clients: Clients, plan: RunParts) -> dict[s
     Raises:
         InputError: a part has no identity; see `identity_of`.
     """
-    parts = {name: getattr(clients, name) for name in ("choose", "localize", "train")}
-    parts["optimizer"] = state.optimizer
-    return plan.describe() | {name: identity_of(part) for name, part in parts.items()}
+    own = {name: getattr(clients, name) for name in ("choose", "localize", "train")}
+    own["optimizer"] = state.optimizer
+    return parts.describe() | {name: identity_of(part) for name, part in own.items()}
 
 
 @contextmanager
@@ -333,8 +333,8 @@ def stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _rounds_of(plan: RunParts) -> Rounds:
-    return Synchronous() if plan.buffering is None else Buffered(plan.buffering)
+def _rounds_of(parts: RunParts) -> Rounds:
+    return Synchronous() if parts.buffering is None else Buffered(parts.buffering)
 
 
 def _unpack(metadata: bytes, given: Mapping[str, str]) -> tuple[bytes, bytes]:
@@ -363,10 +363,10 @@ def _merge(
     return [merged[t] for t in sorted(merged)], (note,) if lost else ()
 
 
-def _check(state: ServerState, clients: Clients, plan: RunParts) -> None:
-    plan.check(state.layout)
-    if plan.cohorts.population != clients.count:
+def _check(state: ServerState, clients: Clients, parts: RunParts) -> None:
+    parts.check(state.layout)
+    if parts.cohorts.population != clients.count:
         raise InputError(
-            f"cohorts are sampled from another population: got {plan.cohorts.population}; expected "
-            f"{clients.count}; let Cohorts.population be the number of clients"
+            f"cohorts are sampled from another population: got {parts.cohorts.population}; "
+            f"expected {clients.count}; let Cohorts.population be the number of clients"
         )

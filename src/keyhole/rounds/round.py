@@ -22,7 +22,7 @@ from keyhole.arrays import KeyArray, Tree
 from keyhole.delivery.base import Cost
 from keyhole.primitives.keyspace import key_bytes
 from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
-from keyhole.rounds.clients import Clients, Job, Jobs, choose_all, is_nothing
+from keyhole.rounds.clients import ClientJob, Clients, Jobs, choose_all, is_nothing
 from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMachine, Terms, Why
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunParts
@@ -37,7 +37,7 @@ from keyhole.server.row_sums import (
 )
 from keyhole.server.state import ServerState
 
-Executor: TypeAlias = Callable[[Clients, Sequence[Job]], Iterable[Tree]]
+Executor: TypeAlias = Callable[[Clients, Sequence[ClientJob]], Iterable[Tree]]
 """Where jobs run: `(clients, jobs) -> updates` in the order of the jobs. A job is made, and its
 sub-model selected, each time that it is taken out of `jobs`."""
 
@@ -53,11 +53,13 @@ class Engine(Protocol):
         """What `choose_all` returns."""
         ...
 
-    def __call__(self, clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> Iterable[Tree]:
         """Runs jobs; returns their updates in order."""
         ...
 
-    def add_up(self, clients: Clients, jobs: Sequence[Job], layout: Layout) -> Iterable[BlockSum]:
+    def add_up(
+        self, clients: Clients, jobs: Sequence[ClientJob], layout: Layout
+    ) -> Iterable[BlockSum]:
         """Runs jobs; returns what `pair_up` leaves of what `add_up_jobs` returns for each `BLOCK`
         of them, in order."""
         ...
@@ -67,13 +69,13 @@ class Engine(Protocol):
         ...
 
 
-def in_process(clients: Clients, jobs: Sequence[Job]) -> Iterable[Tree]:
+def in_process(clients: Clients, jobs: Sequence[ClientJob]) -> Iterable[Tree]:
     """Runs jobs one after the other in this process."""
     return (job.run(clients) for job in jobs)
 
 
 def run_round(
-    t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor = in_process
+    t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor = in_process
 ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
     """Runs round t of Algorithm 2 up to the server step, which it leaves to the caller.
 
@@ -86,19 +88,19 @@ def run_round(
         The mean update, or None if nobody was left; and the record, whose `step` counts the step
         that the caller is about to make.
     """
-    check_budget(t, state, plan)
-    asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
-    machine = open_round(t, asked, plan, terms_of(plan.cohorts, asked))
-    keys = choose(clients, asked, t, state.layout, plan, execute)  # z
-    slices = deliver(state, keys, machine, plan)  # psi
-    results = train(clients, slices, t, machine, plan, execute, plan.is_in_clear)  # u
-    total = add_up(t, results.each, state.layout, plan, results.blocks)  # phi
-    return total.rows, record_round(t, state, plan, results, total)
+    check_budget(t, state, parts)
+    asked = sample_cohort(parts.cohorts, parts.seed, parts.trial, t)
+    machine = open_round(t, asked, parts, terms_of(parts.cohorts, asked))
+    keys = choose(clients, asked, t, state.layout, parts, execute)  # z
+    slices = deliver(state, keys, machine, parts)  # psi
+    results = train(clients, slices, t, machine, parts, execute, parts.is_in_clear)  # u
+    total = add_up(t, results.each, state.layout, parts, results.blocks)  # phi
+    return total.rows, record_round(t, state, parts, results, total)
 
 
-def check_budget(t: int, state: ServerState, plan: RunParts) -> None:
+def check_budget(t: int, state: ServerState, parts: RunParts) -> None:
     """Raises BudgetError where round t would spend more privacy than there is."""
-    account = plan.account(state.layout)
+    account = parts.account(state.layout)
     if account is not None:
         account.check(t)
 
@@ -110,13 +112,13 @@ def terms_of(cohorts: Cohorts, asked: Sequence[int], seconds: float = inf) -> Te
     return Terms(goal, seconds)
 
 
-def open_round(t: int, asked: Sequence[int], plan: RunParts, terms: Terms) -> RoundMachine:
+def open_round(t: int, asked: Sequence[int], parts: RunParts, terms: Terms) -> RoundMachine:
     """Opens round t, and tells it who drops out and where; that depends on the client alone."""
-    machine, run = RoundMachine(terms, asked), (plan.seed, plan.trial)
-    before = sample_dropouts(asked, plan.cohorts.lost_before, *run, Stream.LOST_BEFORE, t)
+    machine, run = RoundMachine(terms, asked), (parts.seed, parts.trial)
+    before = sample_dropouts(asked, parts.cohorts.lost_before, *run, Stream.LOST_BEFORE, t)
     gone = set(before)
     left = [client for client in asked if client not in gone]
-    after = sample_dropouts(left, plan.cohorts.lost_after, *run, Stream.LOST_AFTER, t)
+    after = sample_dropouts(left, parts.cohorts.lost_after, *run, Stream.LOST_AFTER, t)
     for client in before:
         machine.handle(Dropped(client))
     for client in after:
@@ -130,12 +132,12 @@ def choose(
     asked: Sequence[int],
     t: int,
     layout: Layout,
-    plan: RunParts,
+    parts: RunParts,
     execute: Executor = in_process,
 ) -> dict[int, KeysBySpace]:
     """Lets clients choose keys in round t, where they train."""
     choose_each = execute.choose if isinstance(execute, Engine) else choose_all
-    return dict(zip(asked, choose_each(clients, asked, t, layout, plan), strict=True))
+    return dict(zip(asked, choose_each(clients, asked, t, layout, parts), strict=True))
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,12 @@ class CohortSlices:
 
 
 def deliver(
-    state: ServerState, keys: Mapping[int, KeysBySpace], machine: RoundMachine, plan: RunParts
+    state: ServerState, keys: Mapping[int, KeysBySpace], machine: RoundMachine, parts: RunParts
 ) -> CohortSlices:
     """Delivers slices to all clients that are not lost before."""
     lost = machine.outcomes
     reached = {c: z for c, z in keys.items() if lost.get(c) != "lost_before"}
-    found = plan.delivery.deliver(state, reached)
+    found = parts.delivery.deliver(state, reached)
     received = {**keys, **found.keys}
     return CohortSlices(state.layout, keys, received, found.submodels, found.cost, found.source)
 
@@ -188,7 +190,7 @@ def train(
     slices: CohortSlices,
     t: int,
     machine: RoundMachine,
-    plan: RunParts,
+    parts: RunParts,
     execute: Executor = in_process,
     in_blocks: bool = False,
 ) -> CohortResults:
@@ -206,7 +208,7 @@ def train(
     while machine.closed is None:
         wave, waiting = waiting[: machine.missing], waiting[machine.missing :]
         own = {client: slices.keys[client] for client in wave}
-        place = plan.seed, plan.trial, t
+        place = parts.seed, parts.trial, t
         jobs = Jobs(place, own, slices.submodels.__getitem__, slices.source)
         for client, outcome in zip(wave, work.do(jobs), strict=True):
             is_sent, is_empty = outcome == "sent", outcome == "empty"
@@ -273,7 +275,7 @@ class _Work:
 
 def add_up_jobs(
     clients: Clients,
-    jobs: Iterable[Job],
+    jobs: Iterable[ClientJob],
     layout: Layout,
     before: Callable[[], BlockSum | None] = lambda: None,
 ) -> BlockSum:
@@ -348,25 +350,27 @@ def add_up(
     t: int,
     results: Sequence[ClientResult],
     layout: Layout,
-    plan: RunParts,
+    parts: RunParts,
     blocks: tuple[BlockSum, ...] | None = None,
 ) -> SumResult:
-    """Hands what clients brought to the plan's aggregation; too few make no sum."""
+    """Hands what clients brought to the run's aggregation; too few make no sum."""
     sent = sum(result.outcome == "sent" for result in results)
-    if sent < plan.cohorts.min_updates:
-        return withheld(sent, plan.cohorts.min_updates, {})
-    seed_path = plan.seed, plan.trial, t
-    request = SumRequest(layout, results, plan.over, plan.keys_per_client, seed_path, blocks=blocks)
-    if plan.privacy is not None:
-        total = PrivateSum(plan.aggregate, plan.privacy, plan.cohorts).add(request)
+    if sent < parts.cohorts.min_updates:
+        return withheld(sent, parts.cohorts.min_updates, {})
+    seed_path = parts.seed, parts.trial, t
+    request = SumRequest(
+        layout, results, parts.over, parts.keys_per_client, seed_path, blocks=blocks
+    )
+    if parts.privacy is not None:
+        total = PrivateSum(parts.aggregate, parts.privacy, parts.cohorts).add(request)
     else:
-        total = plan.aggregate.add(request)
+        total = parts.aggregate.add(request)
     # A sum of one's own need not repeat in every result what it declares.
-    return total if total.seen_by else replace(total, seen_by=about_of(plan.aggregate).seen_by())
+    return total if total.seen_by else replace(total, seen_by=about_of(parts.aggregate).seen_by())
 
 
 def record_round(
-    t: int, state: ServerState, plan: RunParts, results: CohortResults, summed: SumResult
+    t: int, state: ServerState, parts: RunParts, results: CohortResults, summed: SumResult
 ) -> RoundRecord:
     """Returns the record of a synchronous round, whose sum is yet to be applied."""
     each = [
@@ -379,7 +383,7 @@ def record_round(
     ]
     has_step = summed.rows is not None
     added = sum(result.outcome == "sent" for result in each) if has_step else 0
-    account, asked = plan.account(state.layout), tuple(result.client for result in each)
+    account, asked = parts.account(state.layout), tuple(result.client for result in each)
     return RoundRecord(
         round=t,
         step=state.steps + has_step,
@@ -396,10 +400,10 @@ class Synchronous:
     """Synchronous rounds of a run: nothing is under way between them."""
 
     def next(
-        self, t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor
+        self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Runs round t; see `run_round`."""
-        return run_round(t, state, clients, plan, execute)
+        return run_round(t, state, clients, parts, execute)
 
     def dump(self) -> bytes:
         """Nothing to store between rounds."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from keyhole.arrays import Tree, keep_freed_memory
 from keyhole.errors import InputError, WorkerError
-from keyhole.rounds.clients import Clients, Job
+from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.rounds.threads import set_one_thread
 
 MAX_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
@@ -56,7 +56,7 @@ class Workers:
         """Process numbers of the workers."""
         return [process.pid for process in self._processes.values() if process.pid is not None]
 
-    def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Tree]:
         """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
 
         Args:
@@ -75,7 +75,9 @@ class Workers:
             raise
         return results
 
-    def _work(self, jobs: Sequence[Job], results: list[Tree], busy: dict[Connection, int]) -> None:
+    def _work(
+        self, jobs: Sequence[ClientJob], results: list[Tree], busy: dict[Connection, int]
+    ) -> None:
         waiting = deque(range(len(jobs)))
         attempts = [0] * len(jobs)
         while waiting or busy:
@@ -115,7 +117,7 @@ class Workers:
         waiting: deque[int],
         attempts: list[int],
         busy: dict[Connection, int],
-        jobs: Sequence[Job],
+        jobs: Sequence[ClientJob],
     ) -> None:
         index = waiting.popleft()
         attempts[index] += 1
@@ -123,7 +125,7 @@ class Workers:
         with suppress(OSError):  # of a dead worker: waiting for its answer finds that out
             connection.send(jobs[index])
 
-    def _replace(self, connection: Connection, job: Job, attempts: int) -> None:
+    def _replace(self, connection: Connection, job: ClientJob, attempts: int) -> None:
         process = self._processes.pop(connection)
         process.join()
         connection.close()

@@ -107,12 +107,12 @@ class Inbox(Protocol):
     """
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, plan: RunParts
+        self, t: int, asked: Sequence[int], layout: Layout, parts: RunParts
     ) -> Mapping[str, object]:
         """Gets ready for round t; returns what devices must know, for the settings of its manifest.
 
         Raises:
-            InputError: the plan cannot be carried out this way.
+            InputError: the run cannot be carried out this way.
         """
         ...
 
@@ -149,17 +149,17 @@ class SpoolInbox:
         self._round: tuple[int, Layout, RunParts]
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, plan: RunParts
+        self, t: int, asked: Sequence[int], layout: Layout, parts: RunParts
     ) -> Mapping[str, object]:
         """Devices need to know nothing more."""
-        about = about_of(plan.aggregate)
+        about = about_of(parts.aggregate)
         if not (about.is_in_clear and about.is_served):
             raise InputError(
-                "updates of devices arrive in the clear: got a plan with another sum, "
+                "updates of devices arrive in the clear: got a run with another sum, "
                 f"{about.name}; expected the plain sum; let devices send to two aggregators, or "
-                "leave the plan's aggregate as it is"
+                "leave the run's aggregation as it is"
             )
-        self._round = t, layout, plan
+        self._round = t, layout, parts
         return {}
 
     def begin(self, round_id: str, trailing: Sequence[str] = ()) -> None:
@@ -184,17 +184,17 @@ class SpoolInbox:
     def add_up(self, round_id: str, outcomes: Mapping[int, Outcome], coding: Coding) -> Gathered:
         """Reads the updates and adds them up as a run in process does: in the clear a block at a
         time, so that no more of them are held."""
-        t, layout, plan = self._round
+        t, layout, parts = self._round
         coming = (self.result(round_id, c, outcome, coding) for c, outcome in outcomes.items())
         results: list[ClientResult] = []
         blocks = None
-        if plan.is_in_clear:
+        if parts.is_in_clear:
             blocks = tuple(pair_up(_sum_in_blocks(coming, layout, results)))
         else:
             results.extend(coming)
         demand: Demand = {result.client: result.keys for result in results if result.keys}
         cost = Pregenerated(coding).cost(layout, demand)
-        return Gathered(results, cost, add_up(t, results, layout, plan, blocks))
+        return Gathered(results, cost, add_up(t, results, layout, parts, blocks))
 
     def result(self, round_id: str, client: int, outcome: Outcome, coding: Coding) -> ClientResult:
         """What a client brought, if it brought anything; "refused" if that cannot be added."""
@@ -236,15 +236,15 @@ def _sum_sent(results: Sequence[ClientResult], layout: Layout) -> BlockSum:
     return sum_block(layout, [result.update for result in sent], [result.keys for result in sent])
 
 
-def round_settings(t: int, plan: RunParts) -> dict[str, object]:
+def round_settings(t: int, parts: RunParts) -> dict[str, object]:
     """Returns the settings of round t, with which devices choose and train as clients in process
     do; `DeviceSettings` reads them."""
-    told = {"spec": dict(plan.for_devices)} if plan.for_devices else {}
+    told = {"spec": dict(parts.for_devices)} if parts.for_devices else {}
     return {
         "round": t,
-        "seed": plan.seed,
-        "trial": plan.trial,
-        "keys_per_client": dict(plan.keys_per_client),
-        "shared_keys": plan.shared_keys,
+        "seed": parts.seed,
+        "trial": parts.trial,
+        "keys_per_client": dict(parts.keys_per_client),
+        "shared_keys": parts.shared_keys,
         **told,
     }

@@ -24,7 +24,7 @@ from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
-from keyhole.rounds.asynchronous import Tally
+from keyhole.rounds.asynchronous import AsyncRound
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.machine import (
     Answered,
@@ -116,7 +116,7 @@ class _Round:
     t: int
     machine: StreamMachine
     stream: ClientStream
-    tally: Tally = field(default_factory=Tally)
+    async_round: AsyncRound = field(default_factory=AsyncRound)
     # who may begin with its slices: anyone who was at work at any moment of it. A device that
     # has just ended may have been told so before that was known
     cohort: dict[str, None] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Streamed:
     _again: list[int] = field(default_factory=list, repr=False)  # to be told once more
 
     def next(
-        self, t: int, state: ServerState, plan: RunParts
+        self, t: int, state: ServerState, parts: RunParts
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t and lets devices work until a step is due; see `Served.next`.
 
@@ -144,14 +144,14 @@ class Streamed:
         is nothing to publish.
         """
         machine = StreamMachine(self.buffering, state.steps, len(self._at_work))
-        this = _Round(t, machine, ClientStream(plan.cohorts, plan.seed, plan.trial, self._drawn))
-        settings = self.inbox.open(t, (), state.layout, plan)
+        this = _Round(t, machine, ClientStream(parts.cohorts, parts.seed, parts.trial, self._drawn))
+        settings = self.inbox.open(t, (), state.layout, parts)
         before = self.dump()
         try:
             if not self._again:  # else devices may be at work in this round already
                 self._look(this)
             if machine.closed is None:
-                self._work(this, state, {**round_settings(t, plan), **settings})
+                self._work(this, state, {**round_settings(t, parts), **settings})
         except BaseException:  # the round is made again: anyone who has ended must not be forgotten
             self.load(before)
             raise
@@ -159,8 +159,8 @@ class Streamed:
         why, steps = machine.closed, state.steps
         assert why is not None
         self._forget(steps + (why == "goal"))
-        self._add_costs(this.tally, state.layout)
-        return this.tally.close(t, steps, why, state.layout, self.buffering, plan.over)
+        self._add_costs(this.async_round, state.layout)
+        return this.async_round.close(t, steps, why, state.layout, self.buffering, parts.over)
 
     def dump(self) -> bytes:
         """Who is at work and on what, to be stored with a step; their updates are in files."""
@@ -209,7 +209,7 @@ class Streamed:
 
     def _begin(self, this: _Round) -> list[int]:
         """Draws as many clients as should be at work; returns whom to call."""
-        busy = this.tally.busy(self._at_work)
+        busy = this.async_round.busy(self._at_work)
         began = this.stream.take(this.machine.fill().clients, busy)
         self._at_work |= {client: _AtWork(client, this.t, this.t) for client in began}
         this.machine.handle(Started(len(began)))
@@ -277,11 +277,13 @@ class Streamed:
         del self._at_work[client]
         self._heard.pop(client, None)
         if end.outcome != "sent":
-            this.tally.end(nothing_of(client, end.outcome), this.machine.handle(Ended(0, False)))
+            this.async_round.end(
+                nothing_of(client, end.outcome), this.machine.handle(Ended(0, False))
+            )
             return
         result = self.inbox.result(end.round, client, "sent", self.served.coding)
         ended = Ended(self._versions[end.round].step, result.outcome == "sent")
-        this.tally.end(result, this.machine.handle(ended))
+        this.async_round.end(result, this.machine.handle(ended))
 
     def _hear(self, round_id: str, event: Event) -> None:
         """A device is said to be gone: the one at work, if it was called to that round."""
@@ -301,12 +303,12 @@ class Streamed:
                 return _End("sent", name)
         return self._heard.get(each.client, _End("lost_before") if now >= each.until else None)
 
-    def _add_costs(self, tally: Tally, layout: Layout) -> None:
+    def _add_costs(self, async_round: AsyncRound, layout: Layout) -> None:
         """What devices that ended had fetched, and what went wrong among them."""
-        demand: Demand = {result.client: result.keys for result in tally.ended if result.keys}
+        demand: Demand = {result.client: result.keys for result in async_round.ended if result.keys}
         cost = Pregenerated(self.served.coding).cost(layout, demand)
-        tally.costs.append(replace(cost, leaks=self.served.fetched.about.leaks))
-        tally.incidents += self.served.summons.incidents()
+        async_round.costs.append(replace(cost, leaks=self.served.fetched.about.leaks))
+        async_round.incidents += self.served.summons.incidents()
 
 
 @dataclass
@@ -335,25 +337,25 @@ class Served:
     _under_way: bytes = field(default=b"", repr=False)
 
     def next(
-        self, t: int, state: ServerState, clients: Clients, plan: RunParts, execute: Executor
+        self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t, waits for its devices, and adds up what they sent."""
-        if plan.buffering is not None:
-            return self._stream(t, plan.buffering).next(t, state, plan)
-        check_budget(t, state, plan)
-        asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
-        told = self.inbox.open(t, asked, state.layout, plan)
+        if parts.buffering is not None:
+            return self._stream(t, parts.buffering).next(t, state, parts)
+        check_budget(t, state, parts)
+        asked = sample_cohort(parts.cohorts, parts.seed, parts.trial, t)
+        told = self.inbox.open(t, asked, state.layout, parts)
         published = self.publisher.publish_state(
             state,
             number=t,
             coding=self.coding,
             cohort=[device_name(client) for client in asked],
             may_go_back=self.goes_on,
-            settings={**round_settings(t, plan), **told},
+            settings={**round_settings(t, parts), **told},
         )
         self.goes_on = False
         self.inbox.begin(published.id)
-        terms = terms_of(plan.cohorts, asked, self.seconds)
+        terms = terms_of(parts.cohorts, asked, self.seconds)
         self.summons.call(published.id, t, asked, self.seconds)
         machine = RoundMachine(terms, asked, self.clock())  # time to gather devices does not count
         try:
@@ -366,7 +368,7 @@ class Served:
         incidents = [*self.summons.incidents(), *gathered.incidents]
         cost = replace(gathered.cost, leaks=self.fetched.about.leaks)
         results = CohortResults(gathered.results, cost, machine.closed, incidents=incidents)
-        record = record_round(t, state, plan, results, gathered.summed)
+        record = record_round(t, state, parts, results, gathered.summed)
         return gathered.summed.rows, record
 
     def dump(self) -> bytes:

@@ -2,7 +2,7 @@
 
 Hidden from the trainer: every single update and its keys, as long as the two aggregators do not
 work together, nor one of them with enough devices of the cohort. Not hidden: who takes part, and
-the sum, with the noise of both aggregators where the plan promises privacy.
+the sum, with the noise of both aggregators where the run promises privacy.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _Round:
     """The round that is under way."""
 
     layout: Layout
-    plan: RunParts
+    parts: RunParts
     asked: tuple[int, ...]
     aggregation: SharedSum
     params: bytes
@@ -178,7 +178,7 @@ class _Look:
 class SumServices:
     """An inbox of two aggregators.
 
-    The plan's aggregation is a `SharedSum`: its rounding and its `min_clients` are those of the
+    The run's aggregation is a `SharedSum`: its rounding and its `min_clients` are those of the
     sums. What stands on the disks of the aggregators outlives this process: a run that goes on
     opens the same sums, and gets the same shares.
 
@@ -187,7 +187,7 @@ class SumServices:
         second: party 1, run by other people.
         salt: 16 bytes that a run keeps as long as it goes on, and that no other run has: a name of
             a sum is used once.
-        min_clients: below which no sum is released, where that is more than the plan's.
+        min_clients: below which no sum is released, where that is more than the run's.
         seconds: to wait for the aggregators once a round is closed, before giving up with an error;
             the round goes on when the run does.
         stop: once set, waiting ends with KeyboardInterrupt.
@@ -227,25 +227,25 @@ class SumServices:
             each.close()
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, plan: RunParts
+        self, t: int, asked: Sequence[int], layout: Layout, parts: RunParts
     ) -> Mapping[str, object]:
         """Makes the params of round t's sum, which devices are told."""
-        ready, norm = _ready(layout, plan)
-        if plan.privacy is not None and self._minimum > ready.about.min_clients:
+        ready, norm = _ready(layout, parts)
+        if parts.privacy is not None and self._minimum > ready.about.min_clients:
             raise _other_min(self._minimum, ready.about.min_clients)
         params, facts = prepare(
             ready,
             SumRound(
                 layout,
-                plan.keys_per_client,
-                self._name(t, plan),
+                parts.keys_per_client,
+                self._name(t, parts),
                 len(asked),
-                with_counts=plan.over == "choosers",
+                with_counts=parts.over == "choosers",
                 min_clients=self._minimum,
                 norm=norm,
             ),
         )
-        self._round = _Round(layout, plan, tuple(asked), ready, params, facts)
+        self._round = _Round(layout, parts, tuple(asked), ready, params, facts)
         self._look, self._was_away = _Look(), False
         return sum_settings(params)
 
@@ -280,7 +280,7 @@ class SumServices:
         """
         now = self._now()
         taken = [client for client, outcome in outcomes.items() if outcome == "sent"]
-        minimum = max(now.plan.cohorts.min_updates, now.facts.min_clients)
+        minimum = max(now.parts.cohorts.min_updates, now.facts.min_clients)
         added: frozenset[str] = frozenset()
         if len(taken) < minimum:  # the aggregators would refuse
             summed = withheld(len(taken), minimum, self._seen_by())
@@ -303,10 +303,10 @@ class SumServices:
         if failure is not None:
             return SumResult(None, {}, seen_by=self._seen_by(), error=str(failure)), frozenset()
         shares = [each.share(round_id, now.facts) for each in self._both]
-        plan = now.plan
-        divisor = shares[0].clients if plan.privacy is None else plan.cohorts.size
-        parts = combine(now.aggregation, now.params, shares)
-        rows = tuple(part.divided(plan.over, divisor) for part in parts)
+        of_run = now.parts
+        divisor = shares[0].clients if of_run.privacy is None else of_run.cohorts.size
+        sums = combine(now.aggregation, now.params, shares)
+        rows = tuple(part.divided(of_run.over, divisor) for part in sums)
         return SumResult(rows, {}, seen_by=self._seen_by()), frozenset(done[0].devices)
 
     def _finished(self, round_id: str) -> list[SumStatus]:
@@ -346,9 +346,9 @@ class SumServices:
         is_closed = any(each.phase != "open" for each in found)
         return _Look(self._clock(), one & other, is_closed)
 
-    def _name(self, t: int, plan: RunParts) -> bytes:
+    def _name(self, t: int, parts: RunParts) -> bytes:
         """Of the sum: 16 bytes."""
-        place = struct.pack("<3q", plan.seed, plan.trial, t)
+        place = struct.pack("<3q", parts.seed, parts.trial, t)
         return sha256(b"keyhole-sum" + self._salt + place).digest()[:16]
 
     def _now(self) -> _Round:
@@ -357,28 +357,28 @@ class SumServices:
 
     def _seen_by(self) -> dict[str, str]:
         now = self._now()
-        about = about_of(now.plan.aggregate)
+        about = about_of(now.parts.aggregate)
         trainer = Leak(updates="who takes part, and the sum of all updates")
         about = replace(about, leaks={**about.leaks, "trainer": trainer})
         return about.seen_by(with_counts=now.facts.with_counts)
 
 
-def _ready(layout: Layout, plan: RunParts) -> tuple[SharedSum, float]:
-    """How the plan's updates are added up, and how much one may measure."""
-    inner, privacy, about = plan.aggregate, plan.privacy, about_of(plan.aggregate)
+def _ready(layout: Layout, parts: RunParts) -> tuple[SharedSum, float]:
+    """How the run's updates are added up, and how much one may measure."""
+    inner, privacy, about = parts.aggregate, parts.privacy, about_of(parts.aggregate)
     is_private = privacy is None or (about.noise == "by_parties" and privacy.kind == "all-rows")
     if not about.is_shared or not is_private:
         names = ", ".join(aggregation_names(lambda each: each.is_shared))
         kind = "" if privacy is None else f", {privacy.kind} noise"
         raise InputError(
-            f"two aggregators cannot add up by this plan: got {about.name}{kind}; expected {names} "
+            f"two aggregators cannot add up for this run: got {about.name}{kind}; expected {names} "
             "or your own sum of shares, without privacy or with noise on all rows by both parties; "
             f"choose --aggregation {names} and --dp-kind all-rows"
         )
     if privacy is None:
         return check_shared(inner), inf
-    private = PrivateSum(inner, privacy, plan.cohorts)
-    private.check(layout, plan.keys_per_client, plan.over)
+    private = PrivateSum(inner, privacy, parts.cohorts)
+    private.check(layout, parts.keys_per_client, parts.over)
     return check_shared(private.ready_inner()), privacy.clip
 
 
@@ -386,7 +386,7 @@ def _other_min(minimum: int, planned: int) -> InputError:
     """That a sum is withheld tells something, which the account of a run has counted."""
     return InputError(
         f"another least number of clients than privacy was accounted for: got {minimum}; expected "
-        f"{planned}, as the plan's aggregation has it; leave it out, or make the plan with an "
+        f"{planned}, as the run's aggregation has it; leave it out, or make the run with an "
         "aggregation of that min_clients"
     )
 

@@ -9,13 +9,13 @@ import pytest
 import keyhole as kh
 from keyhole.engines.ray import parcels
 from keyhole.engines.ray.parcels import KeyBundle, packing_of
-from keyhole.rounds.clients import Job, Jobs
+from keyhole.rounds.clients import ClientJob, Jobs
 from tests.engines import wide
 from tests.rounds import toy
 
 
 def job(client, **leaves):
-    return Job.of(0, 0, 0, client, {"feature": toy.FEATURE.keys([client])}, leaves)
+    return ClientJob.of(0, 0, 0, client, {"feature": toy.FEATURE.keys([client])}, leaves)
 
 
 def as_bytes(jobs):

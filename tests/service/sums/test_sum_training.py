@@ -172,7 +172,7 @@ def test_a_round_without_a_secure_sum_is_not_sent_to_aggregators(both):
 )
 def test_plans_that_aggregators_cannot_carry_out_are_refused(changes):
     inbox = SumServices(*fake_lines(), salt=SALT)
-    with pytest.raises(InputError, match="cannot add up by this plan"):
+    with pytest.raises(InputError, match="cannot add up for this run"):
         inbox.open(0, range(5), LAYOUT, make_plan(**changes))
 
 

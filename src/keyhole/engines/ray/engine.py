@@ -30,7 +30,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment, own_dataset
 from keyhole.experiments.named import task_named
 from keyhole.primitives.layout import KeysBySpace, Layout
-from keyhole.rounds.clients import Clients, Job, choose_all
+from keyhole.rounds.clients import ClientJob, Clients, choose_all
 from keyhole.rounds.cores import keep_compiled
 from keyhole.rounds.round import add_up_jobs
 from keyhole.rounds.spec import RunParts, RunSpec
@@ -155,7 +155,7 @@ class RayEngine:
             keys for piece in self._call(steps, submit, "asked for keys") for keys in piece.unpack()
         ]
 
-    def __call__(self, clients: Clients, jobs: Sequence[Job]) -> list[Tree]:
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Tree]:
         """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
 
         Args:
@@ -171,7 +171,7 @@ class RayEngine:
         # Copies let go of the object store, and can be written to as updates made here can.
         return [tree.map_leaves(np.array, update) for piece in found for update in piece]
 
-    def add_up(self, clients: Clients, jobs: Sequence[Job], layout: Layout) -> list[BlockSum]:
+    def add_up(self, clients: Clients, jobs: Sequence[ClientJob], layout: Layout) -> list[BlockSum]:
         """Runs jobs and adds up their updates where they were made; implements `Engine.add_up`."""
         self._crew.await_ready()
         found = self._run(steps_of_sums(len(jobs), self._crew.nodes), jobs, layout)
@@ -182,7 +182,9 @@ class RayEngine:
         told, self._crew.incidents = self._crew.incidents, []
         return told
 
-    def _run(self, steps: list[Step], jobs: Sequence[Job], layout: Layout | None = None) -> Any:
+    def _run(
+        self, steps: list[Step], jobs: Sequence[ClientJob], layout: Layout | None = None
+    ) -> Any:
         """The results of steps that no other step needs, in order."""
         put, packing = self._ray.put, packing_of(jobs)
         shared = put((packing.common, layout))

@@ -22,7 +22,7 @@ from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.delivery.sources import Excerpt
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import KeysBySpace, RowSource, select_rows
-from keyhole.rounds.clients import Job, Jobs
+from keyhole.rounds.clients import ClientJob, Jobs
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ _SMALL = 4096  # bytes that are compared sooner than NumPy is called
 class Parcel(Protocol):
     """Some jobs on their way."""
 
-    def jobs(self, common: Any) -> Sequence[Job]:
+    def jobs(self, common: Any) -> Sequence[ClientJob]:
         """The jobs as they were, with what all parcels have in common."""
         ...
 
@@ -95,7 +95,7 @@ class Packing(Protocol):
         ...
 
 
-def packing_of(jobs: Sequence[Job]) -> Packing:
+def packing_of(jobs: Sequence[ClientJob]) -> Packing:
     """The packing that suits jobs."""
     if isinstance(jobs, Jobs) and jobs.source is not None:
         return _Rows(jobs, jobs.source)
@@ -141,7 +141,7 @@ class _RowParcel:
 class _Copies:
     """Sends sub-models, without leaves that are as in `common`."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[ClientJob]) -> None:
         self.common = _common_leaves(jobs)
         self._jobs = jobs
 
@@ -153,9 +153,9 @@ class _Copies:
 class _CopyParcel:
     """Jobs in which `_Common` stands for what is not there."""
 
-    stripped: list[Job]
+    stripped: list[ClientJob]
 
-    def jobs(self, common: Mapping[str, Array]) -> list[Job]:
+    def jobs(self, common: Mapping[str, Array]) -> list[ClientJob]:
         def fill(leaf: Any) -> Any:
             return common[leaf.path] if isinstance(leaf, _Common) else leaf
 
@@ -171,7 +171,7 @@ class _Common:
     path: str
 
 
-def _common_leaves(jobs: Sequence[Job]) -> dict[str, Array]:
+def _common_leaves(jobs: Sequence[ClientJob]) -> dict[str, Array]:
     """Returns path -> leaf of what the first two jobs have in common, byte for byte: most likely
     what everybody received, as `_strip` finds out."""
     if len(jobs) < 2:
@@ -184,7 +184,7 @@ def _common_leaves(jobs: Sequence[Job]) -> dict[str, Array]:
     }
 
 
-def _strip(jobs: Sequence[Job], common: Mapping[str, Array]) -> list[Job]:
+def _strip(jobs: Sequence[ClientJob], common: Mapping[str, Array]) -> list[ClientJob]:
     """Returns the jobs without the leaves that are as in `common`, byte for byte, and the others
     without gaps. Comparing reads memory; storing would write it, too."""
     known = {path: _Common(path) for path in common}
