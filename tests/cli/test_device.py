@@ -159,7 +159,7 @@ def test_a_device_says_once_that_it_waits_and_why_it_missed_a_round(capsys):
     wait = answer(200, b'{"wait": 4.26}')
     now = answer(200, OPEN)
     late = refusal(410, "TooLateError", "the round is over")
-    options = {"task": "so_tag", "data": None, "client": 0, "rounds": None}
+    options = {"task": "so_tag", "data": None, "client": 0, "rounds": None, "trust": ()}
     with (
         scripted(wait, now, wait, late, late, wait, refusal(401, "AccessError")) as script,
         Device(f"http://127.0.0.1:{script.port}", clock=Clock(sleep=lambda _: None)) as made,
