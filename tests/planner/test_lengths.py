@@ -8,7 +8,7 @@ from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
 from keyhole.delivery.enclave import evidence as enclave_params
-from keyhole.delivery.enclave import sealed
+from keyhole.delivery.enclave import messages as sealed
 from keyhole.delivery.enclave.evidence import NONCE_BYTES, Evidence
 from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database

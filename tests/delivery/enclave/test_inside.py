@@ -13,9 +13,14 @@ import pytest
 from keyhole.delivery.enclave import program as inside_module
 from keyhole.delivery.enclave.client import fresh_nonce
 from keyhole.delivery.enclave.evidence import params_of
-from keyhole.delivery.enclave.host import Channel, Kind
+from keyhole.delivery.enclave.messages import (
+    Channel,
+    Kind,
+    reply_bytes,
+    request_bytes,
+    seal_request,
+)
 from keyhole.delivery.enclave.program import Inside, serve
-from keyhole.delivery.enclave.sealed import reply_bytes, request_bytes, seal_request
 from keyhole.delivery.enclave.verifier import SimulatedAttester
 from keyhole.errors import (
     IntegrityError,

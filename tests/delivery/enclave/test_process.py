@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.host import Channel, EnclaveProcess, Kind
+from keyhole.delivery.enclave.client import EnclaveProcess, ask, fresh_nonce
+from keyhole.delivery.enclave.messages import Channel, Kind
 from keyhole.delivery.enclave.verifier import simulation_policy
 from keyhole.errors import InputError, ProtocolError, ServiceError
 from tests.delivery.enclave.tables import ROUND, table

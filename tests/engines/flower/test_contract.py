@@ -8,7 +8,7 @@ from keyhole.rounds.loop import start_run
 from keyhole.rounds.record import decode_records
 from tests.engines import crowd
 from tests.engines.flower.test_same_bytes import grid_of, rounds_of
-from tests.engines.test_contract import PLANS, ROUNDS, plan_named, train_alone
+from tests.engines.test_contract import FAST, PLANS, ROUNDS, plan_named, train_alone
 from tests.rounds import toy
 from tests.service.small_service import small_service
 
@@ -25,7 +25,14 @@ def participant_of(client, context):
     return PopulationClient(client, lambda _: crowd.make_clients()).participant()
 
 
-@pytest.mark.parametrize("name", [name for name in PLANS if answers(name)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name in PLANS
+        if answers(name)
+    ],
+)
 def test_flower_changes_no_byte_of_the_state(tmp_path, name):
     grid = grid_of(None, None, participant_of=participant_of)
     with small_service(tmp_path) as service:

@@ -19,6 +19,7 @@ from tests.engines import crowd
 from tests.rounds import toy
 
 JOBS = crowd.make_jobs()
+SLOW = pytest.mark.slow
 
 
 def train(execute=None, rounds=2, on_round=lambda record: None):
@@ -56,18 +57,17 @@ def test_a_ray_of_ones_own_is_not_to_be_reached_from_other_machines(own_ray):
     assert node["NodeManagerAddress"] == "127.0.0.1"
 
 
-def test_it_is_an_engine(engine):
-    assert isinstance(engine, Engine)
-
-
 def test_updates_are_those_of_one_process_and_can_be_written_to(engine):
+    assert isinstance(engine, Engine)
     clients = crowd.make_clients()
     for job, update in zip(JOBS, engine(clients, JOBS), strict=True):
         assert update["x"].tobytes() == job.run(clients)["x"].tobytes()
         assert update["x"].flags.writeable
 
 
-@pytest.mark.parametrize("count", [1, 30, 64, 65, 130, 260])
+@pytest.mark.parametrize(
+    "count", [1, 65, 260, *(pytest.param(n, marks=SLOW) for n in (30, 64, 130))]
+)
 def test_sums_are_those_of_one_process(engine, count):
     clients, jobs = crowd.make_clients(), JOBS[:count]
     blocks = (add_up_jobs(clients, jobs[at : at + 64], toy.LAYOUT) for at in range(0, count, 64))
@@ -110,7 +110,7 @@ def test_an_error_of_a_client_arrives_as_it_was(own_ray):
         assert len(engine.pids) == 2
 
 
-@pytest.mark.slow
+@SLOW
 def test_work_that_kills_every_worker_is_named_by_count(own_ray):
     with (
         RayEngine(crowd.make_deadly_clients, 1) as engine,
@@ -124,7 +124,7 @@ def test_a_population_that_cannot_be_built_says_why(own_ray):
         RayEngine(crowd.make_nobody, 2)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_worker_that_dies_in_a_job_loses_nothing(own_ray, alone, tmp_path):
     mark = tmp_path / "killed"
     with RayEngine(partial(crowd.make_suicidal_clients, mark), 2) as engine:
@@ -134,7 +134,7 @@ def test_a_worker_that_dies_in_a_job_loses_nothing(own_ray, alone, tmp_path):
     crowd.check_one_loss(records[0].incidents)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_worker_that_is_silent_counts_as_lost(own_ray, alone, tmp_path):
     with RayEngine(partial(crowd.make_sleepy_clients, tmp_path / "m"), 2, patience=15) as engine:
         model, records = in_time(lambda: train(engine), 120)
@@ -200,7 +200,7 @@ def test_a_port_that_answers_and_is_not_ray_is_named_in_time(answer, monkeypatch
         thread.join(60)
 
 
-@pytest.mark.slow
+@SLOW
 def test_workers_that_die_at_their_start_do_not_hide_behind_an_empty_crew(own_ray, tmp_path):
     """Both die once before they are ready: others take their place before a round begins."""
     with RayEngine(partial(crowd.make_clients_at_second_try, tmp_path), 2) as engine:

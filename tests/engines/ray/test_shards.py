@@ -36,6 +36,17 @@ def lazy(optimizer):
     return ServerState.lazy(LAYOUT, optimizer, {"table": Normal(0.5)}, seed=9)
 
 
+GRID = pytest.mark.parametrize(
+    ("make", "optimizer"),
+    [
+        pytest.param(dense, Adam(0.1), id="dense-adam"),
+        pytest.param(lazy, SGD(0.1), id="lazy-sgd"),
+        pytest.param(dense, SGD(0.1), id="dense-sgd", marks=pytest.mark.slow),
+        pytest.param(lazy, Adam(0.1), id="lazy-adam", marks=pytest.mark.slow),
+    ],
+)
+
+
 def step(state, seed):
     """A step on random rows, some of which no shard but the first has."""
     rng = np.random.default_rng(seed)
@@ -50,8 +61,7 @@ def step(state, seed):
     state.step(updates)
 
 
-@pytest.mark.parametrize("make", [dense, lazy])
-@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=lambda o: type(o).__name__)
+@GRID
 def test_a_sharded_state_has_the_bytes_of_one_in_one_process(three, make, optimizer):
     here, there = make(optimizer), three.hold(make(optimizer))
     assert sum(isinstance(table, ShardedTable) for table in there.tables) == 1, "the cut part"
@@ -94,8 +104,7 @@ def narrow(own_ray):
         yield shards
 
 
-@pytest.mark.parametrize("make", [dense, lazy])
-@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=lambda o: type(o).__name__)
+@GRID
 def test_a_snapshot_of_shards_has_the_bytes_of_one_process(narrow, make, optimizer, tmp_path):
     here, there = make(optimizer), make(optimizer)
     for seed in range(2):
@@ -119,7 +128,7 @@ def test_a_snapshot_of_shards_has_the_bytes_of_one_process(narrow, make, optimiz
     assert (tmp_path / "here 7").read_bytes() == (tmp_path / "there 7").read_bytes()
 
 
-@pytest.mark.parametrize("make", [dense, lazy])
+@pytest.mark.parametrize("make", [dense, pytest.param(lazy, marks=pytest.mark.slow)])
 def test_no_more_than_a_piece_passes_through_this_process(
     narrow, own_ray, make, tmp_path, monkeypatch
 ):

@@ -6,17 +6,26 @@ good. Not hidden: who asks, when, and the public maximum of keys. Under simulate
 is hidden from the host, who can look into the process: that must be allowed, and every record says
 so. Protocol, policy and verifier are real; isolation is neither provided nor tested here; Python in
 an enclave is not constant-time.
+
+The host starts the enclave program, hands it a table, and carries sealed messages to and fro. It
+sees the table, who asks and when, and ciphertext. It is not trusted with more, and need not be:
+whatever it changes, withholds or repeats is refused by the client or by the program.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
+import struct
+import subprocess
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +44,22 @@ from keyhole.delivery.base import (
     Retrieved,
     making_seconds,
 )
-from keyhole.delivery.enclave import sealed
-from keyhole.delivery.enclave.evidence import NONCE_BYTES, Claims, EnclaveParams, Evidence
-from keyhole.delivery.enclave.host import EnclaveProcess
-from keyhole.delivery.enclave.sealed import open_reply, seal_request
+from keyhole.delivery.enclave.evidence import (
+    NONCE_BYTES,
+    Claims,
+    EnclaveParams,
+    Evidence,
+    params_of,
+)
+from keyhole.delivery.enclave.messages import (
+    PIECE_BYTES,
+    Channel,
+    Kind,
+    open_reply,
+    reply_bytes,
+    request_bytes,
+    seal_request,
+)
 from keyhole.delivery.enclave.verifier import Policy, simulation_policy, verify
 from keyhole.delivery.exchange import (
     ByteTally,
@@ -49,7 +70,7 @@ from keyhole.delivery.exchange import (
     retrieve,
 )
 from keyhole.delivery.records import PLAIN, Coding, Demand
-from keyhole.errors import AttestationError, ServiceError
+from keyhole.errors import AttestationError, InputError, KeyholeError, ProtocolError, ServiceError
 from keyhole.pricing import Speeds, Workload
 
 if TYPE_CHECKING:
@@ -155,6 +176,176 @@ def ask(
     )
 
 
+_MODULE = "keyhole.delivery.enclave.program"
+_STOP_WITHIN = 10.0  # seconds that an idle program has to end by itself
+
+
+class EnclaveProcess:
+    """The enclave program as a process, for as long as the context lasts.
+
+    Threads may share it: commands are carried one after the other.
+
+    Args:
+        attester: what makes the evidence: "simulated" is all there is without hardware.
+        start_within: seconds until the program must have started.
+        answer_within: seconds that a command may take. A program that takes longer is ended.
+        watch: is shown every byte that passes between host and program, for audits.
+    """
+
+    def __init__(
+        self,
+        attester: Literal["simulated"],
+        *,
+        start_within: float = 60.0,
+        answer_within: float = 60.0,
+        watch: Callable[[bytes], None] | None = None,
+    ) -> None:
+        if attester != "simulated":
+            raise InputError(
+                f"an unknown attester: got {attester!r}; expected 'simulated'; name the attester; "
+                "hardware needs one of its own"
+            )
+        self._lock = threading.Lock()
+        self._answer_within = answer_within
+        self._params: EnclaveParams | None = None
+        near, far = socket.socketpair()
+        with far:
+            self._channel = Channel(near, watch)
+            # A session of its own: Ctrl-C is for the host, which then ends the program.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, "--attester", attester],
+                stdin=far.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        with self._lock:
+            self._exchange(Kind.READY, None, start_within)
+
+    def __enter__(self) -> EnclaveProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def params(self) -> EnclaveParams:
+        """Of the table that is loaded, for clients."""
+        if self._params is None:
+            raise InputError(
+                "an enclave without a table: got none; expected one; call load() first"
+            )
+        return self._params
+
+    def load(self, round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveParams:
+        """Hands the program a table in place of any other. Evidence of another is worthless then.
+
+        Args:
+            round: 16 bytes that name the round, see `name_of_round`.
+            records: (K, record_bytes).
+
+        Returns:
+            The params that clients need.
+        """
+        params = params_of(round, records, max_keys)
+        rows_at_once = max(1, PIECE_BYTES // params.record_bytes)
+        with self._lock:
+            self._params = None
+            self._command(Kind.LOAD, params.encode())
+            for start in range(0, params.num_keys, rows_at_once):
+                piece = np.ascontiguousarray(records[start : start + rows_at_once])
+                self._command(Kind.ROWS, piece.data.cast("B"))
+            self._params = params
+        return params
+
+    def evidence(self, nonce: bytes) -> Evidence:
+        """Fetches evidence for the client that drew a nonce."""
+        with self._lock:
+            return Evidence.decode(self._command(Kind.EVIDENCE, nonce))
+
+    def answer(self, sealed: bytes) -> bytes:
+        """Carries a sealed request to the program and its sealed reply back."""
+        with self._lock:
+            return bytes(self._command(Kind.ANSWER, sealed))
+
+    def rows_read(self) -> int:
+        """How many rows the program has read since its start, over all keys and padding."""
+        with self._lock:
+            (count,) = struct.unpack("<Q", self._command(Kind.ROWS_READ, b""))
+        return int(count)
+
+    def close(self) -> None:
+        """Ends the program: it is asked, then made to. Nothing is left of it."""
+        with self._lock:
+            if self._process.returncode is None:
+                try:
+                    self._channel.send(Kind.STOP, within=_STOP_WITHIN)
+                    self._process.wait(_STOP_WITHIN)
+                except (OSError, subprocess.TimeoutExpired):
+                    pass  # it is ended below
+            self._end()
+
+    def _command(self, kind: Kind, body: bytes | memoryview) -> bytearray:
+        """Sends a command and returns the body of its answer."""
+        if self._process.returncode is not None:
+            raise self._gone()
+        return self._exchange(kind, body, self._answer_within)
+
+    def _exchange(self, wanted: Kind, body: bytes | memoryview | None, within: float) -> bytearray:
+        """Sends a frame, if there is one to send, and returns the body of the one that follows."""
+        try:
+            if body is not None:
+                self._channel.send(wanted, body, within)
+            kind, answer = self._channel.receive(within)
+        except (OSError, EOFError, KeyholeError) as error:
+            raise self._lost(error, within) from error
+        except BaseException:
+            self._end()  # interrupted amid a frame: the next answer would be that of this command
+            raise
+        if kind == Kind.REFUSED:
+            raise ProtocolError(
+                "the enclave refuses a message: got a refusal, which does not tell why; expected "
+                "a fresh message under the params of its table; fetch params and evidence anew, "
+                "and ask once with each nonce"
+            )
+        if kind != wanted:
+            raise self._lost(None, within)
+        return answer
+
+    def _lost(self, error: Exception | None, within: float) -> ServiceError:
+        """The error of a program that hangs or has ended; nothing is left of it."""
+        if isinstance(error, TimeoutError):
+            self._end()
+            return ServiceError(
+                f"the enclave program hangs: got no answer within {within} s; expected an answer; "
+                "start it anew, or give it more time with answer_within"
+            )
+        self._end()
+        return self._gone()
+
+    def _end(self) -> None:
+        self._channel.close()
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.wait()
+        self._params = None
+
+    def _gone(self) -> ServiceError:
+        return ServiceError(
+            f"the enclave program has ended: got exit code {self._process.returncode}; expected a "
+            "program that runs; start a new EnclaveProcess and load the table"
+        )
+
+
 _LOG = logging.getLogger("keyhole.delivery")  # a warning shows on stderr unless told otherwise
 
 # Of a genuine TDX quote and the certificates that go with it; those of other makes differ little.
@@ -238,8 +429,8 @@ class Enclave:
         scanned = load.cohort * load.keys_per_client * load.table_bytes
         return Price(
             _ABOUT,
-            len(evidence.encode()) + sealed.reply_bytes(params) + load.broadcast_bytes,
-            NONCE_BYTES + sealed.request_bytes(params),
+            len(evidence.encode()) + reply_bytes(params) + load.broadcast_bytes,
+            NONCE_BYTES + request_bytes(params),
             {_HOST: scanned / speeds.enclave_scan},
             speeds.quote_seconds + speeds.seal_seconds + load.asked_bytes / speeds.aes,
             load.table_bytes,

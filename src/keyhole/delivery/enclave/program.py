@@ -43,8 +43,7 @@ from keyhole.delivery.enclave.evidence import (
     report_data_of,
     start_digest,
 )
-from keyhole.delivery.enclave.host import Channel, Kind
-from keyhole.delivery.enclave.sealed import nonce_of, open_request, seal_reply
+from keyhole.delivery.enclave.messages import Channel, Kind, nonce_of, open_request, seal_reply
 from keyhole.delivery.enclave.verifier import SimulatedAttester, simulated_measurement
 from keyhole.errors import (
     IntegrityError,

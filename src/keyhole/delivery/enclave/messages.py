@@ -1,4 +1,4 @@
-"""Sealed requests and replies: what the host carries and cannot read.
+"""Writes what passes between clients, host and enclave program: sealed messages, and frames.
 
 A request is a head, HPKE's `enc`, and m keys sealed to the enclave's public key; the head is bound
 to it both as HPKE's info and as associated data. The reply is sealed under a key that both sides
@@ -7,11 +7,17 @@ does (RFC 9458, section 4.4).
 
 Hidden from the host: the keys, how many of them are padding, and the records, if HPKE holds and the
 private key stays inside. Not hidden: who asks, when, and the params.
+
+Between host and program all travels in frames, on a pair of sockets.
 """
 
 from __future__ import annotations
 
+import socket
 import struct
+import time
+from collections.abc import Callable
+from enum import IntEnum
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -159,3 +165,77 @@ def _malformed(kind: _Kind, got: str, allowed: str) -> MalformedError:
         f"a sealed {kind} cannot be read: got {got}; expected {allowed}; send it as docs/wire.md "
         "describes it, under the params of the table"
     )
+
+
+_FRAME = struct.Struct("<II")
+
+PIECE_BYTES = 1 << 20
+"""Of rows that travel in one frame; a single longer row travels alone."""
+
+MAX_BYTES = 1 << 31
+"""Of any frame. More cannot be a frame, and what follows it could not be found."""
+
+
+class Kind(IntEnum):
+    """What a frame is. An answer has the kind of its command."""
+
+    LOAD = 1
+    ROWS = 2
+    EVIDENCE = 3
+    ANSWER = 4
+    STOP = 5
+    ROWS_READ = 6
+    READY = 7
+    REFUSED = 255
+
+
+class Channel:
+    """One end of a pair of sockets, on which frames travel.
+
+    Args:
+        watch: is shown every piece of bytes that passes, in either direction.
+    """
+
+    def __init__(self, end: socket.socket, watch: Callable[[bytes], None] | None = None) -> None:
+        self._end, self._watch = end, watch
+
+    def send(self, kind: int, body: bytes | memoryview = b"", within: float | None = None) -> None:
+        """Sends a frame."""
+        head = _FRAME.pack(kind, len(body))
+        self._end.settimeout(within)
+        # Nothing is not sent: anyone who has the head of STOP may be gone by then.
+        for piece in (head, body) if body else (head,):
+            self._end.sendall(piece)
+            self._show(piece)
+
+    def receive(self, within: float | None = None) -> tuple[int, bytearray]:
+        """Returns the next frame."""
+        deadline = None if within is None else time.monotonic() + within
+        kind, length = _FRAME.unpack(self._receive(_FRAME.size, deadline))
+        if length > MAX_BYTES:
+            raise MalformedError(
+                f"a frame that is too long: got {length} bytes; expected {MAX_BYTES} bytes; send "
+                "rows in pieces, and requests of the length that the params demand"
+            )
+        return kind, self._receive(length, deadline)
+
+    def close(self) -> None:
+        """Closes this end; the other one sees it."""
+        self._end.close()
+
+    def _receive(self, length: int, deadline: float | None) -> bytearray:
+        whole = bytearray(length)
+        left = memoryview(whole)
+        while left:
+            if deadline is not None:
+                self._end.settimeout(max(1e-3, deadline - time.monotonic()))
+            count = self._end.recv_into(left)
+            if not count:
+                raise EOFError
+            left = left[count:]
+        self._show(whole)
+        return whole
+
+    def _show(self, piece: bytes | bytearray | memoryview) -> None:
+        if self._watch and piece:
+            self._watch(bytes(piece))
