@@ -102,10 +102,8 @@ def flower_command(name: str) -> str:
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise InputError(
-            "Flower is not installed",
-            got=f"no {name}",
-            allowed="the extra 'flower'",
-            fix="pip install 'keyhole[flower]'",
+            f"Flower is not installed: got no {name}; expected the extra 'flower'; "
+            "pip install 'keyhole[flower]'"
         )
     return str(path)
 
@@ -192,10 +190,9 @@ class Children:
         while not is_ready():
             if not self.is_alive(name) or time.monotonic() > until:
                 raise ServiceError(
-                    f"{name} did not start",
-                    got=last_line(self.log_of(name)),
-                    allowed=f"ready within {seconds:g} seconds",
-                    fix=f"see {self.log_of(name)}",
+                    f"{name} did not start: got {last_line(self.log_of(name))}; "
+                    f"expected ready within {seconds:g} seconds; see "
+                    f"{self.log_of(name)}"
                 )
             time.sleep(0.1)
 

@@ -109,11 +109,7 @@ class KeyholeError(Exception):
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
-    def __init__(
-        self, message: str, *, got: object = None, allowed: object = None, fix: str | None = None
-    ) -> None:
-        if fix is not None:
-            message = f"{message}: got {got}; expected {allowed}; {fix}"
+    def __init__(self, message: str) -> None:
         super().__init__(message)
         facts = _FACTS.fullmatch(message)
         if facts is None:

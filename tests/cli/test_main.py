@@ -169,7 +169,7 @@ def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
 def test_an_error_of_the_library_is_one_line_and_its_exit_code(kind, monkeypatch, capsys):
     @click.command()
     def broken():
-        raise kind("it broke", got=3, allowed="2", fix="mend it")
+        raise kind("it broke: got 3; expected 2; mend it")
 
     monkeypatch.setitem(cli.keyhole.commands, "broken", broken)
     with pytest.raises(SystemExit) as ended:

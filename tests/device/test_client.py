@@ -221,7 +221,7 @@ def test_a_long_body_may_be_cut_more_often_than_there_are_attempts():
 
 def is_good(body):
     if body != b"good":
-        raise DamageError("damaged", got="x", allowed="y", fix="z")
+        raise DamageError("damaged: got x; expected y; z")
 
 
 def test_a_damaged_body_is_fetched_anew_and_in_the_end_told():

@@ -81,7 +81,7 @@ def test_a_device_that_may_no_longer_send_has_missed_the_round(service, device, 
     service.publish()
 
     def send(*_):
-        raise error("no longer", got=1, allowed=2, fix="check in")
+        raise error("no longer: got 1; expected 2; check in")
 
     with pytest.raises(
         TooLateError, match="takes no update of this device any more: got no longer"
@@ -135,7 +135,7 @@ class Lagging:
     def __call__(self, device, round, keys):
         if self.left:
             self.left -= 1
-            raise StaleError("servers differ", got=self.left, allowed="one round", fix="wait")
+            raise StaleError(f"servers differ: got {self.left}; expected one round; wait")
         self.left = self.misses
         return device.fetch(round, keys)
 

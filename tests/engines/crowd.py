@@ -105,10 +105,10 @@ def make_deadly_clients():
 
 def make_failing_clients():
     def fail(submodel, examples, rng):
-        raise InputError("it broke", got=1, allowed="0", fix="mend it")
+        raise InputError("it broke: got 1; expected 0; mend it")
 
     return make_clients(fail)
 
 
 def make_nobody():
-    raise InputError("there are no clients", got=0, allowed="some", fix="find them")
+    raise InputError("there are no clients: got 0; expected some; find them")

@@ -155,7 +155,7 @@ def test_no_jobs_have_no_updates():
 
 def test_the_error_of_a_client_is_raised():
     def train(slices, data, rng):
-        raise InputError("broken", got=1, allowed=2, fix="mend it")
+        raise InputError("broken: got 1; expected 2; mend it")
 
     with pytest.raises(InputError, match="broken"):
         Cores(2)(clients(train), jobs(1))

@@ -60,7 +60,7 @@ def make_deadly_clients():
 
 def make_failing_clients():
     def train(submodel, examples, rng):
-        raise InputError("it broke", got=1, allowed="0", fix="mend it")
+        raise InputError("it broke: got 1; expected 0; mend it")
 
     return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train, toy.localize)
 

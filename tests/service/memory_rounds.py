@@ -43,7 +43,7 @@ class MemoryTable:
 
     def _part(self, whole, place):
         if not 0 <= place < len(self.info.segments):
-            raise NotFoundError("no such segment", got="none", allowed="those there", fix="look")
+            raise NotFoundError("no such segment: got none; expected those there; look")
         found = self.info.segments[place]
         part = np.ascontiguousarray(whole[found.first : found.first + found.count])
         part.flags.writeable = False
@@ -65,9 +65,9 @@ class MemoryRounds:
     @contextmanager
     def hold(self, round_id):
         if round_id in self.removed:
-            raise TooLateError("removed", got="an old round", allowed="newer", fix="check in")
+            raise TooLateError("removed: got an old round; expected newer; check in")
         if round_id not in self.rounds:
-            raise NotFoundError("no such round", got="none", allowed="those there", fix="look")
+            raise NotFoundError("no such round: got none; expected those there; look")
         self.held += 1
         try:
             yield self.rounds[round_id]

@@ -378,11 +378,11 @@ def served_by_queries(delivery: Delivery) -> QueryDelivery:
     needed = ("open", "client", "read_params", "lengths", "held_bytes")
     missing = [name for name in needed if not callable(getattr(delivery, name, None))]
     if delivery.about.route != "queries" or missing:
+        got = f"no {', '.join(missing)}" if missing else f"the route {delivery.about.route!r}"
         raise InputError(
-            f"{delivery.about.name} is not delivered by private queries",
-            got=f"no {', '.join(missing)}" if missing else f"the route {delivery.about.route!r}",
-            allowed='the route "queries" and the methods of QueryDelivery',
-            fix="choose another delivery, or see docs/own-delivery.md",
+            f"{delivery.about.name} is not delivered by private queries: got {got}; "
+            'expected the route "queries" and the methods of QueryDelivery; choose '
+            "another delivery, or see docs/own-delivery.md"
         )
     return cast("QueryDelivery", delivery)
 

@@ -345,11 +345,11 @@ class KnownRound:
         """A segment of a table."""
         info = self.manifest.tables[table]
         if not 0 <= place < len(info.segments):
+            allowed = f"0..{len(info.segments) - 1}" if info.segments else "none"
             raise NotFoundError(
-                f"table {info.name!r} of round {self.id} has no such segment",
-                got=place,
-                allowed=f"0..{len(info.segments) - 1}" if info.segments else "none",
-                fix="name one of them, or ask for slices with fetch_slices",
+                f"table {info.name!r} of round {self.id} has no such segment: got "
+                f"{place}; expected {allowed}; name one of them, or ask for slices "
+                "with fetch_slices"
             )
         return info.segments[place]
 

@@ -382,11 +382,11 @@ def _joined(second: Device, round_id: str) -> Assignment | str:
         return round_id
     told = second.check_in()
     if isinstance(told, Wait) or told.round != round_id:
+        got = "another round, or none" if isinstance(told, Wait) else f"round {told.number}"
         raise StaleError(
-            "the second service does not let this device take part in the round",
-            got="another round, or none" if isinstance(told, Wait) else f"round {told.number}",
-            allowed=f"round {round_id}",
-            fix="wait until it has the round, and check the token for it",
+            "the second service does not let this device take part in the round: got "
+            f"{got}; expected round {round_id}; wait until it has the round, and "
+            "check the token for it"
         )
     return told
 

@@ -98,13 +98,15 @@ def fetch_by(
     """
     about = delivery.about
     if about.route is None or others.keys() != set(about.connects_to):
-        raise InputError(
-            f"a device cannot fetch by {about.name} so",
-            got=f"connections to {', '.join(others) or 'no other party'}",
-            allowed=f"connections to {', '.join(about.connects_to) or 'no other party'}"
+        got = f"connections to {', '.join(others) or 'no other party'}"
+        allowed = (
+            f"connections to {', '.join(about.connects_to) or 'no other party'}"
             if about.route
-            else "a delivery that is served",
-            fix="name the parties of the delivery, or choose another",
+            else "a delivery that is served"
+        )
+        raise InputError(
+            f"a device cannot fetch by {about.name} so: got {got}; expected "
+            f"{allowed}; name the parties of the delivery, or choose another"
         )
     parties = tuple(others[name] for name in about.connects_to)
     if about.route == "queries":

@@ -403,11 +403,9 @@ class UpdateRoutes:
     def _takes_none(self) -> NotFoundError:
         other = "send it to the service that coordinates the round"
         has_keys = self.guards.access.keyring is not None
+        fix = other if has_keys else f"{other}; if this is to be it, serve with --token-key"
         return NotFoundError(
-            "this service takes no updates",
-            got="an update or check-in",
-            allowed="reads",
-            fix=other if has_keys else f"{other}; if this is to be it, serve with --token-key",
+            f"this service takes no updates: got an update or check-in; expected reads; {fix}"
         )
 
 

@@ -314,11 +314,10 @@ class Publisher:
 def _describe(sources: Sequence[SliceSource], layout: Layout | None) -> list[TableInfo]:
     parts = len(sources) if layout is None else len(layout.parts)
     if len(sources) != parts or not sources:
+        allowed = f"one for each of {parts} parts" if parts else "one or more"
         raise InputError(
-            "sources do not fit the layout",
-            got=f"{len(sources)} sources",
-            allowed=f"one for each of {parts} parts" if parts else "one or more",
-            fix="make them with sources_of",
+            f"sources do not fit the layout: got {len(sources)} sources; expected "
+            f"{allowed}; make them with sources_of"
         )
     return [table_info(source.records, layout, place) for place, source in enumerate(sources)]
 

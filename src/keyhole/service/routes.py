@@ -225,7 +225,7 @@ def error_response(
 ) -> Response:
     """Returns the answer to a refused request: the error's four facts, none of which holds a key.
 
-    >>> error_response(KeyholeError("it is late", got="9", allowed="8", fix="wait")).body
+    >>> error_response(KeyholeError("it is late: got 9; expected 8; wait")).body
     b'{"error":{"status":500,"kind":"KeyholeError","wrong":"it is late",...
     """
     facts = {
@@ -262,12 +262,11 @@ def file_response(
     part = None if request.method == "HEAD" else _range_of(request, quoted, length)
     start, stop = part or (0, length)
     if start >= stop and part is not None:
+        allowed = f"0..{length - 1}" if length else "none"
         return error_response(
             RangeError(
-                "the range begins behind the end",
-                got="another range",
-                allowed=f"0..{length - 1}" if length else "none",
-                fix="ask for less",
+                f"the range begins behind the end: got another range; expected {allowed}; "
+                "ask for less"
             ),
             None,
             (b"content-range", b"bytes */%d" % length),

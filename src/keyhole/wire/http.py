@@ -93,8 +93,9 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     # Only refusals are taken over as they are: that the service has failed is no error of ours.
     if kind is None or not issubclass(kind, InputError):
         kind = ServiceError
-    got, allowed, fix = (_words(text) for text in (facts.got, facts.allowed, facts.fix))
-    refusal: KeyholeError = kind(_words(facts.wrong), got=got, allowed=allowed, fix=fix)
+    said = (facts.wrong, facts.got, facts.allowed, facts.fix)
+    wrong, got, allowed, fix = (_words(text) for text in said)
+    refusal: KeyholeError = kind(f"{wrong}: got {got}; expected {allowed}; {fix}")
     return refusal
 
 
@@ -308,10 +309,10 @@ class HttpClient:
         if length > (limit if is_good else MAX_ERROR_BYTES):
             connection.close()
             raise ServiceError(
-                "the answer is longer than it can be",
-                got=f"{length} bytes with status {response.status}",
-                allowed=f"{(limit if response.status in _GOOD else MAX_ERROR_BYTES)} bytes",
-                fix="check the URL and what stands between the device and the service",
+                f"the answer is longer than it can be: got {length} bytes with status "
+                f"{response.status}; expected "
+                f"{limit if response.status in _GOOD else MAX_ERROR_BYTES} bytes; "
+                "check the URL and what stands between the device and the service"
             )
         buffer = (
             fresh_buffer(length)

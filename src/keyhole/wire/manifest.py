@@ -186,11 +186,11 @@ def decode_manifest(data: bytes) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
         _check(manifest)
     except _REFUSED as error:
+        got = error.wrong if isinstance(error, KeyholeError) else str(error)
         raise InputError(
-            "not the manifest of a round",
-            got=error.wrong if isinstance(error, KeyholeError) else str(error),
-            allowed=f"JSON of version {VERSION}, see docs/wire.md",
-            fix="fetch it again; it may come from another version of keyhole",
+            f"not the manifest of a round: got {got}; expected JSON of version "
+            f"{VERSION}, see docs/wire.md; fetch it again; it may come from another "
+            "version of keyhole"
         ) from error
     return manifest
 

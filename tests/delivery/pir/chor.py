@@ -137,10 +137,8 @@ def _read_sets(body: memoryview, params: PirParams) -> NDArray[np.uint8]:
     sets = np.frombuffer(body[_NONCE_BYTES:], np.uint8).reshape(params.max_keys, _set_bytes(params))
     if (sets[:, -1] & ~_last_byte(params)).any():
         raise MalformedError(
-            "sets of rows cannot be read",
-            got="spare bits that are set",
-            allowed="zeros",
-            fix="send them as docs/wire.md describes them",
+            "sets of rows cannot be read: got spare bits that are set; expected "
+            "zeros; send them as docs/wire.md describes them"
         )
     return sets
 

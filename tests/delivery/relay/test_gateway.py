@@ -60,7 +60,7 @@ def test_answers_are_padded_to_the_length_that_the_handler_names():
 
 def test_what_a_handler_refuses_is_told_to_the_client_alone():
     def refuse(_):
-        raise NotFoundError("no such thing", got="x", allowed="y", fix="z")
+        raise NotFoundError("no such thing: got x; expected y; z")
 
     response, length = ask(gateway(refuse), encode_request(GOOD))
     assert response.status == 404
@@ -76,7 +76,8 @@ def test_what_a_handler_refuses_is_told_to_the_client_alone():
 
 
 def test_a_refusal_that_does_not_fit_keeps_its_status():
-    error = NotFoundError("no such thing", got="x" * 600, allowed="y", fix="z")
+    got = "x" * 600
+    error = NotFoundError(f"no such thing: got {got}; expected y; z")
     response, length = ask(gateway(lambda _: refusal(error, 10)), encode_request(GOOD))
     assert (response.status, response.content) == (404, b"")
     assert length == 10 + response_overhead(KEY.config.suite)

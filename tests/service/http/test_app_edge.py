@@ -123,7 +123,7 @@ def test_nothing_is_logged_about_what_was_asked(taking, caplog):
 def test_every_kind_of_error_has_one_shape():
     shown = {}
     for name in errors.__all__:
-        error = getattr(errors, name)("what is wrong", got="got", allowed="GET, POST", fix="fix")
+        error = getattr(errors, name)("what is wrong: got got; expected GET, POST; fix")
         response = error_response(error, 1.2 if error.http_status in (429, 503) else None)
         headers = [f"{key.decode()}: {value.decode()}" for key, value in response.headers]
         shown[name] = {"headers": headers, "body": json.loads(response.body)}

@@ -41,7 +41,7 @@ def make(metrics):
     if mode.read_text() == "hang":
         time.sleep(600)
     if mode.read_text() == "fail":
-        raise StorageError("no model", got="none", allowed="one", fix="make one")
+        raise StorageError("no model: got none; expected one; make one")
     if mode.read_text() == "crash":
         raise ZeroDivisionError
     rounds = MemoryRounds()

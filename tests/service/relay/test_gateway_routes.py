@@ -185,7 +185,7 @@ def test_a_table_that_cannot_be_read_is_an_answer_of_the_usual_length():
     table = service.round.tables[WORD_TABLE]
 
     async def fail(keys):
-        raise StorageError("damaged", got="x", allowed="y", fix="z")
+        raise StorageError("damaged: got x; expected y; z")
 
     table.fetch = fail
     (response,), lengths = ask(service, path_of(service, 5))

@@ -85,7 +85,7 @@ def test_a_failure_reaches_every_client_and_the_next_mix_starts_anew():
     async def forward(sealed):
         calls.append(len(sealed))
         if len(calls) == 1:
-            raise ServiceError("away", got="x", allowed="y", fix="z")
+            raise ServiceError("away: got x; expected y; z")
         return sealed
 
     answers, _ = run(Mix(LONG, 2), *[requests_of(c, 1) for c in range(4)], forward=forward)

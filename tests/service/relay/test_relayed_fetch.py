@@ -149,7 +149,7 @@ def test_a_gateway_that_comes_back_is_asked_anew(both):
     async def fail_once(sealed):
         calls.append(len(sealed))
         if len(calls) == 1:
-            raise ServiceError("away", got="x", allowed="y", fix="z")
+            raise ServiceError("away: got x; expected y; z")
         return await forward(sealed)
 
     line.forward = fail_once
@@ -202,7 +202,7 @@ def test_a_round_that_is_gone_is_too_late(both):
     hold = both.service.rounds.hold
 
     def removed(round_id):
-        raise TooLateError("removed", got="an old round", allowed="newer", fix="check in")
+        raise TooLateError("removed: got an old round; expected newer; check in")
 
     device.known(both.round)
     both.service.rounds.hold = removed

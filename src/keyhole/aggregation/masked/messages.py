@@ -48,10 +48,8 @@ def out_of_turn(steps: Sequence[str], step: str, current: str) -> ReplayError | 
     """A step before or after its turn: one that is over is a replay."""
     kind = ReplayError if steps.index(step) < steps.index(current) else StaleError
     return kind(
-        "a step of a secure sum out of its turn",
-        got=f"{step} during {current}",
-        allowed="every step once, in order",
-        fix="take part in a new round",
+        f"a step of a secure sum out of its turn: got {step} during {current}; "
+        "expected every step once, in order; take part in a new round"
     )
 
 

@@ -186,10 +186,10 @@ def _check(count: int, degree: int) -> None:
     is_circle = 2 <= degree < count and degree % 2 == 0
     if count < 2 or not (is_circle or degree == count - 1):
         raise InputError(
-            "a graph of neighbours that does not exist",
-            got=f"{count} clients with {degree} neighbours each",
-            allowed="2 clients or more; an even number of neighbours, or all the others",
-            fix="take one neighbour more, or leave the degree out",
+            f"a graph of neighbours that does not exist: got {count} clients with "
+            f"{degree} neighbours each; expected 2 clients or more; an even number of "
+            "neighbours, or all the others; take one neighbour more, or leave the "
+            "degree out"
         )
 
 
@@ -323,10 +323,9 @@ def _unpack(data: bytes) -> SecAggParams:
 
 def _bad(got: str) -> InputError:
     return InputError(
-        "settings of a secure sum that make no sense",
-        got=got,
-        allowed=f"names of 16 bytes; 16 or 32 bits; 2..{_MAX_CLIENTS} clients; 1..2^32 entries; "
-        "all others as neighbours, or so few that there are 2^24 in all; "
-        "thresholds from 2 to the size of a group, with signatures above half of everyone",
-        fix="leave threshold and degree to their defaults",
+        f"settings of a secure sum that make no sense: got {got}; expected names of "
+        f"16 bytes; 16 or 32 bits; 2..{_MAX_CLIENTS} clients; 1..2^32 entries; all "
+        "others as neighbours, or so few that there are 2^24 in all; thresholds from "
+        "2 to the size of a group, with signatures above half of everyone; leave "
+        "threshold and degree to their defaults"
     )

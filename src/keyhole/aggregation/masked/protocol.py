@@ -162,11 +162,11 @@ def _check(
     """Refuses places and stages that there are not, and vectors that do not fit."""
     named = vectors.keys() | lost.keys() | late
     if not named <= set(range(settings.cohort)) or not set(lost.values()) <= set(_STAGES):
+        allowed = f"places 0..{settings.cohort - 1}; stages {', '.join(_STAGES)}"
         raise InputError(
-            "places or stages that a secure sum does not have",
-            got=f"{len(named)} places, {len(set(lost.values()) - set(_STAGES))} unknown stages",
-            allowed=f"places 0..{settings.cohort - 1}; stages {', '.join(_STAGES)}",
-            fix="number the clients of the cohort from 0 on",
+            f"places or stages that a secure sum does not have: got {len(named)} "
+            f"places, {len(set(lost.values()) - set(_STAGES))} unknown stages; "
+            f"expected {allowed}; number the clients of the cohort from 0 on"
         )
     for vector in vectors.values():
         check_vector(settings, vector)

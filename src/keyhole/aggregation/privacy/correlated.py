@@ -64,12 +64,10 @@ class Strategy:
             is_sound = False
         if not is_sound:
             raise InputError(
-                "the noise strategy is invalid",
-                got=f"{self.rounds} rounds, separation {self.separation}, {self.kind!r} with "
-                f"{self.bands} bands",
-                allowed="separation and bands of 1 to rounds; 'full' with none, 'banded' or "
-                "'banded-inverse'",
-                fix="check rounds, separation, kind and bands",
+                f"the noise strategy is invalid: got {self.rounds} rounds, separation "
+                f"{self.separation}, {self.kind!r} with {self.bands} bands; expected "
+                "separation and bands of 1 to rounds; 'full' with none, 'banded' or "
+                "'banded-inverse'; check rounds, separation, kind and bands"
             )
 
     @property

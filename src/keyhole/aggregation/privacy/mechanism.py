@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, frexp, inf, isfinite, log, sqrt
+from math import ceil, frexp, inf, isfinite, isnan, log, sqrt
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -75,19 +75,18 @@ class Privacy:
     bands: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(NoiseKind) or not self.threshold == self.threshold:
+        if self.kind not in get_args(NoiseKind) or isnan(self.threshold):
+            allowed = f"{', '.join(get_args(NoiseKind))}; a threshold that is a number"
             raise InputError(
-                "no such kind of noise",
-                got=f"{self.kind}, threshold {self.threshold}",
-                allowed=f"{', '.join(get_args(NoiseKind))}; a threshold that is a number",
-                fix="choose one of them",
+                f"no such kind of noise: got {self.kind}, threshold {self.threshold}; "
+                f"expected {allowed}; choose one of them"
             )
         if not (self.clip > 0 and 0 <= self.noise < inf) or (self.noise and self.clip == inf):
             raise InputError(
-                "clip and noise are inconsistent",
-                got=f"clip {self.clip}, noise {self.noise}",
-                allowed="a clip above 0, finite where there is noise; noise of 0 or more",
-                fix="take the median norm of an update as clip, and noise from `noise_for`",
+                f"clip and noise are inconsistent: got clip {self.clip}, noise "
+                f"{self.noise}; expected a clip above 0, finite where there is noise; "
+                "noise of 0 or more; take the median norm of an update as clip, and "
+                "noise from `noise_for`"
             )
 
     def strategy(self, cohorts: Cohorts) -> Strategy:

@@ -164,11 +164,11 @@ def _add_rounded(numbers, sd, out):  # type: ignore[no-untyped-def]
 
 def _check_sd(sd: float, limit: float) -> None:
     if not 0 <= sd < inf or sd > limit:
+        allowed = "0 or more, and finite" if limit == inf else f"0 to {limit:g} in this ring"
         raise InputError(
-            "the standard deviation of the noise is out of range",
-            got=f"{sd:g}",
-            allowed="0 or more, and finite" if limit == inf else f"0 to {limit:g} in this ring",
-            fix="multiply noise multiplier, clipping norm and scale anew",
+            f"the standard deviation of the noise is out of range: got {sd:g}; "
+            f"expected {allowed}; multiply noise multiplier, clipping norm and scale "
+            "anew"
         )
 
 
@@ -368,9 +368,9 @@ def _draw_positions(count: int, share: float, prg: Prg) -> KeyArray:
 
 
 def _unfit(keys: int, counts: int, rows: int | None, num_keys: int) -> ShapeError:
+    got = f"{keys} keys, {counts} counts" + (f", {rows} rows" if rows is not None else "")
     return ShapeError(
-        "keys, counts and rows that do not belong together",
-        got=f"{keys} keys, {counts} counts" + (f", {rows} rows" if rows is not None else ""),
-        allowed=f"one of each, for distinct ascending keys below {num_keys}",
-        fix="pass what the secure sum decoded",
+        f"keys, counts and rows that do not belong together: got {got}; expected one "
+        f"of each, for distinct ascending keys below {num_keys}; pass what the secure "
+        "sum decoded"
     )

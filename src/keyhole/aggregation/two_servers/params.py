@@ -168,10 +168,9 @@ def _unpack_sparse(data: bytes) -> SparseParams:
 
 def _bad_sparse(got: str) -> InputError:
     return InputError(
-        "params of a sparse sum that make no sense",
-        got=got,
-        allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MAX}; no more keys a client than there are",
-        fix="check num_keys, width, max_keys and min_clients",
+        f"params of a sparse sum that make no sense: got {got}; expected a name of "
+        f"{_NAME_BYTES} bytes; 1..{_MAX}; no more keys a client than there are; check "
+        "num_keys, width, max_keys and min_clients"
     )
 
 
@@ -359,9 +358,7 @@ def part_params(
 
 def _bad(got: str) -> InputError:
     return InputError(
-        "params of a sum that make no sense",
-        got=got,
-        allowed=f"a name of {_NAME_BYTES} bytes; 1..{_MAX}; room for the noise of the two servers; "
-        "noise without counts",
-        fix="check cohort, parts, clip and noise",
+        f"params of a sum that make no sense: got {got}; expected a name of "
+        f"{_NAME_BYTES} bytes; 1..{_MAX}; room for the noise of the two servers; "
+        "noise without counts; check cohort, parts, clip and noise"
     )

@@ -239,11 +239,11 @@ class NodeConfig:
             is_bool = isinstance(value, bool)
             is_kind = is_bool if kind is bool else isinstance(value, kind) and not is_bool
             if not is_kind or (name == "client" and isinstance(value, int) and value < 0):
+                allowed = "a whole number from 0" if kind is int else f"a {kind.__name__}"
                 raise InputError(
-                    f"--node-config has a {name} that cannot be used",
-                    got=f"a {type(value).__name__}",
-                    allowed="a whole number from 0" if kind is int else f"a {kind.__name__}",
-                    fix=f"start the SuperNode with another {name}",
+                    f"--node-config has a {name} that cannot be used: got a "
+                    f"{type(value).__name__}; expected {allowed}; start the SuperNode "
+                    f"with another {name}"
                 )
             found[field] = value
         return NodeConfig(**found)  # type: ignore[arg-type]  # kinds are checked above
