@@ -25,7 +25,7 @@ from keyhole.service.sum_peers import PeerLine
 from keyhole.service.sum_routes import AggregatorApp, Keyrings, SumRoutes
 from keyhole.service.sums import AggregatorSettings, SumFiles
 from keyhole.wire.http import HttpClient
-from keyhole.wire.sums import (
+from keyhole.wire.messages import (
     Closing,
     Failure,
     Summaries,

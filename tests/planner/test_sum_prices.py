@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.masked.params import SecAggParams
-from keyhole.aggregation.masked.protocol import run_secagg
+from keyhole.aggregation.masked.server import run_secagg
 from keyhole.aggregation.two_servers.client import share_rows
 from keyhole.aggregation.two_servers.params import SparseParams
 from keyhole.planner.capacity import price_sums

@@ -23,7 +23,7 @@ from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import KnownRound
 from keyhole.errors import InputError, NotFoundError, ViolationError
 from keyhole.wire.http import OCTETS
-from keyhole.wire.sums import SUM_SETTING
+from keyhole.wire.messages import SUM_SETTING
 
 _MAX_MESSAGE = 1 << 16  # bytes of an answer
 

@@ -38,7 +38,7 @@ from keyhole.errors import (
 from keyhole.service.access import Keyring
 from keyhole.service.sums import HeldSum, Sums
 from keyhole.wire.http import HttpClient
-from keyhole.wire.sums import Failure, peer_name
+from keyhole.wire.messages import Failure, peer_name
 
 _TOKEN_SECONDS = 120.0
 

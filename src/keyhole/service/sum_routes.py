@@ -51,7 +51,7 @@ from keyhole.service.routes import (
 )
 from keyhole.service.sum_peers import Finisher, PeerLine
 from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
-from keyhole.wire.sums import Closing, peer_name, read_message
+from keyhole.wire.messages import Closing, peer_name, read_message
 
 _PIECE = 1 << 18  # bytes of a share that are read at a time
 

@@ -36,7 +36,14 @@ from keyhole.sampling import Outcome
 from keyhole.service.inbox import Gathered
 from keyhole.wire.assignment import device_name
 from keyhole.wire.http import HttpClient
-from keyhole.wire.sums import Closing, Summaries, SumOpening, SumStatus, read_message, sum_settings
+from keyhole.wire.messages import (
+    Closing,
+    Summaries,
+    SumOpening,
+    SumStatus,
+    read_message,
+    sum_settings,
+)
 
 T = TypeVar("T")
 

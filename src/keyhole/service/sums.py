@@ -52,7 +52,7 @@ from keyhole.files import Buffer, lock_file, replacing, storage_errors, sync_dir
 from keyhole.service.access import check_device_name, not_admitted
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.manifest import number_of
-from keyhole.wire.sums import Failure, SumOpening, SumPhase, SumStatus, read_message
+from keyhole.wire.messages import Failure, SumOpening, SumPhase, SumStatus, read_message
 
 _OVER = "over"  # stands behind the round in the file of a name whose sum was forgotten
 

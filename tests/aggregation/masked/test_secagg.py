@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.aggregation.masked.messages import UnmaskRequest, open_slots, seal_asked, seal_slots
 from keyhole.aggregation.masked.params import SecAggParams
-from keyhole.aggregation.masked.protocol import run_secagg
+from keyhole.aggregation.masked.server import run_secagg
 from keyhole.errors import InputError, MalformedError, ReplayError, ShapeError, ThresholdError
 from tests.aggregation.masked.secagg_parties import (
     ROUND,

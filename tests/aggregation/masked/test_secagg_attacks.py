@@ -6,8 +6,7 @@ import pytest
 from keyhole.aggregation.masked import client as secagg_client
 from keyhole.aggregation.masked.client import SecAggClient, Secrets
 from keyhole.aggregation.masked.messages import UnmaskRequest, seal_asked
-from keyhole.aggregation.masked.protocol import run_secagg
-from keyhole.aggregation.masked.server import SecAggServer
+from keyhole.aggregation.masked.server import SecAggServer, run_secagg
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.ring import add_mask, add_masks

@@ -14,7 +14,7 @@ from keyhole.aggregation.two_servers.client import share_update
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
 from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
-from keyhole.wire.sums import SumOpening
+from keyhole.wire.messages import SumOpening
 from tests.delivery.pir.distinguisher import bits_of, compare
 from tests.service.sums.aggregators import round_name
 

@@ -36,7 +36,7 @@ from keyhole.aggregation.base import (
 from keyhole.aggregation.masked import sketch
 from keyhole.aggregation.masked.messages import FRAME_BYTES, SEALED_BYTES
 from keyhole.aggregation.masked.params import SecAggParams, degree_of
-from keyhole.aggregation.masked.protocol import Stage, run_secagg
+from keyhole.aggregation.masked.server import Stage, run_secagg
 from keyhole.crypto.ring import FixedPoint
 from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import SketchError, ThresholdError
