@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.data.ratings import RANK, make_ratings
+from keyhole.data.synthetic import RANK, make_ratings
 
 
 @pytest.fixture(scope="module")

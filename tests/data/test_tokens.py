@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.data.readers.texts import split_sentences, split_words
+from keyhole.data.readers.json_files import split_sentences, split_words
 
 
 @pytest.mark.parametrize(

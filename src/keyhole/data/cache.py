@@ -23,17 +23,17 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.data.columns import COLUMNS, Texts, write_clients, write_texts
 from keyhole.data.federated import Column, Dataset, FederatedData, Ragged
-from keyhole.data.readers import archives, leaf, texts, tff
+from keyhole.data.readers import archives, json_files, tff
 from keyhole.data.readers.source import Kind, Progress, Source, bad_file, reading
 from keyhole.errors import InputError
 
 FORMATS = {
     "FEMNIST .npz": archives.find_femnist,
     "MovieLens .npz": archives.find_movielens,
-    "Stack Exchange .jsonl.xz": texts.find_stackexchange,
+    "Stack Exchange .jsonl.xz": json_files.find_stackexchange,
     "TensorFlow Federated _train.h5": tff.find_hdf5,
     "TensorFlow Federated .sqlite": tff.find_sqlite,
-    "LEAF .json": leaf.find_leaf,
+    "LEAF .json": json_files.find_leaf,
 }
 """Each returns the source at a path, or None if it does not know what is there."""
 

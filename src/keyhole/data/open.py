@@ -15,8 +15,8 @@ from keyhole.data import cache as store
 from keyhole.data.cache import find_imported, find_source, import_source
 from keyhole.data.federated import Dataset
 from keyhole.data.posts import make_posts
-from keyhole.data.ratings import make_ratings
 from keyhole.data.readers.source import Kind, Progress, bad_file
+from keyhole.data.synthetic import make_ratings
 from keyhole.data.writers import make_writers
 from keyhole.errors import InputError
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData, Ragged
-from keyhole.data.streams import FACTS, DataStream, check_size, stream, zipf_ends
+from keyhole.data.synthetic import FACTS, DataStream, check_size, stream, zipf_ends
 
 MIN_POSTS, MAX_POSTS, POSTS_TAIL = 10, 100, 1.1  # Pareto: the share above x falls as x^-tail
 MAX_TOPICS = 3  # of a user

@@ -17,7 +17,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData
-from keyhole.data.streams import FACTS, DataStream, check_size, stream
+from keyhole.data.synthetic import FACTS, DataStream, check_size, stream
 
 CHARACTERS = digits + ascii_uppercase + ascii_lowercase
 SIDE = 28  # pixels of an image
