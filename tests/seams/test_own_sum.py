@@ -68,7 +68,9 @@ def test_it_is_refused_where_it_cannot_keep_a_promise():
         list(start_run(toy.make_state(), toy.make_clients(), counted).rounds(1))
 
 
-def test_a_run_by_name_shows_it_in_plan_trust_table_record_and_report(tmp_path):
+def test_a_run_by_name_shows_it_in_plan_trust_table_record_and_report(tmp_path, monkeypatch):
+    # Another test of this process may have started JAX.
+    monkeypatch.setattr("keyhole.rounds.cores.use_one_thread", lambda: None)
     out = tmp_path / "runs"
     args = ["--data", "synthetic", "--size", "words=200", "--size", "tags=4", "--cohort", "3"]
     args += ["--m", "10", "--rounds", "1", "--out", str(out), "--aggregation", NAME]
