@@ -7,6 +7,7 @@ import pytest
 from keyhole.about import Leak
 from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import Aggregation, AggregationAbout, SumResult
+from keyhole.aggregation.exchange import SumRound, prepare
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import BudgetError, InputError
@@ -103,6 +104,139 @@ def test_a_ring_that_cannot_be_changed_is_refused_under_privacy():
 
     with pytest.raises(InputError, match="with_ring"):
         start(Stiff(aggregation_named("secure-sparse")))
+
+
+@dataclass(frozen=True)
+class Said(Forwarded):
+    """A wrapper with an `about` of its own."""
+
+    said: AggregationAbout
+
+    @property
+    def about(self) -> AggregationAbout:
+        return self.said
+
+    def with_ring(self, ring, noise=0.0):
+        ready = self.inner.with_ring(ring, noise)
+        about = replace(self.said, ring=ring, noise_added=noise)
+        return replace(self, inner=ready, said=about)
+
+
+class NewSelf(Forwarded):
+    def with_ring(self, ring, noise=0.0):
+        return self
+
+
+class Quiet(Forwarded):
+    """It takes the ring and forgets the noise."""
+
+    def with_ring(self, ring, noise=0.0):
+        return Quiet(self.inner.with_ring(ring))
+
+
+class OtherFacts(Forwarded):
+    """It says something else about withheld sums once it has its ring."""
+
+    @property
+    def about(self) -> AggregationAbout:
+        is_ready = self.inner.about.ring.clip == PRIVACY.clip
+        return replace(self.inner.about, min_clients=9 if is_ready else 2)
+
+    def with_ring(self, ring, noise=0.0):
+        return OtherFacts(self.inner.with_ring(ring, noise))
+
+
+class Delegating:
+    """It has a sum of its own, and leaves all else to the one inside: `with_ring`, too."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def add(self, request):
+        raise AssertionError("its own sum")
+
+
+SPARSE = aggregation_named("secure-sparse")
+
+
+def said(way, **changes):
+    """A wrapper that states all that the sum inside does, but for these."""
+    inner = aggregation_named(way)
+    return Said(inner, replace(inner.about, **changes))
+
+
+def test_noise_of_parties_without_a_ring_is_refused():
+    with pytest.raises(InputError, match=r"secure-sparse without ring"):
+        start(said("secure-sparse", ring=None))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "stated"),
+    [
+        (NewSelf, r"ring=Rounding\(clip=16"),
+        (Quiet, "noise_added=0"),
+        (OtherFacts, "min_clients=9"),
+        (Delegating, "got TwoServers"),
+    ],
+)
+def test_a_ring_that_is_not_what_was_asked_for_is_refused(wrapper, stated):
+    with pytest.raises(InputError, match=rf"not add up as privacy was promised.*{stated}"):
+        start(wrapper(SPARSE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacking"),
+    [
+        ({"failure": None}, "failure"),
+        ({"min_clients": None}, "min_clients"),
+        ({"noise": "on-sum"}, "noise"),
+    ],
+)
+def test_what_a_sum_leaves_out_is_refused_under_privacy(changes, lacking):
+    with pytest.raises(InputError, match=f"secure-dense without {lacking}"):
+        start(said("secure-dense", **changes))
+
+
+def test_an_about_with_nothing_but_noise_is_refused():
+    about = AggregationAbout(name="own", title="own", leaks={}, rests_on="", noise="on_sum")
+    with pytest.raises(InputError, match="own without min_clients, failure"):
+        start(Said(aggregation_named("secure-sketch"), about))
+
+
+@dataclass(frozen=True)
+class Withholding(Said):
+    """It opens nothing, whoever came."""
+
+    def add(self, request):
+        return SumResult(None, {}, error="it does not decode")
+
+
+def test_a_sum_that_is_not_opened_and_said_it_would_be_ends_the_run():
+    inner = aggregation_named("plain")
+    with pytest.raises(InputError, match=r"not opened although .*it does not decode"):
+        list(start(Withholding(inner, inner.about)).rounds(1))
+    may_fail = replace(inner.about, failure=lambda *_: 1e-12)
+    (record,) = start(Withholding(inner, may_fail)).rounds(1)
+    assert record.not_opened == "it does not decode"
+    hides_nothing = replace(inner.about, hides_dropouts=False, min_clients=6)
+    (record,) = start(Withholding(inner, hides_nothing)).rounds(1)  # five came
+    assert record.not_opened == "it does not decode"
+
+
+def test_params_that_forget_noise_or_norm_are_refused():
+    class Forgetful(type(SPARSE)):
+        def params(self, round):
+            return replace(SPARSE, rounding=self.rounding).params(replace(round, norm=2.0))
+
+    round = SumRound(toy.LAYOUT, {"feature": 3}, bytes(16), asked=5, norm=1.0)
+    ring = replace(SPARSE.rounding, room=100)
+    for noise in (0.0, 2.0):
+        prepare(SPARSE.with_ring(ring, noise), round)
+        with pytest.raises(InputError, match=rf"norm 2, noise 0; expected norm 1, noise {noise:g}"):
+            prepare(Forgetful().with_ring(ring, noise), round)
 
 
 def test_a_record_shows_what_a_sum_declares_and_that_another_declares_nothing():

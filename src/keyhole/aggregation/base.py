@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,28 +178,38 @@ def never(layout: Layout, keys_per_client: Mapping[str, int], cohorts: Cohorts) 
     return 0.0
 
 
+NoisePlace: TypeAlias = Literal["on_sum", "by_parties"]
+"""Where the noise of differential privacy is added."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AggregationAbout(About):
-    """What an aggregation declares. Every default is the cautious one.
+    """What an aggregation declares. A default is cautious, or refused where privacy is promised;
+    `ring` alone must be declared by every sum that rounds.
 
     Args:
-        ring: how updates are rounded; None for sums of floats.
+        ring: how updates are rounded; None states that floats are added up as they are.
         noise: where the noise of differential privacy is added: to the sum once it is open, or by
             the parties, each to its own share. None is refused where privacy is promised.
-        min_clients: below which a sum is not opened.
+        noise_added: standard deviation of the noise that each party adds to its share, in the units
+            of updates: what `with_ring` was told. Noise that is not stated here is refused.
+        min_clients: below which a sum is not opened; None (not declared) is refused where privacy
+            is promised.
         hides_dropouts: whether the sum is opened no matter how many of the cohort dropped out, as
             long as `min_clients` stayed. If not, Poisson cohorts may lose nobody.
-        failure: how often a sum is not opened although enough clients stayed.
+        failure: how often a sum is not opened although enough clients stayed; `never` for always.
+            None (not declared) is refused where privacy is promised.
         is_in_clear: whether this is the plain sum, in the clear: updates may then be added up in
             blocks before they arrive.
         can_sign: whether clients can sign which of them are left.
     """
 
     ring: Rounding | None = None
-    noise: Literal["on_sum", "by_parties"] | None = None
-    min_clients: int = 0
+    noise: NoisePlace | None = None
+    noise_added: float = 0.0
+    min_clients: int | None = None
     hides_dropouts: bool = False
-    failure: Failure = never
+    failure: Failure | None = None
     is_in_clear: bool = False
     can_sign: bool = False
 
@@ -246,7 +256,9 @@ class Aggregation(Protocol):
         ...
 
     def with_ring(self, ring: Rounding, noise: float = 0.0) -> Aggregation:
-        """Returns the same aggregation with another ring.
+        """Returns the same aggregation, of the same class, with another ring.
+
+        What it returns declares this ring, and this noise as `noise_added`.
 
         Args:
             ring: in place of the one that it declares.
@@ -285,11 +297,20 @@ def about_of(aggregation: Any) -> AggregationAbout:
 
 def check_declares_noise(aggregation: Any) -> None:
     """Raises InputError for a sum of which no privacy account can be made."""
-    if about_of(aggregation).noise is None:
+    about = about_of(aggregation)
+    is_declared = {
+        f"noise ({' or '.join(get_args(NoisePlace))})": about.noise in get_args(NoisePlace),
+        "min_clients": about.min_clients is not None,
+        "failure": about.failure is not None,
+        "ring (in which its parties add noise)": about.ring is not None
+        or about.noise != "by_parties",
+    }
+    lacking = ", ".join(name for name, is_there in is_declared.items() if not is_there)
+    if lacking:
         raise InputError(
-            "a sum that does not declare what a privacy account needs: got "
-            f"{about_of(aggregation).name}; expected an aggregation whose `about` says how noise "
-            "is added; declare it: AggregationAbout(noise=..., min_clients=..., failure=...)"
+            f"a sum that does not declare what a privacy account needs: got {about.name} without "
+            f"{lacking}; expected all of it in its `about`; declare it: "
+            "AggregationAbout(noise=..., min_clients=..., failure=..., ring=...)"
         )
 
 

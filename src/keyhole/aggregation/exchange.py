@@ -202,6 +202,13 @@ def prepare(aggregation: SharedSum, round: SumRound) -> tuple[bytes, SumFacts]:
             f"a sum that counts nobody: got {aggregation.about.name}, over those who chose a key; "
             "expected an aggregation whose facts have counts; divide by the cohort"
         )
+    promised = round.norm, aggregation.about.noise_added
+    if (facts.norm, facts.noise) != promised:
+        raise InputError(
+            "a sum whose params do not keep a promise of privacy: got facts with norm "
+            f"{facts.norm:g}, noise {facts.noise:g}; expected norm {promised[0]:g}, noise "
+            f"{promised[1]:g}; put `round.norm` and the noise of `with_ring` into the params"
+        )
     return params, facts
 
 
@@ -220,8 +227,9 @@ def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
     """Adds up a round at two servers in this process."""
     about = aggregation.about
     seen = about.seen_by(with_counts=request.needs_counts)
-    if len(request.sent) < about.min_clients:  # the servers would refuse, after all the work
-        return withheld(len(request.sent), about.min_clients, seen)
+    minimum = about.min_clients or 0
+    if len(request.sent) < minimum:  # the servers would refuse, after all the work
+        return withheld(len(request.sent), minimum, seen)
     asked, counts = len(request.results), request.needs_counts
     params, facts = prepare(
         aggregation,

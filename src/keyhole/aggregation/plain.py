@@ -19,6 +19,7 @@ from keyhole.aggregation.base import (
     SumPrice,
     SumRequest,
     SumResult,
+    never,
 )
 from keyhole.pricing import ServiceSpeeds, Workload
 from keyhole.primitives.keyspace import key_bytes
@@ -36,6 +37,8 @@ _SPARSE = AggregationAbout(
     leaks=MappingProxyType({"server": Leak(updates="each update, its keys and whose they are")}),
     rests_on=_RESTS_ON,
     noise="on_sum",
+    min_clients=0,
+    failure=never,
     hides_dropouts=True,
     is_in_clear=True,
 )
@@ -47,6 +50,8 @@ _DENSE = AggregationAbout(
     rests_on=_RESTS_ON,
     is_served=False,
     noise="on_sum",
+    min_clients=0,
+    failure=never,
     hides_dropouts=True,
     is_in_clear=True,
 )

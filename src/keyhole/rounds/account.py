@@ -137,6 +137,8 @@ class Account:
         check_declares_noise(aggregate)
         _check_cohorts(privacy, cohorts, aggregate)
         about, failure = about_of(aggregate), 0.0
+        assert about.min_clients is not None  # `check_declares_noise`
+        assert about.failure is not None
         if cohorts.sampling == "poisson":
             minimum = max(cohorts.min_updates, about.min_clients)
             stays = (1 - cohorts.lost_before) * (1 - cohorts.lost_after)

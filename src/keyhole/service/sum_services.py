@@ -238,8 +238,9 @@ class SumServices:
     ) -> Mapping[str, object]:
         """Makes the params of round t's sum, which devices are told."""
         ready, norm = _ready(layout, parts)
-        if parts.privacy is not None and self._minimum > ready.about.min_clients:
-            raise _other_min(self._minimum, ready.about.min_clients)
+        planned = ready.about.min_clients or 0
+        if parts.privacy is not None and self._minimum > planned:
+            raise _other_min(self._minimum, planned)
         params, facts = prepare(
             ready,
             SumRound(

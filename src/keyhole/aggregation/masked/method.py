@@ -31,6 +31,7 @@ from keyhole.aggregation.base import (
     SumResult,
     derived,
     name_of_sum,
+    never,
     withheld,
 )
 from keyhole.aggregation.masked import sketch
@@ -358,6 +359,7 @@ _DENSE = AggregationAbout(
     is_served=False,
     noise="on_sum",
     min_clients=MIN_CLIENTS,
+    failure=never,
     can_sign=True,
 )
 _PER_KEY = "for each key the sum of its updates and how many clients chose it"

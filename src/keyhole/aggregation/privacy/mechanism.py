@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from keyhole.aggregation.base import (
     Aggregation,
+    AggregationAbout,
     ClientResult,
     Rounding,
     SumRequest,
@@ -112,7 +113,6 @@ class PrivateSum:
     def check(self, layout: Layout, keys_per_client: Mapping[str, int], over: Over) -> None:
         """Raises InputError where no round of a run could be added up, before one is made."""
         _check_divisor(over)
-        check_declares_noise(self.inner)
         ring = about_of(self.ready_inner()).ring
         if ring is not None and self.privacy.clip < inf:
             step = ring.for_clients(self.cohorts.asked).rounding
@@ -135,16 +135,32 @@ class PrivateSum:
         results = [self._clipped(request, one) for one in request.results]
         inner = replace(request, results=results, over="nothing", with_counts=needs_counts)
         summed = self.ready_inner().add(inner)
-        always_opens = about_of(self.inner).min_clients == 0
-        if always_opens and not request.sent:  # that nobody came must not show either
+        opens_empty = about_of(self.inner).min_clients == 0
+        if opens_empty and not request.sent:  # that nobody came must not show either
             summed = replace(summed, rows=tuple(map(no_update, request.layout.parts)), error=None)
         if summed.rows is None:  # what that tells is charged for: see `account.py`
+            self._check_may_fail(request, summed)
             return summed
         noisy = self._with_noise(request, summed)
         size = self.cohorts.size
         return replace(
             summed, rows=tuple(RowUpdate(u.keys, divide(u.rows, size)) for u in noisy), counts=None
         )
+
+    def _check_may_fail(self, request: SumRequest, summed: SumResult) -> None:
+        """Raises InputError for a sum that was not opened and had declared that it would be: the
+        account has charged nothing for that."""
+        about, sent = about_of(self.inner), len(request.sent)
+        is_enough = about.hides_dropouts or sent == len(request.results)
+        if not is_enough or about.failure is None or sent < (about.min_clients or 0):
+            return
+        if about.failure(request.layout, request.keys_per_client, self.cohorts) == 0:
+            raise InputError(
+                f"a sum that was not opened although it declares that it always is: got {sent} "
+                f"clients, {about.name}: {summed.error}; expected a sum, or a `failure` in its "
+                "`about` that says how often there is none; declare it, and start a new run: the "
+                "account of this one is too small"
+            )
 
     def _clipped(self, request: SumRequest, one: ClientResult) -> ClientResult:
         if one.update is None:
@@ -163,7 +179,12 @@ class PrivateSum:
 
     def ready_inner(self) -> Aggregation:
         """Returns the aggregation with a ring that holds clipped updates, and with the noise of its
-        parties where they add it to their shares themselves."""
+        parties where they add it to their shares themselves.
+
+        Raises:
+            InputError: its `about` does not declare, before or after, that the promise is kept.
+        """
+        check_declares_noise(self.inner)
         about, privacy = about_of(self.inner), self.privacy
         if about.ring is None or privacy.clip == inf:
             return self.inner
@@ -180,7 +201,9 @@ class PrivateSum:
                 f"{about_of(self.inner).name}; expected an aggregation with the method "
                 "`with_ring`; add it: a wrapper returns itself around the inner `with_ring`"
             )
-        return self.inner.with_ring(ring, noise)
+        ready = self.inner.with_ring(ring, noise)
+        _check_same_sum(self.inner, ready, ring, noise)
+        return ready
 
     @property
     def _is_noise_of_parties(self) -> bool:
@@ -234,6 +257,29 @@ class PrivateSum:
         touched = sum(m for part, m in limit if part.product.factors)
         counted, rows = AdaFest.split(self.privacy.noise)
         return AdaFest(self.cohorts.size, max(1, touched), counted, rows, self.privacy.threshold)
+
+
+def _check_same_sum(inner: Aggregation, ready: Aggregation, ring: Rounding, noise: float) -> None:
+    """Raises InputError unless `ready` is `inner` with this ring and this noise of its parties."""
+
+    def stated(about: AggregationAbout) -> dict[str, object]:
+        return {name: getattr(about, name) for name in _KEPT}
+
+    wanted = stated(about_of(inner)) | {"ring": ring, "noise_added": noise}
+    found = stated(about_of(ready))
+    wrong = [f"{name}={found[name]}" for name in _KEPT if found[name] != wanted[name]]
+    if type(ready) is not type(inner):
+        wrong = [type(ready).__name__]
+    if wrong:
+        expected = f"{type(inner).__name__} with ring={ring}, noise_added={noise:g}, else unchanged"
+        raise InputError(
+            f"a sum that does not add up as privacy was promised: got {', '.join(wrong)} from "
+            f"`with_ring` of {about_of(inner).name}; expected {expected}; return the same class "
+            "with both, and state them in its `about`"
+        )
+
+
+_KEPT = ("ring", "noise", "noise_added", "servers", "min_clients", "hides_dropouts")
 
 
 def max_asked(cohorts: Cohorts) -> int:

@@ -23,6 +23,7 @@ from keyhole.aggregation.base import (
     SumPrice,
     SumRequest,
     SumResult,
+    never,
     rows_of,
 )
 from keyhole.aggregation.exchange import SumClient, SumRound, add_shared
@@ -60,6 +61,7 @@ _ABOUT = AggregationAbout(
     servers=2,
     is_private=True,
     noise="by_parties",
+    failure=never,
     hides_dropouts=True,
 )
 
@@ -111,7 +113,9 @@ class TwoServers:
     @property
     def about(self) -> AggregationAbout:
         """Two servers, neither of which sees an update."""
-        return replace(_ABOUT, ring=self.rounding, min_clients=self.min_clients)
+        return replace(
+            _ABOUT, ring=self.rounding, min_clients=self.min_clients, noise_added=self.noise
+        )
 
     def with_ring(self, ring: Rounding, noise: float = 0.0) -> TwoServers:
         """Returns the same sum with another ring, and with this noise of each server."""
