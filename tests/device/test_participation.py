@@ -7,8 +7,15 @@ import pytest
 
 from keyhole import tree
 from keyhole.device.device import Assignment, Device, RoundNow
-from keyhole.device.take_part import Participant, fetch_at_home, keep_taking_part, take_part
-from keyhole.errors import AccessError, NotAdmittedError, StaleError, TooLateError
+from keyhole.device.take_part import (
+    Participant,
+    fetch_at_home,
+    keep_taking_part,
+    take_part,
+    take_part_in,
+)
+from keyhole.errors import AccessError, NotAdmittedError, RequestError, StaleError, TooLateError
+from keyhole.wire.messages import sum_settings
 from keyhole.wire.sockets import Clock, Retry
 from tests.helpers import assert_trees_equal
 
@@ -30,6 +37,27 @@ def test_taking_part_stores_the_update_of_what_was_trained(service, fetch, down)
     assert (taken.number, taken.keys) == (state.published.manifest.number, 4)
     assert taken.bytes_down == down
     assert list(service.stored(state.published.id)) == [f"phone-{down}"]
+
+
+def as_called(device, participant):
+    """As a Flower node takes part: told of the round in another way."""
+    return take_part_in(device, device.check_in(), participant)
+
+
+@pytest.mark.parametrize("take", [take_part, as_called])
+def test_a_round_of_shares_is_left_before_keys_are_chosen(service, device, take):
+    service.publish(settings=sum_settings(b"params"))
+    in_vain = Participant(lambda _: pytest.fail("chose keys"), twice)
+    with pytest.raises(RequestError, match=r"two aggregators: .* with --aggregators$"):
+        take(device, in_vain)
+
+
+def test_in_a_round_of_shares_no_update_leaves_the_device_in_the_clear(service, device):
+    state = service.publish(settings=sum_settings(b"params"))
+    update = twice(None, device.fetch(state.published.id, KEYS))
+    device.client.send = lambda *_, **__: pytest.fail("sent an update in the clear")
+    with pytest.raises(RequestError, match=r"two aggregators: .* with --aggregators$"):
+        device.send(state.published.id, update, KEYS)
 
 
 def test_a_device_waits_as_told_before_it_fetches(service, device):

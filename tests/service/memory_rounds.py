@@ -74,8 +74,8 @@ class MemoryRounds:
         finally:
             self.held -= 1
 
-    def open(self, number=0, cohort=None, words=WORDS):
-        made = make_round(number, words)
+    def open(self, number=0, cohort=None, words=WORDS, **settings):
+        made = make_round(number, words, **settings)
         self.rounds[made.id] = made
         self.now = Current(made.id, number, "open", cohort)
         return made
@@ -87,7 +87,7 @@ def layout(words=WORDS):
     return kh.Layout.of(like, kh.Cut(kh.KeySpace("word", words), {"w": 0}))
 
 
-def make_round(number=0, words=WORDS):
+def make_round(number=0, words=WORDS, **settings):
     made = layout(words)
     rng = np.random.default_rng(number)
     tables, infos = [], []
@@ -107,6 +107,6 @@ def make_round(number=0, words=WORDS):
         )
         infos.append(info)
         tables.append(MemoryTable(info, records, sums))
-    manifest = describe_round(made, infos, number, 0, {"keys_per_client": 4})
+    manifest = describe_round(made, infos, number, 0, {"keys_per_client": 4, **settings})
     encoded = encode_manifest(manifest)
     return OpenRound(name_round(encoded, number), manifest, encoded, tuple(tables))

@@ -36,7 +36,7 @@ from keyhole.server.checksums import sum_records
 from keyhole.wire.assignment import Phase, Wait
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.manifest import MAX_BYTES, Manifest, decode_manifest, name_round, number_of
-from keyhole.wire.messages import encode_update
+from keyhole.wire.messages import encode_update, refuse_clear
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts, refuse_longer
 
 DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
@@ -287,9 +287,11 @@ class Device:
         Raises:
             ConflictError: the service has a different update of this device and round.
             TooLateError: the round is closed.
+            RequestError: it takes shares of updates, at two aggregators; nothing is sent.
             ServiceError: no usable answer.
         """
         known = self.known(round)
+        refuse_clear(known.manifest.settings)
         body = encode_update(known.layout, update, known.keys_by_space(keys))
         path = f"/v1/rounds/{known.id}/updates"
         token = self.token_for(round)

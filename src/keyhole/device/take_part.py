@@ -8,7 +8,7 @@ randomness derives from there, so a run over the service gives the bytes of a ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeAlias
 
@@ -33,6 +33,7 @@ from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, choose_keys
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.wire.assignment import Wait
+from keyhole.wire.messages import refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""
@@ -138,18 +139,24 @@ def take_part(device: Device, participant: Participant, done: str | None = None)
     if told.round == done:
         return Wait(_AFTER_MISS)
     _pause(device, told.fetch_after)
-    return take_part_in(device, told, replace(participant, send=_in_time(participant.send)))
+    return _take(device, told, participant, _in_time(participant.send))
 
 
 def take_part_in(device: Device, told: Assignment, participant: Participant) -> Taken:
     """The round that a device was told of, by the service or in another way."""
+    return _take(device, told, participant, participant.send)
+
+
+def _take(device: Device, told: Assignment, participant: Participant, send: Send) -> Taken:
     _refuse_late(device, told)
     known = device.known(told)
+    if participant.send is Device.send:  # before keys are named and a client trains in vain
+        refuse_clear(known.manifest.settings)
     keys = participant.choose(known)
     fetched = participant.fetch(device, told, keys)
     update = participant.train(known, fetched)
     _refuse_late(device, told)
-    sent = participant.send(device, told, update, fetched.keys)
+    sent = send(device, told, update, fetched.keys)
     kept = sum(map(len, fetched.keys.values()))
     return Taken(
         round=told.round,

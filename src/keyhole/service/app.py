@@ -342,6 +342,8 @@ class UpdateRoutes:
         guards.count(request, claims)
         guards.check_type(request)
         of_layout = self._check_open(self.spool, round_id, claims.device)
+        with self.rounds.hold(of_layout) as held:
+            messages.refuse_clear(held.manifest.settings)  # before any of the body is read
         announced = request.announced(limits.max_body)
         weight = limits.max_body if announced is None else announced
         await guards.uploads.enter(weight)

@@ -370,3 +370,16 @@ SUM_SETTING = "sum_terms"
 def sum_settings(params: bytes) -> dict[str, object]:
     """What the settings of a manifest say about the sum of its round."""
     return {SUM_SETTING: b64encode(params).decode("ascii")}
+
+
+def refuse_clear(settings: Mapping[str, object]) -> None:
+    """Raises RequestError where the settings of a manifest have params of a sum.
+
+    Updates of such a round travel in shares: no device sends one whole, and no service takes it.
+    """
+    if SUM_SETTING in settings:
+        raise RequestError(
+            "updates of this round are added up by two aggregators: got a device that sends its "
+            "update in the clear; expected shares, sent to both; no update was taken; start the "
+            "device with --aggregators"
+        )

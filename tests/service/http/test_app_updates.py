@@ -12,6 +12,7 @@ from keyhole.service.limits import Limits
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages as wire
 from keyhole.wire.assignment import Current
+from keyhole.wire.messages import sum_settings
 from tests.service.in_process import (
     BINARY,
     NOW,
@@ -210,6 +211,24 @@ def test_slow_uploads_hold_up_uploads_and_not_reads(tmp_path):
 def test_a_disk_that_refuses_is_507(taking, tmp_path):
     (tmp_path / "updates").write_text("not a directory")
     taking.refused(send_update(taking), 507, "StorageError")
+
+
+@pytest.mark.parametrize("when", ["current", "trailing"])
+def test_a_round_that_is_added_up_by_aggregators_takes_no_update_in_the_clear(
+    taking, tmp_path, when
+):
+    """Whatever the device that sends it believes: nothing of the body is read, nothing stays."""
+    taking.round = taking.rounds.open(4, **sum_settings(b"params"))
+    if when == "trailing":
+        taking.rounds.now = Current(taking.round.id, 4, "closed", trailing=(taking.round.id,))
+
+    async def unread():
+        pytest.fail("read a body that it must not have")
+        yield update_of()
+
+    facts = taking.refused(send_update(taking, unread()), 400, "RequestError")
+    assert facts["fix"] == "no update was taken; start the device with --aggregators"
+    assert not (tmp_path / "updates").exists()
 
 
 def test_a_service_without_a_spool_takes_no_updates(service):
