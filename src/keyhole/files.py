@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 from zlib import crc32
@@ -95,6 +95,20 @@ def make_directory(path: Path) -> None:
             "below a directory that may be written; choose another path, or ask for the right to "
             "write there"
         ) from error
+
+
+@contextmanager
+def directory_for_work(path: Path) -> Iterator[None]:
+    """Makes a directory; where what follows fails before it writes, none is left behind."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    make_directory(path)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # one that is not empty stays, and so do those above it
+            for each in missing:
+                each.rmdir()
+        raise
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from keyhole.cli.train_options import (
 )
 from keyhole.delivery import delivery_named
 from keyhole.experiments.specs import name_of
-from keyhole.files import make_directory
+from keyhole.files import directory_for_work
 
 if TYPE_CHECKING:
     from keyhole.experiments.trial import Result
@@ -151,7 +151,8 @@ def train(
     check_privacy_flags(options)
     spec = spec_from(context, task)
     _check_flags(options, spec)
-    _train(spec, trials, out, as_json, options)
+    with directory_for_work(out):  # what cannot be made shows before JAX and data are loaded
+        _train(spec, trials, out, as_json, options)
 
 
 def _train(
@@ -161,7 +162,6 @@ def _train(
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.named import task_named
 
-    make_directory(out)  # a path that cannot be written shows before JAX and data are loaded
     start_jax()
     source, home = spec.data.name, out / name_of(spec)
     sizes = synthetic_sizes(source, [spec])
