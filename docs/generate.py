@@ -7,13 +7,16 @@ python docs/generate.py --check    exit 1 if one is not current
 import ast
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import click
 
 from keyhole import errors
 from keyhole.cli.main import keyhole
+from keyhole.identity import Ref
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
@@ -22,6 +25,29 @@ PACKAGES = {
     "keyhole.keys": "How clients choose keys.",
     "keyhole.data": "Client data: known files, imported once.",
     "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
+}
+RECORDS = {
+    "keyhole.experiments.task": ("TaskKind", "Task"),
+    "keyhole.rounds.spec": (
+        "RunSpec",
+        "CohortSpec",
+        "ClientSpec",
+        "KeySpec",
+        "ServerSpec",
+        "AggregationSpec",
+        "PrivacySpec",
+        "AsyncSpec",
+    ),
+    "keyhole.data.federated": ("Dataset", "FederatedData"),
+}
+RECORD_OF = {
+    "cohort": "A `CohortSpec`.",
+    "client": "A `ClientSpec`.",
+    "keys": "Key space -> `KeySpec`.",
+    "server": "A `ServerSpec`.",
+    "aggregation": "An `AggregationSpec`.",
+    "privacy": "A `PrivacySpec`; none promises nothing.",
+    "asynchronous": "An `AsyncSpec`; none for synchronous rounds.",
 }
 SOURCE = DOCS.parent / "src" / "keyhole"
 
@@ -51,7 +77,52 @@ def api_page():
             meaning = "A mapping by name." if isinstance(value, dict) else first_sentence(value)
             lines.append(f"| {signature(name, value)} | {meaning} |")
         lines.append("")
-    return "\n".join(lines + modules_table())
+    return "\n".join(lines + records_section() + modules_table())
+
+
+def records_section():
+    """The records that a task of one's own is made of, with their fields."""
+    lines = ["## Records of an own task", "", "[own-task.md](own-task.md) shows them in use.", ""]
+    for module, names in RECORDS.items():
+        for name in names:
+            record = getattr(importlib.import_module(module), name)
+            lines += [f"### {name}", "", f"From `{module}`. {first_sentence(record)}", ""]
+            lines += ["| field | default | meaning |", "|---|---|---|"]
+            lines += [
+                f"| `{field}` | {default} | {meaning} |"
+                for field, default, meaning in fields_of(record)
+            ]
+            lines.append("")
+    return lines
+
+
+def fields_of(record):
+    """(name, default, meaning) of each field; the meaning is in its annotation or in Args."""
+    args = args_of(inspect.getdoc(record))
+    for name, parameter in inspect.signature(record).parameters.items():
+        told = [getattr(each, "description", "") or "" for each in annotations_of(record, name)]
+        meaning = args.get(name) or " ".join(filter(None, told)) or RECORD_OF.get(name, "")
+        default = "" if parameter.default is parameter.empty else f"`{plain(parameter.default)}`"
+        yield name, default, meaning.replace("|", "\\|")
+
+
+def annotations_of(record, name):
+    """What `Annotated` says of a field beside its type."""
+    return getattr(get_type_hints(record, include_extras=True)[name], "__metadata__", ())
+
+
+def args_of(doc):
+    """Name -> text of the section Args of a docstring."""
+    _, _, section = doc.partition("Args:\n")
+    entries = re.findall(r"^    (\w+): ((?:.|\n(?!    \w+: |\n))*)", section, re.M)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def plain(default):
+    """A default as one would write it."""
+    if isinstance(default, Ref):
+        return f'Ref("{default}")'
+    return "{}" if repr(default) == "<factory>" else repr(default)
 
 
 def modules_table():

@@ -1,12 +1,14 @@
 """docs/own-*.md: the code of each page runs and prints what the page says."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.helpers import ROOT
 
-PAGES = ("data", "delivery", "engine", "metric", "optimizer", "sum")
+PAGES = ("data", "delivery", "engine", "metric", "optimizer", "sum", "task")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -21,3 +23,18 @@ def test_the_page_runs_and_prints_what_it_says(page, capsys, monkeypatch, tmp_pa
     expected = re.findall(r"# prints (.*)", code)
     assert capsys.readouterr().out.splitlines() == expected
     assert len(expected) >= 2
+
+
+@pytest.mark.parametrize("page", ["data", "task"])
+def test_the_train_commands_of_the_page_work_as_printed(page, tmp_path):
+    text = (ROOT / "docs" / f"own-{page}.md").read_text()
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", text, re.S) if "Dataset(" in c]
+    (tmp_path / "mine.py").write_text(f"import numpy as np\n{code}")
+    commands = re.findall(r"^keyhole (train .*)$", text, re.M)
+    assert commands
+    for command in commands:
+        entry = "from keyhole.cli.main import main; main()"
+        words = [sys.executable, "-c", entry, *command.split()]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("*/*/trial-0/result.json"))) == len(commands)

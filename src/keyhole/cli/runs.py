@@ -17,7 +17,6 @@ from keyhole.rounds.spec import RunSpec
 
 if TYPE_CHECKING:
     from keyhole.data.federated import Dataset
-    from keyhole.data.readers.source import Kind
     from keyhole.experiments.experiment import Experiment
     from keyhole.server.store import Recovered
 
@@ -87,7 +86,7 @@ def run_settings(experiment: Experiment) -> dict[str, Any]:
 USUAL_WORDS = 10_000
 
 
-def load_data(source: str, kind: Kind, seed: int, **sizes: int) -> Dataset:
+def load_data(source: str, kind: str, seed: int, **sizes: int) -> Dataset:
     """Opens a dataset, importing it first where that has not been done; shows how far it is.
 
     Args:

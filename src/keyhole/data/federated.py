@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.data.readers.source import Kind
 from keyhole.errors import InputError
 
 
@@ -156,14 +155,14 @@ class Dataset:
 
     Args:
         name: such as "femnist" or "synthetic".
-        kind: what the examples are.
+        kind: what the examples are: "writers", "posts", "ratings", or a word of your own.
         splits: "train", "test", and "validation" where the source has one.
         names: what numbers stand for: "words" and "tags" of posts, "classes" of writers, "items".
         facts: "source", "licence", "sha256" of the file, and whatever else explains the data.
     """
 
     name: str
-    kind: Kind
+    kind: str
     splits: Mapping[str, FederatedData]
     names: Mapping[str, Sequence[str]]
     facts: Mapping[str, str] = field(default_factory=dict)

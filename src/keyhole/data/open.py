@@ -15,7 +15,7 @@ from keyhole.data import cache as store
 from keyhole.data.cache import find_imported, find_source, import_source
 from keyhole.data.federated import Dataset
 from keyhole.data.posts import make_posts
-from keyhole.data.readers.source import Kind, Progress, bad_file
+from keyhole.data.readers.source import Progress, bad_file
 from keyhole.data.synthetic import make_ratings
 from keyhole.data.writers import make_writers
 from keyhole.errors import InputError
@@ -173,7 +173,7 @@ _MAKERS: dict[str, Callable[..., Dataset]] = {
 }
 
 
-def make_synthetic(kind: Kind, seed: int, **sizes: int) -> Dataset:
+def make_synthetic(kind: str, seed: int, **sizes: int) -> Dataset:
     """Returns the dataset named "synthetic" of a kind.
 
     Args:

@@ -14,7 +14,6 @@ import numpy as np
 
 from keyhole.arrays import Array, KeyArray
 from keyhole.data.federated import Dataset
-from keyhole.data.readers.source import Kind
 from keyhole.errors import InputError
 from keyhole.experiments.specs import check_sizes
 from keyhole.keys.choice import KeyCounts
@@ -59,7 +58,7 @@ class TaskKind:
     Args:
         name: such as "so_tag".
         about: one sentence.
-        kind: of the dataset it needs.
+        kind: of the dataset it needs: "writers", "posts", "ratings", or a word of your own.
         defaults: how it is trained unless told otherwise, with all sizes and key spaces.
         metric: the one that figures show.
         splits: those that are evaluated on.
@@ -69,7 +68,7 @@ class TaskKind:
 
     name: str
     about: str
-    kind: Kind
+    kind: str
     defaults: RunSpec
     metric: str
     splits: tuple[str, ...]

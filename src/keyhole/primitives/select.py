@@ -1,10 +1,6 @@
-"""Broadcast: every client receives the same value.
+"""Federated select: each client receives the slices it names; broadcast sends all the same value.
 
-Federated select: each client receives the slices it names.
-
-How select relates to broadcast and to itself: section 3.3 and the paper's examples, as
-functions.
-
+How select relates to broadcast and to itself, section 3.3 and the paper's examples, are functions.
 Each takes select functions and gives one select function. `tests/laws/test_reductions.py` holds the
 law of each: the reduced form delivers what the separate ones deliver.
 """
