@@ -1,6 +1,7 @@
 """A sum says itself what a privacy account needs to know, or it is refused."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import pytest
 
@@ -24,8 +25,8 @@ pytest.importorskip("dp_accounting")
 PRIVACY = Privacy(clip=1.0, noise=2.0, delta=1e-6, budget=20.0)
 
 
-def start(aggregate):
-    plan = toy.make_plan(cohorts=Cohorts(20, 5), privacy=PRIVACY, aggregate=aggregate)
+def start(aggregate, **loss):
+    plan = toy.make_plan(cohorts=Cohorts(20, 5, **loss), privacy=PRIVACY, aggregate=aggregate)
     return start_run(toy.make_state(), toy.make_clients(), plan)
 
 
@@ -218,25 +219,36 @@ def test_a_sum_that_is_not_opened_and_said_it_would_be_ends_the_run():
     inner = aggregation_named("plain")
     with pytest.raises(InputError, match=r"not opened although .*it does not decode"):
         list(start(Withholding(inner, inner.about)).rounds(1))
-    may_fail = replace(inner.about, failure=lambda *_: 1e-12)
-    (record,) = start(Withholding(inner, may_fail)).rounds(1)
-    assert record.not_opened == "it does not decode"
-    hides_nothing = replace(inner.about, hides_dropouts=False, min_clients=6)
-    (record,) = start(Withholding(inner, hides_nothing)).rounds(1)  # five came
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss"),
+    [
+        ({"failure": lambda *_: 1e-12}, 0.0),
+        ({"min_clients": 6}, 0.0),  # five came
+        ({"hides_dropouts": False}, 0.5),
+    ],
+)
+def test_a_sum_that_declared_that_it_may_not_be_opened_goes_on(changes, loss):
+    inner = aggregation_named("plain")
+    own = Withholding(inner, replace(inner.about, **changes))
+    (record,) = start(own, lost_after=loss).rounds(1)
     assert record.not_opened == "it does not decode"
 
 
-def test_params_that_forget_noise_or_norm_are_refused():
+@pytest.mark.parametrize(("noise", "norm"), [(0.0, 1.0), (2.0, inf)])
+def test_params_that_forget_noise_or_norm_are_refused(noise, norm):
     class Forgetful(type(SPARSE)):
         def params(self, round):
-            return replace(SPARSE, rounding=self.rounding).params(replace(round, norm=2.0))
+            return SPARSE.with_ring(self.rounding, noise).params(replace(round, norm=norm))
 
     round = SumRound(toy.LAYOUT, {"feature": 3}, bytes(16), asked=5, norm=1.0)
     ring = replace(SPARSE.rounding, room=100)
-    for noise in (0.0, 2.0):
-        prepare(SPARSE.with_ring(ring, noise), round)
-        with pytest.raises(InputError, match=rf"norm 2, noise 0; expected norm 1, noise {noise:g}"):
-            prepare(Forgetful().with_ring(ring, noise), round)
+    prepare(SPARSE.with_ring(ring, 2.0), round)
+    with pytest.raises(
+        InputError, match=rf"norm {norm:g}, noise {noise:g}; expected norm 1, noise 2"
+    ):
+        prepare(Forgetful().with_ring(ring, 2.0), round)
 
 
 def test_a_record_shows_what_a_sum_declares_and_that_another_declares_nothing():
