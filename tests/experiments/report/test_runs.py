@@ -146,3 +146,44 @@ def test_an_epsilon_without_bound_is_said(runs):
     costs = replace(runs.lines[0].costs, epsilon=math.inf)
     facts = replace(make_table(runs).runs[0], costs=costs)
     assert facts.cells[2] == "no bound"
+
+
+def test_own_task_and_long_names_fit_into_files_and_legend(tmp_path):
+    for i in range(7):
+        write_trial(tmp_path, f"mine.FILMS-top50-words-mydelivery.A_RATHER_LONG_NAME_OF_{i}", 0)
+        run = tmp_path / f"mine.FILMS-top50-words-mydelivery.A_RATHER_LONG_NAME_OF_{i}"
+        path = run / "trial-0" / "run.json"
+        path.write_text(path.read_text().replace('"emnist_cnn"', '"mine:FILMS"'))
+    (runs,) = read_results(tmp_path)
+    _, files = write_section(runs, tmp_path / "report")
+    assert files[0].name == "mine.FILMS-runs-overview.png"
+    figure = draw_runs(runs)
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    inside, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= inside.x0
+    assert inside.x1 <= whole.x1
+    assert legend.get_texts()[0].get_text() == "mydelivery.A_RATHER_LONG_NAME_OF_0"
+
+
+def test_the_table_says_in_what_runs_differ_and_has_all_metrics(tmp_path):
+    changes = {"server.lr": 0.5, "data": "mine:few"}
+    write_trial(tmp_path, "a", 0)
+    path = write_trial(tmp_path, "b", 0, changes=changes) / "result.json"
+    path.write_text(path.read_text().replace('{"accuracy"', '{"norm": 3.0, "accuracy"'))
+    (runs,) = read_results(tmp_path)
+    table = make_table(runs)
+    told = [dict(zip(table.header, cells, strict=True)) for cells in table.cells]
+    assert [(row["data"], row["server.lr"], row["test norm"]) for row in told] == [
+        ("synthetic", str(runs.lines[0].trials[0].spec.server.lr), "-"),
+        ("mine:few", "0.5", "3.000"),
+    ]
+    assert "client.lr" not in table.header
+
+
+def test_a_run_shorter_than_the_steps_of_evaluation_says_so(tmp_path):
+    write_trial(tmp_path, "arm", 0, ())
+    (runs,) = read_results(tmp_path)
+    left, _ = draw_runs(runs).axes
+    assert left.texts[0].get_text().startswith("no evaluation within")
+    assert "--evaluate-every" in left.texts[0].get_text()

@@ -42,12 +42,13 @@ from keyhole.experiments.report.style import (
     scale_sizes,
     scale_x,
     series_styles,
+    shorten_names,
     spans_decades,
     write_number,
 )
 
 _PANELS_IN_A_ROW = 3
-_BAND = 7.0  # points that the first of several runs is wider than the last
+_BAND = 3.0  # points that the first of several runs is wider than the last
 _MARKS = 8  # on one line; more would hide it
 
 
@@ -224,12 +225,13 @@ def draw_runs(sweep: SweepResults) -> Figure:
             for place, (line, style) in enumerate(zip(sweep.lines, styles, strict=True)):
                 drawn = _draw_curve(axes, line.curve_of(metric), style, place / len(styles))
                 drawn.set_linewidth(1.8 + _BAND * (1 - (place + 1) / len(styles)))
-            _finish_rounds(axes)
+            _finish_rounds(axes, sweep)
             label_metric(axes, metric, sweep.split)
         handles = [_draw_cost(right, *pair) for pair in zip(sweep.lines, styles, strict=True)]
         _finish_costs(right, sweep)
         complete = {line: sweep.is_complete(line) for line in sweep.lines}
-        names = [line.label if complete[line] else f"{line.label} *" for line in sweep.lines]
+        short = shorten_names([line.label for line in sweep.lines])
+        names = [n if complete[k] else f"{n} *" for k, n in zip(sweep.lines, short, strict=True)]
         add_legend(figure, handles, names, "" if all(complete.values()) else INCOMPLETE)
     return figure
 
@@ -259,12 +261,17 @@ def _finish_costs(axes: Axes, sweep: SweepResults) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
-def _finish_rounds(axes: Axes) -> None:
-    """Scales and labels the axis of rounds; says so where there is no curve yet."""
+def _finish_rounds(axes: Axes, sweep: SweepResults) -> None:
+    """Scales and labels the axis of rounds; says why where there is no curve."""
     _scale_rounds(axes)
     axes.set_xlabel("rounds")
     if not any(np.size(line.get_xdata()) for line in axes.lines):
-        axes.text(0.5, 0.5, "not evaluated yet", ha="center", transform=axes.transAxes)
+        trials = [trial for line in sweep.lines for trial in line.trials]
+        done = max((trial.rounds_done for trial in trials), default=0)
+        every = min((trial.spec.evaluate_every for trial in trials), default=1)
+        why = f"no evaluation within {done} rounds\n(--evaluate-every {every})"
+        axes.text(0.5, 0.5, why, ha="center", transform=axes.transAxes)
+        axes.set(xticks=(), yticks=())
 
 
 Cells: TypeAlias = Mapping[tuple[float, float], Series]

@@ -182,16 +182,16 @@ def _read_line(
 def _group(task: str, runs: Mapping[Path, tuple[Trial, ...]], root: Path) -> SweepResults:
     """The runs of one task, each called as its directory, without the name of the task."""
     own = {arm: trials for arm, trials in runs.items() if trials[0].spec.task == task}
-    first = next(iter(own.values()))[0]
+    first, called = next(iter(own.values()))[0], task.replace(":", ".")  # as in names of files
     metric = str(first.run.get("metric", ""))
     names = [arm.name for arm in own]
     lines = []
     for arm, trials in own.items():
         is_only = names.count(arm.name) == 1
-        label = arm.name.removeprefix(f"{task}-") if is_only else str(arm.relative_to(root))
+        label = arm.name.removeprefix(f"{called}-") if is_only else str(arm.relative_to(root))
         lines.append(Series("", label, None, arm.name, metric, trials))
     return SweepResults(
-        name=f"{task.replace('_', '-')}-runs",
+        name=f"{called.replace('_', '-')}-runs",
         title=f"Runs of {task}",
         scale="",
         data=first.spec.data.name,

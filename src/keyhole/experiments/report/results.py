@@ -220,6 +220,11 @@ class Series:
         results = [trial.result for trial in self.trials if trial.result is not None]
         return spread_of([result.metrics[self.metric] for result in results])
 
+    def test_of(self, metric: str) -> Spread | None:
+        """Returns the same for any metric, over the finished trials that have it."""
+        results = [trial.result for trial in self.trials if trial.result is not None]
+        return spread_of([r.metrics[metric] for r in results if metric in r.metrics])
+
     @property
     def last(self) -> Spread | None:
         """The last point of the curve."""

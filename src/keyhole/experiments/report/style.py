@@ -8,6 +8,7 @@ survives grey-scale printing and colour blindness), by marker, and by dashes.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
@@ -36,6 +39,10 @@ WIDTH = 8.0
 DOTS = 150
 INCOMPLETE = "* some trials are missing or unfinished: see the table"
 
+_LEGEND_SIZE = 10
+_HANDLE_WIDTH = 6.2  # of a legend's handle and the space around it, in units of its font size
+_MAX_LABEL = 70  # characters on one line of a legend
+
 _SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -50,7 +57,7 @@ _SETTINGS: dict[Any, Any] = {
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "legend.fontsize": 10,
+    "legend.fontsize": _LEGEND_SIZE,
     "lines.linewidth": 1.8,
     "lines.markersize": 6.5,
     "svg.fonttype": "path",
@@ -181,18 +188,38 @@ def add_legend(
     means, stands above the series. The figure's constrained layout makes the room."""
     if not any(labels) and not note:
         return
-    longest = max(len(label) for label in labels)
-    # About 110 characters of this size fit into the width; a handle takes six.
-    columns = max(1, min(len(labels), int(figure.get_figwidth() / WIDTH * 110) // (longest + 6)))
+    room = 72 * figure.get_figwidth() - 2 * _LEGEND_SIZE  # points
+    names = [textwrap.fill(label, _MAX_LABEL) for label in labels]
+    widest = max(map(_text_width, names)) + _HANDLE_WIDTH * _LEGEND_SIZE
     figure.legend(
         handles,
-        labels,
+        names,
         loc="outside lower center",
-        ncols=columns,
+        ncols=max(1, min(len(names), int(room // widest))),
         title=note or None,
         title_fontsize=9,
         handlelength=3.2,
     )
+
+
+def _text_width(text: str) -> float:
+    """Points that the widest line of a text takes in a legend."""
+    font = FontProperties(family="DejaVu Sans", size=_LEGEND_SIZE)
+    sizes = [text_to_path.get_text_width_height_descent(t, font, False) for t in text.split("\n")]
+    return max((width for width, _, _ in sizes), default=0.0)
+
+
+def shorten_names(names: Sequence[str]) -> list[str]:
+    """Returns names without the words that all of them have; a name of such words alone stays.
+
+    >>> shorten_names(["top9-films", "top9-films-mine.SUM", "top9-films-mine.PIR"])
+    ['top9-films', 'mine.SUM', 'mine.PIR']
+    """
+    split = [name.split("-") for name in names]
+    common = set(split[0]).intersection(*split[1:])
+    left = ["-".join(word for word in words if word not in common) for words in split]
+    short = [rest or name for rest, name in zip(left, names, strict=True)]
+    return short if len(set(short)) == len(names) else list(names)
 
 
 def save_figure(figure: Figure, path_stem: Path | str) -> list[Path]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from keyhole.experiments.report.results import Costs, Series, Spread, SweepResults
+from keyhole.experiments.report.results import Costs, Series, Spread, SweepResults, Trial
 from keyhole.experiments.report.style import (
     NOTHING,
     is_share,
@@ -203,12 +203,21 @@ class Row:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the table of runs says beyond a row: the titles that delivery and aggregation declare,
-    and what they cost; None before the first round."""
+    """What the table of runs says beyond a row.
+
+    Args:
+        delivery: the title that it declares.
+        aggregation: the title that it declares.
+        costs: None before the first round.
+        settings: those in which the runs of the table differ, as text.
+        metrics: test metrics beside the table's; None where the run has not measured it.
+    """
 
     delivery: str
     aggregation: str
     costs: Costs | None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, Spread | None] = field(default_factory=dict)
 
     @property
     def cells(self) -> tuple[str, str, str]:
@@ -241,7 +250,8 @@ class ReportTable:
     def header(self) -> tuple[str, ...]:
         """The names of the columns; panels, costs and the paper's numbers only if there are any."""
         unit = " (%)" if is_share(self.metric) else ""
-        columns = ["relative size", f"test {metric_name(self.metric)}{unit}"]
+        further = self.runs[0].metrics if self.runs else ()
+        columns = ["relative size", *map(_test_column, (self.metric, *further))]
         columns += ["KB down", "KB up", "epsilon"] if self.runs else []
         columns += ["trials", "rounds", "minutes a trial"]
         columns += [f"paper{unit}", "paper's size"] if self._has_paper else []
@@ -256,7 +266,7 @@ class ReportTable:
     @property
     def names(self) -> int:
         """How many columns, from the left, hold names and not numbers."""
-        return len(self._names)
+        return 3 if self.runs else len(self._names)
 
     @property
     def learned(self) -> list[tuple[str, ...]]:
@@ -273,7 +283,7 @@ class ReportTable:
     @property
     def _names(self) -> tuple[str, ...]:
         if self.runs:
-            return "run", "delivery", "aggregation"
+            return "run", "delivery", "aggregation", *self.runs[0].settings
         return ("panel", "line") if any(row.panel for row in self.rows) else ("line",)
 
     @property
@@ -283,10 +293,14 @@ class ReportTable:
     def _write(self, row: Row, run: RunFacts | None) -> tuple[str, ...]:
         """One row as text."""
         names = (row.panel, row.label)[-len(self._names) :]
-        cells = [row.label, run.delivery, run.aggregation] if run else list(names)
+        cells = list(names)
+        if run:
+            cells = [row.label, run.delivery, run.aggregation, *run.settings.values()]
         cells.append(NOTHING if row.relative_size is None else write_share(row.relative_size))
         cells.append(write_spread(row.test, self.metric))
-        cells += run.cells if run else ()
+        if run:
+            cells += [write_spread(spread, metric) for metric, spread in run.metrics.items()]
+            cells += run.cells
         cells.append(row.trials)
         cells.append(NOTHING if row.rounds is None else f"{row.rounds:,}")
         cells.append(NOTHING if row.minutes is None else f"{row.minutes:.1f}")
@@ -304,13 +318,41 @@ def make_table(sweep: SweepResults) -> ReportTable:
     """Returns the table of a sweep, with a note for every line whose trials are not all there."""
     rows = tuple(_make_row(sweep, line) for line in sweep.lines)
     notes = tuple(note for line in sweep.lines if (note := _note(sweep, line)))
-    runs = () if sweep.is_sweep else tuple(map(_facts, sweep.lines))
+    runs = () if sweep.is_sweep else tuple(_facts(sweep))
     return ReportTable(sweep.name, sweep.title, sweep.metric, rows, notes, runs)
 
 
-def _facts(line: Series) -> RunFacts:
-    first = line.trials[0]
-    return RunFacts(first.title("delivery"), first.title("aggregation"), line.costs)
+def _test_column(metric: str) -> str:
+    return f"test {metric_name(metric)}{' (%)' if is_share(metric) else ''}"
+
+
+def _facts(sweep: SweepResults) -> Iterator[RunFacts]:
+    """What tells the runs apart; lines of runs have a trial each, at least."""
+    told = [_settings_of(line.trials[0]) for line in sweep.lines]
+    names = dict.fromkeys(name for each in told for name in each)
+    differing = [name for name in names if len({each.get(name, NOTHING) for each in told}) > 1]
+    results = [trial.result for line in sweep.lines for trial in line.finished]
+    metrics = sorted({m for r in results if r for m in r.metrics} - {sweep.metric})
+    for line, each in zip(sweep.lines, told, strict=True):
+        first = line.trials[0]
+        yield RunFacts(
+            first.title("delivery"),
+            first.title("aggregation"),
+            line.costs,
+            {name: each.get(name, NOTHING) for name in differing},
+            {metric: line.test_of(metric) for metric in metrics},
+        )
+
+
+def _settings_of(trial: Trial) -> dict[str, str]:
+    """Data, seed and settings as text; rounds have a column, the optimizer is in the name."""
+    usual = {
+        name: value
+        for name, value in trial.settings.items()
+        if name != "rounds" and not name.startswith("server.optimizer")
+    }
+    told = {"data": trial.spec.data.name, "seed": trial.spec.seed, **usual}
+    return {name: NOTHING if value is None else str(value) for name, value in told.items()}
 
 
 def to_markdown(table: ReportTable) -> str:
