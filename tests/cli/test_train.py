@@ -46,6 +46,21 @@ def test_the_same_command_does_not_train_again(trained, keyhole, few_writers):
     assert again.stdout == first.stdout
 
 
+def test_records_that_are_lost_are_told_on_screen_and_in_json(
+    trained, keyhole, few_writers, tmp_path
+):
+    shutil.copytree(trained[1], tmp_path / "runs")
+    for records in (tmp_path / "runs").glob("*/trial-0/records.jsonl"):
+        records.write_bytes(b"")
+    options = ("--data", few_writers, "--m", 8, "--out", tmp_path / "runs", "--json")
+    done = keyhole("train", "emnist_2nn", *TINY, *options, "--rounds", 3)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["rounds"], row["records"]) == (3, 2)
+    assert "the records of 1 rounds are lost" in row["notes"][0]
+    assert row["notes"][0] in done.stderr
+
+
 def test_a_run_says_who_learned_what(keyhole, few_writers, tmp_path):
     """A third of the neurons, so that two servers are worth their bytes."""
     options = ("--data", few_writers, "--m", 5, "--out", tmp_path, "--delivery", "pir")

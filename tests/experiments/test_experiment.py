@@ -110,15 +110,6 @@ def test_a_start_that_was_killed_is_started_anew(tmp_path):
     assert made.run(0, tmp_path / "run").rounds == 3
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"rounds": 3}'])
-@pytest.mark.parametrize("name", ["run.json", "result.json"])
-def test_a_foreign_file_is_refused_and_kept(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=r"another|is not as training writes it"):
-        Experiment(arm(), writers()).run(0, tmp_path)
-    assert (tmp_path / name).read_text() == text
-
-
 def test_both_arms_of_a_trial_meet_the_same_clients():
     cohorts = []
     for shared in (False, True):

@@ -41,7 +41,10 @@ def test_a_record_comes_back_from_toml():
     ("told", "said"),
     [
         ({**TOLD, "version": 1}, "another version: got version 1; expected 3"),
+        ({**TOLD, "version": "3"}, "another version: got version '3', a str; expected 3"),
         ({}, "another version: got version unknown"),
+        (None, "got a NoneType in place of fields"),
+        ([], "got a list in place of fields"),
         ({**TOLD, "epochs": 3}, "unknown field `epochs`"),
         ({**TOLD, "rounds": "3"}, "Expected `int`, got `str` - at `rounds`"),
         ({**TOLD, "rounds": 0}, "Expected `int` >= 1 - at `rounds`"),

@@ -56,12 +56,16 @@ def run_trials(
                 if note is not None:
                     bars.update(bar, note=note)
 
+            def tell(note: str, directory: Path = directory) -> None:
+                click.echo(f"keyhole: {directory}: {note}", err=True)
+
             result = experiment.run(
                 trial,
                 directory,
                 execute=execute or experiment.engine or Cores(count_cores()),
                 stop=stop,
                 on_round=show,
+                on_note=tell,
                 keep_state=keep_state,
                 kind=kind_of(stop),
                 hold=hold,

@@ -76,8 +76,16 @@ class SumPolicy:
         if refused:
             raise ViolationError(
                 f"params of a sum that this device does not accept: got {', '.join(refused)}; "
-                f"expected {self!s}; nothing was sent; ask the trainer for other params"
+                f"expected {self}; nothing was sent; ask the trainer for other params"
             )
+
+    def __str__(self) -> str:
+        """Says it in words, for people."""
+        return (
+            f"sums of at least {self.min_clients} and at most {self.max_clients} clients, numbers "
+            f"up to {self.max_clip:g}, noise of at least {self.min_noise:g} times the norm, at "
+            f"most {self.max_upload} bytes"
+        )
 
     def _has_noise(self, facts: SumFacts) -> bool:
         return self.min_noise == 0 or facts.noise >= self.min_noise * facts.norm

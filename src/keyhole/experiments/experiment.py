@@ -6,12 +6,12 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -28,7 +28,15 @@ from keyhole.experiments.client_keys import choices_of, localize_of
 from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import identified, name_of
 from keyhole.experiments.task import Metrics, Task, TaskKind
-from keyhole.experiments.trial import Result, add_seconds, begin_trial, read_result, write_result
+from keyhole.experiments.trial import (
+    Result,
+    begin_trial,
+    digest_of,
+    read_result,
+    read_seconds,
+    write_result,
+    write_seconds,
+)
 from keyhole.identity import Ref, resolve
 from keyhole.keys.choice import choose_with
 from keyhole.planner.prices import check_model_worth
@@ -42,6 +50,7 @@ from keyhole.rounds.round import Executor, in_process
 from keyhole.rounds.spec import RunParts, RunSpec
 from keyhole.sampling import Cohorts, Stream, generator
 from keyhole.server.state import ServerState
+from keyhole.server.store import holds_store
 
 
 def own_dataset(name: str, seed: int) -> Dataset:
@@ -253,8 +262,10 @@ class Experiment:
         if directory is None:
             return start_run(state, clients, parts, kind=kind)
         self.check()  # before anything is written
-        begin = resume_run if begin_trial(directory, self.describe(trial)) else start_run
-        return begin(state, clients, parts, directory, kind)
+        if holds_store(directory / "state"):
+            return resume_run(state, clients, parts, directory, kind)
+        begin_trial(directory, self.describe(trial))
+        return start_run(state, clients, parts, directory, kind)
 
     def run(
         self,
@@ -264,6 +275,7 @@ class Experiment:
         execute: Executor | None = None,
         stop: threading.Event | None = None,
         on_round: Callable[[RoundRecord], None] = lambda _: None,
+        on_note: Callable[[str], None] = lambda _: None,
         keep_state: bool = True,
         kind: Rounds | None = None,
         hold: Hold = hold_here,
@@ -276,6 +288,7 @@ class Experiment:
                 or else this process.
             stop: once set, the round under way is the last for now.
             on_round: called after each round that is made, and for those made before.
+            on_note: called with each sentence on what was found amiss in the files of the trial.
             keep_state: whether the server's state stays on disk after the last round.
             kind: what makes the rounds; None makes them in process.
             hold: what holds the server's state, given one in this process.
@@ -283,27 +296,32 @@ class Experiment:
         Returns:
             The result, None if `stop` came first.
         """
-        done = None if directory is None else read_result(directory, self.describe(trial))
+        asked = self.describe(trial)
+        done = None if directory is None else read_result(directory, asked)
         if done is not None:
+            _tell(on_note, done.notes)
             return done
+        before, notes = (0.0, ()) if directory is None else read_seconds(directory)
         started, run = time.perf_counter(), self.start(trial, directory, kind, hold)
-        for record in run.records:
-            on_round(record)
+        notes = (*run.notes, *notes)
+        _tell(on_note, notes)
+        _tell(on_round, run.records)
         try:
             evaluation = Evaluation(self._metrics(self._curve_split), self.spec.evaluate_every)
             where = execute or self.engine or in_process
-            for record in run.rounds(
-                self.spec.rounds, execute=where, evaluation=evaluation, stop=stop
-            ):
+            made = run.rounds(self.spec.rounds, execute=where, evaluation=evaluation, stop=stop)
+            for further, record in enumerate(made):
+                if directory is not None and not further:
+                    begin_trial(directory, asked)
                 on_round(record)
         finally:
             run.close()
-            seconds = time.perf_counter() - started
+            seconds = before + time.perf_counter() - started
             if directory is not None:
-                seconds = add_seconds(directory, seconds)
+                write_seconds(directory, seconds)
         if run.next_round < self.spec.rounds:
             return None
-        result = self._result(run, seconds)
+        result = self._result(run, seconds, notes, digest_of(asked))
         if directory is not None:
             write_result(directory, result)
             if not keep_state:
@@ -359,7 +377,7 @@ class Experiment:
         """Validation where there is one, else test, as in the paper's EMNIST figures."""
         return "validation" if "validation" in self.task.metrics else "test"
 
-    def _result(self, run: Run, seconds: float) -> Result:
+    def _result(self, run: Run, seconds: float, notes: Iterable[str], digest: str) -> Result:
         down = [b for record in run.records for b in record.bytes_down]
         up = [b for record in run.records for b in record.bytes_up]
         sizes = [size for record in run.records for size in record.client_sizes if size]
@@ -370,4 +388,15 @@ class Experiment:
             client_size=float(np.mean(sizes)) if sizes else 0.0,  # private fetches tell none
             bytes_down=float(np.mean(down)),
             bytes_up=float(np.mean(up)),
+            records=len(run.records),
+            notes=list(notes),
+            run=digest,
         )
+
+
+_T = TypeVar("_T")
+
+
+def _tell(listener: Callable[[_T], None], all_of: Iterable[_T]) -> None:
+    for each in all_of:
+        listener(each)

@@ -1,8 +1,9 @@
 """Keeps what a trial was asked and what it reached, in the files of its directory.
 
 `run.json` says what was asked, with versions and seeds; `plan.json`, `records.jsonl` and `state/`
-are the training loop's; `result.json` says what was reached. Nothing that was reached is ever
-removed: a directory that holds another run is refused.
+are the training loop's; `result.json` says what was reached, with a digest of what was asked. A
+directory that holds another run is refused, and what is refused changes no file: a result is gone
+once a further round has been made, not before.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from keyhole.errors import InputError
 from keyhole.files import make_directory, replacing, write_all
@@ -33,6 +37,9 @@ class Result:
         client_size: numbers in a client's sub-model, on average.
         bytes_down: what a client received in a round, on average.
         bytes_up: what it sent.
+        records: rounds that these three are means over: all of them, unless records were lost.
+        notes: what was found amiss in the files of the trial, each as a sentence.
+        run: digest of what was asked, but for the number of rounds; see `digest_of`.
     """
 
     rounds: int
@@ -41,6 +48,14 @@ class Result:
     client_size: float
     bytes_down: float
     bytes_up: float
+    records: int
+    notes: list[str]
+    run: str
+
+
+@dataclass(frozen=True)
+class _Clock:
+    seconds: float
 
 
 def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
@@ -50,16 +65,19 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
         asked: what `run.json` is to say.
 
     Raises:
-        InputError: the directory holds another run, more rounds, or fewer without their state.
+        InputError: the directory holds another run, more rounds, or fewer without their state; or
+            a result or a state, and no word on what was asked.
     """
     _check_same(directory, asked)
     path, rounds = directory / _RESULT, asked["spec"]["rounds"]
     if not path.exists():
         return None
-    try:
-        result = Result(**_read(path))
-    except TypeError as error:
-        raise _foreign(path, str(error)) from error
+    result = _read_as(path, Result)
+    if result.run != digest_of(asked):
+        raise InputError(
+            f"{path} is the result of another run: got digest {result.run}; expected "
+            f"{digest_of(asked)}, of what is asked and of run.json; choose another --out"
+        )
     if result.rounds == rounds:
         return result
     if result.rounds > rounds or not holds_store(directory / "state"):
@@ -70,16 +88,15 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
     return None
 
 
-def begin_trial(directory: Path, asked: Mapping[str, Any]) -> bool:
-    """Writes down what is asked; returns whether there is a state to go on from.
+def begin_trial(directory: Path, asked: Mapping[str, Any]) -> None:
+    """Writes down what is asked, before the first round or once a further one has been made.
 
     Raises:
         StorageError: the directory cannot be written.
     """
     make_directory(directory)
-    (directory / _RESULT).unlink(missing_ok=True)  # of fewer rounds, which go on now
     _write(directory / _RUN, asked)
-    return holds_store(directory / "state")
+    (directory / _RESULT).unlink(missing_ok=True)  # of fewer rounds
 
 
 def write_result(directory: Path, result: Result) -> None:
@@ -87,18 +104,40 @@ def write_result(directory: Path, result: Result) -> None:
     _write(directory / _RESULT, asdict(result))
 
 
-def add_seconds(directory: Path, seconds: float) -> float:
-    """Adds to the time that a trial has taken so far, over all its processes; returns the sum."""
+def read_seconds(directory: Path) -> tuple[float, tuple[str, ...]]:
+    """Returns the time that earlier processes have given to a trial, with a note where it is lost:
+    for that alone no run is refused."""
     path = directory / _CLOCK
-    before = float(_read(path).get("seconds", 0.0)) if path.exists() else 0.0
-    _write(path, {"seconds": before + seconds})
-    return before + seconds
+    if not path.exists():
+        return 0.0, ()
+    try:
+        return _read_as(path, _Clock).seconds, ()
+    except InputError as error:
+        return 0.0, (f"{_CLOCK}: the seconds of earlier rounds are lost: got {error.got}",)
+
+
+def write_seconds(directory: Path, seconds: float) -> None:
+    """Keeps the time that a trial has taken so far, over all its processes."""
+    _write(directory / _CLOCK, {"seconds": seconds})
+
+
+def digest_of(asked: Mapping[str, Any]) -> str:
+    """Returns a digest of what decides a result: all that two runs must share, but for the
+    engine."""
+    told = json.loads(json.dumps(asked))
+    fields = {k: v for k, v in _compared(told).items() if k.partition(".")[0] != "engine"}
+    return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
     """A directory goes on with the run it began with; more rounds and other versions are fine."""
     path = directory / _RUN
     if not path.exists():
+        if (directory / _RESULT).exists() or holds_store(directory / "state"):
+            raise InputError(
+                f"{directory} does not say what it holds: got files of a run; expected {_RUN} "
+                "beside them; restore it from a copy, or choose another --out"
+            )
         return
     found = _read(path)
     RunSpec.read(found.get("spec", {}))
@@ -127,6 +166,16 @@ def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
     return flatten(facts) | flatten(spec)
 
 
+_T = TypeVar("_T")
+
+
+def _read_as(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(_read(path), kind)
+    except msgspec.ValidationError as error:
+        raise _foreign(path, str(error).replace("`$.", "`")) from error
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
@@ -139,8 +188,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _foreign(path: Path, got: str) -> InputError:
     return InputError(
-        f"{path} is not as training writes it: got {got}; expected the JSON of a run; choose "
-        "another --out, or move the file away"
+        f"{path} is not as training writes it: got {got}; expected the JSON of a run; restore "
+        "it from a copy, or choose another --out"
     )
 
 

@@ -112,10 +112,14 @@ def _decode(kind: type, told: Any) -> Any:
 
 def convert(kind: type[_R], told: Mapping[str, Any], what: str) -> _R:
     """Returns the record that nested fields say; those with a default may be left out."""
-    if told.get("version") != VERSION:
+    if not isinstance(told, Mapping):
+        raise _unusable(what, f"a {type(told).__name__} in place of fields")
+    if (version := told.get("version")) != VERSION:
+        is_number = isinstance(version, int | None)
+        got = version or "unknown" if is_number else f"{version!r}, a {type(version).__name__}"
         raise InputError(
-            f"{what} is of another version: got version {told.get('version') or 'unknown'}; "
-            f"expected {VERSION}; use the version of keyhole that wrote it, or start the run anew"
+            f"{what} is of another version: got version {got}; expected {VERSION}; use the version "
+            "of keyhole that wrote it, or start the run anew"
         )
     try:
         return msgspec.convert(told, kind, dec_hook=_decode)

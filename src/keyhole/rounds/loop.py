@@ -290,9 +290,9 @@ def resume_run(
         lines, under_way = _unpack(found.metadata, described)
         stored = decode_records(lines)
         records, notes = _merge(read_records(directory / _RECORDS), stored)
-        write_records(directory / _RECORDS, records)
         kind = kind or _rounds_of(parts)
         kind.load(under_way, state.layout)
+        write_records(directory / _RECORDS, records)  # nothing is refused from here on
     except BaseException:
         found.store.close()
         raise
@@ -357,7 +357,7 @@ def _merge(
 ) -> tuple[list[RoundRecord], tuple[str, ...]]:
     """All durable records by round; those of the store fill in what the file lost."""
     durable = stored[-1].round if stored else -1
-    merged = {r.round: r for r in stored} | {r.round: r for r in kept if r.round <= durable}
+    merged = {r.round: r for r in stored} | {r.round: r for r in kept if 0 <= r.round <= durable}
     lost = durable + 1 - len(merged)
     note = f"{_RECORDS}: the records of {lost} rounds are lost; the rounds themselves are not"
     return [merged[t] for t in sorted(merged)], (note,) if lost else ()

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from keyhole.errors import InputError
 from keyhole.files import replacing, write_all
 from keyhole.rounds.machine import Why
@@ -97,7 +99,8 @@ def decode_records(data: bytes) -> list[RoundRecord]:
     """Returns the records of `encode_records`; an unfinished last line is left out."""
     lines = data.split(b"\n")[:-1]
     try:
-        return [RoundRecord(**json.loads(line)) for line in lines]
+        read = [RoundRecord(**json.loads(line)) for line in lines]
+        return [msgspec.convert(vars(record), RoundRecord) for record in read]
     except (TypeError, ValueError) as error:
         raise InputError(
             f"a line is not the record of a round: got {error!s}; expected JSON lines as "

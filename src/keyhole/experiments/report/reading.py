@@ -316,7 +316,7 @@ def _short(path: Path) -> str:
 def _foreign(path: Path, what: str, got: str) -> InputError:
     return InputError(
         f"{_short(path)} is not {what}: got {got}; expected JSON as `keyhole sweep` and `keyhole "
-        "train` write it; run it again, or move the file away"
+        "train` write it; restore it from a copy, or leave the run out"
     )
 
 
