@@ -15,11 +15,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from keyhole.errors import InputError
 from keyhole.files import make_directory, replacing, write_all
-from keyhole.rounds.fields import flatten
+from keyhole.rounds.fields import flatten, typed
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.store import holds_store
 
@@ -171,9 +169,9 @@ _T = TypeVar("_T")
 
 def _read_as(path: Path, kind: type[_T]) -> _T:
     try:
-        return msgspec.convert(_read(path), kind)
-    except msgspec.ValidationError as error:
-        raise _foreign(path, str(error).replace("`$.", "`")) from error
+        return typed(kind, _read(path))
+    except ValueError as error:
+        raise _foreign(path, str(error)) from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 _R = TypeVar("_R", bound=Record)
+_T = TypeVar("_T")
 
 
 def flatten(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +126,14 @@ def convert(kind: type[_R], told: Mapping[str, Any], what: str) -> _R:
         return msgspec.convert(told, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise _unusable(what, str(error).replace("`$.", "`")) from error
+
+
+def typed(kind: type[_T], told: Mapping[str, Any]) -> _T:
+    """Returns the dataclass that fields say; raises ValueError where one is of another type."""
+    try:
+        return msgspec.convert(told, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error).replace("`$.", "`")) from error
 
 
 def read(kind: type[_R], told: Mapping[str, Any], what: str) -> _R:

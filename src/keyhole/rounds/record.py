@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from keyhole.errors import InputError
 from keyhole.files import replacing, write_all
+from keyhole.rounds.fields import typed
 from keyhole.rounds.machine import Why
 
 
@@ -100,7 +99,7 @@ def decode_records(data: bytes) -> list[RoundRecord]:
     lines = data.split(b"\n")[:-1]
     try:
         read = [RoundRecord(**json.loads(line)) for line in lines]
-        return [msgspec.convert(vars(record), RoundRecord) for record in read]
+        return [typed(RoundRecord, vars(record)) for record in read]
     except (TypeError, ValueError) as error:
         raise InputError(
             f"a line is not the record of a round: got {error!s}; expected JSON lines as "
