@@ -29,7 +29,7 @@ LAYERS = [
     {"server"},
     {"crypto"},
     {"primitives"},
-    {"about", "arrays", "errors", "files", "identity", "pricing", "sampling", "tree"},
+    {"about", "arrays", "digests", "errors", "files", "identity", "pricing", "sampling", "tree"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 COMMON = len(LAYERS) - 1

@@ -248,7 +248,7 @@ def start_run(
     kind = kind or _rounds_of(parts)
     if directory is None:
         return Run(state, clients, parts, kind)
-    directory, described = Path(directory), describe_run(state, clients, parts)
+    directory, described = Path(directory), describe_run(state, clients, parts, kind)
     store = create_store(directory / _STATE, state, json.dumps(described).encode() + b"\0")
     write_records(directory / _RECORDS, [])
     (directory / _PLAN).write_text(json.dumps(described, indent=1) + "\n")
@@ -278,7 +278,8 @@ def resume_run(
         StorageError: no run is there, or its files are damaged beyond the last round.
     """
     _check(state, clients, parts)
-    directory, described = Path(directory), describe_run(state, clients, parts)
+    kind = kind or _rounds_of(parts)
+    directory, described = Path(directory), describe_run(state, clients, parts, kind)
     found = recover(
         directory / _STATE,
         state.layout,
@@ -290,7 +291,6 @@ def resume_run(
         lines, under_way = _unpack(found.metadata, described)
         stored = decode_records(lines)
         records, notes = _merge(read_records(directory / _RECORDS), stored)
-        kind = kind or _rounds_of(parts)
         kind.load(under_way, state.layout)
         write_records(directory / _RECORDS, records)  # nothing is refused from here on
     except BaseException:
@@ -301,7 +301,9 @@ def resume_run(
     return Run(found.state, clients, parts, kind, records, directory, store, notes, described)
 
 
-def describe_run(state: ServerState, clients: Clients, parts: RunParts) -> dict[str, str]:
+def describe_run(
+    state: ServerState, clients: Clients, parts: RunParts, kind: Rounds
+) -> dict[str, str]:
     """Returns what a run is made of, as text; a run goes on where all of it is the same.
 
     Data are not read for it: they may be larger than memory.
@@ -310,7 +312,7 @@ def describe_run(state: ServerState, clients: Clients, parts: RunParts) -> dict[
         InputError: a part has no identity; see `identity_of`.
     """
     own = {name: getattr(clients, name) for name in ("choose", "localize", "train")}
-    own["optimizer"] = state.optimizer
+    own |= {"optimizer": state.optimizer, "kind": kind}
     return parts.describe() | {name: identity_of(part) for name, part in own.items()}
 
 

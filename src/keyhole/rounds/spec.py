@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from msgspec import Meta
@@ -491,8 +492,8 @@ def _text(value: Any) -> str:
         counted = [f.name for f in fields(value) if f.compare and f.init]
         inner = ", ".join(f"{name}={_text(getattr(value, name))}" for name in counted)
         return f"{type(value).__name__}({inner})"
-    if isinstance(value, Mapping):
+    if type(value) in (dict, MappingProxyType):
         return ", ".join(f"{name}: {_text(value[name])}" for name in sorted(value))
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # a subclass may be a part, with code of its own
         return ", ".join(map(_text, value))
-    return value if isinstance(value, str) else identity_of(value)
+    return value if type(value) is str else identity_of(value)
