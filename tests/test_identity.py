@@ -2,9 +2,11 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 import threading
+import types
 from dataclasses import dataclass, field
 
 import jax
@@ -51,10 +53,18 @@ class Plain:
         return self.factor * 2
 
 
+class OnlyCached:
+    @functools.cached_property
+    def computed(self):
+        return 4
+
+
 def jitted(factor):
     compiled = jax.jit(closure(factor))
     return lambda x: compiled(x) + 1
 
+
+LOCK = threading.Lock()
 
 MAKERS = {
     "closure": closure,
@@ -68,6 +78,8 @@ MAKERS = {
     "instance": Plain,
     "bound method": lambda factor: Plain(factor).method,
     "array": lambda factor: closure(np.full(3, factor, np.float32)),
+    "pattern": lambda factor: closure(re.compile("a" * factor)),
+    "strings": lambda factor: closure(frozenset({"a", "b", "c", str(factor)})),
     "containers": lambda factor: closure([{"a": {1, factor}, "b": (factor, None)}]),
 }
 
@@ -98,9 +110,108 @@ def test_a_helper_and_a_constant_of_the_module_count():
     assert len(found) == 3
 
 
+OWN = {  # source -> what the part is called there; {} is what differs
+    "variable": "rate = {}\ndef own(x): return rate * x",
+    "dictionary": "Rates = {{'a': {}}}\ndef own(x): return Rates['a'] * x",
+    "instance": "import types\nK = types.SimpleNamespace(k={})\ndef own(x): return K.k * x",
+    "compiled": "import jax\n@jax.jit\ndef h(x): return {} * x\ndef own(x): return h(x)",
+    "cached": "import functools as f\n@f.cache\ndef h(x): return {}\ndef own(x): return h(x)",
+    "partial": "import functools\nh = functools.partial(max, {})\ndef own(x): return h(x)",
+    "wrapper of a library's": "import functools\nimport numpy as np\n"
+    "@functools.wraps(np.abs)\ndef own(x): return {} * x",
+    "another module": "import own_helpers\nown_helpers.h.k = {}\n"
+    "def own(x): return own_helpers.h(x)",
+    "function of another module": "from own_helpers import h\nh.k = {}\ndef own(x): return h(x)",
+    "import when it runs": "import own_helpers\nown_helpers.h.k = {}\n"
+    "def own(x):\n  from own_helpers import h\n  return h(x)",
+    "attribute of the function": "def own(x): return own.k * x\nown.k = {}",
+    "tuple": "from typing import NamedTuple\nclass S(NamedTuple):\n  f: float\n"
+    "  def add(self, x): return {}\nown = S(1.0)",
+    "class": "class S:\n  def add(self, x): return {}\nown = S()",
+    "subclass of a data class": "from keyhole.server.optimizers import SGD\nclass S(SGD): pass\n"
+    "own = S(1.0)\nobject.__setattr__(own, 'k', {})",
+    "subclass of a named class": "class A: name, version = 'a', '1'\n"
+    "class B(A):\n  def add(self, x): return {}\nown = B()",
+    "instance with a name": "class A: pass\nown = A()\nown.name, own.version, own.k = 'a', '1', {}",
+    "callable that wraps": "import functools\nclass W:\n"
+    "  def __call__(self, x): return self.k\nown = W()\n"
+    "functools.update_wrapper(own, max)\nown.k = {}",
+    "float": "class F(float): pass\nown = F(1.0)\nown.k = {}",
+    "list": "class L(list): pass\nown = L([1])\nown.k = {}",
+    "array": "import numpy as np\nclass A(np.ndarray): pass\nown = np.zeros(2).view(A)\nown.k = {}",
+    "masked array": "import numpy as np\nown = np.ma.masked_array([1, 1], mask=[{} == 1, False])",
+    "factory": "import collections\nown = collections.defaultdict(lambda: {})",
+    "descriptor": "class D:\n  def __set__(self, o, v): pass\n  def __get__(self, *_): return {}\n"
+    "class A: k = D()\nown = A()",
+    "jax key": "import jax\nown = jax.random.key({})",
+    "jax derivative": "import jax\nown = jax.custom_jvp(lambda x: x)\n"
+    "own.defjvp(lambda p, t: (p, {}))",
+    "jax arguments": "import jax\nown = jax.jit(lambda x, y, z: x, static_argnums={})",
+}
+
+
+def made(source, **more):
+    variables = {"__name__": "own_module", **more}
+    exec(source, variables)
+    return variables["own"]
+
+
+@pytest.fixture
+def own_helpers(monkeypatch):
+    module = types.ModuleType("own_helpers")
+    exec("def h(x): return h.k * x", vars(module))
+    monkeypatch.setitem(sys.modules, "own_helpers", module)
+
+
+@pytest.mark.usefixtures("own_helpers")
+@pytest.mark.parametrize("source", OWN.values(), ids=OWN)
+def test_whatever_is_the_authors_own_counts(source):
+    one, again, other = (identity_of(made(source.format(k))) for k in (1, 1, 2))
+    assert one == again != other
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("def own(s, *r): return r", "def own(s, r): return r"),
+        ("own = {'a': 1, 'b': 2}", "own = {'b': 2, 'a': 1}"),
+        ("import numpy as np\nown = np.zeros(2)", "own = [0.0, 0.0]"),
+    ],
+    ids=["arguments", "order", "kind"],
+)
+def test_what_differs_a_little_is_another_part(one, other):
+    assert identity_of(made(one)) != identity_of(made(other))
+
+
+PLAIN_SOURCE = "def own(x):\n  def f(y):\n    return y\n  if x: return f(x)"
+DOCUMENTED = (
+    "# why\ndef own(x: int):\n  'doc'\n\n  def f(y):\n    'doc'\n    return y\n"
+    "  if x:\n    return f(x)"
+)
+
+
+def test_words_and_places_do_not_count():
+    assert identity_of(made(PLAIN_SOURCE)) == identity_of(made(DOCUMENTED, __name__="moved"))
+
+
+def test_wrappers_of_what_the_library_ships_are_other_parts():
+    first, second = (functools.wraps(top)(closure(factor)) for factor in (1, 2))
+    assert len({identity_of(each) for each in (top, first, second)}) == 3
+
+
+def test_a_shared_value_is_as_good_as_a_copy_and_depth_is_no_matter():
+    one = closure(2)
+    assert identity_of((one, one)) == identity_of((one, closure(2)))
+    nested = [functools.reduce(lambda held, _: [held], range(400), k) for k in (1, 1, 2)]
+    assert identity_of(nested[0]) == identity_of(nested[1]) != identity_of(nested[2])
+
+
 def test_what_is_computed_on_the_way_does_not_count():
     used, fresh = Plain(2), Plain(2)
     assert used.computed == 4
+    empty, filled = OnlyCached(), OnlyCached()
+    assert filled.computed == 4
+    assert identity_of(empty) == identity_of(filled)
     data = Data(2)
     data.seen.append(1)
     assert identity_of(used) == identity_of(fresh)
@@ -136,11 +247,18 @@ def test_what_the_library_ships_goes_by_its_name():
 
 
 @pytest.mark.parametrize(
-    "value", [threading.Lock(), sys.stderr, (n for n in [1])], ids=["lock", "file", "generator"]
+    "value",
+    [threading.Lock(), sys.stderr, (n for n in [1]), np.frompyfunc(abs, 1, 1)],
+    ids=["lock", "file", "generator", "ufunc"],
 )
 def test_what_cannot_be_digested_is_refused_and_named(value):
     with pytest.raises(InputError, match=r"closure.*no identity.*`name` and `version`"):
         identity_of(closure(value))
+
+
+def test_a_variable_that_cannot_be_digested_is_named():
+    with pytest.raises(InputError, match=r"got a value of type lock as own\.helper\.guard"):
+        identity_of(made("def helper(): return guard\ndef own(): return helper()", guard=LOCK))
 
 
 def test_identities_are_the_same_in_another_process():

@@ -52,6 +52,6 @@ def test_parts_of_a_page_train_and_are_told_from_others_of_their_name(
         write(page, other)
         refused = keyhole(*asked, "--out", tmp_path / "runs")
         assert refused.returncode == InputError.exit_code
-        assert f"holds a run with another identity.{part}" in refused.stderr
+        assert f"holds a run with another {part}" in refused.stderr
         write(page, same)
         assert keyhole(*asked, "--out", tmp_path / "runs").stdout == first.stdout

@@ -1,6 +1,7 @@
 """Two parts of one name are two runs, and one part that was made twice is one run."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -8,6 +9,10 @@ import pytest
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
+from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.round import Synchronous
+from keyhole.rounds.spec import RunParts
+from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from tests.experiments.small import writers
 from tests.rounds import toy
@@ -51,6 +56,36 @@ def test_a_run_does_not_go_on_with_another_learning_rate(tmp_path):
     started(tmp_path, state=toy.make_state(SGD(1.0)))
     with pytest.raises(InputError, match="another"):
         resumed(tmp_path, state=toy.make_state(SGD(0.1)))
+
+
+class Slower(Synchronous):
+    """Rounds of one's own."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+
+def test_a_run_does_not_go_on_with_other_rounds(tmp_path):
+    parts = (toy.make_state(), toy.make_clients(), toy.make_plan())
+    start_run(*parts, tmp_path, kind=Slower(1)).close()
+    with pytest.raises(InputError, match="another kind"):
+        resume_run(*parts, tmp_path, kind=Slower(2))
+    resume_run(*parts, tmp_path, kind=Slower(1)).close()
+
+
+def tuple_sum(factor):
+    class Sum(NamedTuple):
+        scale: float
+
+        def add(self, request):
+            return scaled_sum(factor).add(request)
+
+    return Sum(1.0)
+
+
+def test_a_tuple_with_code_of_its_own_is_a_part():
+    one, other = (RunParts(Cohorts(9, 3), {"word": 5}, aggregate=tuple_sum(k)) for k in (1, 2))
+    assert one.describe()["aggregate"] != other.describe()["aggregate"]
 
 
 def test_a_new_instance_with_the_same_values_goes_on(tmp_path):
