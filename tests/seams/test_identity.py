@@ -119,3 +119,14 @@ def test_the_result_of_another_choice_is_not_returned(tmp_path):
     one.run(0, tmp_path)
     with pytest.raises(InputError, match="another"):
         other.run(0, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["aggregation.name", "delivery", "metrics", "task", "engine"])
+def test_a_part_of_another_kind_is_refused_by_its_place(path):
+    with pytest.raises(InputError, match=f"another kind than its place.*at {path}"):
+        experiment(parts={path: choose_from(0)})
+
+
+def test_data_are_no_part():
+    with pytest.raises(InputError, match="as `dataset`"):
+        experiment(parts={"data": choose_from(0)})

@@ -6,6 +6,8 @@ Imports neither JAX nor Numba: the command line checks what it was given before 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from inspect import signature
+from types import FunctionType
 from typing import Any
 
 from keyhole.errors import InputError
@@ -139,8 +141,10 @@ def identified(spec: RunSpec, parts: Mapping[str, Any]) -> RunSpec:
         parts: dotted path of a field -> an object in place of what the field names.
 
     Raises:
-        InputError: a part has no identity, or another one than the record says.
+        InputError: a part has no identity, or another one than the record says, or is of another
+            kind than its place.
     """
+    _check_kinds(parts)
     found = {path: Ref(_label(part), identity_of(part)) for path, part in parts.items()}
     for path, ref in spec.parts():
         if ref.is_own and path not in found:
@@ -152,6 +156,44 @@ def identified(spec: RunSpec, parts: Mapping[str, Any]) -> RunSpec:
                 "new run"
             )
     return spec.changed(found) if found else spec
+
+
+_MEMBERS = {  # path of a part -> what is called of it, and the docs/ page about it
+    "aggregation.name": ("add", "own-sum"),
+    "delivery": ("for_run", "own-delivery"),
+    "engine": ("__call__", "own-engine"),
+    "metrics": ("__call__", "own-metric"),
+    "server.optimizer": ("__call__", "own-optimizer"),
+    "task": ("on", "own-model"),
+}
+_ARGUMENTS = {"engine": 2, "metrics": 1}  # of functions, which have no member to be told by
+
+
+def _check_kinds(parts: Mapping[str, Any]) -> None:
+    """Raises InputError where a part cannot do what its place asks for."""
+    if "data" in parts:
+        raise InputError(
+            "data are no part of an experiment: got one at data; expected none; pass the data set "
+            "as `dataset`"
+        )
+    for path in parts.keys() & _MEMBERS.keys():
+        member, page = _MEMBERS[path]
+        if not callable(getattr(parts[path], member, None)) or not _takes(parts[path], path):
+            raise InputError(
+                f"the part is of another kind than its place: got {_label(parts[path])} at {path}; "
+                f"expected an object with {member}; see docs/{page}.md"
+            )
+
+
+def _takes(part: Any, path: str) -> bool:
+    """Whether a function takes as many arguments as its place passes."""
+    if not isinstance(part, FunctionType) or path not in _ARGUMENTS:
+        return True
+    try:
+        signature(part).bind(*[None] * _ARGUMENTS[path])
+    except TypeError:
+        return False
+    return True
 
 
 def _label(part: Any) -> str:
