@@ -41,6 +41,7 @@ INCOMPLETE = "* some trials are missing or unfinished: see the table"
 
 _LEGEND_SIZE = 10
 _HANDLE_WIDTH = 6.2  # of a legend's handle and the space around it, in units of its font size
+_ROWS, _ROW_HEIGHT = 3, 0.21  # of a legend that a figure has room for; inches of each further row
 _MAX_LABEL = 70  # characters on one line of a legend
 
 _SETTINGS: dict[Any, Any] = {
@@ -191,11 +192,14 @@ def add_legend(
     room = 72 * figure.get_figwidth() - 2 * _LEGEND_SIZE  # points
     names = [textwrap.fill(label, _MAX_LABEL) for label in labels]
     widest = max(map(_text_width, names)) + _HANDLE_WIDTH * _LEGEND_SIZE
+    columns = max(1, min(len(names), int(room // widest)))
+    rows = math.ceil(len(names) / columns)
+    figure.set_figheight(figure.get_figheight() + _ROW_HEIGHT * max(0, rows - _ROWS))
     figure.legend(
         handles,
         names,
         loc="outside lower center",
-        ncols=max(1, min(len(names), int(room // widest))),
+        ncols=columns,
         title=note or None,
         title_fontsize=9,
         handlelength=3.2,
