@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.identity import identity_of, resolve
+from keyhole.identity import identity_of
 from keyhole.keys.structured import top
 
 
@@ -269,10 +269,3 @@ def test_identities_are_the_same_in_another_process():
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         assert done.stdout.splitlines() == [identity_of(make(2)) for make in MAKERS.values()]
-
-
-def test_resolve_finds_what_is_named():
-    assert resolve("keyhole.keys.structured:top") is top
-    for wrong in ("top", "keyhole.keys.structured:", "keyhole.none:top", "keyhole.keys:none"):
-        with pytest.raises(InputError, match="names nothing"):
-            resolve(wrong)

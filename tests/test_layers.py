@@ -29,7 +29,18 @@ LAYERS = [
     {"server"},
     {"crypto"},
     {"primitives"},
-    {"about", "arrays", "digests", "errors", "files", "identity", "pricing", "sampling", "tree"},
+    {
+        "about",
+        "arrays",
+        "digests",
+        "errors",
+        "files",
+        "identity",
+        "parts",
+        "pricing",
+        "sampling",
+        "tree",
+    },
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 COMMON = len(LAYERS) - 1

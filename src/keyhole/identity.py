@@ -7,21 +7,13 @@ code, its defaults and the values that it closes over, so a run is not resumed w
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import pkgutil
 import re
 import types
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
 
 from keyhole.digests import digest_of, given_name, inner_values, is_library, is_scalar, place_of
-from keyhole.errors import InputError
 
 _SHOWN = 16  # hexadecimal digits of a digest: 64 bits, far more than the parts of any run
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_T = TypeVar("_T")
 
 
 class Ref:
@@ -62,70 +54,6 @@ class Ref:
 
     def __repr__(self) -> str:
         return f"Ref({self.name!r}, {self.identity!r})" if self.identity else f"Ref({self.name!r})"
-
-
-def pick(what: str, name: str, known: Mapping[str, _T]) -> _T:
-    """Returns the part of that name, or your own that "module:NAME" names.
-
-    Args:
-        what: such as "task", for the error.
-        name: in any case where it is known.
-    """
-    if Ref(name).is_own:
-        found: _T = resolve(name)
-        return found
-    by_case = {each.lower(): part for each, part in known.items()}
-    if name.lower() not in by_case:
-        raise InputError(
-            f"no such {what}: got {name!r}; expected {words_for(known)}; {near_miss(name, known)}"
-        )
-    return by_case[name.lower()]
-
-
-def words_for(known: Collection[str]) -> str:
-    """Returns what a name may be, for errors and help."""
-    own = "module:NAME of your own"
-    return ", ".join([*known, f"or {own}"]) if known else own
-
-
-def near_miss(name: str, known: Iterable[str]) -> str:
-    """Returns what to do about a name that is not known: the nearest one, if one is near.
-
-    >>> near_miss("so_tga", ["so_tag", "so_word"])
-    'did you mean so_tag?'
-    """
-    by_case = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_case, 1)
-    return f"did you mean {by_case[near[0]]}?" if near else "choose one of them"
-
-
-def resolve(name: str) -> Any:
-    """Returns the object that "module:NAME" names; dots in NAME go into classes and objects.
-
-    Raises:
-        InputError: the text is not of this form, or there is no such module or name.
-
-    >>> resolve("math:pi") > 3
-    True
-    """
-    module, _, path = name.partition(":")
-    if not _OWN.fullmatch(name):
-        raise _unresolved(name, "not of the form module:NAME", "check the spelling")
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        near = near_miss(module, [each.name for each in pkgutil.iter_modules([str(Path.cwd())])])
-        fix = near if "mean" in near else "check the spelling, or add its folder to PYTHONPATH"
-        raise _unresolved(name, f"no module {error.name}", fix) from error
-    except ImportError as error:
-        raise _unresolved(name, str(error), "mend the module") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            near = near_miss(part, [each for each in dir(found) if not each.startswith("_")])
-            fix = near if "mean" in near else f"check what {module} defines"
-            raise _unresolved(name, f"no {part} in {module}", fix)
-        found = getattr(found, part)
-    return found
 
 
 def identity_of(thing: object) -> str:
@@ -171,10 +99,3 @@ def _label(thing: object) -> str:
     """What a reader calls a part: it need not tell it from others."""
     named = thing if isinstance(thing, type | types.FunctionType) else type(thing)
     return str(named.__qualname__)
-
-
-def _unresolved(name: str, got: str, fix: str) -> InputError:
-    return InputError(
-        f"{name!r} names nothing: got {got}; expected module:NAME of a module in this folder or on "
-        f"the Python path; {fix}"
-    )

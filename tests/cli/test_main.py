@@ -64,6 +64,29 @@ def test_a_wrong_value_is_one_message_and_exit_code_2(args, keyhole):
     assert line.endswith(" --help")
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["trian"], "No such command 'trian'; did you mean train? See keyhole --help"),
+        (
+            ["train", "so_tag", "--rouds", "3"],
+            "No such option '--rouds'; did you mean --rounds? See keyhole train --help",
+        ),
+        (
+            ["train", "so_tag", "--server-lr", "nan"],
+            "Invalid value for '--server-lr': nan is not a number in the range x>0; see keyhole "
+            "train --help",
+        ),
+        (
+            ["train", "so_tag", "--delivery", "on-demnd"],
+            "or module:NAME of your own; did you mean on-demand? See keyhole train --help",
+        ),
+    ],
+)
+def test_a_wrong_word_is_told_the_right_one(args, says, keyhole):
+    assert keyhole(*args).stderr.strip().endswith(says)
+
+
 def test_a_process_ends_as_the_function_does(program, keyhole):
     """So other tests may call the function."""
     for args in (["--help"], ["train", "no_such_task"]):

@@ -309,7 +309,7 @@ def test_parts_of_one_s_own_are_named_by_module(program, few_writers, tmp_path):
         done = program("train", "emnist_2nn", *args, cwd=tmp_path)
         assert done.returncode == code, done.stderr
         shutil.rmtree(tmp_path / "__pycache__")  # Python tells files of one second by their size
-    assert "holds a run with another keys.neuron.choice" in done.stderr
+    assert "the code or fields of own_parts:choose are not those that the run in" in done.stderr
 
 
 def words_of(text):

@@ -14,7 +14,9 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment, own_dataset
 from keyhole.experiments.specs import spec_for_device, spec_of
 from keyhole.experiments.trial import read_result
-from keyhole.identity import Ref, pick, resolve
+from keyhole.identity import Ref
+from keyhole.keys.structured import CHOICE
+from keyhole.parts import pick, resolve
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.optimizers import SGD
 from tests.seams import own_parts, own_task
@@ -153,4 +155,4 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(name, says):
 def test_names_of_the_library_are_plain_text_in_the_record():
     assert spec_of("so_tag").describe()["task"] == "so_tag"
     assert Ref("top") == "top"
-    assert pick("choice", "TOP", {"top": 1}) == 1
+    assert pick(CHOICE, "TOP", {"top": 1}) == 1

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from keyhole.errors import InputError
-from keyhole.identity import pick
+from keyhole.parts import pick
 
 if TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation, AggregationAbout, Rounding
@@ -62,8 +62,10 @@ def aggregation_named(
     Raises:
         InputError: there is no such aggregation, or nothing in it to sign.
     """
+    from keyhole.aggregation.base import AGGREGATION
+
     known = {each.about.name: each for each in all_aggregations(rounding, signed)}
-    found = pick("aggregation", name, known)
+    found = pick(AGGREGATION, name, known)
     if signed and not (name in known and found.about.can_sign):
         words = ", ".join(aggregation_names(lambda about: about.can_sign))
         raise InputError(

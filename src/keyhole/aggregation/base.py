@@ -22,6 +22,7 @@ from keyhole.arrays import KeyArray, Tree
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint, RingBits
 from keyhole.errors import InputError, ThresholdError
+from keyhole.parts import PartKind
 from keyhole.pricing import Workload
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.layout import KeysBySpace, Layout
@@ -279,6 +280,8 @@ class Aggregation(Protocol):
         """Adds up the updates of a round."""
         ...
 
+
+AGGREGATION = PartKind("aggregation", "own-sum", {"add": Callable})
 
 _UNDECLARED = AggregationAbout(
     name="undeclared",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from keyhole.cli.options import PLACE, NameOr, in_group
+from keyhole.cli.options import PLACE, NameOr, NumberRange, in_group
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ _DEVICE = (
     in_group(
         PLACE,
         "--min-noise",
-        type=click.FloatRange(0),
+        type=NumberRange(0),
         help="With --aggregators: take part in no sum to which each of them adds less noise, in "
         "units of the L2 clipping norm of updates.",
         show_default="0",

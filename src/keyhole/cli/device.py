@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.cli.aggregators import device_sum_options, send_of
-from keyhole.cli.options import GroupedOption, NameOr, data_option, find_own_modules
+from keyhole.cli.options import GroupedOption, NameOr, data_option
 from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.token import device_in, read_token
@@ -304,7 +304,6 @@ def _population(
     """Makes the population as `keyhole train` does, by what the run tells its devices."""
     from keyhole.experiments.specs import defaults_of, spec_for_device
 
-    find_own_modules()
     defaults_of(task)
 
     def make(settings: DeviceSettings) -> Clients:

@@ -13,6 +13,7 @@ from keyhole.cli.aggregators import named_options, shared_names
 from keyhole.cli.options import (
     PLACE,
     GroupedCommand,
+    NumberRange,
     in_group,
     keys_options,
     name_of_option,
@@ -109,7 +110,7 @@ _ROUNDS = (
     in_group(
         PLACE,
         "--round-seconds",
-        type=click.FloatRange(1, 86_400),
+        type=NumberRange(1, 86_400),
         default=300.0,
         show_default=True,
         help="Close a round after this many seconds with what has arrived; of asynchronous ones, "
@@ -118,7 +119,7 @@ _ROUNDS = (
     in_group(
         PLACE,
         "--node-seconds",
-        type=click.FloatRange(1, 86_400),
+        type=NumberRange(1, 86_400),
         default=120.0,
         show_default=True,
         help="Wait this many seconds for SuperNodes.",

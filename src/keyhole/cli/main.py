@@ -13,6 +13,7 @@ import click
 
 from keyhole.arrays import keep_freed_memory
 from keyhole.errors import KeyholeError
+from keyhole.parts import near_miss
 
 INTERRUPTED = 130
 
@@ -89,8 +90,22 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    message = " ".join(error.format_message().split())
+    message = " ".join(_message(error).split())
     context = getattr(error, "ctx", None)
-    return (
-        message if context is None else f"{message.rstrip('.')}; see {context.command_path} --help"
-    )
+    if context is None:
+        return message
+    glue = " See" if message.endswith("?") else "; see"
+    return f"{message.rstrip('.')}{glue} {context.command_path} --help"
+
+
+def _message(error: click.ClickException) -> str:
+    """What went wrong; the nearest name, where one is near, in place of click's list by letters."""
+    context = getattr(error, "ctx", None)
+    if context is not None and isinstance(error, click.NoSuchOption):
+        options = [each for param in context.command.get_params(context) for each in param.opts]
+        near = near_miss(error.option_name, options)
+    elif context is not None and isinstance(error, click.NoSuchCommand):
+        near = near_miss(error.command_name, context.command.list_commands(context))
+    else:
+        return error.format_message()
+    return f"{error.message.rstrip('.')}; {near}" if "mean" in near else error.message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,8 @@ import click
 
 from keyhole.errors import InputError
 from keyhole.experiments.specs import DEFAULTS, defaults_of, spec_of
-from keyhole.identity import Ref, near_miss, words_for
+from keyhole.identity import Ref
+from keyhole.parts import near_miss, words_for
 from keyhole.rounds.fields import VERSION, SpecField, merge, nest, spec_fields
 from keyhole.rounds.spec import RunSpec
 
@@ -251,8 +252,21 @@ def _type_of(field: SpecField) -> Any:
         return field.type
     low: Any = bounds.get("ge", bounds.get("gt"))
     high: Any = bounds.get("le", bounds.get("lt"))
-    kind: Any = click.IntRange if field.type is int else click.FloatRange
+    kind: Any = click.IntRange if field.type is int else NumberRange
     return kind(low, high, min_open="gt" in bounds, max_open="lt" in bounds)
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers; NaN is in none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; raises BadParameter where it is none, or out of range."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number in the range {self._describe_range()}", param, ctx)
+        return number
 
 
 class _Whole(click.Choice[int]):
@@ -329,7 +343,6 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
     """Returns the record that a command line describes: what options say, over what the file of
     `--spec` says, over the task's defaults.
     """
-    find_own_modules()
     options = context.params
     told = _read_file(options.get("spec_file"))
     named = told.pop("task", None)
@@ -342,13 +355,6 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
     sizes = {name: _whole("--size", text) for name, text in options.get("sizes", {}).items()}
     given = {"sizes": sizes, **changes_of(context)}
     return spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
-
-
-def find_own_modules() -> None:
-    """Lets "module:NAME" find modules of the working directory, where people keep their own; those
-    of the Python path come first."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
 
 
 def _read_file(path: Path | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli.options import GroupedOption, NameOr, json_option
+from keyhole.cli.options import GroupedOption, NameOr, NumberRange, json_option
 from keyhole.delivery import delivery_names
 from keyhole.planner.prices import TRUSTS, Trust
 from keyhole.pricing import Workload
@@ -103,7 +103,7 @@ def _power(value: float) -> str:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_ABOVE = click.FloatRange(0, min_open=True)
+_ABOVE = NumberRange(0, min_open=True)
 _OPTIONS = (
     click.option(
         "--round-seconds",
@@ -115,7 +115,7 @@ _OPTIONS = (
     click.option("--memory-gb", type=_ABOVE, help="Of a server.  [default: 512]"),
     click.option(
         "--busy",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=NumberRange(0, 1, min_open=True),
         help="Share of the time that a resource may be in use.  [default: 0.7]",
     ),
 )

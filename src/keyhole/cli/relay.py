@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.listen import listen_of, listen_options
+from keyhole.cli.options import NumberRange
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--rate-per-address",
-    type=click.FloatRange(0, min_open=True),
+    type=NumberRange(0, min_open=True),
     help="Bodies a second that one address may send; not limited by default.",
 )
 def relay(**options: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from keyhole.cli.options import SYNTHETIC, find_own_modules
+from keyhole.cli.options import SYNTHETIC
 from keyhole.delivery.records import CodingKind
 from keyhole.errors import InputError
 from keyhole.identity import Ref
@@ -41,7 +41,6 @@ def read_run(run: Path, data: str) -> Experiment:
     from keyhole.experiments.named import task_named
     from keyhole.experiments.trial import read_result
 
-    find_own_modules()
     spec = read_spec(run)
     source = spec.data.name if data == SYNTHETIC else data
     sizes = synthetic_sizes(source, [spec])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 from keyhole.cli.listen import listen_of, listen_options
-from keyhole.cli.options import data_option
+from keyhole.cli.options import NumberRange, data_option
 from keyhole.cli.runs import coding_option
 from keyhole.errors import InputError
 
@@ -204,14 +204,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--spread",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(0, 86_400),
+    type=NumberRange(0, 86_400),
     help="Seconds over which devices of a round begin to fetch.",
 )
 @click.option(
     "--again",
     default=5.0,
     show_default=True,
-    type=click.FloatRange(0.01, 86_400),
+    type=NumberRange(0.01, 86_400),
     help="Seconds, on average, until a device without a round asks again.",
 )
 @click.option("--verify", is_flag=True, help="Read and check the current round first.")

@@ -59,6 +59,7 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     from keyhole.experiments.named import task_named
     from keyhole.experiments.sweeps import sweep_named
     from keyhole.experiments.trial import read_result
+    from keyhole.rounds.record import metrics_to_json
 
     asked = _changed(sweep_named(figure, options["scale"]), options)
     start_jax()
@@ -75,7 +76,9 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
         path.write_text(json.dumps(described, indent=1) + "\n")
     rows = []
     for path, result in run_trials(work, len(work), options["keep_state"]):
-        rows.append({"run": str(path), "seconds": result.seconds, **result.metrics})
+        rows.append(
+            {"run": str(path), "seconds": result.seconds, **metrics_to_json(result.metrics)}
+        )
         if not as_json:
             metrics = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
             click.echo(f"{path.relative_to(out)}: {metrics} ({result.seconds:.0f} s)")

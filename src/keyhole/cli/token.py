@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from keyhole.cli.options import NumberRange
 from keyhole.errors import InputError
 
 _DAY = 86_400.0
@@ -100,7 +101,7 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
     "--days",
     default=30.0,
     show_default=True,
-    type=click.FloatRange(0, 3650, min_open=True),
+    type=NumberRange(0, 3650, min_open=True),
     help="How long the token is good.",
 )
 @click.option("--max-keys", type=click.IntRange(1), help="Keys that one query may name.")

@@ -23,6 +23,7 @@ from keyhole.cli.options import (
     MODEL,
     PLACE,
     GroupedCommand,
+    NumberRange,
     in_group,
     json_option,
     keys_options,
@@ -114,7 +115,7 @@ _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it wou
 @in_group(
     PLACE,
     "--round-seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=NumberRange(0, min_open=True),
     show_default="no limit; 600 with --concurrency",
     help="With --devices: close a round after this many seconds with what has arrived. With "
     "--concurrency: wait this long for a device.",
@@ -203,11 +204,13 @@ def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> N
 def _described(directory: Path, result: Result) -> dict[str, Any]:
     """A trial as JSON."""
     from keyhole.cli.trials import last_record
+    from keyhole.rounds.record import metrics_to_json
 
     last = last_record(directory)
     told = ("seen_by", "seen_in_sum", "privacy")
     seen = {} if last is None else {name: getattr(last, name) for name in told}
-    return {"directory": str(directory), **asdict(result), **seen}
+    metrics = metrics_to_json(result.metrics)
+    return {"directory": str(directory), **asdict(result), "metrics": metrics, **seen}
 
 
 def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:

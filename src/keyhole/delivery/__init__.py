@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from keyhole.identity import pick
+from keyhole.parts import pick
 
 if TYPE_CHECKING:
     from keyhole.delivery.base import Delivery, DeliveryAbout
@@ -46,6 +46,8 @@ def delivery_named(name: str) -> Delivery:
     """Returns a delivery, one's own by "module:NAME" too; `for_run` gives it what a run says.
 
     Raises:
-        InputError: there is no such delivery.
+        InputError: there is no such delivery, or what is named is none.
     """
-    return pick("delivery", name, {each.about.name: each for each in all_deliveries()})
+    from keyhole.delivery.base import DELIVERY
+
+    return pick(DELIVERY, name, {each.about.name: each for each in all_deliveries()})

@@ -9,7 +9,7 @@ devices move the same bytes over HTTP for any delivery, and know none by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar, cast
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from keyhole.about import About, Leak
 from keyhole.arrays import KeyArray, Tree
 from keyhole.errors import InputError
+from keyhole.parts import PartKind
 from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.layout import KeysBySpace, RowSource
 
@@ -188,6 +189,13 @@ class Delivery(Protocol):
     def deliver(self, state: ServerState, keys: Mapping[int, KeysBySpace]) -> Delivered:
         """Delivers one round to the clients that have chosen `keys`."""
         ...
+
+
+DELIVERY = PartKind(
+    "delivery",
+    "own-delivery",
+    {"about": DeliveryAbout, "for_run": Callable, "deliver": Callable},
+)
 
 
 @dataclass(frozen=True, repr=False)

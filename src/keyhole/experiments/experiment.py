@@ -16,17 +16,17 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from keyhole.aggregation import aggregation_named
-from keyhole.aggregation.base import Aggregation, Rounding, about_of
+from keyhole.aggregation.base import AGGREGATION, Aggregation, Rounding, about_of
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.data.federated import Dataset
 from keyhole.delivery import delivery_named
-from keyhole.delivery.base import Delivery
+from keyhole.delivery.base import DELIVERY, Delivery
 from keyhole.delivery.clear import Broadcast, OnDemand
 from keyhole.errors import InputError
 from keyhole.experiments.client_keys import choices_of, localize_of
 from keyhole.experiments.named import task_named
-from keyhole.experiments.specs import identified, name_of
+from keyhole.experiments.specs import TASK, identified, name_of
 from keyhole.experiments.task import Metrics, Task, TaskKind
 from keyhole.experiments.trial import (
     Result,
@@ -37,8 +37,10 @@ from keyhole.experiments.trial import (
     write_result,
     write_seconds,
 )
-from keyhole.identity import Ref, resolve
+from keyhole.identity import Ref
 from keyhole.keys.choice import choose_with
+from keyhole.keys.structured import CHOICE
+from keyhole.parts import PartKind, resolve
 from keyhole.planner.prices import check_model_worth
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.local_training import LocalSgd
@@ -52,17 +54,27 @@ from keyhole.sampling import Cohorts, Stream, generator
 from keyhole.server.state import ServerState
 from keyhole.server.store import holds_store
 
+DATASET = PartKind("data set", "own-data", record=Dataset)
+ENGINE = PartKind("engine", "own-engine", takes=("clients", "jobs"))
+MADE_OPTIMIZER = PartKind("optimizer", "own-optimizer", {"step": Callable, "read": Callable})
+KINDS = {
+    "task": TASK,
+    "keys": CHOICE,
+    "server.optimizer": PartKind("optimizer", "own-optimizer", takes=("lr",)),
+    "delivery": DELIVERY,
+    "aggregation.name": AGGREGATION,
+    "metrics": PartKind("metric", "own-metric", takes=("state",)),
+}
+"""Field that names a part, `keys` for every choice -> what a part of your own must be there. An
+engine is checked once it is made."""
+
 
 def own_dataset(name: str, seed: int) -> Dataset:
     """Returns the data set that "module:NAME" makes for a seed."""
     make = resolve(name)
     made = make(seed) if callable(make) else make
-    if not isinstance(made, Dataset):
-        raise InputError(
-            f"{name} has made no data set: got a {type(made).__name__}; expected a function that "
-            "returns a Dataset for a seed; see docs/own-data.md"
-        )
-    return made
+    DATASET.check(f"what {name} returns for a seed" if callable(make) else name, made)
+    return cast("Dataset", made)
 
 
 Hold: TypeAlias = Callable[[ServerState], ServerState]
@@ -98,6 +110,13 @@ class Experiment:
     allow_simulation: bool = False
 
     def __post_init__(self) -> None:
+        DATASET.check("dataset", self.dataset)
+        named = {path: ref.name for path, ref in self.spec.parts() if ref.is_own}
+        for path in named.keys() | self.parts:
+            kind = KINDS.get("keys" if path.startswith("keys.") else path)
+            if kind is not None:
+                name = path if path in self.parts else named[path]
+                kind.check(name, self._own(path, Ref(name)))
         object.__setattr__(self, "spec", identified(self.spec, self.parts))
 
     @cached_property
@@ -135,11 +154,7 @@ class Experiment:
         if server.optimizer is None:
             return named
         own = self._own("server.optimizer", server.optimizer)(server.lr)
-        if not callable(getattr(own, "step", None)):
-            raise InputError(
-                f"{server.optimizer} has made no optimizer: got a {type(own).__name__}; expected "
-                "an object with step and read; see docs/own-optimizer.md"
-            )
+        MADE_OPTIMIZER.check(f"what {server.optimizer} returns for a learning rate", own)
         return replace(named, server=own)
 
     def _own(self, path: str, ref: Ref) -> Any:
@@ -152,7 +167,9 @@ class Experiment:
         if not self.spec.engine.is_own:
             return None
         found = self._own("engine", self.spec.engine)
-        return cast("Executor", found() if isinstance(found, type) else found)
+        made = found() if isinstance(found, type) else found
+        ENGINE.check(self.spec.engine.name, made)
+        return cast("Executor", made)
 
     @cached_property
     def keys_per_client(self) -> dict[str, int]:

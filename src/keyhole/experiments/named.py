@@ -7,8 +7,9 @@ from keyhole.experiments.experts import EXPERTS
 from keyhole.experiments.movies import MOVIES
 from keyhole.experiments.so_tag import SO_TAG
 from keyhole.experiments.so_word import SO_WORD
+from keyhole.experiments.specs import TASK
 from keyhole.experiments.task import TaskKind
-from keyhole.identity import pick
+from keyhole.parts import pick
 
 TASKS: dict[str, TaskKind] = {
     task.name: task for task in (SO_TAG, EMNIST_CNN, EMNIST_2NN, SO_WORD, EXPERTS, MOVIES)
@@ -17,4 +18,4 @@ TASKS: dict[str, TaskKind] = {
 
 def task_named(name: str) -> TaskKind:
     """Returns the task of that name, or your own that "module:NAME" names."""
-    return pick("task", name, TASKS)
+    return pick(TASK, name, TASKS)

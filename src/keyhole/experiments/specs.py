@@ -5,13 +5,14 @@ Imports neither JAX nor Numba: the command line checks what it was given before 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import signature
 from types import FunctionType
 from typing import Any
 
 from keyhole.errors import InputError
-from keyhole.identity import Ref, identity_of, pick, resolve
+from keyhole.identity import Ref, identity_of
+from keyhole.parts import PartKind, pick, resolve
 from keyhole.rounds.fields import nest
 from keyhole.rounds.spec import (
     AsyncSpec,
@@ -98,19 +99,14 @@ DEFAULTS: dict[str, RunSpec] = {
 for the counts that a caller gives; a count of None takes every key."""
 
 
+TASK = PartKind("task", "own-model", {"defaults": RunSpec, "make": Callable, "on": Callable})
+
+
 def defaults_of(task: str) -> RunSpec:
     """Returns the defaults of a task, by its name or by "module:NAME"."""
-    found: Any = pick("task", task, DEFAULTS)
-    if not Ref(task).is_own:
-        usual: RunSpec = found
-        return usual
-    if not isinstance(getattr(found, "defaults", None), RunSpec):
-        raise InputError(
-            f"{task} is no task: got a {type(found).__name__}; expected a TaskKind, whose defaults "
-            "are a RunSpec; see docs/own-model.md"
-        )
-    own: RunSpec = found.defaults.changed({"task": task})
-    return own
+    found: Any = pick(TASK, task, DEFAULTS)
+    spec: RunSpec = found.defaults.changed({"task": task}) if Ref(task).is_own else found
+    return spec
 
 
 def spec_of(task: str, changes: Mapping[str, Any] | None = None, **more: Any) -> RunSpec:
@@ -151,9 +147,9 @@ def identified(spec: RunSpec, parts: Mapping[str, Any]) -> RunSpec:
             found[path] = Ref(ref.name, identity_of(resolve(ref.name)))
         if path in found and ref.identity not in ("", found[path].identity):
             raise InputError(
-                f"{ref.name} is not what the run was started with as {path}: got "
-                f"{found[path].identity}; expected {ref.identity}; use the same code, or start a "
-                "new run"
+                f"the code or fields of {ref.name} ({path}) are not those that the run was started "
+                f"with: got {found[path].identity}; expected {ref.identity}; restore them, or "
+                "start a new run"
             )
     return spec.changed(found) if found else spec
 

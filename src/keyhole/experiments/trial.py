@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from keyhole.errors import InputError
 from keyhole.files import make_directory, replacing, write_all
 from keyhole.rounds.fields import flatten, typed
+from keyhole.rounds.record import metrics_from_json, metrics_to_json
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.store import holds_store
 
@@ -99,7 +100,7 @@ def begin_trial(directory: Path, asked: Mapping[str, Any]) -> None:
 
 def write_result(directory: Path, result: Result) -> None:
     """Says that a trial is finished."""
-    _write(directory / _RESULT, asdict(result))
+    _write(directory / _RESULT, asdict(result) | {"metrics": metrics_to_json(result.metrics)})
 
 
 def read_seconds(directory: Path) -> tuple[float, tuple[str, ...]]:
@@ -140,19 +141,26 @@ def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
     found = _read(path)
     RunSpec.read(found.get("spec", {}))
     known, given = _compared(found), _compared(json.loads(json.dumps(asked)))
-    if known.get("engine.name") != given.get("engine.name"):  # another engine, the same result
+    if known.get("engine") != given.get("engine"):  # another engine, the same result
         for run in (known, given):
             for name in [name for name in run if name.partition(".")[0] == "engine"]:
                 del run[name]
     for name in sorted(known.keys() | given, key=lambda name: ("." in name, name)):
-        if known.get(name) != given.get(name):
+        got, expected = given.get(name), known.get(name)
+        if got != expected and name.endswith(_IDENTITY):  # of one name
             raise InputError(
-                f"{directory} holds a run with another {name.removesuffix('.identity')}: got "
-                f"{given.get(name)}; expected {known.get(name)}; choose another --out, or ask for "
-                "the same"
+                f"the code or fields of {known[name.removesuffix(_IDENTITY)]} are not those that "
+                f"the run in {directory} was started with: got {got}; expected {expected}; restore "
+                "them, or choose another --out"
+            )
+        if got != expected:
+            raise InputError(
+                f"{directory} holds a run with another {name}: got {got}; expected {expected}; "
+                "choose another --out, or ask for the same"
             )
 
 
+_IDENTITY = ".identity"
 _FREE = (("data", str), ("engine", str))  # names of the library's; those of one's own are tables
 
 
@@ -161,15 +169,29 @@ def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
     `dataset.kind`. The same data may lie elsewhere: its facts are compared."""
     spec = {k: v for k, v in run["spec"].items() if k != "rounds" and (k, type(v)) not in _FREE}
     facts = {k: v for k, v in run.items() if k not in ("versions", "titles", "spec")}
-    return flatten(facts) | flatten(spec)
+    return flatten(facts) | flatten(_with_names(spec))
+
+
+def _with_names(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A record whose parts stand by their names, one's own with an identity beside."""
+    found: dict[str, Any] = {}
+    for key, value in told.items():
+        if isinstance(value, Mapping) and "identity" in value:
+            found |= {key: value["name"], f"{key}{_IDENTITY}": value["identity"]}
+        else:
+            found[key] = _with_names(value) if isinstance(value, Mapping) else value
+    return found
 
 
 _T = TypeVar("_T")
 
 
 def _read_as(path: Path, kind: type[_T]) -> _T:
+    told = _read(path)
+    if isinstance(metrics := told.get("metrics"), dict):
+        told["metrics"] = metrics_from_json(metrics)
     try:
-        return typed(kind, _read(path))
+        return typed(kind, told)
     except ValueError as error:
         raise _foreign(path, str(error)) from error
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
-from keyhole.identity import pick
 from keyhole.keys.choice import Choice, KeyCounts, draw_distinct
 from keyhole.keys.sampled import every, independent
+from keyhole.parts import PartKind, pick
 from keyhole.primitives.keyspace import Keys
 
 
@@ -220,6 +220,9 @@ CHOICES: dict[str, Choice] = {
 """Ways to choose keys that need no settings: the paper's sections 5.2 and 5.3."""
 
 
+CHOICE = PartKind("choice of keys", "own-keys", takes=("counts", "keys_per_client", "rng"))
+
+
 def choice_named(name: str) -> Choice:
     """Returns the choice of that name, or your own that "module:NAME" names.
 
@@ -227,9 +230,9 @@ def choice_named(name: str) -> Choice:
         name: a key of `CHOICES`, in any case.
 
     Raises:
-        InputError: there is no such choice.
+        InputError: there is no such choice, or what is named is none.
 
     >>> choice_named("Random-Top").__name__
     'random_top'
     """
-    return pick("choice of keys", name, CHOICES)
+    return pick(CHOICE, name, CHOICES)

@@ -14,7 +14,7 @@ does not fit, more servers do not help, and `fits` is False.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from keyhole.aggregation import all_aggregations
 from keyhole.aggregation.base import Aggregation, SumPrice
 from keyhole.delivery.base import Price
 from keyhole.errors import InputError
+from keyhole.parts import PartKind
 from keyhole.pricing import ServiceSpeeds, Workload
 
 Resource: TypeAlias = Literal["line", "CPU", "memory"]
@@ -141,6 +142,9 @@ def checkin_need(need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = No
     return _of_party(_COORDINATOR, load, fleet, speeds)
 
 
+_PRICED = PartKind("aggregation with a price", "own-sum", {"price": Callable})
+
+
 def price_sums(load: Workload, own: Sequence[Aggregation] = ()) -> tuple[SumPrice, ...]:
     """Returns the price of every aggregation whose messages and rings can hold the load, and of
     your own.
@@ -150,6 +154,8 @@ def price_sums(load: Workload, own: Sequence[Aggregation] = ()) -> tuple[SumPric
     [2008016, 20000000]
     """
     found = []
+    for each in own:
+        _PRICED.check(type(each).__name__, each)
     for each in (*all_aggregations(), *own):
         try:
             found.append(each.price(load))

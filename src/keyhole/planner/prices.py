@@ -16,6 +16,7 @@ from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import Basis, Delivery, Price
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.errors import CostlyError, InputError
+from keyhole.parts import PartKind
 from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.layout import Layout, max_keys_of
 
@@ -67,10 +68,15 @@ def price_all(load: Workload, speeds: Speeds | None = None) -> tuple[Price, ...]
     return tuple(found)
 
 
+_PRICED = PartKind("delivery with a price", "own-delivery", {"price": Callable})
+
+
 def price_of(name: str, load: Workload, speeds: Speeds | None = None) -> Price:
     """Returns the price of one delivery, by its name; raises InputError where its messages cannot
     hold the load, or there is no such delivery."""
-    return delivery_named(name).price(load, speeds or Speeds())
+    found = delivery_named(name)
+    _PRICED.check(name, found)
+    return found.price(load, speeds or Speeds())
 
 
 def satisfies(price: Price, trust: Trust, load: Workload) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,7 +23,12 @@ NONE = "none"
 
 
 class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A record, or a part of one."""
+    """A record, or a part of one. A name in place of a `Ref` is taken as the `Ref` of that name."""
+
+    def __post_init__(self) -> None:
+        for name in _ref_fields(type(self)):
+            if isinstance(value := getattr(self, name), str):
+                msgspec.structs.force_setattr(self, name, Ref(value))
 
     def values(self) -> dict[str, Any]:
         """Returns its fields by name; parts of it stay as they are."""
@@ -43,6 +49,13 @@ class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Returns it in plain JSON types."""
         told: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_encode)
         return told
+
+
+@cache
+def _ref_fields(kind: type[Record]) -> tuple[str, ...]:
+    """The fields that name a part."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(name for name, hint in hints.items() if _Hint(hint).type is Ref)
 
 
 _R = TypeVar("_R", bound=Record)

@@ -77,7 +77,17 @@ class Evaluation:
                 f"metrics has returned no names: got a {type(found).__name__}; expected a dict of "
                 'name and number; return {"accuracy": value}'
             )
-        return {name: float(value) for name, value in found.items()}
+        return {name: _number(name, value) for name, value in found.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"metric {name!r} is no number: got a {type(value).__name__}; expected a dict of name "
+            "and number; see docs/own-metric.md"
+        ) from error
 
 
 class Rounds(Protocol):

@@ -7,6 +7,7 @@ files need the extra `tensorboard`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -89,18 +90,35 @@ class RoundRecord:
         return bool(self.refused) and not (self.staleness or self.late or self.stale)
 
 
+def metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Returns metrics as JSON can hold them: it has no NaN and no infinity, which become null.
+
+    >>> metrics_to_json({"loss": math.nan, "accuracy": 0.5})
+    {'loss': None, 'accuracy': 0.5}
+    """
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def metrics_from_json(told: Mapping[str, float | None]) -> dict[str, float]:
+    """Returns metrics of which null, where one was not finite, is NaN."""
+    return {name: math.nan if value is None else value for name, value in told.items()}
+
+
 def encode_records(records: Iterable[RoundRecord]) -> bytes:
     """Returns one line of JSON for each record."""
-    return b"".join(json.dumps(asdict(r), sort_keys=True).encode() + b"\n" for r in records)
+    told = (asdict(r) | {"metrics": metrics_to_json(r.metrics)} for r in records)
+    return b"".join(json.dumps(each, sort_keys=True).encode() + b"\n" for each in told)
 
 
 def decode_records(data: bytes) -> list[RoundRecord]:
     """Returns the records of `encode_records`; an unfinished last line is left out."""
     lines = data.split(b"\n")[:-1]
     try:
-        read = [RoundRecord(**json.loads(line)) for line in lines]
+        told = [json.loads(line) for line in lines]
+        metrics = [metrics_from_json(each.get("metrics", {})) for each in told]
+        read = [RoundRecord(**r | {"metrics": m}) for r, m in zip(told, metrics, strict=True)]
         return [typed(RoundRecord, vars(record)) for record in read]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"a line is not the record of a round: got {error!s}; expected JSON lines as "
             "training writes them; point at the records.jsonl of a run, made by this version of "

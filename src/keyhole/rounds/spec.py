@@ -304,6 +304,7 @@ class RunSpec(Record, frozen=True, kw_only=True):
     ] = Ref("local")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         drawn = [k for k in self.keys.values() if k.choice.name in _DRAWN and k.count is not None]
         if self.shared_keys and not all(each.shared for each in drawn):
             words = ", ".join(f"{space} {_word(each)}" for space, each in self.keys.items())

@@ -25,7 +25,7 @@ from keyhole.experiments.report.results import (
     Trial,
     TrialResult,
 )
-from keyhole.rounds.record import RoundRecord, decode_records
+from keyhole.rounds.record import RoundRecord, decode_records, metrics_from_json
 from keyhole.rounds.spec import RunSpec
 
 
@@ -48,7 +48,7 @@ _Metrics: TypeAlias = dict[str, float]  # a run that diverged has some that are 
 class _Result(_Read, frozen=True):
     rounds: _Count
     seconds: float
-    metrics: _Metrics
+    metrics: dict[str, float | None]  # null where it is not finite
 
 
 class _Line(_Read, frozen=True):
@@ -259,7 +259,7 @@ def _read_result(path: Path) -> TrialResult | None:
         return None
     what = "the result of a run"
     told = _convert(_load(path, what), _Result, path, what)
-    return TrialResult(told.rounds, told.seconds, told.metrics)
+    return TrialResult(told.rounds, told.seconds, metrics_from_json(told.metrics))
 
 
 def _curves(records: Sequence[_Recorded]) -> dict[str, dict[int, float]]:

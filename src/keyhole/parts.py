@@ -1,0 +1,164 @@
+"""Finds parts of a run by name, your own by "module:NAME", and checks what kind they are."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from keyhole.errors import InputError
+from keyhole.identity import Ref
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class PartKind:
+    """Says what a part of your own must be, and which page shows how to write one.
+
+    Args:
+        what: such as "delivery".
+        page: in docs/, such as "own-delivery".
+        has: members that an instance must have -> what they are.
+        takes: what it is called with, where it is a function.
+        record: the class that it must be an instance of.
+    """
+
+    what: str
+    page: str
+    has: Mapping[str, Any] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()
+    record: type = object
+
+    def check(self, name: str, part: Any) -> None:
+        """Raises InputError unless `part`, which the caller knows by `name`, is of this kind."""
+        lacks = [each for each, kind in self.has.items() if not _has(part, each, kind)]
+        is_class = bool(self.has) and isinstance(part, type)
+        if isinstance(part, self.record) and not (lacks or is_class) and self._can_call(part):
+            return
+        kind = type(part).__name__
+        article = "an" if kind[0].lower() in "aeiou" else "a"
+        got = f"the class {part.__name__}" if is_class else f"{article} {kind}"
+        got += f" without {_listed(lacks)}" if lacks and not is_class else ""
+        raise InputError(
+            f"{name} is no {self.what}: got {got}; expected {self._words}; see docs/{self.page}.md"
+        )
+
+    @property
+    def _words(self) -> str:
+        if self.takes:
+            return f"a function of {_listed(self.takes)}"
+        members = f" with {_listed(self.has)}" if self.has else ""
+        return f"{'an instance' if self.record is object else self.record.__name__}{members}"
+
+    def _can_call(self, part: Any) -> bool:
+        """Whether it takes what it is called with, as far as Python tells."""
+        if not self.takes:
+            return True
+        try:
+            inspect.signature(part).bind(*self.takes)
+        except TypeError:  # not callable, or with other arguments
+            return False
+        except ValueError:  # written in C
+            return True
+        return True
+
+
+def _has(part: Any, name: str, kind: Any) -> bool:
+    return isinstance(getattr(part, name, None), kind)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def pick(kind: PartKind, name: str, known: Mapping[str, _T]) -> _T:
+    """Returns the part of that name, or your own that "module:NAME" names.
+
+    Args:
+        name: in any case where it is known.
+
+    Raises:
+        InputError: there is none of that name, or your own is of another kind.
+    """
+    if Ref(name).is_own:
+        found: _T = resolve(name)
+        kind.check(name, found)
+        return found
+    by_case = {each.lower(): part for each, part in known.items()}
+    if name.lower() not in by_case:
+        raise InputError(
+            f"no such {kind.what}: got {name!r}; expected {words_for(known)}; "
+            f"{near_miss(name, known)}"
+        )
+    return by_case[name.lower()]
+
+
+def words_for(known: Collection[str]) -> str:
+    """Returns what a name may be, for errors and help."""
+    own = "module:NAME of your own"
+    return ", ".join([*known, f"or {own}"]) if known else own
+
+
+def near_miss(name: str, known: Iterable[str]) -> str:
+    """Returns what to do about a name that is not known: the nearest one, if one is near.
+
+    >>> near_miss("so_tga", ["so_tag", "so_word"])
+    'did you mean so_tag?'
+    """
+    by_case = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_case, 1)
+    return f"did you mean {by_case[near[0]]}?" if near else "choose one of them"
+
+
+def resolve(name: str) -> Any:
+    """Returns the object that "module:NAME" names; dots in NAME go into classes and objects.
+
+    From then on modules of the working directory, where people keep their own, are found; those of
+    the Python path come first.
+
+    Raises:
+        InputError: the text is not of this form, or there is no such module or name.
+
+    >>> resolve("math:pi") > 3
+    True
+    """
+    module, _, path = name.partition(":")
+    if not Ref(name).is_own:
+        raise _unresolved(name, "not of the form module:NAME", "check the spelling")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+        importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            fix = f"{module} imports it: install it, or mend {module}"
+            raise _unresolved(name, f"no module {error.name}", fix) from error
+        near = near_miss(module, [each.name for each in pkgutil.iter_modules([here])])
+        fix = near if "mean" in near else "check the spelling, or add its folder to PYTHONPATH"
+        raise _unresolved(name, f"no module {error.name}", fix) from error
+    except ImportError as error:
+        raise _unresolved(name, str(error), "mend the module") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = near_miss(part, [each for each in dir(found) if not each.startswith("_")])
+            fix = near if "mean" in near else f"check what {module} defines"
+            raise _unresolved(name, f"no {part} in {module}", fix)
+        found = getattr(found, part)
+    return found
+
+
+def _unresolved(name: str, got: str, fix: str) -> InputError:
+    return InputError(
+        f"{name!r} names nothing: got {got}; expected module:NAME of a module in this folder or on "
+        f"the Python path; {fix}"
+    )
