@@ -94,9 +94,10 @@ def test_another_part_of_the_same_name_is_refused(kept, monkeypatch, path):
     asked = experiment(rounds=4)
     assert read_result(kept[0], asked.describe(0)) is not None
     monkeypatch.setattr(*OTHERS[path])
-    with pytest.raises(InputError, match=rf"another {path}: got"):
+    name = (PARTS | {"task": TASK})[path]
+    with pytest.raises(InputError, match=f"the code or fields of {name} are not those that"):
         read_result(kept[0], experiment(rounds=4).describe(0))
-    with pytest.raises(InputError, match=f"started with as {path}"):
+    with pytest.raises(InputError, match=rf"{name} \({path}\) are not those that the run was"):
         Experiment(asked.spec, own_dataset(PARTS["data"], 0))
 
 
