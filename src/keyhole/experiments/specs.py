@@ -248,9 +248,12 @@ def _check_spaces(defaults: RunSpec, given: Mapping[str, Any]) -> None:
 
 def name_of(spec: RunSpec) -> str:
     """Returns what tells a run from others of its task, as the name of a directory."""
-    usual = defaults_of(spec.task.name).sizes
+    try:
+        usual = defaults_of(spec.task.name).sizes
+    except InputError:  # a task that was passed as an object is not found by its name
+        usual = {}
     words = [spec.task.name]
-    words += [f"{size}{n}" for size, n in spec.sizes.items() if n != usual[size]]
+    words += [f"{size}{n}" for size, n in spec.sizes.items() if n != usual.get(size)]
     words += [_keys_word(space, each) for space, each in spec.keys.items()]
     words += ["fixed"] * spec.shared_keys + ["per-key"] * (spec.mean_over == "choosers")
     if spec.client.negatives:

@@ -322,7 +322,9 @@ def describe_run(
         InputError: a part has no identity; see `identity_of`.
     """
     own = {name: getattr(clients, name) for name in ("choose", "localize", "train")}
-    own |= {"optimizer": state.optimizer, "kind": kind}
+    own |= {"optimizer": state.optimizer}
+    if type(kind).__module__.partition(".")[0] != "keyhole":  # ours give the same bytes
+        own["kind"] = kind
     return parts.describe() | {name: identity_of(part) for name, part in own.items()}
 
 
