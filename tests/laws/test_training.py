@@ -9,8 +9,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.server.state import (
-    deselect_submodels_mean,
-    deselect_submodels_mean_per_key,
+    deselect_submodels,
     select_submodels,
 )
 from tests.helpers import assert_trees_equal, load_example
@@ -97,13 +96,13 @@ def test_training_is_the_algorithm_by_hand():
 
 def test_the_fast_paths_train_to_the_same_bytes():
     fast = algorithm_2(
-        own_features, partial(select_submodels, LAYOUT), partial(deselect_submodels_mean, LAYOUT)
+        own_features, partial(select_submodels, LAYOUT), partial(deselect_submodels, LAYOUT)
     )
     assert_trees_equal(fast, algorithm_2(own_features))
 
 
 def test_the_per_key_mean_takes_larger_steps_on_rare_features():
-    rare = algorithm_2(own_features, aggregate=partial(deselect_submodels_mean_per_key, LAYOUT))
+    rare = algorithm_2(own_features, aggregate=partial(deselect_submodels, LAYOUT, over="choosers"))
     assert np.abs(rare["x"]).sum() > np.abs(algorithm_2(own_features)["x"]).sum()
 
 
@@ -124,7 +123,7 @@ def test_fewer_keys_than_the_support_are_another_model():
         all_but_one,
         partial(select_submodels, LAYOUT),
         masked,
-        partial(deselect_submodels_mean, LAYOUT),
+        partial(deselect_submodels, LAYOUT),
         server_update,
     )
     assert np.any(last(steps)["x"] != algorithm_1()["x"])

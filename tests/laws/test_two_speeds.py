@@ -1,5 +1,7 @@
 """Laws: the fast paths of `server/` equal the plain definitions of `primitives/`."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,18 +10,13 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole import tree
 from keyhole.errors import CohortError, KeySpaceError, NotFiniteError, ShapeError
-from keyhole.server.state import (
-    deselect_submodels_mean,
-    deselect_submodels_mean_per_key,
-    deselect_submodels_sum,
-    select_submodels,
-)
+from keyhole.server.state import deselect_submodels, select_submodels
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, grid, model_of, read
 
 DESELECTS = {
-    "sum": (deselect_submodels_sum, kh.deselect_sum),
-    "mean": (deselect_submodels_mean, kh.deselect_mean),
-    "per key": (deselect_submodels_mean_per_key, kh.deselect_mean_per_key),
+    "sum": (partial(deselect_submodels, over="nothing"), kh.deselect_sum),
+    "mean": (deselect_submodels, kh.deselect_mean),
+    "per key": (partial(deselect_submodels, over="choosers"), kh.deselect_mean_per_key),
 }
 
 

@@ -13,7 +13,7 @@ malice. (Lemire and Kaser, "Strongly universal string hashing is fast", 2014.)
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,31 +27,19 @@ _PAD_AT_ONCE = 1 << 20  # bytes of records that are padded in one go
 _COMPILE_FROM = 4 << 20  # bytes; below, NumPy is done before compiled code is loaded
 
 
-class Kernel(Protocol):
-    """Writes the sums of records of whole words."""
-
-    def __call__(
-        self,
-        words: NDArray[np.uint32],
-        a: NDArray[np.uint64],
-        b: NDArray[np.uint64],
-        out: NDArray[np.uint64],
-    ) -> None:
-        """Sums each row of `words` into `out`, with the constants a and b."""
-        ...
-
-
 @cache
-def compiled() -> Kernel:
+def compiled() -> Any:
     """Loads the compiled code, which takes a third of a second; all sums run it from then on."""
     from numba import njit  # a device that fetches once never loads it
 
-    kernel: Kernel = njit(cache=True, nogil=True)(_sum_words)
-    return kernel
+    return njit(cache=True, nogil=True)(_sum_words)
 
 
 def _sum_words(words, a, b, out):  # type: ignore[no-untyped-def]
-    """The definition; the compiler turns the inner loop into vectors, 10 GB/s at 2 KB a record."""
+    """Sums each row of `words` into `out`, with the constants a and b: the definition.
+
+    The compiler turns the inner loop into vectors, 10 GB/s at 2 KB a record.
+    """
     half = np.uint64(32)
     for record in range(len(words)):
         first, second = a[0], b[0]
@@ -74,20 +62,23 @@ def sum_records(
     >>> hex(sum_records(np.zeros((1, 0), np.uint8))[0])  # the upper halves of a_0 and b_0
     '0xeb8181b21133b667'
     """
-    _check(records)
-    out = np.empty(len(records), np.uint64) if out is None else _checked(out, len(records))
+    _check_records(records)
+    count = len(records)
+    out = np.empty(count, np.uint64) if out is None else out
+    if out.shape != (count,) or out.dtype != np.uint64 or not out.flags.carray:
+        raise _misfit("sums do not fit here", out, f"contiguous uint64 of shape ({count},)")
     if not compiled.cache_info().currsize and records.nbytes < _COMPILE_FROM:
         out[:] = sum_records_by_definition(records)  # a device that starts for one round
     elif records.shape[1] % _WORD:
         _sum_padded(records, out)
-    elif len(records):
+    elif count:
         compiled()(_words(records), *_constants(records.shape[1] // _WORD), out)
     return out
 
 
 def sum_records_by_definition(records: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Returns the same sums without compiled code, for anyone who cannot have it."""
-    _check(records)
+    _check_records(records)
     pad = -records.shape[1] % _WORD
     words = np.ascontiguousarray(np.pad(records, ((0, 0), (0, pad)))).view("<u4").astype(np.uint64)
     a, b = _constants(words.shape[1])
@@ -129,15 +120,9 @@ def _words(records: NDArray[np.uint8]) -> NDArray[np.uint32]:
     return words
 
 
-def _check(records: NDArray[np.uint8]) -> None:
+def _check_records(records: NDArray[np.uint8]) -> None:
     if records.ndim != 2 or records.dtype != np.uint8:
         raise _misfit("records are not a matrix of bytes", records, "uint8 of shape (m, n)")
-
-
-def _checked(out: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
-    if out.shape != (count,) or out.dtype != np.uint64 or not out.flags.carray:
-        raise _misfit("sums do not fit here", out, f"contiguous uint64 of shape ({count},)")
-    return out
 
 
 def _misfit(wrong: str, got: NDArray[np.generic], allowed: str) -> ShapeError:

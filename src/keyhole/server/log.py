@@ -1,7 +1,7 @@
 """Appends every step's updates to one file, durable before they are applied: the delta log.
 
     file   header (64 bytes), then entries
-    header magic, version, digest of the layout, step before the first entry, CRC-32
+    header magic, version, digest of the layout, step before the first entry, zeros, CRC-32
     entry  head: mark, step, sizes, CRC-32 of the body, CRC-32 of the head
            body: for each part how many keys, keys, rows, zeros up to a multiple of 8 bytes;
            then the caller's metadata
@@ -28,12 +28,13 @@ from keyhole.primitives.layout import Layout, layout_digest
 from keyhole.server.row_sums import RowUpdate
 
 _VERSION = 1
-_HEADER = struct.Struct("<8sI32sQ8xI")  # 64 bytes
+_HEADER = struct.Struct("<8sI32sQI4xI")  # 64 bytes; the last number is the CRC of those before
 _HEAD = struct.Struct("<4sIQQQI")  # mark, parts, step, metadata bytes, body bytes, CRC of the body
 _CRC = struct.Struct("<I")
 _COUNT = struct.Struct("<Q")
 _MAGIC, _MARK = b"khdelta\n", b"khe\n"
 _HEAD_SIZE = _HEAD.size + _CRC.size
+_RESTORE = "restore the file it was"
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,14 @@ class DeltaLog:
     def append(self, entry: Entry, *, durable: bool = True) -> None:
         """Writes one entry and waits until it is on the disk.
 
-        Args:
-            durable: wait for the disk; without it a power failure may take the entry back.
-
-        Raises:
-            StorageError: the disk is full or failed, and the log is as before: append again later.
-                Or the entry is not the next step.
+        Without `durable` a power failure may take the entry back. Raises StorageError where the
+        disk is full or failed, and the log is as before: append again later. Or the entry is not
+        the next step.
         """
-        self._check(entry)
+        if self._is_broken:
+            got, allowed = "a failed write that could not be taken back", "a working disk"
+            raise refusal(self.path, "cannot go on", got, allowed, "recover the run")
+        _check_next(self.path, "takes steps in order", entry.step, self._step, "recover the run")
         buffers = _pack(entry)
         with storage_errors(self.path, "append to"):
             try:
@@ -111,21 +112,11 @@ class DeltaLog:
         os.fsync(self._descriptor)
         self._is_broken = False
 
-    def _check(self, entry: Entry) -> None:
-        if self._is_broken:
-            got, allowed = "a failed write that could not be taken back", "a working disk"
-            raise _refusal(self.path, "cannot go on", got, allowed, "recover the run")
-        if entry.step != self._step + 1:
-            got, allowed = f"step {entry.step} after {self._step}", f"step {self._step + 1}"
-            raise _refusal(self.path, "takes steps in order", got, allowed, "recover the run")
-
 
 def create_log(path: Path, layout: Layout, start: int) -> LogEnd:
     """Writes an empty log whose first entry will be step start + 1; it appears at once or not."""
-    fields = (_MAGIC, _VERSION, layout_digest(layout), start)
-    header = _HEADER.pack(*fields, checksum(_HEADER.pack(*fields, 0)[: -_CRC.size]))
     with replacing(path) as descriptor:
-        write_all(descriptor, [header])
+        write_all(descriptor, [pack_header(_MAGIC, layout, start)])
     return LogEnd(_HEADER.size, 0, start)
 
 
@@ -134,24 +125,25 @@ def read_log(
 ) -> LogEnd:
     """Reads a log from the start and passes each entry on, whole and checked.
 
-    Args:
-        until: the last step to read; what follows is reported as cut off, unread.
+    What follows step `until` is reported as cut off, unread.
     """
     with storage_errors(path, "read"), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        step, at, entries = _read_header(file, path, layout), _HEADER.size, 0
+        step, _ = read_header(file, path, _MAGIC, layout, "a delta log", _RESTORE)
+        at, entries = _HEADER.size, 0
         while at < size:
             if step == until:
-                return LogEnd(
-                    at, entries, step, f"{path.name}: {size - at} bytes after step {step}"
-                )
-            head = _read_head(file, size - at)
+                torn = f"{path.name}: {size - at} bytes after step {step}"
+                return LogEnd(at, entries, step, torn)
+            head = _head_at(file.read(_HEAD_SIZE))
+            if head is not None and head.body > size - at - _HEAD_SIZE:
+                head = None
             entry = None if head is None else _read_body(file, head, layout)
             if head is None or entry is None:
                 _refuse_damage(file, path, at, head, entries, step)
                 torn = f"{path.name}: {size - at} bytes of an unfinished entry after step {step}"
                 return LogEnd(at, entries, step, torn)
-            _check_order(path, entry, step)
+            _check_next(path, "skips steps", entry.step, step, _RESTORE)
             visit(entry)
             at, entries, step = at + _HEAD_SIZE + head.body, entries + 1, entry.step
         return LogEnd(at, entries, step)
@@ -180,31 +172,38 @@ def _pack(entry: Entry) -> list[bytes | memoryview]:
     return [head, _CRC.pack(checksum(head)), *body]
 
 
-def _read_header(file: BinaryIO, path: Path, layout: Layout) -> int:
-    """The step that the log starts from."""
+def pack_header(magic: bytes, layout: Layout, number: int, crc: int = 0) -> bytes:
+    """The first 64 bytes of a log or a snapshot; what the two numbers say is its own."""
+    fields = (magic, _VERSION, layout_digest(layout), number, crc)
+    return _HEADER.pack(*fields, checksum(_HEADER.pack(*fields, 0)[: -_CRC.size]))
+
+
+def read_header(
+    file: BinaryIO, path: Path, magic: bytes, layout: Layout, what: str, fix: str
+) -> tuple[int, int]:
+    """The two numbers of a header; raises StorageError unless it is whole and of this layout."""
     data = file.read(_HEADER.size)
-    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
-        raise _refusal(path, "is not a delta log", f"{len(data)} first bytes", "its header")
-    _, version, digest, start, crc = _HEADER.unpack(data)
+    if len(data) < _HEADER.size or data[: len(magic)] != magic:
+        raise refusal(path, f"is not {what}", f"{len(data)} first bytes", "its header", fix)
+    _, version, digest, number, own, crc = _HEADER.unpack(data)
     if crc != checksum(data[: -_CRC.size]):
-        raise _refusal(path, "has a damaged header", f"CRC {crc:08x}", "the header's own")
+        raise refusal(path, "has a damaged header", f"CRC {crc:08x}", "the header's own", fix)
     if version != _VERSION:
-        raise _refusal(path, "is of another version", version, _VERSION)
+        raise refusal(path, "is of another version", version, _VERSION, fix)
     if digest != layout_digest(layout):
         got, allowed = digest.hex()[:12], layout_digest(layout).hex()[:12]
-        raise _refusal(path, "was written for another layout", got, allowed)
-    return int(start)
+        raise refusal(path, "was written for another layout", got, allowed, fix)
+    return number, own
 
 
-def _read_head(file: BinaryIO, left: int) -> _Head | None:
-    """The head of the next entry if it is whole and fits into the file."""
-    data = file.read(_HEAD_SIZE)
-    if len(data) < _HEAD_SIZE or data[:4] != _MARK:
+def _head_at(data: bytes, at: int = 0) -> _Head | None:
+    """The head of the entry that starts at `at`, if it is whole."""
+    head = data[at : at + _HEAD_SIZE]
+    if len(head) < _HEAD_SIZE or head[: len(_MARK)] != _MARK:
         return None
-    if _CRC.unpack(data[_HEAD.size :])[0] != checksum(data[: _HEAD.size]):
+    if _CRC.unpack_from(head, _HEAD.size)[0] != checksum(head[: _HEAD.size]):
         return None
-    head = _Head(*_HEAD.unpack(data[: _HEAD.size])[1:])
-    return head if head.body <= left - _HEAD_SIZE else None
+    return _Head(*_HEAD.unpack_from(head)[1:])
 
 
 def _read_body(file: BinaryIO, head: _Head, layout: Layout) -> Entry | None:
@@ -233,33 +232,26 @@ def _refuse_damage(
     found = rest.find(_MARK)
     while found >= 0:
         if _is_entry(rest, found, step):
-            raise _refusal(
-                path,
-                f"is damaged in entry {entries + 1}",
-                f"last good step {step}",
-                "whole entries",
-                f"restore the file; recover(..., until={step}) drops what follows",
-            )
+            wrong, got = f"is damaged in entry {entries + 1}", f"last good step {step}"
+            fix = f"restore the file; recover(..., until={step}) drops what follows"
+            raise refusal(path, wrong, got, "whole entries", fix)
         found = rest.find(_MARK, found + 1)
 
 
 def _is_entry(data: bytes, at: int, after: int) -> bool:
     """Whether a whole entry of a later step starts at `at`."""
-    if len(data) - at < _HEAD_SIZE:
+    head = _head_at(data, at)
+    if head is None:
         return False
-    if _CRC.unpack_from(data, at + _HEAD.size)[0] != checksum(data[at : at + _HEAD.size]):
-        return False
-    head = _Head(*_HEAD.unpack_from(data, at)[1:])
     body = memoryview(data)[at + _HEAD_SIZE : at + _HEAD_SIZE + head.body]
     return len(body) == head.body and checksum(body) == head.crc and head.step > after
 
 
-def _check_order(path: Path, entry: Entry, step: int) -> None:
-    if entry.step != step + 1:
-        raise _refusal(path, "skips steps", f"step {entry.step} after {step}", f"step {step + 1}")
+def _check_next(path: Path, wrong: str, found: int, step: int, fix: str) -> None:
+    if found != step + 1:
+        raise refusal(path, wrong, f"step {found} after {step}", f"step {step + 1}", fix)
 
 
-def _refusal(
-    path: Path, wrong: str, got: object, allowed: object, fix: str = "restore the file it was"
-) -> StorageError:
+def refusal(path: Path, wrong: str, got: object, allowed: object, fix: str) -> StorageError:
+    """What is said of a file that is not used."""
     return StorageError(f"{path.name} {wrong}: got {got}; expected {allowed}; {fix}")

@@ -116,6 +116,11 @@ class Optimizer(Protocol):
         ...
 
 
+def _read_values(_: SGD | Adagrad, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+    """Implements `Optimizer.read` where values are current."""
+    return lambda start, stop: steps.copy(slab.values, slots, out, start, stop)
+
+
 @dataclass(frozen=True)
 class SGD:
     """Gradient descent: x - eta u; `optax.sgd(lr)`.
@@ -142,9 +147,7 @@ class SGD:
             slab.values, slab.last, slots, rows, now, lr, start, stop
         )
 
-    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
-        """Implements `Optimizer.read`."""
-        return lambda start, stop: steps.copy(slab.values, slots, out, start, stop)
+    read = _read_values
 
 
 @dataclass(frozen=True)
@@ -185,9 +188,7 @@ class Adagrad:
             slab.values, slab.first, slab.last, slots, rows, now, *settings, start, stop
         )
 
-    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
-        """Implements `Optimizer.read`."""
-        return lambda start, stop: steps.copy(slab.values, slots, out, start, stop)
+    read = _read_values
 
 
 @dataclass(frozen=True)
@@ -219,20 +220,11 @@ class Momentum:
 
     def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
         """Implements `Optimizer.step`."""
-        sums, powers, base = momentum_sums(self.lr, self.beta, self.nesterov)
+        tables = momentum_sums(self.lr, self.beta, self.nesterov)
         settings = np.float32(self.lr), np.float32(self.beta), self.nesterov
+        held = slab.values, slab.first, slab.last
         return lambda start, stop: steps.momentum(
-            *slab.arrays[:2],
-            slab.last,
-            slots,
-            rows,
-            now,
-            *settings,
-            sums,
-            powers,
-            base,
-            start,
-            stop,
+            *held, slots, rows, now, *settings, *tables, start, stop
         )
 
     def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
@@ -241,6 +233,28 @@ class Momentum:
         return lambda start, stop: steps.read_momentum(
             slab.values, slab.first, slab.last, slots, out, now, sums, start, stop
         )
+
+
+def _step_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+    """Implements `Optimizer.step`."""
+    decay = _decay(o, now)
+    settings = np.array((o.lr, o.b1, 1 - o.b1, o.b2, 1 - o.b2, o.eps), np.float32)
+    return lambda start, stop: steps.moments(
+        *slab.arrays, slots, rows, now, settings, o.is_yogi, o.moves_all, decay, start, stop
+    )
+
+
+def _read_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+    """Implements `Optimizer.read`."""
+    decay, eps = _decay(o, now), np.float32(o.eps)
+    return lambda start, stop: steps.read_moments(
+        *slab.arrays, slots, out, now, eps, o.moves_all, decay, start, stop
+    )
+
+
+def _decay(o: Adam | Yogi, now: int) -> Decay:
+    """The tables reach a power of two of steps: they are made log2(steps) times in a run."""
+    return decay_of(o.lr, o.b1, o.b2, not o.is_yogi, 1 << max(now, 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -279,13 +293,8 @@ class Adam:
         """Implements `Optimizer.horizon`."""
         return moments_horizon(self.b1, self.b2, decays=True)
 
-    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
-        """Implements `Optimizer.step`."""
-        return _step_moments(self, slab, slots, rows, now)
-
-    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
-        """Implements `Optimizer.read`."""
-        return _read_moments(self, slab, slots, out, now)
+    step = _step_moments
+    read = _read_moments
 
 
 @dataclass(frozen=True)
@@ -331,13 +340,8 @@ class Yogi:
         """Implements `Optimizer.moves_all`."""
         return self.initial > 0
 
-    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
-        """Implements `Optimizer.step`."""
-        return _step_moments(self, slab, slots, rows, now)
-
-    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
-        """Implements `Optimizer.read`."""
-        return _read_moments(self, slab, slots, out, now)
+    step = _step_moments
+    read = _read_moments
 
 
 _KINDS: dict[str, Callable[..., Optimizer]] = {
@@ -367,27 +371,6 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     if type(optimizer) not in _KINDS.values():
         return {"name": type(optimizer).__qualname__, "identity": identity_of(optimizer)}
     return {"name": type(optimizer).__name__.lower(), **asdict(optimizer)}  # type: ignore[call-overload]
-
-
-def _step_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
-    decay = _decay(o, now)
-    numbers = (o.lr, o.b1, 1 - o.b1, o.b2, 1 - o.b2, o.eps)
-    settings = np.array(numbers, np.float32)
-    return lambda start, stop: steps.moments(
-        *slab.arrays, slots, rows, now, settings, o.is_yogi, o.moves_all, decay, start, stop
-    )
-
-
-def _read_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
-    decay, eps = _decay(o, now), np.float32(o.eps)
-    return lambda start, stop: steps.read_moments(
-        *slab.arrays, slots, out, now, eps, o.moves_all, decay, start, stop
-    )
-
-
-def _decay(o: Adam | Yogi, now: int) -> Decay:
-    """The tables reach a power of two of steps: they are made log2(steps) times in a run."""
-    return decay_of(o.lr, o.b1, o.b2, not o.is_yogi, 1 << max(now, 1).bit_length())
 
 
 def _check_moments(optimizer: Adam | Yogi) -> None:

@@ -264,7 +264,7 @@ def gather_rows(
            [3., 4.]])
     """
     _check_rows("table", table)
-    keys = _checked_keys(keys, len(table))
+    keys = checked_keys(keys, len(table))
     shape = (len(keys), table.shape[1])
     out = np.empty(shape, table.dtype) if out is None else _checked_target("out", out, table)
     if out.shape != shape:
@@ -294,7 +294,7 @@ def scatter_add_rows(
     """
     _check_rows("rows", rows, addable=True)
     _checked_target("table", table, rows)
-    keys = _checked_keys(keys, len(table))
+    keys = checked_keys(keys, len(table))
     expected = (len(keys), table.shape[1])
     if rows.shape != expected:
         raise _misfit("rows do not fit", rows.shape, expected, "pass one row of d for each key")
@@ -319,7 +319,7 @@ def sum_rows(
            [2.]]))
     """
     _check_rows("rows", rows, addable=True)
-    keys = _checked_keys(keys, 2**63)
+    keys = checked_keys(keys, 2**63)
     # NumPy backs large arrays with large pages: the sort takes a third of the time in this memory.
     work, slots = np.empty((4, len(keys)), np.int64), np.empty(len(keys), np.int64)
     distinct = number_keys(keys, work, slots).copy()
@@ -359,7 +359,7 @@ def _checked_target(name: str, target: np.ndarray, source: np.ndarray) -> np.nda
     return target
 
 
-def _checked_keys(keys: np.ndarray, num_keys: int) -> np.ndarray:
+def checked_keys(keys: np.ndarray, num_keys: int) -> np.ndarray:
     """The keys as contiguous writeable int64, all in [0, num_keys)."""
     if not isinstance(keys, np.ndarray) or keys.ndim != 1:
         got = f"rank {keys.ndim}" if isinstance(keys, np.ndarray) else type(keys).__name__

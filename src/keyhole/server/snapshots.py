@@ -1,7 +1,8 @@
 """Stores the whole server state in one file, and checks it before it is used.
 
     file     head, description (JSON), arrays one after the other, each from a multiple of 64 bytes
-    head     magic, version, digest of the layout, size and CRC-32 of the description, CRC-32
+    head     magic, version, digest of the layout, size and CRC-32 of the description, CRC-32,
+             as `keyhole.server.log` packs it
     description   step, optimizer, kinds of tables; name, dtype, shape and CRC-32 of each array
 
 A lazy table stores the rows that exist, in the order in which they were made, so that a loaded
@@ -16,10 +17,8 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias, runtime_checkable
@@ -29,7 +28,8 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InputError, StorageError
 from keyhole.files import checksum, replacing, storage_errors, write_all
-from keyhole.primitives.layout import Layout, layout_digest
+from keyhole.primitives.layout import Layout
+from keyhole.server.log import pack_header, read_header, refusal
 from keyhole.server.optimizers import Optimizer, describe_optimizer, optimizer_named
 from keyhole.server.state import ServerState
 from keyhole.server.tables import DenseTable, LazyTable, RowInitial, Table
@@ -40,21 +40,22 @@ PIECE = 64 << 20
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array as a snapshot takes it.
-
-    Args:
-        pieces: `() -> pieces`, along the first axis, from the first row to the last; may be called
-            more than once.
-    """
+    """An array as a snapshot takes it: `pieces()` gives some consecutive rows after the other,
+    from the first to the last, and may be called more than once."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     pieces: Callable[[], Iterator[Array]]
 
     @staticmethod
-    def of(array: Array, max_bytes: int = PIECE) -> StoredArray:
+    def of(array: Array) -> StoredArray:
         """An array that is in this process; its pieces are views of it."""
-        return StoredArray(array.dtype, array.shape, partial(_views, array, max_bytes))
+        rows = rows_of_piece(array.dtype, array.shape, PIECE)
+
+        def pieces() -> Iterator[Array]:
+            return (array[at : at + rows] for at in range(0, len(array), rows))
+
+        return StoredArray(array.dtype, array.shape, pieces)
 
 
 Fill: TypeAlias = Callable[[str, int, Array], None]
@@ -71,11 +72,8 @@ class RemoteTable(Protocol):
         ...
 
     def refill(self, described: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Fill:
-        """Begins anew with what was dumped, of which the pieces are to follow.
-
-        Raises:
-            ValueError: what was dumped does not fit this table.
-        """
+        """Begins anew with what was dumped, of which the pieces are to follow; raises ValueError
+        where it does not fit this table."""
         ...
 
 
@@ -83,26 +81,34 @@ def dump_table(table: Table) -> tuple[dict[str, Any], dict[str, StoredArray]]:
     """What a table stores: its kind, and every row or those that exist and their keys."""
     if isinstance(table, RemoteTable):
         return table.dump()
+    assert isinstance(table, DenseTable | LazyTable)
+    described: dict[str, Any] = {"kind": "dense"}
     if isinstance(table, LazyTable):
-        described = {"seed": table.initial.seed, "columns": table.initial.columns}
-        rows = {name: array[: len(table)] for name, array in table.slab.named().items()}
-        return {"kind": "lazy", **described}, _stored({"keys": table.index.keys, **rows})
-    assert isinstance(table, DenseTable)
-    return {"kind": "dense"}, _stored(table.slab.named())
+        described = {"kind": "lazy", "seed": table.initial.seed, "columns": table.initial.columns}
+    return described, {name: StoredArray.of(a) for name, a in stored_arrays(table).items()}
 
 
-def load_table(
+def stored_arrays(table: DenseTable | LazyTable) -> dict[str, Array]:
+    """Arrays of a table in this process, by name, in the order in which they are stored."""
+    if isinstance(table, DenseTable):
+        return dict(table.slab.named())
+    rows = {name: array[: len(table)] for name, array in table.slab.named().items()}
+    return {"keys": table.index.keys, **rows}
+
+
+def _load_table(
     num_keys: int, described: Mapping[str, Any], arrays: Mapping[str, Array], optimizer: Optimizer
 ) -> DenseTable | LazyTable:
     """A table with what `dump_table` returned in place of its own; it takes `values` over."""
+    table: DenseTable | LazyTable
     if described["kind"] == "dense":
-        dense = DenseTable(arrays["values"], optimizer)
-        _fill(dense.slab.named(), arrays)
-        return dense
-    lazy = LazyTable(num_keys, initial_of(described), optimizer)
-    lazy.reserve(arrays["keys"])
-    _fill(lazy.slab.named(), arrays)
-    return lazy
+        table = DenseTable(arrays["values"], optimizer)
+    else:
+        table = LazyTable(num_keys, initial_of(described), optimizer)
+        table.reserve(arrays["keys"])
+    for name, array in table.slab.named().items():
+        array[: len(arrays[name])] = arrays[name]
+    return table
 
 
 def initial_of(described: Mapping[str, Any]) -> RowInitial:
@@ -116,25 +122,9 @@ def rows_of_piece(dtype: np.dtype[Any], shape: tuple[int, ...], max_bytes: int) 
     return max(1, max_bytes // max(1, prod(shape[1:]) * dtype.itemsize))
 
 
-def _views(array: Array, max_bytes: int) -> Iterator[Array]:
-    rows = rows_of_piece(array.dtype, array.shape, max_bytes)
-    return (array[at : at + rows] for at in range(0, len(array), rows))
-
-
-def _stored(arrays: Mapping[str, Array]) -> dict[str, StoredArray]:
-    return {name: StoredArray.of(array) for name, array in arrays.items()}
-
-
-def _fill(own: Mapping[str, Array], stored: Mapping[str, Array]) -> None:
-    for name, array in own.items():
-        array[: len(stored[name])] = stored[name]
-
-
-_VERSION = 1
 _MAGIC = b"khsnap\n\0"
-_HEAD = struct.Struct("<8sI32sQI4xI")  # 64 bytes; the last number is the CRC of those before
 _ALIGN = 64
-_METADATA = (-1, "metadata")
+_EARLIER = "use the snapshot before it"
 
 
 @dataclass(frozen=True)
@@ -161,8 +151,7 @@ def save_snapshot(path: Path, snapshot: Snapshot) -> None:
         "arrays": [_describe_array(name, array) for name, array in arrays.items()],
     }
     text = json.dumps(description).encode()
-    fields = (_MAGIC, _VERSION, layout_digest(state.layout), len(text), checksum(text))
-    head = _HEAD.pack(*fields, checksum(_HEAD.pack(*fields, 0)[:-4]))
+    head = pack_header(_MAGIC, state.layout, len(text), checksum(text))
     with replacing(path) as descriptor:
         write_all(descriptor, [head, text, bytes(-len(text) % _ALIGN)])
         for array in arrays.values():
@@ -193,14 +182,14 @@ def load_snapshot(
         _check_optimizer(description["optimizer"], optimizer)
         try:
             optimizer = optimizer or optimizer_named(**description["optimizer"])
-            arrays, remote = _read_arrays(file, path, description, into)
-            state = _rebuild(description, arrays, remote, layout, threads, optimizer)
+            metadata, tables = _read_tables(file, path, description, layout, into, optimizer)
+            state = ServerState(layout, tables, optimizer, description["step"], threads)
         except (KeyError, TypeError, ValueError, InputError) as error:
             wrong = "describes what cannot be"
             raise _refusal(path, wrong, repr(error), "a known state") from error
         if file.read(1):
             raise _refusal(path, "is longer than it says", "more bytes", "its arrays")
-    return Snapshot(state, arrays[_METADATA].tobytes())
+    return Snapshot(state, metadata)
 
 
 def _check_optimizer(stored: Mapping[str, Any], given: Optimizer | None) -> None:
@@ -219,53 +208,42 @@ def _text(described: Mapping[str, Any]) -> str:
     return str(described.get("identity", f"{described['name']}({settings})"))
 
 
-def _read_arrays(
-    file: BinaryIO, path: Path, description: dict[str, Any], into: Sequence[Table]
-) -> tuple[dict[tuple[int, str], Array], dict[int, Table]]:
-    """The arrays of tables of this process, by place and name; and the tables that took theirs."""
-    named = {_split_name(d["name"]): d for d in description["arrays"]}
-    remote = {place: table for place, table in enumerate(into) if isinstance(table, RemoteTable)}
-    fills = {
-        place: table.refill(
-            description["tables"][place],
-            {name: tuple(d["shape"]) for (at, name), d in named.items() if at == place},
-        )
-        for place, table in remote.items()
-    }
-    arrays: dict[tuple[int, str], Array] = {}
-    for (place, name), d in named.items():
-        if place not in fills:
-            (arrays[place, name],) = _read_pieces(file, path, d, max_bytes=None)
-            continue
-        start = 0
-        for piece in _read_pieces(file, path, d, PIECE):
-            fills[place](name, start, piece)
-            start += len(piece)
-    return arrays, dict(remote)
-
-
-def _split_name(name: str) -> tuple[int, str]:
-    """The place of an array's table and its name there."""
-    place, _, own = name.rpartition("/")
-    return (int(place), own) if place else (-1, own)
-
-
-def _rebuild(
+def _read_tables(
+    file: BinaryIO,
+    path: Path,
     description: dict[str, Any],
-    arrays: Mapping[tuple[int, str], Array],
-    remote: Mapping[int, Table],
     layout: Layout,
-    threads: int,
+    into: Sequence[Table],
     optimizer: Optimizer,
-) -> ServerState:
-    tables = []
-    for place, (part, d) in enumerate(zip(layout.parts, description["tables"], strict=True)):
-        own = {name: array for (at, name), array in arrays.items() if at == place}
-        is_here = place not in remote
-        tables.append(
-            load_table(part.space.num_keys, d, own, optimizer) if is_here else remote[place]
-        )
-    return ServerState(layout, tuple(tables), optimizer, description["step"], threads)
+) -> tuple[bytes, tuple[Table, ...]]:
+    """The metadata, and the tables one after the other; those of `into` that lie elsewhere take
+    their rows a piece at a time."""
+    by_place: dict[str, dict[str, Any]] = {}
+    for d in description["arrays"]:
+        place, _, name = d["name"].rpartition("/")
+        by_place.setdefault(place, {})[name] = d
+    (metadata,) = _read_pieces(file, path, by_place[""]["metadata"], max_bytes=None)
+    tables: list[Table] = []
+    for part, described in zip(layout.parts, description["tables"], strict=True):
+        own = by_place[str(len(tables))]
+        table = into[len(tables)] if into else None
+        if isinstance(table, RemoteTable):
+            fill = table.refill(described, {name: tuple(d["shape"]) for name, d in own.items()})
+            for name, d in own.items():
+                fill_in_pieces(fill, name, _read_pieces(file, path, d, PIECE))
+            tables.append(table)
+        else:
+            arrays = {n: a for n, d in own.items() for a in _read_pieces(file, path, d, None)}
+            tables.append(_load_table(part.space.num_keys, described, arrays, optimizer))
+    return metadata.tobytes(), tuple(tables)
+
+
+def fill_in_pieces(fill: Fill, name: str, pieces: Iterator[Array]) -> None:
+    """Brings an array back, from its first row to its last."""
+    start = 0
+    for piece in pieces:
+        fill(name, start, piece)
+        start += len(piece)
 
 
 def _describe_array(name: str, array: StoredArray) -> dict[str, Any]:
@@ -283,17 +261,7 @@ def _bytes(array: Array) -> memoryview:
 
 
 def _read_description(file: BinaryIO, path: Path, layout: Layout) -> dict[str, Any]:
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size or head[: len(_MAGIC)] != _MAGIC:
-        raise _refusal(path, "is not a snapshot", f"{len(head)} first bytes", "its head")
-    _, version, digest, size, text_crc, crc = _HEAD.unpack(head)
-    if crc != checksum(head[:-4]):
-        raise _refusal(path, "has a damaged head", f"CRC {crc:08x}", "the head's own")
-    if version != _VERSION:
-        raise _refusal(path, "is of another version", version, _VERSION)
-    if digest != layout_digest(layout):
-        got, allowed = digest.hex()[:12], layout_digest(layout).hex()[:12]
-        raise _refusal(path, "was written for another layout", got, allowed)
+    size, text_crc = read_header(file, path, _MAGIC, layout, "a snapshot", _EARLIER)
     if size > os.fstat(file.fileno()).st_size:
         raise _refusal(path, "is cut short", "part of its description", f"{size} bytes of it")
     text = file.read(size)
@@ -333,5 +301,4 @@ def _skip_padding(file: BinaryIO, path: Path, size: int) -> None:
 
 
 def _refusal(path: Path, wrong: str, got: object, allowed: object) -> StorageError:
-    fix = "use the snapshot before it"
-    return StorageError(f"{path.name} {wrong}: got {got}; expected {allowed}; {fix}")
+    return refusal(path, wrong, got, allowed, _EARLIER)

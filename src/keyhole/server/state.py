@@ -1,7 +1,7 @@
 """Holds the training state: one table for each part of a layout, an optimizer, a step count.
 
-`select_submodels` and the `deselect_submodels_*` are `Layout.select` and its deselects without a
-loop over slices; `tests/laws/test_two_speeds.py` holds them to their plain definition. The cost
+`select_submodels` and `deselect_submodels` are `Layout.select` and its deselects without a loop
+over slices; `tests/laws/test_two_speeds.py` holds them to their plain definition. The cost
 depends on what was selected: no row is read or written that no client chose.
 """
 
@@ -222,11 +222,7 @@ def _dtypes(layout: Layout) -> dict[str, np.dtype[Any]]:
 def select_submodels(
     layout: Layout, server_value: ServerValue[Tree], keys: ClientValue[ClientKeys]
 ) -> ClientValue[Tree]:
-    """Sends each client its sub-model: `Layout.select` for a cohort, as one gather per parameter.
-
-    Args:
-        keys: each client's keys, one `Keys` per key space.
-    """
+    """Sends each client its sub-model: `Layout.select` for a cohort, a gather per parameter."""
     layout.check(server_value.value)
     leaves = tree.flatten(server_value.value)
 
@@ -244,32 +240,25 @@ def select_submodels(
     return map_clients(select, keys)
 
 
-def deselect_submodels_sum(
-    layout: Layout, updates: ClientValue[Tree], keys: ClientValue[ClientKeys]
+def deselect_submodels(
+    layout: Layout,
+    updates: ClientValue[Tree],
+    keys: ClientValue[ClientKeys],
+    over: Over = "cohort",
 ) -> ServerValue[Tree]:
-    """Adds the updates up under their keys: `deselect_sum` with `layout.deselect`.
+    """Adds the updates up under the keys that they were selected with, and divides: `deselect_mean`
+    of Eq. 5 with `layout.deselect`; over "nothing" `deselect_sum`, over "choosers"
+    `deselect_mean_per_key`.
 
     Additions happen in cohort order, so the bytes depend neither on threads nor on the order of
     keys.
-
-    Args:
-        keys: z_n, the keys they were selected with.
     """
-    return _deselect(layout, updates, keys, "nothing")
-
-
-def deselect_submodels_mean(
-    layout: Layout, updates: ClientValue[Tree], keys: ClientValue[ClientKeys]
-) -> ServerValue[Tree]:
-    """Averages over the cohort, Eq. 5: `deselect_mean` with `layout.deselect`."""
-    return _deselect(layout, updates, keys, "cohort")
-
-
-def deselect_submodels_mean_per_key(
-    layout: Layout, updates: ClientValue[Tree], keys: ClientValue[ClientKeys]
-) -> ServerValue[Tree]:
-    """Averages each row over those who chose it: `deselect_mean_per_key` with `layout.deselect`."""
-    return _deselect(layout, updates, keys, "choosers")
+    pairs = contributions(map_clients(lambda u, z: (u, layout.keys_by_space(z)), updates, keys))
+    sums = sum_updates(layout, [u for u, _ in pairs], [z for _, z in pairs], over)
+    leaves: dict[str, Array] = {}
+    for part, update in zip(layout.parts, sums, strict=True):
+        leaves |= _spread(part, update)
+    return ServerValue(tree.unflatten(layout.structure, leaves))
 
 
 def _gather(field: Field, part: Part, value: Array, chosen: Mapping[str, Keys]) -> Array:
@@ -286,17 +275,6 @@ def _gather(field: Field, part: Part, value: Array, chosen: Mapping[str, Keys]) 
     for axis, z in zip(field.axes, zs, strict=True):
         value = np.take(value, z, axis=axis)
     return value
-
-
-def _deselect(
-    layout: Layout, updates: ClientValue[Tree], keys: ClientValue[ClientKeys], over: Over
-) -> ServerValue[Tree]:
-    pairs = contributions(map_clients(lambda u, z: (u, layout.keys_by_space(z)), updates, keys))
-    sums = sum_updates(layout, [u for u, _ in pairs], [z for _, z in pairs], over)
-    leaves: dict[str, Array] = {}
-    for part, update in zip(layout.parts, sums, strict=True):
-        leaves |= _spread(part, update)
-    return ServerValue(tree.unflatten(layout.structure, leaves))
 
 
 def _spread(part: Part, update: RowUpdate) -> dict[str, Array]:

@@ -11,8 +11,10 @@ good snapshot and the entries behind it are there.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,11 +31,8 @@ from keyhole.server.tables import Table
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a directory held.
-
-    Args:
-        notes: files that were refused and bytes that were cut off, each as a sentence.
-    """
+    """What a directory held; `notes` tell of files that were refused and bytes that were cut off,
+    each in a sentence."""
 
     state: ServerState
     store: Store
@@ -56,11 +55,7 @@ class Store:
     def commit(
         self, state: ServerState, updates: Sequence[RowUpdate], metadata: bytes = b""
     ) -> None:
-        """Makes one step durable, then applies it.
-
-        Args:
-            metadata: anything to find again with this step.
-        """
+        """Makes one step durable, then applies it; `metadata` is found again with this step."""
         slots = state.prepare(updates)
         self._log.append(Entry(state.steps + 1, tuple(updates), metadata))
         state.apply(slots, updates)
@@ -69,7 +64,11 @@ class Store:
         """Stores the whole state and lets go of what it replaces."""
         path = _snapshot_path(self.directory, state.steps)
         save_snapshot(path, Snapshot(state, metadata))
-        self._start_log(state)
+        following = _log_path(self.directory, state.steps)
+        if following != self._log.path:  # the old one is kept as long as a snapshot needs it
+            log = DeltaLog.open(following, create_log(following, state.layout, state.steps))
+            self._log.close()
+            self._log = log
         self._forget()
         return path
 
@@ -77,15 +76,6 @@ class Store:
         """Closes the log and lets other processes open the directory."""
         self._log.close()
         os.close(self._lock)
-
-    def _start_log(self, state: ServerState) -> None:
-        """Goes on in a new file; the old one is kept as long as a snapshot needs it."""
-        path = _log_path(self.directory, state.steps)
-        if path == self._log.path:
-            return
-        log = DeltaLog.open(path, create_log(path, state.layout, state.steps))
-        self._log.close()
-        self._log = log
 
     def _forget(self) -> None:
         """Removes old snapshots, and logs whose successor reaches back to the oldest one kept."""
@@ -96,8 +86,7 @@ class Store:
             for step in sorted(snapshots)[: -self._keep]:
                 snapshots.pop(step).unlink()
             logs = _numbered(self.directory, "log-*.khl")
-            starts = sorted(logs)
-            for start, following in pairwise(starts):
+            for start, following in pairwise(sorted(logs)):
                 if following <= min(snapshots):
                     logs[start].unlink()
             sync_directory(self.directory)
@@ -108,15 +97,12 @@ def create_store(
 ) -> Store:
     """Starts a store with a first snapshot of `state`.
 
-    Args:
-        directory: made if it does not exist; must hold no snapshots.
-        keep: how many snapshots to keep, 1 or more.
+    The directory is made if it does not exist, and must hold no snapshots. `keep` says how many of
+    them to keep, 1 or more.
     """
-    _check_keep(keep)
     directory = Path(directory)
-    lock = _locked(directory)
-    try:
-        if _numbered(directory, "snapshot-*.khs"):
+    with _locked(directory, keep) as lock:
+        if holds_store(directory):
             raise StorageError(
                 f"{directory.name} holds a run already: got its files; expected an empty "
                 "directory; recover it, or choose another directory"
@@ -126,9 +112,6 @@ def create_store(
         end = create_log(path, state.layout, state.steps)
         save_snapshot(_snapshot_path(directory, state.steps), Snapshot(state, metadata))
         return Store(directory, lock, DeltaLog.open(path, end), keep)
-    except BaseException:
-        os.close(lock)
-        raise
 
 
 def holds_store(directory: Path) -> bool:
@@ -155,30 +138,20 @@ def recover(
             in place of their own.
         optimizer: that the state was stored with; None makes it again if the library ships it.
     """
-    _check_keep(keep)
     directory = Path(directory)
-    lock = _locked(directory)
-    try:
+    load = partial(load_snapshot, layout=layout, threads=threads, into=into, optimizer=optimizer)
+    with _locked(directory, keep) as lock:
         for leftover in directory.glob("*.tmp"):
             leftover.unlink()
         notes: list[str] = []
-        snapshot, refused = _newest(directory, layout, threads, until, notes, into, optimizer)
+        snapshot, refused = _newest(directory, load, until, notes)
         metadata, log = _replay(directory, snapshot, until, notes)
-    except BaseException:
-        os.close(lock)
-        raise
-    store = Store(directory, lock, log, keep, refused)
+        store = Store(directory, lock, log, keep, refused)
     return Recovered(snapshot.state, store, metadata, tuple(notes))
 
 
 def _newest(
-    directory: Path,
-    layout: Layout,
-    threads: int,
-    until: int | None,
-    notes: list[str],
-    into: Sequence[Table],
-    optimizer: Optimizer | None,
+    directory: Path, load: Callable[[Path], Snapshot], until: int | None, notes: list[str]
 ) -> tuple[Snapshot, list[Path]]:
     """The newest snapshot that passes its checks, and newer ones that do not."""
     found = _numbered(directory, "snapshot-*.khs")
@@ -188,7 +161,7 @@ def _newest(
             found[step].unlink()
             continue
         try:
-            return load_snapshot(found[step], layout, threads, into, optimizer), refused
+            return load(found[step]), refused
         except StorageError as error:
             notes.append(str(error))
             refused.append(found[step])
@@ -205,8 +178,14 @@ def _replay(
     state, last = snapshot.state, [snapshot.metadata]
 
     def apply(entry: Entry) -> None:
-        if entry.step > state.steps:
-            _check_next(directory, entry.step, state.steps)
+        done = state.steps
+        if entry.step > done + 1:
+            raise StorageError(
+                f"{directory.name} misses steps: got step {entry.step} after {done}; expected step "
+                f"{done + 1}; restore the log that is missing; recover(..., until={done}) goes "
+                "without it"
+            )
+        if entry.step > done:
             state.step(entry.updates)
             last[0] = entry.metadata
 
@@ -226,24 +205,18 @@ def _replay(
     return last[0], DeltaLog.open(path, end)
 
 
-def _check_next(directory: Path, found: int, steps: int) -> None:
-    if found != steps + 1:
-        raise StorageError(
-            f"{directory.name} misses steps: got step {found} after {steps}; expected step "
-            f"{steps + 1}; restore the log that is missing; recover(..., until={steps}) goes "
-            "without it"
-        )
-
-
-def _locked(directory: Path) -> int:
-    """Takes the directory for this process."""
-    make_directory(directory)
-    return lock_file(directory, f"{directory.name} is in use", os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _check_keep(keep: int) -> None:
+@contextmanager
+def _locked(directory: Path, keep: int) -> Iterator[int]:
+    """Takes the directory for this process, and lets go of it where the block fails."""
     if keep < 1:
         raise InputError(f"too few snapshots to keep: got {keep}; expected 1 or more; keep 2")
+    make_directory(directory)
+    lock = lock_file(directory, f"{directory.name} is in use", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield lock
+    except BaseException:
+        os.close(lock)
+        raise
 
 
 def _snapshot_path(directory: Path, step: int) -> Path:

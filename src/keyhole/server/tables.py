@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numba import njit
@@ -34,7 +34,7 @@ from keyhole.primitives import coding
 from keyhole.primitives.coding import GOLDEN
 from keyhole.primitives.layout import Part
 from keyhole.server.optimizers import Optimizer, Slab
-from keyhole.server.rows import gather_rows
+from keyhole.server.rows import checked_keys, gather_rows
 
 # The hash behind initial values and the index, for single numbers.
 mix: Any = njit(cache=True, nogil=True)(coding.mix)
@@ -46,10 +46,7 @@ _ZEROS, _UNIFORM, _NORMAL = np.uint8(0), np.uint8(1), np.uint8(2)
 class Zeros:
     """Rows start at zero."""
 
-    @property
-    def code(self) -> tuple[int, float]:
-        """Kind and scale."""
-        return int(_ZEROS), 0.0
+    code: ClassVar[tuple[int, float]] = int(_ZEROS), 0.0
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ class KeyIndex:
 
     def __init__(self) -> None:
         self._salt = np.uint64(secrets.randbits(64))
-        self._places = _empty(_MIN_SLOTS)
+        self._places = np.full((_MIN_SLOTS, 2), -1, np.int64)  # (key, slot), none taken
         self._keys = np.empty(_MIN_SLOTS // 2, np.int64)
         self._count = 0
 
@@ -228,14 +225,9 @@ class KeyIndex:
             return
         while size < 2 * count:
             size *= 2
-        places, keys = _empty(size), np.empty(size // 2, np.int64)
+        places, keys = np.full((size, 2), -1, np.int64), np.empty(size // 2, np.int64)
         _claim(places, self._salt, self.keys, keys, 0, np.empty(self._count, np.int64))
         self._places, self._keys = places, keys
-
-
-def _empty(size: int) -> KeyArray:
-    """Places (key, slot), none taken."""
-    return np.full((size, 2), -1, np.int64)
 
 
 @njit(cache=True, nogil=True)
@@ -342,7 +334,7 @@ class DenseTable:
             return gather_rows(self.slab.values, keys, threads=threads)
         check_keys(keys, self.num_keys)
         out = np.empty((len(keys), self.width), np.float32)
-        share(self.optimizer.read(self.slab, keys, out, now), out, threads)
+        _share(self.optimizer.read(self.slab, keys, out, now), out, threads)
         return out
 
     def reserve(self, keys: KeyArray) -> KeyArray:
@@ -351,7 +343,7 @@ class DenseTable:
 
     def step(self, slots: KeyArray, rows: NDArray[np.float32], now: int, threads: int = 1) -> None:
         """Implements `Table.step`."""
-        share(self.optimizer.step(self.slab, slots, rows, now), rows, threads)
+        _share(self.optimizer.step(self.slab, slots, rows, now), rows, threads)
 
     def touched_after(self, step: int) -> KeyArray:
         """Implements `Table.touched_after`; one pass over 4 bytes a row."""
@@ -389,7 +381,7 @@ class LazyTable:
         check_keys(keys, self.num_keys)
         out = np.empty((len(keys), self.width), np.float32)
         slots = self.index.find(keys)
-        share(self.optimizer.read(self.slab, slots, out, now), out, threads)
+        _share(self.optimizer.read(self.slab, slots, out, now), out, threads)
         untouched = np.flatnonzero(slots < 0)
         self.initial.fill(keys[untouched], untouched, out)
         if self.optimizer.moves_all and len(untouched):
@@ -412,7 +404,7 @@ class LazyTable:
 
     def step(self, slots: KeyArray, rows: NDArray[np.float32], now: int, threads: int = 1) -> None:
         """Implements `Table.step`."""
-        share(self.optimizer.step(self.slab, slots, rows, now), rows, threads)
+        _share(self.optimizer.step(self.slab, slots, rows, now), rows, threads)
 
     def touched_after(self, step: int) -> KeyArray:
         """Implements `Table.touched_after`; one pass over the touched rows."""
@@ -426,21 +418,15 @@ class LazyTable:
 
 
 def check_keys(keys: KeyArray, num_keys: int) -> None:
-    """Raises KeySpaceError unless keys are int64 in [0, num_keys)."""
-    if keys.ndim != 1 or keys.dtype != np.int64:
+    """Raises KeySpaceError unless keys are a vector of int64 in [0, num_keys)."""
+    if keys.dtype != np.int64:
         raise KeySpaceError(
-            f"keys are not a vector of int64: got {keys.dtype} of rank {keys.ndim}; expected int64 "
-            "of rank 1; make them with KeySpace.keys"
+            f"keys are not int64: got {keys.dtype}; expected int64; make them with KeySpace.keys"
         )
-    if len(keys) and not 0 <= keys.min() <= keys.max() < num_keys:
-        outside = int(np.sum((keys < 0) | (keys > num_keys - 1)))
-        raise KeySpaceError(
-            f"keys lie outside the table: got {outside} such keys of {len(keys)}; expected "
-            f"0..{num_keys - 1}; rebuild the vocabulary or raise num_keys"
-        )
+    checked_keys(keys, num_keys)
 
 
-def share(work: Callable[[int, int], None], rows: NDArray[np.float32], threads: int) -> None:
+def _share(work: Callable[[int, int], None], rows: NDArray[np.float32], threads: int) -> None:
     """Splits work on rows between up to `threads` threads, this one included."""
     count = len(rows)
     threads = min(threads, max(1, rows.nbytes // _THREAD_FROM))

@@ -29,7 +29,16 @@ from keyhole.arrays import Array, KeyArray
 from keyhole.engines.ray.crew import connected
 from keyhole.errors import InputError, WorkerError
 from keyhole.server.optimizers import Optimizer
-from keyhole.server.snapshots import PIECE, Fill, StoredArray, dump_table, initial_of, rows_of_piece
+from keyhole.server.snapshots import (
+    PIECE,
+    Fill,
+    StoredArray,
+    dump_table,
+    fill_in_pieces,
+    initial_of,
+    rows_of_piece,
+    stored_arrays,
+)
 from keyhole.server.state import ServerState
 from keyhole.server.tables import DenseTable, LazyTable, Table, check_keys
 
@@ -65,10 +74,7 @@ class _Held:
 
     def arrays(self) -> dict[str, Array]:
         """What is stored of it, by name."""
-        if isinstance(self.table, DenseTable):
-            return dict(self.table.slab.named())
-        rows = {name: array[: len(self.table)] for name, array in self.table.slab.named().items()}
-        return {"keys": self.table.index.keys, **rows}
+        return stored_arrays(self.table)
 
     def claim(self, keys: KeyArray, numbers: Array) -> KeyArray:
         """Slots of keys; rows that are made for it get the number of the first that asks."""
@@ -234,10 +240,7 @@ class Shards:
         described, arrays = dump_table(table)
         fill = sharded.refill(described, {name: a.shape for name, a in arrays.items()})
         for name, array in arrays.items():
-            start = 0
-            for piece in array.pieces():
-                fill(name, start, piece)
-                start += len(piece)
+            fill_in_pieces(fill, name, array.pieces())
         return sharded
 
     def _end(self) -> None:
