@@ -10,8 +10,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,6 +45,7 @@ DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
 _JSON = "application/json"
 _MAX_MESSAGE = 1 << 16  # bytes of an answer to a check-in
 _MAX_ROUNDS = 4  # manifests that are kept
+_SUM_BYTES = 8  # of one record
 _MAX_WAIT = 3600.0  # seconds, whatever a service asks for
 
 
@@ -184,8 +185,7 @@ class Device:
         if told.round is None:
             return Wait(_bounded(told.wait))
         _check_told(told.round, told.number)
-        after = _bounded(told.fetch_after)
-        return Assignment(told.round, told.number, told.token, after)
+        return Assignment(told.round, told.number, told.token, _bounded(told.fetch_after))
 
     def manifest(self, round: Assignment | str) -> Manifest:
         """The manifest of a round, fetched once.
@@ -199,7 +199,7 @@ class Device:
 
     def known(self, round: Assignment | str) -> KnownRound:
         """The round with its manifest; raises as `manifest` does."""
-        round_id = _id_of(round)
+        round_id = round.round if isinstance(round, Assignment) else round
         with self._lock:
             if round_id in self._rounds:
                 self._rounds.move_to_end(round_id)
@@ -208,10 +208,13 @@ class Device:
 
         def check(body: memoryview) -> None:
             if name_round(bytes(body), number) != round_id:
-                raise _not_the_manifest(round_id)
+                raise DamageError(
+                    "the manifest was damaged: got bytes that the round is not named after; "
+                    f"expected the manifest of round {round_id}; fetch it again; if it happens "
+                    "every time, check what stands before the service"
+                )
 
-        path = f"/v1/rounds/{round_id}/manifest"
-        token = self.token_for(round)
+        path, token = f"/v1/rounds/{round_id}/manifest", self.token_for(round)
         got = self.client.get(path, token=token, limit=MAX_BYTES, check=check)
         known = KnownRound(round_id, decode_manifest(bytes(got.body)))
         with self._lock:
@@ -252,26 +255,31 @@ class Device:
 
     def fetch_segment(self, round: Assignment | str, table: str, place: int) -> RecordArray:
         """The records of one segment of a table, checked: (count, record_bytes)."""
-        known = self.known(round)
-        return download_segment(
-            self.client,
-            known,
-            known.table(table),
-            place,
-            token=self.token_for(round),
-            max_bytes=self.max_answer,
-            traffic=FetchTraffic(),
-        )
+        return self._segment(round, self.known(round).table(table), place, FetchTraffic())
 
     def fetch_all(self, round: Assignment | str) -> WholeModel:
         """Option 1, broadcast: all tables. The device selects at home, and nobody learns a key."""
-        known, token, traffic = self.known(round), self.token_for(round), FetchTraffic()
-        limit = self.max_answer
-        tables = tuple(
-            download_table(self.client, known, place, token=token, max_bytes=limit, traffic=traffic)
-            for place in range(len(known.manifest.tables))
-        )
+        known, traffic = self.known(round), FetchTraffic()
+        places = range(len(known.manifest.tables))
+        tables = tuple(self.fetch_table(round, place, traffic) for place in places)
         return WholeModel(known, tables, traffic)
+
+    def fetch_table(
+        self, round: Assignment | str, place: int, traffic: FetchTraffic
+    ) -> RecordArray:
+        """All records of the table at a place of the manifest, checked: (K, record_bytes).
+
+        Args:
+            traffic: what it costs is added here.
+        """
+        info = self.known(round).manifest.tables[place]
+        if not info.segments:
+            raise NotFoundError(
+                f"table {info.name!r} cannot be downloaded: got a table that is computed on "
+                "demand; expected a table of segments; ask for slices of it, with fetch_slices"
+            )
+        pieces = [self._segment(round, place, at, traffic) for at in range(len(info.segments))]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def send(self, round: Assignment | str, update: Tree, keys: DeviceKeys) -> int:
         """Sends the update of this device; sending the same again changes nothing.
@@ -293,8 +301,7 @@ class Device:
         known = self.known(round)
         refuse_clear(known.manifest.settings)
         body = encode_update(known.layout, update, known.keys_by_space(keys))
-        path = f"/v1/rounds/{known.id}/updates"
-        token = self.token_for(round)
+        path, token = f"/v1/rounds/{known.id}/updates", self.token_for(round)
         self.client.send(path, body, token=token, limit=_MAX_MESSAGE, content_type=OCTETS)
         return len(body)
 
@@ -308,15 +315,11 @@ class Device:
             traffic: what it costs is added here.
         """
         known, cache = self.known(round), self._cache
-        wants = [
-            Want(
-                place,
-                keys,
-                known.records[place].record_bytes,
-                None if cache is None else cache.find(known.records[place], keys),
-            )
-            for place, keys in asked
-        ]
+        wants = []
+        for place, keys in asked:
+            table = known.records[place]
+            held = None if cache is None else cache.find(table, keys)
+            wants.append(Want(place, keys, table.record_bytes, held))
         found = fetch_slices(
             self.client,
             known.id,
@@ -339,9 +342,39 @@ class Device:
         """What to show in a round; None where nothing is asked for."""
         return round.token if isinstance(round, Assignment) else self._token
 
+    def _segment(
+        self, round: Assignment | str, table: int, place: int, traffic: FetchTraffic
+    ) -> RecordArray:
+        """The records of one segment: its sums are held to the manifest, its records to the sums,
+        and to their SHA-256 where the manifest has it."""
+        known, token = self.known(round), self.token_for(round)
+        info, segment = known.manifest.tables[table], known.segment(table, place)
+        shape = segment.count, info.record_bytes
+        longest = segment.count * max(info.record_bytes, _SUM_BYTES)
+        refuse_longer("a segment", longest, self.max_answer)
+        path = f"/v1/rounds/{known.id}/tables/{table}/segments/{place}"
 
-def _id_of(round: Assignment | str) -> str:
-    return round.round if isinstance(round, Assignment) else round
+        def check_sums(body: memoryview) -> None:
+            if sha256(body).hexdigest() != segment.sums_sha256:
+                raise _damaged(known, "sums that the manifest does not vouch for")
+
+        limit = segment.count * _SUM_BYTES
+        body = self.client.get(f"{path}/sums", token=token, limit=limit, check=check_sums).body
+        sums = np.frombuffer(body, "<u8")
+
+        def check_records(body: memoryview) -> None:
+            records = np.frombuffer(body, np.uint8)
+            if len(records) != prod(shape) or len(sums) != segment.count:
+                raise _damaged(known, "a segment of another length")
+            if not np.array_equal(sum_records(records.reshape(shape)), sums):
+                raise _damaged(known, "records that do not fit their sums")
+            if segment.sha256 is not None and sha256(body).hexdigest() != segment.sha256:
+                raise _damaged(known, "records that the manifest does not vouch for")
+
+        records = self.client.get(path, token=token, limit=prod(shape), check=check_records).body
+        traffic.requests += 2
+        traffic.bytes_down += len(body) + len(records)
+        return np.frombuffer(records, np.uint8).reshape(shape)
 
 
 def _number(round_id: str) -> int:
@@ -380,81 +413,6 @@ def _no_sense(what: str) -> ServiceError:
         f"the service says something that makes no sense: got {what}; expected messages as "
         "docs/wire.md describes them; check the URL, and that both sides are of one version"
     )
-
-
-def _not_the_manifest(round_id: str) -> DamageError:
-    return DamageError(
-        "the manifest was damaged: got bytes that the round is not named after; expected the "
-        f"manifest of round {round_id}; fetch it again; if it happens every time, check what "
-        "stands before the service"
-    )
-
-
-_SUM_BYTES = 8
-
-
-def download_table(
-    client: HttpClient,
-    known: KnownRound,
-    table: int,
-    *,
-    token: str | None,
-    max_bytes: int,
-    traffic: FetchTraffic,
-) -> RecordArray:
-    """Returns all records of a table, (K, record_bytes)."""
-    info = known.manifest.tables[table]
-    if not info.segments:
-        raise NotFoundError(
-            f"table {info.name!r} cannot be downloaded: got a table that is computed on demand; "
-            "expected a table of segments; ask for slices of it, with fetch_slices"
-        )
-    download = partial(download_segment, token=token, max_bytes=max_bytes, traffic=traffic)
-    pieces = [download(client, known, table, place) for place in range(len(info.segments))]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def download_segment(
-    client: HttpClient,
-    known: KnownRound,
-    table: int,
-    place: int,
-    *,
-    token: str | None,
-    max_bytes: int,
-    traffic: FetchTraffic,
-) -> RecordArray:
-    """Returns the records of one segment, (count, record_bytes).
-
-    Its sums are held to the manifest, its records to the sums, and to their SHA-256 where the
-    manifest has it.
-    """
-    info, segment = known.manifest.tables[table], known.segment(table, place)
-    refuse_longer("a segment", segment.count * max(info.record_bytes, _SUM_BYTES), max_bytes)
-    path = f"/v1/rounds/{known.id}/tables/{table}/segments/{place}"
-
-    def check_sums(body: memoryview) -> None:
-        if sha256(body).hexdigest() != segment.sums_sha256:
-            raise _damaged(known, "sums that the manifest does not vouch for")
-
-    limit = segment.count * _SUM_BYTES
-    body = client.get(f"{path}/sums", token=token, limit=limit, check=check_sums).body
-    sums = np.frombuffer(body, "<u8")
-
-    def check_records(body: memoryview) -> None:
-        records = np.frombuffer(body, np.uint8)
-        if len(records) != segment.count * info.record_bytes or len(sums) != segment.count:
-            raise _damaged(known, "a segment of another length")
-        if not np.array_equal(sum_records(records.reshape(segment.count, info.record_bytes)), sums):
-            raise _damaged(known, "records that do not fit their sums")
-        if segment.sha256 is not None and sha256(body).hexdigest() != segment.sha256:
-            raise _damaged(known, "records that the manifest does not vouch for")
-
-    limit = segment.count * info.record_bytes
-    records = client.get(path, token=token, limit=limit, check=check_records).body
-    traffic.requests += 2
-    traffic.bytes_down += len(body) + len(records)
-    return np.frombuffer(records, np.uint8).reshape(segment.count, info.record_bytes)
 
 
 def _damaged(known: KnownRound, what: str) -> DamageError:

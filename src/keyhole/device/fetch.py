@@ -24,7 +24,7 @@ from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.server.checksums import sum_records
 from keyhole.wire.http import OCTETS, HttpClient, Received
-from keyhole.wire.manifest import Manifest, SegmentInfo
+from keyhole.wire.manifest import Manifest, SegmentInfo, keys_of_round
 from keyhole.wire.messages import (
     MAX_BLOCKS,
     Answer,
@@ -353,6 +353,14 @@ class KnownRound:
             )
         return info.segments[place]
 
+    def max_keys(self, place: int, told: Mapping[str, int]) -> int | None:
+        """Keys that every device asks for of a table, padding included: what the operators have
+        `told` of it by name, else what the round says; None where neither says."""
+        info = self.manifest.tables[place]
+        if info.name in told:
+            return min(told[info.name], info.num_keys)
+        return keys_of_round(self.manifest, info)
+
     def keys_of_table(self, place: int, keys: Any) -> Keys:
         """Keys of one table, checked."""
         table = self.manifest.tables[place]
@@ -368,7 +376,8 @@ class KnownRound:
                 f"keys do not match the cuts: got {', '.join(sorted(keys)) or 'none'}; expected "
                 f"{', '.join(sorted(names)) or 'none'}; pass keys of each key space of the manifest"
             )
-        return {s.name: s.keys(_plain(keys[s.name])) for s in self.layout.spaces}
+        given = {name: z.array if isinstance(z, Keys) else z for name, z in keys.items()}
+        return {space.name: space.keys(given[space.name]) for space in self.layout.spaces}
 
     def assemble(self, records: Sequence[RecordArray], keys: Mapping[str, Keys]) -> Tree:
         """The sub-model from the records of each part, in the order of `part.keys_of(keys)`."""
@@ -377,6 +386,15 @@ class KnownRound:
             counts = [len(keys[factor.name]) for factor in part.product.factors]
             leaves |= part.from_rows(table.decode_rows(found), counts)
         return tree.unflatten(self.layout.structure, leaves)
+
+
+def not_padded(table: str, what: str) -> InputError:
+    """The error where nobody says how many keys of a table every device asks for."""
+    return InputError(
+        f"it is not known to how many {what} table {table!r} are padded: got a round that does not "
+        "say how many keys a client chooses; expected keys_per_client in the settings of the "
+        "round, or a number for the table; publish it with them, or pass max_keys"
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -407,10 +425,6 @@ class WholeModel:
         place = self.round.table(table)
         z = self.round.keys_of_table(place, keys).array
         return self.round.records[place].decode(self.tables[place][z])
-
-
-def _plain(keys: Any) -> Any:
-    return keys.array if isinstance(keys, Keys) else keys
 
 
 def _counts(keys: Mapping[str, Keys]) -> str:

@@ -15,7 +15,7 @@ server that named each device another one could find out how many keys it has, b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -25,9 +25,9 @@ import numpy as np
 from keyhole.arrays import KeyArray
 from keyhole.delivery.base import PublicTable, QueryDelivery, Retrieved, SelectClient
 from keyhole.delivery.exchange import Retrieval, Unanswered, retrieve
-from keyhole.delivery.records import RecordArray, keep_found
-from keyhole.device.device import Assignment, Device, DeviceKeys, download_table
-from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel
+from keyhole.delivery.records import keep_found
+from keyhole.device.device import Assignment, Device, DeviceKeys
+from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel, not_padded
 from keyhole.errors import (
     DamageError,
     InputError,
@@ -38,12 +38,12 @@ from keyhole.errors import (
 )
 from keyhole.wire.assignment import NO_ROUND, Wait
 from keyhole.wire.http import OCTETS, Received
-from keyhole.wire.manifest import TableInfo
-from keyhole.wire.private import SERVER_HEADER, keys_of_round, name_table, query_path
+from keyhole.wire.private import SERVER_HEADER, name_table, query_path
 from keyhole.wire.sockets import refuse_longer
 
 _MAX_PARAMS = 1024  # bytes
 
+_Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
 _Client = SelectClient[KeyArray, Retrieved]
 
@@ -63,7 +63,7 @@ class ServerLink:
         token = self.device.token_for(self.round)
         return self.device.client.get(path, token=token, limit=limit, check=check)
 
-    def post(self, path: str, message: bytes, limit: int) -> Received:
+    def post(self, message: bytes, path: str, limit: int) -> Received:
         """Sends a message, once."""
         return self.device.client.exchange(
             "POST",
@@ -78,11 +78,8 @@ class ServerLink:
 
 @dataclass(frozen=True)
 class ServerLinks:
-    """All servers of a delivery, in their order.
-
-    Args:
-        pool: threads, as many as links: servers are asked at the same time.
-    """
+    """All servers of a delivery, in their order; `pool` has a thread for each, so that they are
+    asked at the same time."""
 
     each: Sequence[ServerLink]
     pool: Executor
@@ -95,9 +92,7 @@ class ServerLinks:
             ServiceError: a server is not the one it is taken for. Both halves of a query at one
                 server would show it all keys. Or it is set up otherwise than the first.
         """
-        found = self._at_once(
-            [partial(_params, server, link, path) for server, link in enumerate(self.each)]
-        )
+        found = self.at_once(partial(_params, path), range(len(self.each)))
         self.traffic.requests += len(found)
         self.traffic.bytes_down += sum(map(len, found))
         padded = [delivery.read_params(params).max_keys for params in found]
@@ -109,26 +104,18 @@ class ServerLinks:
             raise _differ("params that differ")
         return found[0]
 
-    def exchange(self, path: str, messages: Sequence[bytes], limit: int) -> list[Received]:
-        """Sends one message to each server, at the same time; `limit` is of one reply."""
-        self.traffic.requests += len(messages)
-        self.traffic.bytes_up += sum(map(len, messages))
-        pairs = zip(self.each, messages, strict=True)
-        got = self._at_once([partial(link.post, path, message, limit) for link, message in pairs])
-        self.traffic.bytes_down += sum(len(each.body) for each in got)
-        return got
-
-    def _at_once(self, calls: Sequence[Callable[[], _Result]]) -> list[_Result]:
-        """Runs calls side by side, all to their end; then the first error counts."""
-        started = [self.pool.submit(call) for call in calls]
-        failures = [each.exception() for each in started]
-        for failure in failures:
-            if failure is not None:
-                raise failure
+    def at_once(
+        self, call: Callable[[ServerLink, _Given], _Result], given: Sequence[_Given]
+    ) -> list[_Result]:
+        """Calls with each link and what is given for it, all to their end; then the first error
+        counts."""
+        pairs = zip(self.each, given, strict=True)
+        started = [self.pool.submit(call, link, one) for link, one in pairs]
+        wait(started)
         return [each.result() for each in started]
 
 
-def _params(server: int, link: ServerLink, path: str) -> bytes:
+def _params(path: str, link: ServerLink, server: int) -> bytes:
     """The params of a table as one server states them."""
     try:
         got = link.get(path, _MAX_PARAMS)
@@ -169,24 +156,22 @@ class TableLinks:
         self._attempts[place].failed(failure.reason, failure.after)
 
     def _exchange(self, place: int, messages: Sequence[bytes]) -> Sequence[bytes] | Unanswered:
-        path, reply_bytes = self._targets[place]
+        (path, limit), traffic = self._targets[place], self._links.traffic
+        traffic.requests += len(messages)
+        traffic.bytes_up += sum(map(len, messages))
+        post = partial(ServerLink.post, path=path, limit=limit)
         try:
-            got = self._links.exchange(path, messages, reply_bytes)
+            got = self._links.at_once(post, messages)
         except StaleError:
             raise
         except ProtocolError:
             return Unanswered("a message that was refused")
-        if reason := _problem(got):
-            return Unanswered(reason, max(each.after or 0.0 for each in got))
+        traffic.bytes_down += sum(len(each.body) for each in got)
+        for server, each in enumerate(got):
+            if each.problem:
+                which = f" at server {server}" * (len(got) > 1)
+                return Unanswered(each.problem + which, max(one.after or 0.0 for one in got))
         return [bytes(each.body) for each in got]
-
-
-def _problem(got: Sequence[Received]) -> str:
-    """Why the first server that failed did, and which of several it is; empty if none did."""
-    for server, each in enumerate(got):
-        if each.problem:
-            return each.problem + f" at server {server}" * (len(got) > 1)
-    return ""
 
 
 @dataclass
@@ -268,11 +253,17 @@ class QueryFetch:
                 found[place] = Retrieved.whole(np.empty((len(z), 0), np.uint8))
         cut = [at for at, table in enumerate(tables) if table.factors and table.record_bytes]
         agreed = {place: self._agreed(links, known, place) for place in cut}
-        whole = [at for at, (_, public) in agreed.items() if _is_whole(public, tables[at])]
+        # Where every device may take every slice, a query would be no shorter than the table.
+        whole = [
+            at
+            for at, (_, public) in agreed.items()
+            if public.max_keys == public.num_keys and tables[at].segments
+        ]
         hidden = {at: params for at, (params, _) in agreed.items() if at not in whole}
         self._refuse_long(list(hidden.values()), device.max_answer)
         for place in whole:
-            found[place] = Retrieved.whole(_download(links, known, place)[wanted[place]])
+            records = device.fetch_table(round, place, links.traffic)
+            found[place] = Retrieved.whole(records[wanted[place]])
         wants, targets = [], []
         for place, params in hidden.items():
             path = query_path(known.id, place, self.delivery)
@@ -281,30 +272,20 @@ class QueryFetch:
             wants.append(Retrieval(client, wanted[place]))
             targets.append((path, self.delivery.lengths(params).reply))
         found |= zip(hidden, retrieve(wants, TableLinks(links, targets)), strict=True)
-        for place in [place for place, table in enumerate(tables) if not table.factors]:
-            (got,) = device.fetch_records(round, [(place, wanted[place])], links.traffic)
-            found[place] = Retrieved.whole(got.records)
+        for place, table in enumerate(tables):
+            if not table.factors:
+                (got,) = device.fetch_records(round, [(place, wanted[place])], links.traffic)
+                found[place] = Retrieved.whole(got.records)
         return found
-
-    def _max_keys(self, known: KnownRound, place: int) -> int | None:
-        """Keys of a query; None where only the servers say."""
-        info = known.manifest.tables[place]
-        told = self.max_keys.get(info.name)
-        told = keys_of_round(known.manifest, info) if told is None else min(told, info.num_keys)
-        if told is None and not self.others:
-            raise InputError(
-                f"it is not known to how many keys queries of table {info.name!r} are padded: got "
-                "a round that does not say how many keys a client chooses; expected "
-                "keys_per_client in the settings of the round, or a number for the table; publish "
-                "it with them, or pass max_keys"
-            )
-        return told
 
     def _agreed(
         self, links: ServerLinks, known: KnownRound, place: int
     ) -> tuple[bytes, PublicTable]:
         """Params of all servers that are those of the table of the manifest."""
-        info, limit = known.manifest.tables[place], self._max_keys(known, place)
+        info = known.manifest.tables[place]
+        limit = known.max_keys(place, self.max_keys)
+        if limit is None and not self.others:
+            raise not_padded(info.name, "keys queries of")
         params = links.params(query_path(known.id, place, self.delivery), self.delivery)
         public = self.delivery.read_params(params)
         told = public.name, public.num_keys, public.record_bytes
@@ -324,18 +305,12 @@ class QueryFetch:
         return params, public
 
     def _refuse_long(self, params: Sequence[bytes], limit: int) -> None:
-        """Refuses messages that a device cannot hold, before one is made or asked for.
-
-        All of them are held at once; params are what servers say, and can say anything.
-        """
+        """Refuses messages that a device cannot hold, before one is made or asked for: all are held
+        at once, and params are what servers say, who can say anything."""
         lengths = [self.delivery.lengths(each) for each in params]
-        totals = {
-            "queries": sum(each.query for each in lengths),
-            "replies": sum(each.reply for each in lengths),
-            "hints": sum(each.hint for each in lengths),
-        }
-        for what, total in totals.items():
-            refuse_longer(f"the whole of all private {what}", total, limit)
+        refuse_longer("the whole of all private queries", sum(e.query for e in lengths), limit)
+        refuse_longer("the whole of all private replies", sum(e.reply for e in lengths), limit)
+        refuse_longer("the whole of all private hints", sum(e.hint for e in lengths), limit)
 
     def _client(self, links: ServerLinks, path: str, params: bytes) -> _Client:
         """A client with its hint, which is fetched until it is the one that the params cover."""
@@ -356,24 +331,6 @@ class QueryFetch:
         links.traffic.requests += 1
         links.traffic.bytes_down += len(hint)
         return made[-1]
-
-
-def _is_whole(public: PublicTable, info: TableInfo) -> bool:
-    """Whether every device may take every slice: a query would be no shorter than the table."""
-    return public.max_keys == public.num_keys and bool(info.segments)
-
-
-def _download(links: ServerLinks, known: KnownRound, place: int) -> RecordArray:
-    """A whole table: where every slice may be asked for, a query would be no shorter."""
-    first = links.each[0]
-    return download_table(
-        first.device.client,
-        known,
-        place,
-        token=first.device.token_for(first.round),
-        max_bytes=first.device.max_answer,
-        traffic=links.traffic,
-    )
 
 
 def _joined(second: Device, round_id: str) -> Assignment | str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 
 import numpy as np
 
@@ -37,11 +36,10 @@ from keyhole.delivery.relay.gateway import (
     encode_requests,
 )
 from keyhole.delivery.relay.ohttp import KeyConfig, decode_configs
-from keyhole.device.device import Assignment, Device, DeviceKeys, download_table
-from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel
+from keyhole.device.device import Assignment, Device, DeviceKeys
+from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel, not_padded
 from keyhole.errors import (
     DamageError,
-    InputError,
     KeyholeError,
     MalformedError,
     NotFoundError,
@@ -57,35 +55,25 @@ from keyhole.wire.private import KEYS_PATH, MAX_CONFIG, RELAY_KEYS_PATH, RELAY_P
 from keyhole.wire.sockets import refuse_longer
 
 
-@dataclass(frozen=True)
-class _Source:
-    name: str
-    client: HttpClient
-    path: str
-
-    def fetch(self) -> bytes:
-        try:
-            return bytes(self.client.get(self.path, limit=MAX_CONFIG).body)
-        except RequestError as error:
-            raise _no_key(f"a refusal of the {self.name}, {type(error).__name__}") from error
-
-
 def agreed_config(relay: HttpClient, gateway: HttpClient, pinned: bytes | None) -> KeyConfig:
-    """Returns the key configuration to use.
-
-    Args:
-        gateway: tells it the device directly; what is asked is no secret.
-        pinned: a list of configurations that the device holds; then nobody is asked.
-    """
+    """Returns the key configuration to use: of `pinned`, a list that the device holds, or else what
+    relay and gateway say alike. What is asked is no secret."""
     listed = pinned
     if listed is None:
-        listed = _Source("relay", relay, RELAY_KEYS_PATH).fetch()
-        if _Source("gateway", gateway, KEYS_PATH).fetch() != listed:
+        listed = _fetch_configs("relay", relay, RELAY_KEYS_PATH)
+        if _fetch_configs("gateway", gateway, KEYS_PATH) != listed:
             raise _no_key("one from the relay and another from the gateway")
     try:
         return decode_configs(listed)[0]
     except MalformedError as error:
         raise _no_key("none that can be used") from error
+
+
+def _fetch_configs(name: str, client: HttpClient, path: str) -> bytes:
+    try:
+        return bytes(client.get(path, limit=MAX_CONFIG).body)
+    except RequestError as error:
+        raise _no_key(f"a refusal of the {name}, {type(error).__name__}") from error
 
 
 def _no_key(got: str) -> ServiceError:
@@ -157,10 +145,12 @@ class RelayedFetch:
         info = known.manifest.tables[place]
         if not info.factors or not info.record_bytes:
             return None
-        limit = self.max_keys.get(info.name) or _max_keys(known, info.name, info.factors)
-        if limit >= info.num_keys and info.segments:
+        limit = known.max_keys(place, self.max_keys)
+        if limit is None:
+            raise not_padded(info.name, "requests those for")
+        if limit == info.num_keys and info.segments:
             return None
-        return TableShape(place, info.num_keys, info.record_bytes, min(limit, info.num_keys))
+        return TableShape(place, info.num_keys, info.record_bytes, limit)
 
     def _refuse_many(self, shapes: Sequence[TableShape]) -> None:
         """Refuses a round whose numbers, which can be anything, ask for more than a device does."""
@@ -301,21 +291,16 @@ def _plainly(
     traffic: FetchTraffic,
 ) -> dict[int, RecordArray]:
     """Tables that tell nothing: those of everyone, whole ones, and those of no bytes."""
-    known = device.known(round)
-    tables, token = known.manifest.tables, device.token_for(round)
-    found: dict[int, RecordArray] = {}
+    tables, found = device.known(round).manifest.tables, dict[int, RecordArray]()
     everyones = [(place, wanted[place]) for place in sorted(places) if not tables[place].factors]
     got = device.fetch_records(round, everyones, traffic)
     for (place, _), slices in zip(everyones, got, strict=True):
         found[place] = slices.records
-    limit = device.max_answer
     for place in places - found.keys():
-        keys, whole = wanted[place], np.empty((tables[place].num_keys, 0), np.uint8)
         if tables[place].record_bytes:
-            whole = download_table(
-                device.client, known, place, token=token, max_bytes=limit, traffic=traffic
-            )
-        found[place] = whole[keys]
+            found[place] = device.fetch_table(round, place, traffic)[wanted[place]]
+        else:
+            found[place] = np.empty((len(wanted[place]), 0), np.uint8)
     return found
 
 
@@ -343,18 +328,3 @@ def _refusal(response: BinaryResponse) -> KeyholeError | AskAgainError:
         f"the gateway refuses: got status {response.status}; expected slices of a round that is "
         "there; check in again"
     )
-
-
-def _max_keys(known: KnownRound, name: str, factors: Sequence[str]) -> int:
-    """How many slices of a table a client chooses at most: every combination of its keys."""
-    per_client = known.manifest.settings.get("keys_per_client")
-    told = per_client if isinstance(per_client, dict) else {}
-    counts = [count for count in map(told.get, factors) if type(count) is int and count > 0]
-    if len(counts) < len(factors):
-        raise InputError(
-            f"it is not known to how many requests those for table {name!r} are padded: got a "
-            "round that does not say how many keys a client chooses; expected keys_per_client in "
-            "the settings of the round, or a number for the table; publish it with them, or pass "
-            "max_keys"
-        )
-    return prod(counts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from math import prod
 from typing import Any
 
 import msgspec
@@ -202,6 +203,17 @@ def name_round(encoded: bytes, number: int) -> str:
     '12-44136fa355b3678a'
     """
     return f"{number}-{sha256(encoded).hexdigest()[:16]}"
+
+
+def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
+    """How many slices of a table a client takes at most, as the round says: public, and no more
+    than there are. A table that several key spaces cut is asked for every combination of a
+    client's keys. None where the settings of the round, which can hold anything, do not say."""
+    per_client = manifest.settings.get("keys_per_client")
+    told = per_client if isinstance(per_client, dict) else {}
+    counts = [told.get(name) for name in (table.factors or ("",))]
+    known = [count for count in counts if type(count) is int and count > 0]
+    return min(prod(known), table.num_keys) if len(known) == len(counts) else None
 
 
 def _check(manifest: Manifest) -> None:

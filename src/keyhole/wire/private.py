@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 
 from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import QueryDelivery, name_of_round, served_by_queries
 from keyhole.errors import InputError, NotFoundError
-from keyhole.wire.manifest import Manifest, TableInfo
+from keyhole.wire.manifest import Manifest, TableInfo, keys_of_round
 
 SERVER_HEADER = "keyhole-server"
 """The header of params that says which server gave them."""
@@ -89,15 +88,6 @@ class QuerySettings:
             )
 
 
-def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
-    """How many slices of a table a client takes at most, as the round says: public, and no more
-    than there are. A table that several key spaces cut is asked for every combination of a
-    client's keys. None where the round does not say."""
-    per_client = manifest.settings.get("keys_per_client")
-    counts = [_count(per_client, name) for name in (table.factors or ("",))]
-    return min(prod(counts), table.num_keys) if all(counts) else None
-
-
 def max_keys_of_table(settings: QuerySettings, manifest: Manifest, table: TableInfo) -> int:
     """How many keys every query of a table is padded to: public, and the same for all devices."""
     told = keys_of_round(manifest, table)
@@ -110,12 +100,6 @@ def max_keys_of_table(settings: QuerySettings, manifest: Manifest, table: TableI
             "the settings of the round; publish it with them, or serve with --pir-keys"
         )
     return min(told, table.num_keys)
-
-
-def _count(per_client: object, name: str) -> int:
-    """Keys of one key space; 0 where the settings, which can hold anything, do not say."""
-    count = per_client.get(name) if isinstance(per_client, dict) else None
-    return max(count, 0) if type(count) is int else 0
 
 
 def table_id(round_id: str, place: int) -> str:
