@@ -21,8 +21,7 @@ from keyhole.crypto.codec import CHECK_BYTES
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
 from keyhole.service.access import Keyring
-from keyhole.service.sum_peers import PeerLine
-from keyhole.service.sum_routes import AggregatorApp, Keyrings, SumRoutes
+from keyhole.service.aggregator import AggregatorApp, Keyrings, PeerLine
 from keyhole.service.sums import AggregatorSettings, SumFiles
 from keyhole.wire.http import HttpClient
 from keyhole.wire.messages import (
@@ -281,7 +280,7 @@ def test_closing_and_what_is_not_so_far_are_answered_as_the_page_says(service):
 
 
 def test_every_route_phase_and_name_of_an_aggregator_is_on_the_page():
-    routes = SumRoutes.routes(_Unbound())
+    routes = AggregatorApp.routes(_Unbound())
     for route in routes:
         shown = re.escape(route.pattern.replace("{round}", "{id}"))
         (method,) = route.methods

@@ -13,8 +13,8 @@ from keyhole.cli.listen import listen_of, listen_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from keyhole.service.aggregator import AggregatorApp
     from keyhole.service.metrics import Metrics
-    from keyhole.service.sum_routes import AggregatorApp
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -97,9 +97,8 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
     """What makes the service in its worker; files of keys are read before a port is taken."""
     from keyhole.aggregation import shared_sum
     from keyhole.service.access import Keyring
+    from keyhole.service.aggregator import AggregatorApp, Keyrings, PeerLine
     from keyhole.service.limits import Limits
-    from keyhole.service.sum_peers import PeerLine
-    from keyhole.service.sum_routes import AggregatorApp, Keyrings
     from keyhole.service.sums import AggregatorSettings, SumFiles
     from keyhole.wire.http import HttpClient
     from keyhole.wire.sockets import Certificate, Retry

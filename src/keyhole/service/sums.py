@@ -80,12 +80,12 @@ class AggregatorSettings:
     max_cohort: int = 1 << 20
 
     def __post_init__(self) -> None:
-        limits = self.min_clients, self.max_sums, self.max_table, self.max_upload
-        if self.party not in (0, 1) or min(*limits, self.max_cohort) < 1:
+        limits = self.min_clients, self.max_sums, self.max_table, self.max_upload, self.max_cohort
+        if self.party not in (0, 1) or min(limits) < 1:
             raise InputError(
                 f"settings of an aggregator that make no sense: got party {self.party}, least "
-                f"number {min(*limits, self.max_cohort)}; expected party 0 or 1, and limits from "
-                "1; choose other numbers"
+                f"number {min(limits)}; expected party 0 or 1, and limits from 1; choose other "
+                "numbers"
             )
 
     def check(self, opening: SumOpening, facts: SumFacts, live: int) -> None:
@@ -179,12 +179,12 @@ class SumFiles:
 
     def write(self, round_id: str, name: str, content: Sequence[Buffer]) -> None:
         """Keeps a file; it is on the disk when this returns."""
-        with replacing(self._folder(round_id) / name) as descriptor:
+        with replacing(self.path(round_id, name)) as descriptor:
             write_all(descriptor, content)
 
     def has(self, round_id: str, name: str) -> bool:
         """Whether a file is there."""
-        return (self._folder(round_id) / name).exists()
+        return self.path(round_id, name).exists()
 
     def path(self, round_id: str, name: str) -> Path:
         """Where a file is."""
@@ -236,25 +236,19 @@ class _Kept(msgspec.Struct, frozen=True):
     opening: SumOpening
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeldSum:
-    """A sum that is here.
-
-    Args:
-        cohort: names of everybody asked, in order.
-    """
+    """A sum that is here; `checker` looks at messages and takes note of none."""
 
     round: str
     owner: str
-    params: bytes = field(repr=False)
-    facts: SumFacts
-    cohort: tuple[str, ...] = field(repr=False)
-    checker: SumServer = field(repr=False)
+    opening: SumOpening
+    checker: SumServer
 
     @cached_property
     def members(self) -> frozenset[str]:
         """The cohort, for looking names up."""
-        return frozenset(self.cohort)
+        return frozenset(self.opening.cohort)
 
 
 class Sums:
@@ -282,18 +276,14 @@ class Sums:
         found = self._here.get(round_id)
         if found is None or not self.files.has(round_id, "opening"):
             kept = read_message(self.files.read(round_id, "opening"), _Kept)
-            found = self._held(round_id, kept.owner, kept.opening)
-            self._here[round_id] = found
+            params, settings = kept.opening.terms, self.settings
+            checker = settings.aggregation.open(params, settings.party, ())
+            found = self._here[round_id] = HeldSum(round_id, kept.owner, kept.opening, checker)
         if owner not in (None, found.owner):
             raise NotFoundError(
                 "no such sum: got another round; expected a sum of one's own; open it"
             )
         return found
-
-    def _held(self, round_id: str, owner: str, opening: SumOpening) -> HeldSum:
-        params, cohort = opening.terms, tuple(opening.cohort)
-        checker = self.settings.aggregation.open(params, self.settings.party, ())
-        return HeldSum(round_id, owner, params, checker.facts, cohort, checker)
 
     def rounds(self, owner: str) -> list[str]:
         """The rounds of a trainer's sums that are here."""
@@ -309,7 +299,7 @@ class Sums:
             raise not_admitted("a device outside the cohort", "a device of this round's cohort")
         if spool.is_closed(round_id) and not spool.has(round_id, device):
             raise _too_late()
-        return held.facts.body_bytes(self.settings.party)
+        return held.checker.facts.body_bytes(self.settings.party)
 
     def upload(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
         """Keeps what a device sent, durably; sending the same again changes nothing."""
@@ -335,9 +325,12 @@ class Sums:
 
     def phase(self, round_id: str) -> SumPhase:
         """How far a sum is."""
-        for name, phase in _PHASES.items():
-            if self.files.has(round_id, name):
-                return phase
+        if self.files.has(round_id, "failed"):
+            return "failed"
+        if self.files.has(round_id, "share"):
+            return "ready"
+        if self.files.has(round_id, "taken"):
+            return "closing"
         return "stopped" if self.files.spool.is_closed(round_id) else "open"
 
     def status(self, owner: str, round_id: str, waiting: str = "") -> SumStatus:
@@ -352,17 +345,16 @@ class Sums:
         waiting = waiting if phase == "closing" else ""
         return SumStatus(phase, self.files.spool.devices(round_id), waiting)
 
-    def share(self, owner: str, round_id: str) -> tuple[Path, int]:
-        """The file that is given out and its length; asked again, the same bytes. Raises BusyError
-        where it is not ready, TooLateError where nothing will be given out."""
+    def share(self, owner: str, round_id: str) -> Path:
+        """The file that is given out; asked again, the same bytes. Raises BusyError where it is
+        not ready, TooLateError where nothing will be given out."""
         self.held(round_id, owner)
         phase = self.phase(round_id)
         if phase == "failed":
             raise _given_up()
         if phase != "ready":
             raise _not_yet(f"a sum that is {phase}")
-        path = self.files.path(round_id, "share")
-        return path, path.stat().st_size
+        return self.files.path(round_id, "share")
 
     def for_peer(self, round_id: str, name: Literal["list", "agreed"]) -> bytes:
         """What the other aggregator asks for; raises BusyError or TooLateError where it is not so
@@ -380,7 +372,7 @@ class Sums:
         if not self.files.has(round_id, "list"):
             raise _not_yet("a sum that is not so far")
         body = self.files.spool.read(round_id, device)
-        return held.facts.split_body(self.settings.party, body)[1]
+        return held.checker.facts.split_body(self.settings.party, body)[1]
 
     def names(self, round_id: str, name: Literal["taken", "added"]) -> list[str]:
         """A file of names."""
@@ -389,12 +381,8 @@ class Sums:
     def forget(self, owner: str, round_id: str) -> None:
         """Removes all of a sum but its name; the trainer has what it wants, or gives it up."""
         held = self.held(round_id, owner)
-        self.files.forget(round_id, held.facts.round)
+        self.files.forget(round_id, held.checker.facts.round)
         self._here.pop(round_id, None)
-
-
-# The file that shows a phase, the last one first.
-_PHASES: dict[str, SumPhase] = {"failed": "failed", "share": "ready", "taken": "closing"}
 
 
 def _not_yet(got: str) -> BusyError:

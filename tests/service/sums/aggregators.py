@@ -12,8 +12,7 @@ from keyhole.aggregation.two_servers.server import tables_of
 from keyhole.crypto.prg import Prg
 from keyhole.device.device import Device
 from keyhole.service.access import Keyring, new_key
-from keyhole.service.sum_peers import PeerLine
-from keyhole.service.sum_routes import AggregatorApp, Keyrings
+from keyhole.service.aggregator import AggregatorApp, Keyrings, PeerLine
 from keyhole.service.sum_services import AggregatorClient
 from keyhole.service.sums import AggregatorSettings, SumFiles
 from keyhole.service.transport import Listen, serving

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from keyhole.cli.main import keyhole
 from keyhole.service.access import Keyring, new_key
+from keyhole.service.aggregator import Keyrings
 from keyhole.service.reading import RoundsDirectory
-from keyhole.service.sum_routes import Keyrings
 from keyhole.service.sum_services import AggregatorClient
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
