@@ -12,10 +12,10 @@ import random
 import re
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -51,6 +51,7 @@ from keyhole.wire.manifest import Manifest, number_of
 
 _PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
 _BROADCAST = "everyone"
+_MAX_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostly equal
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,10 @@ class SliceRoutes:
 
     async def manifest(self, request: Request) -> Response:
         """What a round holds."""
-        round_id = parse_round(request.params[0])
-        self.guards.admit(request, round_id)
-        with self.rounds.hold(round_id) as held:
-            data = held.encoded
-        return file_response(
-            request,
-            [JSON, immutable(self.guards.access)],
-            round_id,
-            len(data),
-            lambda i, j: data[i:j],
-        )
+        with self._held(request) as held:
+            name, data = held.id, held.encoded
+        headers = [JSON, immutable(self.guards.access)]
+        return file_response(request, headers, name, len(data), lambda i, j: data[i:j])
 
     async def slices(self, request: Request) -> Response:
         """The slices of any keys of any tables: one gather for each table, one buffer."""
@@ -114,7 +108,7 @@ class SliceRoutes:
             if not guards.memory.enter_now(weight):
                 await guards.memory.enter(weight)
             try:
-                fetched = await self._fetch(asks, held)
+                fetched = [await self._gather(held.tables[a.table], a.keys) for a in asks]
                 answer, ideal = _answer(asks, fetched)
                 check = messages.check_of([block.sums for block in fetched]).encode("ascii")
             except BaseException:
@@ -127,22 +121,18 @@ class SliceRoutes:
 
     async def slice(self, request: Request) -> Response:
         """One slice, for caches."""
-        round_id = parse_round(request.params[0])
-        self.guards.admit(request, round_id)
-        with self.rounds.hold(round_id) as held:
+        with self._held(request) as held:
             table = _table(held, request.params[1])
             key = parse_place(request.params[2], table.info.num_keys, "slice")
             return await self._records(request, table, np.array([key]), None)
 
     async def broadcast(self, request: Request) -> Response:
         """What every device receives."""
-        round_id = parse_round(request.params[0])
-        self.guards.admit(request, round_id)
-        with self.rounds.hold(round_id) as held:
+        with self._held(request) as held:
             table = next((t for t in held.tables if t.info.name == _BROADCAST), None)
             if table is None:
                 raise _missing("broadcast part", "none in this round", "see the manifest")
-            return await self._records(request, table, np.arange(table.info.num_keys), round_id)
+            return await self._records(request, table, np.arange(table.info.num_keys), held.id)
 
     async def segment(self, request: Request) -> Response:
         """One segment: many slices in order of their keys."""
@@ -152,8 +142,13 @@ class SliceRoutes:
         """The sums of one segment."""
         return self._file(request, "s-", lambda table, place: table.segment_sums(place))
 
-    async def _fetch(self, asks: Sequence[messages.Ask], held: OpenRound) -> list[Fetched]:
-        return [await self._gather(held.tables[ask.table], ask.keys) for ask in asks]
+    @contextmanager
+    def _held(self, request: Request) -> Iterator[OpenRound]:
+        """The round of a request, for anyone who may read it."""
+        round_id = parse_round(request.params[0])
+        self.guards.admit(request, round_id)
+        with self.rounds.hold(round_id) as held:
+            yield held
 
     async def _gather(self, table: SliceTable, keys: np.ndarray) -> Fetched:
         gate = self.guards.gathers
@@ -174,7 +169,7 @@ class SliceRoutes:
             fetched = await self._gather(table, keys)
             check = (b"keyhole-check", messages.check_of([fetched.sums]).encode("ascii"))
             headers, data = (
-                [BINARY, immutable(self.guards.access), check],
+                [BINARY, immutable(guards.access), check],
                 fetched.records.reshape(-1).data,
             )
             etag = f"{int(fetched.sums[0]):016x}" if etag is None else etag
@@ -192,21 +187,14 @@ class SliceRoutes:
         self, request: Request, mark: str, read: Callable[[SliceTable, int], memoryview]
     ) -> Response:
         """A file of a round, which is held until the last piece of it has been copied."""
-        round_id = parse_round(request.params[0])
-        self.guards.admit(request, round_id)
         with ExitStack() as stack:
-            held = stack.enter_context(self.rounds.hold(round_id))
+            held = stack.enter_context(self._held(request))
             table = _table(held, request.params[1])
             segments = table.info.segments
             place = parse_place(request.params[2], len(segments), "segment")
             data, etag = read(table, place).cast("B"), mark + segments[place].sums_sha256[:32]
-            response = file_response(
-                request,
-                [BINARY, immutable(self.guards.access)],
-                etag,
-                data.nbytes,
-                lambda start, stop: pieces(data, start, stop),
-            )
+            headers = [BINARY, immutable(self.guards.access)]
+            response = file_response(request, headers, etag, data.nbytes, partial(pieces, data))
             response.after = stack.pop_all().close
         return response
 
@@ -286,9 +274,6 @@ def _missing(what: str, got: str, fix: str) -> NotFoundError:
     return NotFoundError(f"no such {what}: got {got}; expected one of this service; {fix}")
 
 
-_MAX_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostly equal
-
-
 @dataclass(frozen=True)
 class UpdateRoutes:
     """Takes devices and their updates in."""
@@ -297,7 +282,7 @@ class UpdateRoutes:
     guards: Guards
     spool: UpdateSpool | None  # where updates go; None for a service that takes none
     admit: Admit | None  # decides who takes part; None for a service without devices of its own
-    _layouts: OrderedDict[str, Layout | None] = field(default_factory=OrderedDict)
+    _layouts: dict[str, Layout | None] = field(default_factory=dict)
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -394,9 +379,9 @@ class UpdateRoutes:
 
     def _layout(self, round_id: str, manifest: Manifest) -> Layout:
         if round_id not in self._layouts:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
             self._layouts[round_id] = manifest.layout
-            while len(self._layouts) > _MAX_LAYOUTS:
-                self._layouts.popitem(last=False)
         layout = self._layouts[round_id]
         if layout is None:
             raise self._takes_none()

@@ -28,33 +28,20 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from keyhole.errors import (
-    BusyError,
-    KeyholeError,
-    RequestError,
-    TooLargeError,
-    TooManyError,
-)
+from keyhole.errors import BusyError, KeyholeError, RequestError, TooLargeError, TooManyError
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
 from keyhole.service.routes import IS_GONE, WHOLE_BODY, Application, error_response
 
 BACKLOG = 4096
-
-
 """Connections that may wait to be accepted: with fewer, a herd of devices loses some."""
 
-
 _OTHER_FILES = 128  # descriptors that are kept for rounds, updates and the process itself
-
-
 _LOOK_EVERY = 0.02  # seconds between looks at what is still under way
-
-
 _HEAD = b"HTTP/1.1 "
-
-
 _MAX = 4096  # bytes of a head that waits
+_MAX_AHEAD = 64  # requests that a client may send before it has the first answer
+_BUSY_SECONDS = 2.0  # after which a client that found no room comes back
 
 
 class JoinedWrites:
@@ -99,12 +86,6 @@ class JoinedWrites:
         head, self._head = self._head, b""
         if head and not self._transport.is_closing():
             self._transport.write(head)
-
-
-_MAX_AHEAD = 64  # requests that a client may send before it has the first answer
-
-
-_BUSY_SECONDS = 2.0  # after which a client that found no room comes back
 
 
 class Connection(asyncio.Protocol):
@@ -234,7 +215,8 @@ class Connection(asyncio.Protocol):
             return
         self._owner.metrics.refuse(type(error).__name__)
         response = error_response(error, retry_after)
-        lines = [b"HTTP/1.1 %d %s" % (response.status, _phrase(response.status))]
+        phrase = HTTPStatus(response.status).phrase
+        lines = [b"HTTP/1.1 %d %s" % (response.status, phrase.encode("ascii"))]
         lines += [name + b": " + value for name, value in response.headers]
         lines += [b"content-length: %d" % response.length, b"connection: close", b"", b""]
         transport.write(b"\r\n".join(lines) + bytes(response.body))  # type: ignore[arg-type]
@@ -252,15 +234,6 @@ class Connections:
         self.limits, self.metrics, self.limit = limits, metrics, limit
         self.all: set[Connection] = set()
 
-    def make(self, **arguments: Any) -> Connection:
-        """Makes the protocol of a connection; arguments are those of uvicorn's."""
-        return Connection(HttpToolsProtocol(**arguments), self)
-
-    def cut_off_all(self) -> None:
-        """Ends all of them at once."""
-        for each in list(self.all):
-            each.cut_off()
-
     async def watch(self) -> None:
         """Looks at all connections, again and again."""
         step = min(1.0, self.limits.head_seconds / 4, self.limits.send_seconds / 4)
@@ -272,10 +245,6 @@ class Connections:
             for slow in [each for each in self.all if each.is_slow(now)]:
                 self.metrics.add("cut_off")
                 slow.cut_off()
-
-
-def _phrase(status: int) -> bytes:
-    return HTTPStatus(status).phrase.encode("ascii")
 
 
 def allow_many_files() -> None:
@@ -301,7 +270,7 @@ async def accept(
     connections = Connections(limits, app.metrics, max(1, min(limits.max_connections, room)))
     config = _config(app)
     server = await loop.create_server(
-        lambda: connections.make(config=config, server_state=state, app_state={}),
+        lambda: Connection(HttpToolsProtocol(config, state, app_state={}), connections),
         sock=listener,
         ssl=tls,
         backlog=BACKLOG,
@@ -318,7 +287,8 @@ async def accept(
     while (state.connections or state.tasks) and loop.time() < deadline:
         await asyncio.sleep(_LOOK_EVERY)
     watch.cancel()
-    connections.cut_off_all()
+    for each in list(connections.all):
+        each.cut_off()
 
 
 def _config(app: Application) -> uvicorn.Config:

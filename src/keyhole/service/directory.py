@@ -224,7 +224,7 @@ class Shelf:
         newest = -1 if current is None else current.number
         for number, path in self._named():
             if number > newest:
-                self._remove(path)
+                remove_round(path)
 
     def retire(self) -> None:
         """Takes away the rounds that are neither current nor the one before, and not held.
@@ -245,7 +245,7 @@ class Shelf:
                     self.drop_spare()
                     path.rename(self.spare)
                 elif not (path / MANIFEST).exists():
-                    self._remove(path)
+                    remove_round(path)
 
     def bases(self) -> Iterator[Base]:
         """Rounds to make a new one from, the best first: the spare one, then the current."""
@@ -287,11 +287,12 @@ class Shelf:
         found = [(number_of(path.name), path) for path in self._rounds.iterdir()]
         return sorted((number, path) for number, path in found if number is not None)
 
-    def _remove(self, path: Path) -> None:
-        """Takes the name away at once, the files after that."""
-        gone = path.with_name(f".old-{path.name}")
-        path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+
+def remove_round(path: Path) -> None:
+    """Takes the name away at once, so that no service can open it any more; then the files."""
+    gone = path.with_name(f".old-{path.name}")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -112,13 +112,8 @@ class Gate:
         self, limit: int, waiting: int, on_wait: Callable[[int], None] = lambda _: None
     ) -> None:
         self._limit, self._waiting, self._on_wait = limit, waiting, on_wait
-        self._inside = 0
+        self.inside = 0  # the weight inside
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
-
-    @property
-    def inside(self) -> int:
-        """The weight inside."""
-        return self._inside
 
     @property
     def queued(self) -> int:
@@ -128,9 +123,9 @@ class Gate:
     def enter_now(self, weight: int = 1) -> bool:
         """Goes in if that is possible without waiting."""
         weight = min(weight, self._limit)
-        if self._queue or self._inside + weight > self._limit:
+        if self._queue or self.inside + weight > self._limit:
             return False
-        self._inside += weight
+        self.inside += weight
         return True
 
     async def enter(self, weight: int = 1) -> None:
@@ -160,13 +155,13 @@ class Gate:
 
     def leave(self, weight: int = 1) -> None:
         """Goes out; anyone who is next and fits goes in."""
-        self._inside -= min(weight, self._limit)
+        self.inside -= min(weight, self._limit)
         self._admit()
 
     def _admit(self) -> None:
-        while self._queue and self._inside + self._queue[0][1] <= self._limit:
+        while self._queue and self.inside + self._queue[0][1] <= self._limit:
             turn, weight = self._queue.popleft()
             self._on_wait(-1)
             if not turn.done():
-                self._inside += weight
+                self.inside += weight
                 turn.set_result(None)

@@ -13,15 +13,18 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import file_digest
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+
+import numpy as np
 
 from keyhole.errors import DamageError, InputError, NotFoundError, StorageError
 from keyhole.files import make_directory, storage_errors, sync_directory, write_all
+from keyhole.server.checksums import sum_records
 from keyhole.service.directory import (
     CURRENT,
     MANIFEST,
@@ -32,6 +35,7 @@ from keyhole.service.directory import (
     locked_manifest,
     read_current,
     read_manifest,
+    remove_round,
     round_path,
     rounds_path,
     write_current,
@@ -39,14 +43,19 @@ from keyhole.service.directory import (
 )
 from keyhole.service.object_store import MUTABLE, RoundStore, StoreSettings, open_store
 from keyhole.service.publishing import Publisher
-from keyhole.service.segments import (
-    Progress,
-    SegmentFiles,
-    check_records,
-    check_sums,
-    list_segments,
+from keyhole.service.segments import SUM_BYTES, Progress, records_path, sums_path, table_path
+from keyhole.wire.manifest import (
+    MAX_BYTES,
+    Manifest,
+    SegmentInfo,
+    decode_manifest,
+    name_round,
+    number_of,
 )
-from keyhole.wire.manifest import MAX_BYTES, Manifest, decode_manifest, name_round, number_of
+
+_MAX_CURRENT = 1 << 16  # bytes
+_BLOCK = 4 << 20  # bytes that are read at once: they stay in the cache while they are summed
+_PART = ".part-"  # a round of which something has been fetched; the next attempt goes on with it
 
 
 @dataclass(frozen=True)
@@ -78,72 +87,122 @@ class Moved:
 
 
 @dataclass
-class Meter:
+class _Meter:
     """Counts bytes over threads, and stops those that move them."""
 
     total: int  # all bytes of the copy
     # is told of the bytes done, from several threads but one at a time
-    progress: Progress | None = None
+    progress: Progress | None
     moved: int = 0
     known: int = 0
     is_stopped: bool = False
     _lock: Lock = field(default_factory=Lock)
 
-    def stop(self) -> None:
-        """Ends copies under way at their next bytes: another one has failed."""
-        self.is_stopped = True
-
-    def check(self) -> None:
-        """Raises CancelledError once copies are to end."""
+    def add(self, moved: int = 0, known: int = 0) -> None:
+        """Counts bytes that were moved, or were there; CancelledError if another copy failed."""
         if self.is_stopped:
             raise CancelledError
-
-    def add(self, count: int) -> None:
-        """Counts bytes that were moved."""
-        self.check()
         with self._lock:
-            self.moved += count
-            self._tell()
-
-    def skip(self, count: int) -> None:
-        """Counts bytes that were there."""
-        with self._lock:
-            self.known += count
-            self._tell()
-
-    def _tell(self) -> None:
-        if self.progress is not None:
-            self.progress(self.moved + self.known, self.total)
+            self.moved += moved
+            self.known += known
+            if self.progress is not None:
+                self.progress(self.moved + self.known, self.total)
 
 
-_Item = TypeVar("_Item")
-
-
-def work_through(
-    work: Callable[[_Item], None], items: Iterable[_Item], workers: int, meter: Meter
+def _work_through(
+    work: Callable[[SegmentFiles], None],
+    segments: Sequence[SegmentFiles],
+    workers: int,
+    meter: _Meter,
 ) -> None:
-    """Does the work for all items in several threads; the first error ends all of them."""
+    """Does the work for all segments in several threads; the first error ends all of them."""
     failed: list[BaseException] = []
 
-    def attempt(item: _Item) -> None:
+    def attempt(files: SegmentFiles) -> None:
         try:
-            meter.check()
-            work(item)
+            if not meter.is_stopped:
+                work(files)
         except BaseException as error:  # noqa: BLE001 - raised again below
             failed.append(error)
-            meter.stop()
+            meter.is_stopped = True
 
     with ThreadPoolExecutor(workers, "keyhole-mirror") as pool:
         try:
-            list(pool.map(attempt, items))
+            list(pool.map(attempt, segments))
         except BaseException:  # an interrupt of this thread
-            meter.stop()
+            meter.is_stopped = True
             raise
     if failed:
         raise failed[0]
 
 
-_MAX_CURRENT = 1 << 16  # bytes
+@dataclass(frozen=True)
+class SegmentFiles:
+    """A segment, and the names of its two files below the directory of the round."""
+
+    info: SegmentInfo
+    record_bytes: int
+    records: str
+    sums: str
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Name -> length of the files, sums first."""
+        count = self.info.count
+        return {self.sums: count * SUM_BYTES, self.records: count * self.record_bytes}
+
+
+def _list_segments(manifest: Manifest) -> list[SegmentFiles]:
+    """All segments of a round; tables that are computed on demand have none."""
+    return [
+        SegmentFiles(
+            info,
+            table.record_bytes,
+            records_path(table_path(Path(), place), number).as_posix(),
+            sums_path(table_path(Path(), place), number).as_posix(),
+        )
+        for place, table in enumerate(manifest.tables)
+        for number, info in enumerate(table.segments)
+    ]
+
+
+def _check_sums(directory: Path, files: SegmentFiles) -> None:
+    """Checks the file of sums against the manifest."""
+    _check_file(directory / files.sums, files.sizes[files.sums], files.info.sums_sha256)
+
+
+def _check_records(directory: Path, files: SegmentFiles) -> None:
+    """Checks the records against their sums, which have been checked, and their digest if any."""
+    path, length = directory / files.records, files.record_bytes
+    _check_file(path, files.sizes[files.records], files.info.sha256)
+    at_once = max(1, _BLOCK // max(1, length))
+    bad = 0
+    with path.open("rb") as records, (directory / files.sums).open("rb") as sums:
+        for first in range(0, files.info.count, at_once):
+            count = min(at_once, files.info.count - first)
+            block = np.frombuffer(records.read(count * length), np.uint8)
+            known = np.frombuffer(sums.read(count * SUM_BYTES), "<u8")
+            bad += int(np.count_nonzero(sum_records(block.reshape(count, length)) != known))
+    if bad:
+        raise _damage(path, f"{bad} records that differ from their sums", "none")
+
+
+def _check_file(path: Path, size: int, digest: str | None) -> None:
+    """Checks the length of a file, and its SHA-256 where it is known."""
+    found = path.stat().st_size if path.is_file() else None
+    if found != size:
+        raise _damage(path, "no file" if found is None else f"{found} bytes", f"{size} bytes")
+    if digest is not None:
+        with path.open("rb") as file:
+            if file_digest(file, "sha256").hexdigest() != digest:
+                raise _damage(path, "another SHA-256", "that of the manifest")
+
+
+def _damage(path: Path, got: str, allowed: str) -> DamageError:
+    return DamageError(
+        f"{path.parent.name}/{path.name} is damaged: got {got}; expected {allowed}; publish, push "
+        "or pull the round again"
+    )
 
 
 def stored_current(store: RoundStore) -> CurrentRound:
@@ -224,23 +283,24 @@ def _send_segments(
     manifest: Manifest,
     settings: MirrorSettings,
     progress: Progress | None,
-) -> Meter:
+) -> _Meter:
     """Sends what is not there, several files at a time."""
     prefix = f"rounds/{local.name}"
     there = {} if settings.is_anew else target.sizes(prefix)
-    segments = list_segments(manifest)
-    meter = Meter(sum(sum(files.sizes.values()) for files in segments), progress)
+    segments = _list_segments(manifest)
+    meter = _Meter(sum(sum(files.sizes.values()) for files in segments), progress)
 
     def send(files: SegmentFiles) -> None:
         todo = [n for n, size in files.sizes.items() if there.get(f"{prefix}/{n}") != size]
-        meter.skip(sum(size for name, size in files.sizes.items() if name not in todo))
+        meter.add(known=sum(size for name, size in files.sizes.items() if name not in todo))
         if todo:
-            check_sums(local, files)
-            check_records(local, files)
+            _check_sums(local, files)
+            _check_records(local, files)
         for name in todo:
-            target.put_file(f"{prefix}/{name}", local / name, meter.add)
+            target.put(f"{prefix}/{name}", local / name)
+            meter.add(files.sizes[name])
 
-    work_through(send, segments, settings.workers, meter)
+    _work_through(send, segments, settings.workers, meter)
     return meter
 
 
@@ -276,9 +336,6 @@ def _remove_older(target: RoundStore, current: CurrentRound, keep: int) -> tuple
     return tuple(gone)
 
 
-_PART = ".part-"  # a round of which something has been fetched; the next attempt goes on with it
-
-
 def fetch_round(
     url: str,
     directory: Path,
@@ -299,11 +356,11 @@ def fetch_round(
     manifest = _checked_manifest(encoded, current)
     with Publisher(directory):  # nobody else writes, and what a killed writer left is gone
         _refuse_older_pull(directory, current, settings)
-        segments = list_segments(manifest)
-        meter = Meter(sum(sum(files.sizes.values()) for files in segments), progress)
+        segments = _list_segments(manifest)
+        meter = _Meter(sum(sum(files.sizes.values()) for files in segments), progress)
         place = round_path(directory, current.round)
         if (place / MANIFEST).exists() and not settings.is_anew:
-            meter.skip(meter.total)
+            meter.add(known=meter.total)
         else:
             part = _fetch_segments(source, place, segments, meter, settings.workers)
             write_file(part / MANIFEST, encoded, durable=True)
@@ -314,7 +371,7 @@ def fetch_round(
 
 
 def _fetch_segments(
-    source: RoundStore, place: Path, segments: list[SegmentFiles], meter: Meter, workers: int
+    source: RoundStore, place: Path, segments: list[SegmentFiles], meter: _Meter, workers: int
 ) -> Path:
     """Fetches all segments beside the rounds; returns where they are."""
     part = place.with_name(_PART + place.name)
@@ -327,28 +384,28 @@ def _fetch_segments(
 
     def fetch(files: SegmentFiles) -> None:
         if _is_fetched(part, files):
-            meter.skip(sum(files.sizes.values()))
+            meter.add(known=sum(files.sizes.values()))
             return
         prefix = f"rounds/{place.name}"
-        for name, check in ((files.sums, check_sums), (files.records, check_records)):
+        for name, check in ((files.sums, _check_sums), (files.records, _check_records)):
             _fetch_file(source, f"{prefix}/{name}", part / name, files.sizes[name], meter)
             check(part, files)
 
-    work_through(fetch, segments, workers, meter)
+    _work_through(fetch, segments, workers, meter)
     return part
 
 
 def _is_fetched(part: Path, files: SegmentFiles) -> bool:
     """Whether an earlier attempt has fetched the segment, whole."""
     try:
-        check_sums(part, files)
-        check_records(part, files)
+        _check_sums(part, files)
+        _check_records(part, files)
     except DamageError:
         return False
     return True
 
 
-def _fetch_file(source: RoundStore, name: str, path: Path, size: int, meter: Meter) -> None:
+def _fetch_file(source: RoundStore, name: str, path: Path, size: int, meter: _Meter) -> None:
     """Fetches one file and waits until the disk has it; half a file does not stay."""
     chunks = source.stream(name, size)  # before any room is taken: is there such an object?
     with storage_errors(path, "write"), path.open("wb", buffering=0) as file:
@@ -395,16 +452,10 @@ def _refuse_older_pull(directory: Path, current: CurrentRound, settings: MirrorS
 def _remove_older_local(rounds: Path, current: CurrentRound, keep: int) -> tuple[str, ...]:
     """Removes older rounds that no service holds."""
     older = oldest_first((path.name for path in rounds.iterdir()), before=current.number)
-    surplus = older[: max(0, len(older) + 1 - keep)]
-    return tuple(name for name in surplus if _remove_local(rounds / name))
-
-
-def _remove_local(place: Path) -> bool:
-    """Removes a round if no service holds it; without its name none can open it any more."""
-    with locked_manifest(place, fcntl.LOCK_EX) as lock:
-        if lock is None:
-            return False
-        gone = place.with_name(f".old-{place.name}")
-        place.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-        return True
+    gone = []
+    for name in older[: max(0, len(older) + 1 - keep)]:
+        with locked_manifest(rounds / name, fcntl.LOCK_EX) as lock:
+            if lock is not None:
+                remove_round(rounds / name)
+                gone.append(name)
+    return tuple(gone)

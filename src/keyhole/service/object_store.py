@@ -8,13 +8,13 @@ whole or not at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from keyhole.errors import DamageError, InputError, KeyholeError, NotFoundError, ServiceError
@@ -22,13 +22,9 @@ from keyhole.errors import DamageError, InputError, KeyholeError, NotFoundError,
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-
 IMMUTABLE = "public, max-age=31536000, immutable, no-transform"
 MUTABLE = "no-store"
 """Cache-control of the one object that is replaced."""
-
-CountBytes: TypeAlias = Callable[[int], None]
-"""Is told of bytes that have been moved; may be called from several threads."""
 
 _CHUNK = 8 << 20  # of a streamed upload: S3 takes 10,000 parts, so segments up to 80 GB
 _AT_ONCE = 4  # chunks of one upload under way: what is held in memory is their product
@@ -67,21 +63,14 @@ class RoundStore:
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
-    def put(self, name: str, data: bytes, cache: str = IMMUTABLE) -> None:
-        """Stores a small object."""
+    def put(self, name: str, data: bytes | Path, cache: str = IMMUTABLE) -> None:
+        """Stores bytes or a file, a long one in parts; memory holds a few of them."""
         from obstore import put
 
+        attributes: Any = {"Cache-Control": cache} if self.keeps_attributes else None
+        parts: Any = {"chunk_size": _CHUNK, "max_concurrency": _AT_ONCE}
         with self.errors(f"store {name}"):
-            put(self.objects, name, data, attributes=self._attributes(cache))
-
-    def put_file(self, name: str, path: Path, count: CountBytes) -> None:
-        """Stores a file, a long one in parts; memory holds a few of them."""
-        from obstore import put
-
-        put_parts = partial(put, chunk_size=_CHUNK, max_concurrency=_AT_ONCE)
-        with self.errors(f"store {name}"):
-            put_parts(self.objects, name, path, attributes=self._attributes(IMMUTABLE))
-        count(path.stat().st_size)
+            put(self.objects, name, data, attributes=attributes, **parts)
 
     def get(self, name: str, limit: int) -> bytes:
         """Returns a small object."""
@@ -122,11 +111,8 @@ class RoundStore:
         from obstore import delete
 
         for name in names:
-            with self.errors(f"remove {name}"):
-                try:
-                    delete(self.objects, name)
-                except FileNotFoundError:
-                    continue
+            with self.errors(f"remove {name}"), suppress(FileNotFoundError):
+                delete(self.objects, name)
 
     @contextmanager
     def errors(self, doing: str) -> Iterator[None]:
@@ -139,9 +125,6 @@ class RoundStore:
             raise
         except (BaseError, OSError, NotImplementedError, ValueError) as error:
             raise _explain(error, f"cannot {doing}", self.place) from error
-
-    def _attributes(self, cache: str) -> Any:
-        return {"Cache-Control": cache} if self.keeps_attributes else None
 
 
 def open_store(url: str, settings: StoreSettings | None = None) -> RoundStore:
@@ -204,8 +187,10 @@ def _explain(error: Exception, wrong: str, place: str) -> KeyholeError:
             f"{wrong}: got nothing in {place}; expected a stored round; push the round, or try "
             "again"
         )
-    is_refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
-    if is_refused or isinstance(error, PermissionError) or _asks_for_credentials(text):
+    refusals = PermissionDeniedError | UnauthenticatedError | PermissionError
+    # Machines in a cloud can ask their surroundings for credentials: that is what failed here.
+    asked = "/latest/api/token" in text or "/latest/meta-data/" in text
+    if asked or isinstance(error, refusals):
         return InputError(
             f"{wrong}: no credentials, or the store does not accept them: got {said}; expected "
             f"credentials that may use {place}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
@@ -214,11 +199,6 @@ def _explain(error: Exception, wrong: str, place: str) -> KeyholeError:
     return ServiceError(
         f"{wrong}: got {said}; expected a store that answers at {place}; check it and try again"
     )
-
-
-def _asks_for_credentials(text: str) -> bool:
-    """Whether a request failed that only looks for credentials, as machines in a cloud can."""
-    return "/latest/api/token" in text or "/latest/meta-data/" in text
 
 
 def _first_line(error: Exception) -> str:

@@ -5,11 +5,14 @@ the same keys: without care an expensive select function runs once for each of t
 computed for the first request that misses it, later ones wait for the same result (single flight),
 and the misses of requests that meet are computed together.
 
-The newest round is served; none has files.
+Computed slices lie in bounded memory. Where the whole table fits, a key is its own slot. Else slots
+are given out through a hash index until the slab is full, so that memory depends on what is asked
+for and never on K. The newest round is served; none has files.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -26,22 +29,198 @@ from keyhole.delivery.sources import SliceSource
 from keyhole.errors import InputError, KeyholeError, NotFoundError, ShapeError, TooLateError
 from keyhole.primitives.layout import Layout
 from keyhole.server.checksums import sum_records
-from keyhole.service.slabs import (
-    ABSENT,
-    COMING,
-    NOWHERE,
-    READY,
-    BatchQueue,
-    MissBatch,
-    SliceSlab,
-    whole_bytes,
-)
+from keyhole.server.tables import KeyIndex
 from keyhole.wire.assignment import NO_ROUND, Current, Fetched, OpenRound
 from keyhole.wire.manifest import TableInfo, describe_round, encode_manifest, name_round, table_info
 from keyhole.wire.messages import Sums
 
 BATCH_KEYS = 4096
 """Keys from which a batch takes no further request: 8 MB of slices of 2 KB."""
+
+_ABSENT, _COMING, _READY = 0, 1, 2  # states of a slot: nothing there, being computed, computed
+_NOWHERE = 3  # the state of a key that found no slot
+_GATHERING = 0.001  # seconds that the first miss of an idle table waits for company
+_REMEMBERED = 1024  # rounds whose devices are told that they are late
+_SLOT_BYTES = 17  # sum, state and ticket
+_INDEX_BYTES = 120  # of the hash index for each slot, at most: while it grows there are two
+
+
+def whole_bytes(num_keys: int, record_bytes: int) -> int:
+    """What a slab takes that holds every key of a table."""
+    return num_keys * (record_bytes + _SLOT_BYTES)
+
+
+class SliceSlab:
+    """Slots for records, each with its sum, its state and a ticket that its user may write on.
+
+    Memory is reserved at once and becomes real as slots are written: `max_bytes` at most, of
+    records, sums, states and index together.
+
+    >>> slab = SliceSlab(2**62, 4, max_bytes=10**6)
+    >>> slab.claim(np.array([7, 2**61, 7]))
+    array([0, 1, 0])
+    """
+
+    def __init__(self, num_keys: int, record_bytes: int, max_bytes: int) -> None:
+        is_whole = whole_bytes(num_keys, record_bytes) <= max_bytes
+        each = record_bytes + _SLOT_BYTES + _INDEX_BYTES
+        self.capacity = num_keys if is_whole else max_bytes // each
+        if self.capacity < 1:
+            raise InputError(
+                f"no slice fits into the memory for slices on demand: got {max_bytes} bytes; "
+                f"expected {each} or more; raise max_bytes"
+            )
+        self._index = None if is_whole else KeyIndex()
+        self.records: RecordArray = np.empty((self.capacity, record_bytes), np.uint8)
+        self.sums: Sums = np.zeros(self.capacity, np.uint64)
+        self.tickets: NDArray[np.int64] = np.zeros(self.capacity, np.int64)
+        # One state more than slots: slot -1, of a key that found no room, reads the last one.
+        self.states: NDArray[np.uint8] = np.zeros(self.capacity + 1, np.uint8)
+        self.states[-1] = _NOWHERE
+
+    def claim(self, keys: KeyArray) -> KeyArray:
+        """The slot of each key, -1 where the slab is full; a key keeps its slot for good."""
+        if self._index is None:
+            return keys
+        slots = self._index.find(keys)
+        room = self.capacity - len(self._index)
+        is_new = slots < 0
+        if room and is_new.any():
+            self._index.claim(np.unique(keys[is_new])[:room])
+            slots = self._index.find(keys)
+        return slots
+
+    def gather(self, slots: KeyArray) -> Fetched:
+        """A copy of what lies in the slots; slot -1 gives any."""
+        # "clip" checks nothing: slots are ours.
+        records = np.take(self.records, slots, axis=0, mode="clip")
+        return Fetched(records, np.take(self.sums, slots, mode="clip"))
+
+
+class MissBatch:
+    """Misses that are computed together.
+
+    Kept keys have a slot and are distinct over all requests; loose ones have none, may repeat, and
+    leave their result with the batch until the last request that waits for it has taken it.
+    """
+
+    def __init__(self, number: int, done: asyncio.Future[None]) -> None:
+        self.number = number
+        self.size = 0
+        self.loose_keys: KeyArray  # distinct, ascending; these three are there when it has ended
+        self.loose_records: RecordArray
+        self.loose_sums: Sums
+        self._kept: list[tuple[KeyArray, KeyArray]] = []
+        self._loose: list[KeyArray] = []
+        self._done = done  # never holds an error: nobody may be left to take it
+        self._error: KeyholeError | None = None
+
+    def keep(self, keys: KeyArray, slots: KeyArray) -> None:
+        """Adds keys whose records go to these slots."""
+        self._kept.append((keys, slots))
+        self.size += len(keys)
+
+    def add_loose(self, keys: KeyArray) -> None:
+        """Adds keys whose records are not kept."""
+        self._loose.append(keys)
+        self.size += len(keys)
+
+    def kept(self) -> tuple[KeyArray, KeyArray]:
+        """The kept keys and their slots."""
+        none = np.empty(0, np.int64)
+        return (
+            np.concatenate([none, *(keys for keys, _ in self._kept)]),
+            np.concatenate([none, *(slots for _, slots in self._kept)]),
+        )
+
+    def loose(self) -> KeyArray:
+        """The distinct loose keys, ascending: the order of their records."""
+        return np.unique(np.concatenate([np.empty(0, np.int64), *self._loose]))
+
+    async def wait(self) -> None:
+        """Returns when the batch is computed; anyone who waits may go without disturbing it."""
+        await asyncio.shield(self._done)
+        if self._error is not None:
+            # Else the traceback of one error would grow with everyone who raises it.
+            raise self._error.with_traceback(None)
+
+    def finish(self, error: KeyholeError | None) -> None:
+        """Wakes everyone who waits."""
+        self._error = error
+        self._done.set_result(None)
+
+
+class BatchQueue:
+    """Runs batches one at a time on an executor: each starts when the one before it is done, or a
+    millisecond after its first key. `settle` is called on the event loop with each batch that has
+    ended, before those who wait."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        batch_keys: int,
+        compute: Callable[[MissBatch], None],
+        settle: Callable[[MissBatch, KeyholeError | None], None],
+    ) -> None:
+        self._executor, self._batch_keys = executor, batch_keys
+        self._compute, self._settle = compute, settle
+        self._waiting: deque[MissBatch] = deque()
+        self._under_way: dict[int, MissBatch] = {}  # by number: the waiting ones and one that runs
+        self._next_number = 0
+        self._is_idle = True
+
+    def __getitem__(self, number: int) -> MissBatch:
+        """A batch that has not ended."""
+        return self._under_way[number]
+
+    def open(self) -> MissBatch:
+        """The batch that takes misses now; it will be computed without further doing."""
+        if not self._waiting or self._waiting[-1].size >= self._batch_keys:
+            loop = asyncio.get_running_loop()
+            batch = MissBatch(self._next_number, loop.create_future())
+            self._next_number += 1
+            self._waiting.append(batch)
+            self._under_way[batch.number] = batch
+            if self._is_idle:
+                self._is_idle = False
+                loop.call_later(_GATHERING, self._start, loop)
+        return self._waiting[-1]
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hands the next batch to the executor, if there is one."""
+        self._is_idle = not self._waiting
+        if self._is_idle:
+            return
+        batch = self._waiting.popleft()
+        try:
+            work = loop.run_in_executor(self._executor, self._compute, batch)
+        except RuntimeError as error:  # an executor that has been shut down takes no work
+            self._end(batch, error, loop)
+        else:
+            work.add_done_callback(
+                lambda work: self._end(
+                    batch, asyncio.CancelledError() if work.cancelled() else work.exception(), loop
+                )
+            )
+
+    def _end(
+        self, batch: MissBatch, failure: BaseException | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        error = None if failure is None else _without_keys(failure)
+        del self._under_way[batch.number]
+        self._settle(batch, error)
+        batch.finish(error)
+        self._start(loop)
+
+
+def _without_keys(failure: BaseException) -> KeyholeError:
+    """Our own errors hold no keys; the text of any other may, so only its kind is told."""
+    if isinstance(failure, KeyholeError):
+        return failure
+    return KeyholeError(
+        f"slices cannot be computed: got {type(failure).__name__}; expected a select function that "
+        "takes every key of its table; call it in process with keys of one's own to see the error"
+    )
 
 
 @dataclass
@@ -84,8 +263,7 @@ class SlabTable:
     Args:
         source: the select function; called on the executor, and the same for the whole round.
         max_bytes: that kept slices may take.
-        batch_keys: from which a batch takes no further request, and the most that the source is
-            given at once.
+        batch_keys: the most that the source is given at once.
     """
 
     def __init__(
@@ -103,20 +281,16 @@ class SlabTable:
                 f"a batch takes no keys: got {batch_keys}; expected 1 or more; raise batch_keys"
             )
         self.counts = Counts() if counts is None else counts
-        self._source, self._info, self._batch_keys = source, info, batch_keys
+        self.info = info  # as the manifest has it
+        self._source, self._batch_keys = source, batch_keys
         self._slab = SliceSlab(info.num_keys, info.record_bytes, max_bytes)
         self._queue = BatchQueue(executor, batch_keys, self._compute, self._settle)
-
-    @property
-    def info(self) -> TableInfo:
-        """As the manifest has it."""
-        return self._info
 
     async def fetch(self, keys: KeyArray) -> Fetched:
         """Returns the records of keys that have been checked; order and repeats are kept."""
         slots = self._slab.claim(keys)
         states = self._slab.states[slots]
-        if (states == READY).all():
+        if (states == _READY).all():
             self.counts.add_hits(len(keys))
             return self._slab.gather(slots)
         batches, loose = self._ask(keys, slots, states)
@@ -124,7 +298,7 @@ class SlabTable:
             await batch.wait()
         fetched = self._slab.gather(slots)
         if loose is not None:
-            is_loose = states == NOWHERE
+            is_loose = states == _NOWHERE
             places = np.searchsorted(loose.loose_keys, keys[is_loose])
             fetched.records[is_loose] = loose.loose_records[places]
             fetched.sums[is_loose] = loose.loose_sums[places]
@@ -132,11 +306,14 @@ class SlabTable:
 
     def segment(self, place: int) -> memoryview:
         """There is none: NotFoundError."""
-        raise _no_segment(place)
+        raise NotFoundError(
+            f"slices on demand lie in no segments: got segment {place}; expected queries for "
+            "slices; ask for the slices by their keys"
+        )
 
     def segment_sums(self, place: int) -> memoryview:
         """There are none: NotFoundError."""
-        raise _no_segment(place)
+        return self.segment(place)
 
     def _ask(
         self, keys: KeyArray, slots: KeyArray, states: NDArray[np.uint8]
@@ -147,14 +324,14 @@ class SlabTable:
             The batches to wait for, and the one of them that has the keys without a slot.
         """
         slab, missing, loose = self._slab, 0, None
-        is_absent, is_loose = states == ABSENT, states == NOWHERE
+        is_absent, is_loose = states == _ABSENT, states == _NOWHERE
         if is_absent.any():
             absent, first = np.unique(slots[is_absent], return_index=True)
             batch = self._queue.open()
             batch.keep(keys[is_absent][first], absent)
-            slab.states[absent], slab.tickets[absent] = COMING, batch.number
+            slab.states[absent], slab.tickets[absent] = _COMING, batch.number
             missing += len(absent)
-        coming = slots[slab.states[slots] == COMING]
+        coming = slots[slab.states[slots] == _COMING]
         batches = [self._queue[number] for number in np.unique(slab.tickets[coming]).tolist()]
         if is_loose.any():
             loose = self._queue.open()
@@ -168,9 +345,9 @@ class SlabTable:
         """On the executor: coming slots have no reader, so nothing needs a lock."""
         keys, slots = batch.kept()
         for part, records, sums in self._read(keys):
-            self._slab.put(slots[part], records, sums)
+            self._slab.records[slots[part]], self._slab.sums[slots[part]] = records, sums
         batch.loose_keys = loose = batch.loose()
-        batch.loose_records = np.empty((len(loose), self._info.record_bytes), np.uint8)
+        batch.loose_records = np.empty((len(loose), self.info.record_bytes), np.uint8)
         batch.loose_sums = np.empty(len(loose), np.uint64)
         for part, records, sums in self._read(loose):
             batch.loose_records[part], batch.loose_sums[part] = records, sums
@@ -180,7 +357,7 @@ class SlabTable:
         for start in range(0, len(keys), self._batch_keys):
             part = slice(start, start + self._batch_keys)
             records = self._source.read(keys[part])
-            expected = (len(keys[part]), self._info.record_bytes)
+            expected = (len(keys[part]), self.info.record_bytes)
             if records.shape != expected:
                 raise ShapeError(
                     "a select function gives other slices than its table holds: got shape "
@@ -191,23 +368,13 @@ class SlabTable:
     def _settle(self, batch: MissBatch, error: KeyholeError | None) -> None:
         """On the event loop: what has been computed may be read, what failed is absent again."""
         _, slots = batch.kept()
-        self._slab.states[slots] = READY if error is None else ABSENT
+        self._slab.states[slots] = _READY if error is None else _ABSENT
         self.counts.batches += 1
         if error is not None:
             self.counts.failures += 1
             return
         self.counts.uncached += len(batch.loose_sums)
         self.counts.add_evaluations(len(slots) + len(batch.loose_sums))
-
-
-def _no_segment(place: int) -> NotFoundError:
-    return NotFoundError(
-        f"slices on demand lie in no segments: got segment {place}; expected queries for slices; "
-        "ask for the slices by their keys"
-    )
-
-
-_REMEMBERED = 1024  # rounds whose devices are told that they are late
 
 
 class OnDemandRounds:
@@ -280,7 +447,14 @@ class OnDemandRounds:
     def hold(self, round_id: str) -> Iterator[OpenRound]:
         """Keeps a round while it is used."""
         if self._round is None or self._round.id != round_id:
-            raise self._missing(round_id)
+            if round_id in self._past:
+                raise TooLateError(
+                    "the round is over: got a round before; expected the current round; take part "
+                    "in that one"
+                )
+            raise NotFoundError(
+                f"{NO_ROUND}: got another; expected the current round; ask which it is"
+            )
         yield self._round
 
     def _open(
@@ -307,16 +481,6 @@ class OnDemandRounds:
             for source, info, share in zip(sources, infos, shares, strict=True)
         )
         return OpenRound(name_round(encoded, number), manifest, encoded, tables)
-
-    def _missing(self, round_id: str) -> NotFoundError | TooLateError:
-        if round_id in self._past:
-            return TooLateError(
-                "the round is over: got a round before; expected the current round; take part in "
-                "that one"
-            )
-        return NotFoundError(
-            f"{NO_ROUND}: got another; expected the current round; ask which it is"
-        )
 
 
 def _share(max_bytes: int, infos: Sequence[TableInfo]) -> list[int]:

@@ -28,6 +28,7 @@ from keyhole.server.state import ServerState
 from keyhole.service.directory import (
     COHORT,
     MANIFEST,
+    Base,
     CurrentRound,
     Shelf,
     encode_cohort,
@@ -38,15 +39,16 @@ from keyhole.service.directory import (
     write_current,
     write_file,
 )
-from keyhole.service.patches import BaseTable, write_table
 from keyhole.service.reading import open_table
 from keyhole.service.segments import (
     SEGMENT,
+    BaseTable,
     Progress,
     SegmentWriter,
     WriteSettings,
     sync_path,
     table_path,
+    write_table,
 )
 from keyhole.wire.manifest import (
     Manifest,
@@ -265,15 +267,7 @@ class Publisher:
             known = None if changed is None else changed(base.id)
             if known is not None:
                 return [
-                    BaseTable(table_path(base.directory, place), base.is_spare)
-                    if keys is None or place >= len(base.manifest.tables)
-                    else BaseTable.of(
-                        table_path(base.directory, place),
-                        base.is_spare,
-                        base.manifest.tables[place],
-                        info,
-                        keys,
-                    )
+                    _base_table(base, place, info, keys)
                     for place, (info, keys) in enumerate(zip(infos, known, strict=True))
                 ]
         spare = self._shelf.spare
@@ -320,6 +314,17 @@ def _describe(sources: Sequence[SliceSource], layout: Layout | None) -> list[Tab
             f"{allowed}; make them with sources_of"
         )
     return [table_info(source.records, layout, place) for place, source in enumerate(sources)]
+
+
+def _base_table(base: Base, place: int, info: TableInfo, changed: KeyArray | None) -> BaseTable:
+    """What a table can be made from; if it held something else before, only pages are of use."""
+    directory, tables = table_path(base.directory, place), base.manifest.tables
+    if changed is None or place >= len(tables):
+        return BaseTable(directory, base.is_spare)
+    old = tables[place]
+    if msgspec.structs.replace(old, segments=()) != info:
+        return BaseTable(directory, base.is_spare)
+    return BaseTable(directory, base.is_spare, old.segments, changed)
 
 
 def _encode(manifest: Manifest) -> tuple[str, Manifest, bytes]:

@@ -39,7 +39,7 @@ from keyhole.service.directory import (
     read_manifest,
     round_path,
 )
-from keyhole.service.segments import records_path, sums_path, table_path
+from keyhole.service.segments import SUM_BYTES, records_path, sums_path, table_path
 from keyhole.wire.assignment import NO_ROUND, Current, Fetched, OpenRound
 from keyhole.wire.manifest import TableInfo, number_of
 from keyhole.wire.messages import Sums
@@ -108,7 +108,6 @@ def _map_at(descriptor: int, size: int, address: int) -> None:
 
 _STREAM_FROM = 8 << 20  # bytes of an answer; below, the socket still finds it in the cache
 _VERIFY_AT_ONCE = 4 << 20  # bytes
-_SUM_BYTES = 8
 
 
 class MappedTable:
@@ -125,17 +124,10 @@ class MappedTable:
         sums: tuple[Sums, ...],
         whole: tuple[RecordArray, Sums] | None,
     ) -> None:
-        self._info = info
-        self._records = records
-        self._sums = sums
-        self._whole = whole
-        self._sum_rows = tuple(s.view(np.uint8).reshape(len(s), _SUM_BYTES) for s in sums)
+        self.info = info
+        self._records, self._sums, self._whole = records, sums, whole
+        self._sum_rows = tuple(s.view(np.uint8).reshape(len(s), SUM_BYTES) for s in sums)
         self._per_segment = info.segments[0].count
-
-    @property
-    def info(self) -> TableInfo:
-        """Implements `SliceTable.info`."""
-        return self._info
 
     async def fetch(self, keys: KeyArray) -> Fetched:
         """Implements `SliceTable.fetch`."""
@@ -145,19 +137,19 @@ class MappedTable:
         """What `fetch` returns."""
         if not keys.flags.carray:  # kernels are compiled for such alone
             keys = keys.copy()
-        if not all_within(keys, self._info.num_keys - 1):
+        if not all_within(keys, self.info.num_keys - 1):
             raise KeySpaceError(
                 f"keys lie outside their table: got some of {len(keys)} keys; expected "
-                f"0..{self._info.num_keys - 1}; make them with the key space of the manifest"
+                f"0..{self.info.num_keys - 1}; make them with the key space of the manifest"
             )
-        out = np.empty((len(keys), self._info.record_bytes), np.uint8)
+        out = np.empty((len(keys), self.info.record_bytes), np.uint8)
         streams = out.nbytes >= _STREAM_FROM
         if self._whole is not None:
             if out.nbytes:
                 copy_rows(self._whole[0], keys, None, out, streams)
             return Fetched(out, self._whole[1][keys])
         sums = np.empty(len(keys), np.uint64)
-        self._gather(keys, out, streams, sums.view(np.uint8).reshape(len(keys), _SUM_BYTES))
+        self._gather(keys, out, streams, sums.view(np.uint8).reshape(len(keys), SUM_BYTES))
         return Fetched(out, sums)
 
     def _gather(self, keys: KeyArray, out: RecordArray, streams: bool, sums: RecordArray) -> None:
@@ -183,7 +175,7 @@ class MappedTable:
 
     def verify(self, threads: int = 1) -> None:
         """Compares every record with its sum."""
-        at_once = max(1, _VERIFY_AT_ONCE // max(self._info.record_bytes, 1))
+        at_once = max(1, _VERIFY_AT_ONCE // max(self.info.record_bytes, 1))
         pieces = [
             (records[at : at + at_once], sums[at : at + at_once])
             for records, sums in zip(self._records, self._sums, strict=True)
@@ -192,7 +184,7 @@ class MappedTable:
         with ThreadPoolExecutor(threads) as pool:
             wrong = sum(pool.map(lambda piece: np.sum(sum_records(piece[0]) != piece[1]), pieces))
         if wrong:
-            raise _damaged(f"{wrong} records of table {self._info.name!r}", "their sums differ")
+            raise _damaged(f"{wrong} records of table {self.info.name!r}", "their sums differ")
 
     def _check_place(self, place: int) -> None:
         if not 0 <= place < len(self._records):
@@ -214,7 +206,7 @@ def open_table(directory: Path, info: TableInfo) -> MappedTable:
     record_files = [records_path(directory, place) for place in places]
     sum_files = [sums_path(directory, place) for place in places]
     found, records_follow = map_files(record_files, [count * length for count in counts])
-    sum_bytes, sums_follow = map_files(sum_files, [count * _SUM_BYTES for count in counts])
+    sum_bytes, sums_follow = map_files(sum_files, [count * SUM_BYTES for count in counts])
     for path, segment, data in zip(sum_files, info.segments, sum_bytes, strict=True):
         if sha256(data.data).hexdigest() != segment.sums_sha256:
             raise _damaged(path.name, "its digest differs")
@@ -283,8 +275,7 @@ class RoundsDirectory:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = Path(directory)
-        self._linger = linger
-        self._clock = clock
+        self._linger, self._clock = linger, clock
         self._mutex = threading.RLock()
         self._entries: dict[str, _Entry] = {}
         self._current: Current | None = None

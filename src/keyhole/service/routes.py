@@ -38,11 +38,11 @@ from keyhole.service.metrics import UNEXPECTED, Metrics, RouteMetrics
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-
+Scope: TypeAlias = MutableMapping[str, Any]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 WHOLE_BODY = "keyhole.body"
 """Where the scope of a request has its body, if all of it has arrived with its head."""
-
 
 IS_GONE = "keyhole.is_gone"
 """Where the scope has a function that tells whether the client has left."""
@@ -312,18 +312,8 @@ def _range_of(request: Request, quoted: bytes, length: int) -> tuple[int, int] |
     return start, stop
 
 
-Scope: TypeAlias = MutableMapping[str, Any]
-
-
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
 _BUSY_SECONDS = 2.0  # after which a client that was sent away comes back, before jitter
-
-
 _BUFFERED = 65_536  # bytes that the transport takes without waiting for the client
-
-
 _LOG = logging.getLogger("keyhole.service")
 
 

@@ -1,4 +1,4 @@
-"""Writes and checks slice files: records of a table in segments, a sum of each beside them.
+"""Writes slice files: records of a table in segments, a sum of each beside them.
 
     table-T/seg-N.bin    consecutive records, raw
     table-T/seg-N.sum    their sums, little-endian uint64
@@ -6,32 +6,43 @@
 Records are read, summed and written in chunks that stay in the cache, by several threads, each in
 a file of its own: in one file they would wait for its lock. Where a file of an earlier round can be
 had, its pages are written over: new pages take several times as long.
+
+Where it is known what changed since an earlier round, its base, only that is written. If the base
+is spare, which means that nobody reads it and nobody will, its files are taken over and written to.
+If it may still be read, files without a change get a second name, and the others are copied. Sums
+of records that are not written stay what they were, so that damage to the base does not become the
+truth of a new round.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from itertools import chain, zip_longest
 from math import gcd, lcm
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
+from keyhole.arrays import KeyArray
 from keyhole.delivery.records import RecordArray
 from keyhole.delivery.sources import SliceSource, StateSource
-from keyhole.errors import DamageError, InputError
+from keyhole.errors import InputError
 from keyhole.files import Buffer, storage_errors
 from keyhole.server.checksums import sum_records
+from keyhole.server.rows import copy_rows
 from keyhole.server.tables import DenseTable
-from keyhole.wire.manifest import Manifest, SegmentInfo
+from keyhole.wire.manifest import SegmentInfo, TableInfo
 from keyhole.wire.messages import Sums
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -43,10 +54,13 @@ Job: TypeAlias = tuple[Callable[[], None], int]
 SEGMENT = 64 << 20
 """Most bytes of a file: the disk takes the first ones while the last are made."""
 
+SUM_BYTES = 8
+"""Of one record, in a file of sums."""
+
 CHUNK = 4 << 20  # bytes that stay in a cache between sum and write
 _CHUNKS = 2  # that one thread takes at a time
-_SUM_BYTES = 8
 _PAGE = 4096  # of most systems
+_OPEN = 4  # files that are open at once for each thread; between such groups, threads wait
 
 
 @dataclass(frozen=True)
@@ -88,9 +102,9 @@ def cut_segments(num_keys: int, record_bytes: int, segment_bytes: int) -> list[t
     >>> cut_segments(10, 100, 400)
     [(0, 4), (4, 4), (8, 2)]
     """
-    limit = max(1, segment_bytes // max(record_bytes, _SUM_BYTES))
+    limit = max(1, segment_bytes // max(record_bytes, SUM_BYTES))
     # Files that end with a page can be mapped behind one another.
-    even = lcm(_PAGE // gcd(record_bytes, _PAGE), _PAGE // _SUM_BYTES)
+    even = lcm(_PAGE // gcd(record_bytes, _PAGE), _PAGE // SUM_BYTES)
     even = even if limit >= even else 1
     limit -= limit % even
     # A small rest would keep one thread busy and the others idle.
@@ -258,11 +272,11 @@ def _finish(
             os.fsync(descriptor)
     path = records_path(directory, place)
     digest = None
-    with storage_errors(path, "write"), _opened(path) as descriptor:
+    with storage_errors(path, "write"), path.open("rb") as file:
         if settings.durable:
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
         if settings.strong:
-            digest = _hash_file(descriptor)
+            digest = file_digest(file, "sha256").hexdigest()
     return SegmentInfo(*span, sums_sha256=sha256(data).hexdigest(), sha256=digest)
 
 
@@ -275,112 +289,198 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _hash_file(descriptor: int) -> str:
-    digest, buffer, at = sha256(), bytearray(CHUNK), 0
-    while taken := os.preadv(descriptor, [buffer], at):
-        digest.update(memoryview(buffer)[:taken])
-        at += taken
-    return digest.hexdigest()
-
-
 @contextmanager
-def _opened(path: Path, size: int | None = None) -> Iterator[int]:
+def _opened(path: Path, size: int) -> Iterator[int]:
     """A file to write at places, made to be of a size, with room for it on the disk."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if size is not None:
-            os.ftruncate(descriptor, size)
-            if size:
-                os.posix_fallocate(descriptor, 0, size)
+        os.ftruncate(descriptor, size)
+        if size:
+            os.posix_fallocate(descriptor, 0, size)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-SUM_BYTES = 8
-"""Of one record, in a file of sums."""
-
-_BLOCK = 4 << 20  # bytes that are read at once: they stay in the cache while they are summed
-
-
 @dataclass(frozen=True)
-class SegmentFiles:
-    """A segment, and the names of its two files below the directory of the round."""
+class BaseTable:
+    """A table of an earlier round."""
 
-    info: SegmentInfo
-    record_bytes: int
-    records: str
-    sums: str
+    directory: Path
+    is_spare: bool  # whether its files may be taken
+    # as its manifest has them; empty if nothing but the files' pages is of use
+    segments: tuple[SegmentInfo, ...] = ()
+    changed: KeyArray | None = None  # the keys whose records differ now, ascending
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Name -> length of the files, sums first."""
-        count = self.info.count
-        return {self.sums: count * SUM_BYTES, self.records: count * self.record_bytes}
-
-
-def list_segments(manifest: Manifest) -> list[SegmentFiles]:
-    """Returns all segments of a round; tables that are computed on demand have none."""
-    return [
-        SegmentFiles(
-            info,
-            table.record_bytes,
-            records_path(table_path(Path(), place), number).as_posix(),
-            sums_path(table_path(Path(), place), number).as_posix(),
-        )
-        for place, table in enumerate(manifest.tables)
-        for number, info in enumerate(table.segments)
-    ]
+    def segment(self, place: int, span: tuple[int, int]) -> SegmentInfo | None:
+        """The segment that holds the same keys, if there is one."""
+        if place >= len(self.segments):
+            return None
+        found = self.segments[place]
+        return found if (found.first, found.count) == span else None
 
 
-def check_sums(directory: Path, files: SegmentFiles) -> None:
-    """Checks the file of sums against the manifest."""
-    path = directory / files.sums
-    _check_size(path, files.sizes[files.sums])
-    if _digest(path) != files.info.sums_sha256:
-        raise _damage(path, "another SHA-256", "that of the manifest")
+def write_table(
+    writer: SegmentWriter,
+    source: SliceSource,
+    directory: Path,
+    info: TableInfo,
+    base: BaseTable | None = None,
+) -> list[Future[SegmentInfo]]:
+    """Writes every segment of a table; the bytes do not depend on `base`.
+
+    Args:
+        base: an earlier round's; its files may be gone afterwards if it is spare.
+    """
+    made: dict[int, Future[SegmentInfo]] = {}
+    spans = cut_segments(info.num_keys, info.record_bytes, writer.settings.segment_bytes)
+    for place, span in enumerate(spans):
+        if base is not None and (old := base.segment(place, span)) is not None:
+            patched = _patch_segment(writer, source, directory, place, base, old)
+            if patched is not None:
+                made[place] = patched
+    left = [place for place in range(len(spans)) if place not in made]
+    at_once = _OPEN * writer.settings.threads
+    for start in range(0, len(left), at_once):
+        places = left[start : start + at_once]
+        if base is not None and base.is_spare:
+            for place in places:
+                _take_pages(base.directory, directory, place)
+        made |= writer.write(source, directory, {place: spans[place] for place in places})
+    return [made[place] for place in range(len(spans))]
 
 
-def check_records(directory: Path, files: SegmentFiles) -> None:
-    """Checks the records against their sums, which have been checked, and their digest if any."""
-    path = directory / files.records
-    _check_size(path, files.sizes[files.records])
-    if files.info.sha256 is not None and _digest(path) != files.info.sha256:
-        raise _damage(path, "another SHA-256", "that of the manifest")
-    at_once = max(1, _BLOCK // max(1, files.record_bytes))
-    bad = 0
-    with path.open("rb") as records, (directory / files.sums).open("rb") as sums:
-        for first in range(0, files.info.count, at_once):
-            count = min(at_once, files.info.count - first)
-            block = np.frombuffer(records.read(count * files.record_bytes), np.uint8)
-            known = np.frombuffer(sums.read(count * SUM_BYTES), "<u8")
-            found = sum_records(block.reshape(count, files.record_bytes))
-            bad += int(np.count_nonzero(found != known))
-    if bad:
-        raise _damage(path, f"{bad} records that differ from their sums", "none")
+def _patch_segment(
+    writer: SegmentWriter,
+    source: SliceSource,
+    directory: Path,
+    place: int,
+    base: BaseTable,
+    old: SegmentInfo,
+) -> Future[SegmentInfo] | None:
+    """A segment from the base's; None if writing it in full is right or takes less time."""
+    first, count = span = (old.first, old.count)
+    assert base.changed is not None
+    low, high = np.searchsorted(base.changed, [first, first + count])
+    keys = base.changed[low:high]
+    sums = _trusted_sums(base.directory, place, old, source.records.record_bytes)
+    wants_digest = writer.settings.strong
+    if (
+        not source.records.record_bytes
+        or sums is None
+        or (wants_digest and (len(keys) or old.sha256 is None))
+    ):
+        return None  # a digest of records that are not read again would be one of damage, too
+    if not len(keys):
+        return _adopt(writer, directory, place, base, old)
+    is_taken = base.is_spare and _is_own(records_path(base.directory, place))
+    if 2 * len(keys) > count or (not is_taken and is_contiguous(source)):
+        return None
+    path, length = records_path(directory, place), source.records.record_bytes
+    with storage_errors(path, "write"):
+        if is_taken:
+            records_path(base.directory, place).rename(path)
+        else:
+            _copy_file(records_path(base.directory, place), path, count * length)
+        # Every write() takes the file's lock and enters its journal, which at 2 KB takes four times
+        # as long as a page fault. Room for all pages is on the disk already, so none can fail for
+        # want of it; on a file system that writes elsewhere what it overwrites, a full disk ends
+        # the process, and the round before stays.
+        with _opened(path, count * length) as descriptor:
+            pages = mmap.mmap(descriptor, count * length)
+        target = np.frombuffer(pages, np.uint8).reshape(count, length)
+        writer.run(_patch_jobs(source, target, sums, span, keys))
+    return writer.finish(directory, place, span, sums)
 
 
-def _check_size(path: Path, size: int) -> None:
-    found = path.stat().st_size if path.is_file() else None
-    if found != size:
-        raise _damage(path, "no file" if found is None else f"{found} bytes", f"{size} bytes")
+def _patch_jobs(
+    source: SliceSource, target: RecordArray, sums: Sums, span: tuple[int, int], keys: KeyArray
+) -> list[Job]:
+    """One job for each stretch of keys that has a change; the rest count as done with them."""
+    first, count = span
+    at_once = max(1, CHUNK // max(source.records.record_bytes, 1))
+    edges = np.append(np.arange(first, first + count, at_once), first + count)
+    cuts = np.searchsorted(keys, edges)
+    jobs: list[Job] = []
+    waiting = 0
+    for place in range(len(edges) - 1):
+        waiting += int(edges[place + 1] - edges[place])
+        if cuts[place] < cuts[place + 1]:
+            mine = keys[cuts[place] : cuts[place + 1]]
+            jobs.append((partial(_patch, source, target, sums, first, mine), waiting))
+            waiting = 0
+    work, records = jobs.pop()
+    return [*jobs, (work, records + waiting)]
 
 
-def _digest(path: Path) -> str:
-    digest = sha256()
-    for block in _blocks(path):
-        digest.update(block)
-    return digest.hexdigest()
+def _patch(
+    source: SliceSource, target: RecordArray, sums: Sums, first: int, keys: KeyArray
+) -> None:
+    """Writes the records of `keys`, ascending, and their sums."""
+    records = source.read(keys)
+    sums[keys - first] = sum_records(records)
+    low, high = int(keys[0]), int(keys[-1]) + 1
+    slots = keys - low
+    numbers = np.empty(high - low, np.int64)  # of the records that belong to `slots`
+    numbers[slots] = np.arange(len(keys))
+    copy_rows(records, numbers, slots, target[low - first : high - first], False)
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            yield block
+def _trusted_sums(directory: Path, place: int, old: SegmentInfo, length: int) -> Sums | None:
+    """The sums of a base's segment; None unless both files are as its manifest says."""
+    try:
+        if records_path(directory, place).stat().st_size != old.count * length:
+            return None
+        data = sums_path(directory, place).read_bytes()
+    except OSError:
+        return None
+    if len(data) != old.count * SUM_BYTES or sha256(data).hexdigest() != old.sums_sha256:
+        return None
+    return np.frombuffer(bytearray(data), "<u8")
 
 
-def _damage(path: Path, got: str, allowed: str) -> DamageError:
-    return DamageError(
-        f"{path.parent.name}/{path.name} is damaged: got {got}; expected {allowed}; publish, push "
-        "or pull the round again"
-    )
+def _adopt(
+    writer: SegmentWriter, directory: Path, place: int, base: BaseTable, old: SegmentInfo
+) -> Future[SegmentInfo] | None:
+    """A segment in which nothing changed: the same files, under a name of the new round."""
+    try:
+        for path in (records_path, sums_path):
+            if base.is_spare:
+                path(base.directory, place).rename(path(directory, place))
+            else:
+                path(directory, place).hardlink_to(path(base.directory, place))
+            if writer.settings.durable:  # the base need not have been
+                sync_path(path(directory, place))
+    except OSError:  # not every file system has second names
+        for path in (records_path, sums_path):
+            path(directory, place).unlink(missing_ok=True)
+        return None
+    writer.count(old.count)
+    done: Future[SegmentInfo] = Future()
+    digest = old.sha256 if writer.settings.strong else None
+    done.set_result(msgspec.structs.replace(old, sha256=digest))
+    return done
+
+
+def _take_pages(source: Path, target: Path, place: int) -> None:
+    """Moves spare files to where they are going to be written over, if no other round has them."""
+    for path in (records_path, sums_path):
+        old = path(source, place)
+        if old.exists() and _is_own(old):
+            with storage_errors(old, "take over"):
+                old.rename(path(target, place))
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file has no other name: else it belongs to another round, too."""
+    return path.stat().st_nlink == 1
+
+
+def _copy_file(source: Path, target: Path, size: int) -> None:
+    """Copies inside the system, to blocks of its own: shared ones could not be written in place."""
+    at = 0
+    with source.open("rb") as reading, _opened(target, size) as writing:
+        while at < size:
+            if not (taken := os.sendfile(writing, reading.fileno(), at, size - at)):
+                raise OSError(errno.EIO, "the file ends too early")
+            at += taken

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol
 
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import Pregenerated
@@ -60,27 +59,6 @@ class Waiting:
     here: int  # updates that count
     goal: int  # updates with which it closes
     missing: list[str]  # names of the devices whose update is not here
-
-
-class Front(Protocol):
-    """Where rounds are published and how devices are told; `Served` explains each."""
-
-    publisher: Publisher
-    summons: Summons
-    seconds: float
-    coding: Coding
-    fetched: Delivery
-    poll: float
-    stop: threading.Event
-    goes_on: bool
-
-    def on_arrival(self, waiting: Waiting, /) -> None:
-        """Is told of updates that have arrived, and of devices that are waited for."""
-        ...
-
-    def clock(self) -> float:
-        """Returns monotonic seconds."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -126,7 +104,7 @@ class _Round:
 class Streamed:
     """Asynchronous rounds of a run whose clients are devices; each is one server step."""
 
-    served: Front
+    served: Served
     inbox: SpoolInbox
     buffering: Buffering  # how rounds go; how long a device takes is up to the device
     _drawn: int = 0
@@ -400,41 +378,27 @@ class Served:
         between two looks has arrived by the earlier of them, as far as the machine is concerned:
         an update that was acknowledged before the deadline is not late because nobody looked.
         """
-        arrivals = _Arrivals(machine)
+        missing = {device_name(client): client for client in machine.asked}
+
+        def tell(here: Iterable[str], now: float) -> None:
+            """Each update that is here is told once; anyone who was not asked is passed over."""
+            for name in sorted(missing.keys() & here):
+                machine.handle(Answered(missing.pop(name), now))
+
         looked = self.clock()
         while machine.closed is None:
             now = self.clock()
             is_over = now >= machine.deadline or self.inbox.is_closed(round_id)
             here = self.inbox.close(round_id) if is_over else self.inbox.devices(round_id)
-            arrivals.tell(here, looked)
+            tell(here, looked)
             for called_to, event in self.summons.news(looked):
                 if called_to == round_id:
                     machine.handle(event)
             if is_over:
                 machine.handle(Elapsed(inf))
             goal = machine.terms.goal
-            self.on_arrival(Waiting(t, len(machine.taken), goal, arrivals.missing()))
+            self.on_arrival(Waiting(t, len(machine.taken), goal, list(missing)))
             if machine.closed is None and self.stop.wait(self.poll):
                 raise KeyboardInterrupt
             looked = now
-        arrivals.tell(self.inbox.close(round_id), inf)
-
-
-class _Arrivals:
-    """Tells a machine of each update once, under the number of its client."""
-
-    def __init__(self, machine: RoundMachine) -> None:
-        self._machine = machine
-        self._clients = {device_name(client): client for client in machine.asked}
-        self._told: set[str] = set()
-
-    def missing(self) -> list[str]:
-        """Names those whose update is not here, in the order in which they were asked."""
-        return [name for name in self._clients if name not in self._told]
-
-    def tell(self, here: Iterable[str], now: float) -> None:
-        """These devices' updates are here; anyone who was not asked is passed over."""
-        news = (set(here) - self._told) & self._clients.keys()
-        self._told |= news
-        for name in sorted(news):
-            self._machine.handle(Answered(self._clients[name], now))
+        tell(self.inbox.close(round_id), inf)

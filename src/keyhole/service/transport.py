@@ -17,7 +17,6 @@ import ipaddress
 import logging
 import multiprocessing
 import multiprocessing.connection
-import os
 import signal
 import socket
 import ssl
@@ -36,27 +35,18 @@ import numpy as np
 import uvloop
 
 from keyhole.arrays import keep_freed_memory
-from keyhole.errors import (
-    InputError,
-    KeyholeError,
-)
+from keyhole.errors import InputError, KeyholeError
 from keyhole.server.checksums import compiled, sum_records
 from keyhole.service.connections import BACKLOG, accept, allow_many_files
 from keyhole.service.metrics import Metrics, MetricsBoard
+from keyhole.service.on_demand import SliceSlab
 from keyhole.service.reading import MappedTable
 from keyhole.service.routes import Application
-from keyhole.service.slabs import SliceSlab
 from keyhole.wire.manifest import SegmentInfo, TableInfo
 
 _SUPERVISE_EVERY = 0.1  # seconds between looks at workers
-
-
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 30.0  # seconds before a worker is replaced
-
-
 _STEADY = 10.0  # seconds after which a worker has not died of its start
-
-
 _LOG = logging.getLogger("keyhole.service")
 
 
@@ -105,7 +95,8 @@ def bind(listen: Listen) -> socket.socket:
         )[0]
     except OSError as error:
         raise _cannot_listen(listen, "no such address") from error
-    if listen.certfile is None and not listen.insecure and not _is_loopback(address[0]):
+    is_loopback = ipaddress.ip_address(str(address[0]).split("%", 1)[0]).is_loopback
+    if listen.certfile is None and not listen.insecure and not is_loopback:
         raise InputError(
             f"others could read what is sent: got {listen.host} without TLS; expected TLS, or a "
             "loopback address; pass --tls-cert, or --insecure where something in front speaks TLS"
@@ -129,10 +120,6 @@ def url_of(listener: socket.socket, listen: Listen) -> str:
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
-def _is_loopback(address: object) -> bool:
-    return ipaddress.ip_address(str(address).split("%", 1)[0]).is_loopback
-
-
 def _cannot_listen(listen: Listen, got: str) -> InputError:
     return InputError(
         f"cannot listen at {listen.host} port {listen.port}: got {got}; expected a free port of "
@@ -140,18 +127,9 @@ def _cannot_listen(listen: Listen, got: str) -> InputError:
     )
 
 
-@dataclass(frozen=True)
-class WorkerPipe:
-    """What connects a worker with its supervisor."""
-
-    ready: Callable[[], None]  # called once, when the worker can answer
-    parent: int  # a descriptor that can be read as soon as the supervisor is gone
-
-
-Work: TypeAlias = Callable[[int, WorkerPipe], None]
-
-
-"""`(place, line)`: one worker, from its start until SIGTERM."""
+Work: TypeAlias = Callable[[int, Callable[[], None], Connection], None]
+"""`(place, on_ready, parent)`: one worker, from its start until SIGTERM. It calls `on_ready` once
+it can answer; `parent` can be read as soon as the supervisor is gone."""
 
 
 @dataclass
@@ -191,21 +169,20 @@ def next_wait(wait: float, lived: float) -> float:
 
 
 def supervise(
-    work: Work,
-    workers: int,
-    *,
-    on_ready: Callable[[], None] = lambda: None,
-    on_stop: Callable[[], None] = lambda: None,
+    work: Work, workers: int, *, on_ready: Callable[[], None], on_stop: Callable[[], None]
 ) -> None:
     """Runs workers until SIGTERM or SIGINT, then ends them all.
 
     They are forked: nothing may run here that a fork would tear apart. A worker that ends before
     all of them could answer ends the service with its error; those that die later are replaced.
     """
-    with _stop_signals() as stop, _pipe() as parent:
+    # Workers hold the first end; the second is the supervisor's alone, and closes with it.
+    parent, alive = multiprocessing.Pipe(duplex=False)
+    start = partial(_start, work, parent, alive)
+    with _stop_signals() as stop, parent, alive:
         places: list[_Worker] = []
         try:
-            places += [_start(work, place, parent) for place in range(workers)]
+            places += [start(place) for place in range(workers)]
             while not all(one.is_ready for one in places):
                 _hear(places)
                 if stop.is_set():  # asked after the wait: a signal may have ended workers as well
@@ -220,31 +197,33 @@ def supervise(
                     _LOG.error("a worker is replaced: %s", one.error or _exit_of(one.process))
                 for place, one in enumerate(places):
                     if one.is_dead and time.monotonic() >= one.due:
-                        places[place] = _start(work, place, parent, one.wait)
+                        places[place] = start(place, one.wait)
         finally:
             on_stop()
             _end([one.process for one in places])
 
 
-def _start(work: Work, place: int, parent: tuple[int, int], wait: float = 0.0) -> _Worker:
+def _start(
+    work: Work, parent: Connection, alive: Connection, place: int, wait: float = 0.0
+) -> _Worker:
     # Forked: workers inherit the socket and the block of numbers.
     context = multiprocessing.get_context("fork")
     told, tell = context.Pipe(duplex=False)
     process = context.Process(
-        target=_begin, args=(work, place, parent, tell), name=f"worker {place}"
+        target=_begin, args=(work, place, parent, alive, tell), name=f"worker {place}"
     )
     process.start()
     tell.close()
     return _Worker(process, told, time.monotonic(), wait)
 
 
-def _begin(work: Work, place: int, parent: tuple[int, int], tell: Connection) -> None:
+def _begin(work: Work, place: int, parent: Connection, alive: Connection, tell: Connection) -> None:
     """In the worker: an error of its start is told, not printed."""
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_DFL)  # the parent's would let it live
-    os.close(parent[1])
+    alive.close()
     try:
-        work(place, WorkerPipe(lambda: tell.send(None), parent[0]))
+        work(place, lambda: tell.send(None), parent)
     except KeyholeError as error:
         tell.send(error)
 
@@ -295,17 +274,6 @@ def _stop_signals() -> Iterator[threading.Event]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-@contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    """Workers hold the first end; the second is the supervisor's alone, and closes with it."""
-    ends = os.pipe()
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            os.close(end)
 
 
 def warm_up() -> None:
@@ -381,7 +349,8 @@ def _work(
     tls: ssl.SSLContext | None,
     board: MetricsBoard,
     worker: int,
-    line: WorkerPipe,
+    on_ready: Callable[[], None],
+    parent: Connection,
 ) -> None:
     """One worker, from its start until a signal, or the end of its supervisor."""
     keep_freed_memory()
@@ -392,13 +361,13 @@ def _work(
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
         def end() -> None:
-            loop.remove_reader(line.parent)
+            loop.remove_reader(parent.fileno())
             stop.set()
 
-        loop.add_reader(line.parent, end)
+        loop.add_reader(parent.fileno(), end)
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, end)
-        await accept(app, listener, tls, stop, line.ready)
+        await accept(app, listener, tls, stop, on_ready)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

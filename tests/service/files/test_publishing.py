@@ -12,7 +12,6 @@ from keyhole.delivery.records import Coding, RecordField, Records
 from keyhole.delivery.sources import FunctionSource, sources_of
 from keyhole.errors import InputError, StorageError
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
-from keyhole.service import patches as slice_patches
 from keyhole.service import segments as slice_files
 from keyhole.service.publishing import Publisher
 from keyhole.service.reading import RoundsDirectory
@@ -57,7 +56,6 @@ def test_an_incremental_round_equals_a_full_one(tmp_path, kind, optimizer, codin
 @pytest.mark.parametrize("chunk", [20, 60, 10**6])
 @pytest.mark.parametrize("is_held", [False, True], ids=["spare", "linked"])
 def test_patches_of_any_size_give_the_same_bytes(tmp_path, monkeypatch, chunk, is_held):
-    monkeypatch.setattr(slice_patches, "_STRETCH", chunk)
     monkeypatch.setattr(slice_files, "CHUNK", chunk)
     state, rounds = small_state(kind="lazy"), RoundsDirectory(tmp_path / "a")
     with Publisher(tmp_path / "a") as publisher:

@@ -20,9 +20,15 @@ from keyhole.errors import InputError, KeySpaceError, NotFoundError, StorageErro
 from keyhole.server.checksums import sum_records_by_definition
 from keyhole.server.optimizers import SGD, Adam
 from keyhole.service import segments as slice_files
-from keyhole.service.patches import BaseTable, write_table
 from keyhole.service.reading import open_table
-from keyhole.service.segments import SegmentWriter, WriteSettings, cut_segments, range_reader
+from keyhole.service.segments import (
+    BaseTable,
+    SegmentWriter,
+    WriteSettings,
+    cut_segments,
+    range_reader,
+    write_table,
+)
 from keyhole.wire.manifest import table_info
 from tests.service.small_rounds import flip, small_state, step
 

@@ -17,8 +17,7 @@ from keyhole.delivery.records import Coding, RecordArray, RecordField, Records
 from keyhole.delivery.sources import FunctionSource
 from keyhole.errors import InputError, KeyholeError, NotFoundError, ShapeError
 from keyhole.server.checksums import sum_records
-from keyhole.service.on_demand import SlabTable
-from keyhole.service.slabs import SliceSlab, whole_bytes
+from keyhole.service.on_demand import SlabTable, SliceSlab, whole_bytes
 from keyhole.wire.manifest import table_info
 from tests.helpers import LONG
 
