@@ -60,9 +60,8 @@ def give_out(adder, sent):
 
 def main():
     database = Database.of(name_of_round("1-example"), MODEL.view(np.uint8).reshape(WORDS, -1))
-    terms = two_server.params_of(database, MAX_KEYS)
-    client = two_server.TwoServerClient(terms)
-    servers = [two_server.TwoServer(database, terms, place) for place in (0, 1)]
+    client = two_server.TwoServerClient(two_server.params_of(database, MAX_KEYS))
+    servers = two_server.servers_of(database, MAX_KEYS)
     params = SUM.params(SumRound(LAYOUT, {"word": MAX_KEYS}, bytes(16), len(CLIENTS)))
     adders = [SUM.open(params, party, list(CLIENTS)) for party in (0, 1)]
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole import errors
 from keyhole.crypto.dpf import Domain
-from keyhole.delivery.enclave.evidence import EnclaveParams
+from keyhole.delivery.enclave.messages import EnclaveParams
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import seal
@@ -121,10 +121,10 @@ def test_a_reply_begins_with_the_check_of_its_query_as_the_page_says(num_keys):
     database = Database.of(bytes(16), records)
     params = two_server.params_of(database, 110)
     query = two_server.TwoServerClient(params).query(np.array([5])).messages()[0]
-    (reply,) = two_server.TwoServer(database, params, 0).answer([query])
+    (reply,) = two_server.servers_of(database, 110)[0].answer([query])
     assert reply[56:72] == query[-16:]
     assert len(reply) == 56 + 16 + Batch.of(params).num_queries * (3 + 16) + 16
-    assert two_server.reply_bytes(params) == len(reply)
+    assert two_server.TwoServerPir().lengths(params.encode()).reply == len(reply)
 
 
 @pytest.mark.parametrize("num_points", [1, 24, 231, 2308, 23256, 10**6])
@@ -149,7 +149,7 @@ def test_a_two_server_query_is_as_long_as_the_page_says():
     body = 32 + corrections(shape.num_buckets, batch.bucket)
     body += corrections(shape.stash, batch.table)
     assert shape.num_buckets > 0
-    assert two_server.query_bytes(params) == 72 + body
+    assert two_server.TwoServerPir().lengths(params.encode()).query == 72 + body
 
 
 def test_what_the_page_says_of_relays_and_enclaves_is_there():

@@ -11,7 +11,8 @@ from typing import TypeVar
 import numpy as np
 
 from harness import Goal
-from keyhole.delivery.pir.two_server import TwoServer, TwoServerClient, params_of
+from keyhole.delivery.base import SelectServer
+from keyhole.delivery.pir.two_server import TwoServerClient, params_of, servers_of
 from keyhole.wire.messages import Ask, encode_query
 from private_cells.tables import Table
 
@@ -79,7 +80,7 @@ class Cell:
 def measure_clients(table: Table, keys_per_client: int) -> Cell:
     """Clients one after the other, then some in one pass; every slice is compared."""
     params = params_of(table.database, keys_per_client)
-    servers = [TwoServer(table.database, params, server) for server in (0, 1)]
+    servers = servers_of(table.database, keys_per_client)
     asker, rng = TwoServerClient(params), np.random.default_rng(2)
     asks, opens, answers, firsts = [], [], [], []
     for turn in range(TURNS + 1):  # the first one compiles and finds the buckets
@@ -111,7 +112,9 @@ def measure_clients(table: Table, keys_per_client: int) -> Cell:
     )
 
 
-def _measure_together(asker: TwoServerClient, server: TwoServer, rng: np.random.Generator) -> float:
+def _measure_together(
+    asker: TwoServerClient, server: SelectServer, rng: np.random.Generator
+) -> float:
     """ms of a server for each of some clients in one pass."""
     spent = []
     for _ in range(4):  # the first one compiles

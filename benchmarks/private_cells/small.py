@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import Goal
-from keyhole.delivery.pir.two_server import TwoServer, TwoServerClient, params_of
+from keyhole.delivery.pir.two_server import TwoServerClient, params_of, servers_of
 from private_cells.clients import timed
 from private_cells.tables import make_table
 
@@ -47,7 +47,7 @@ def measure_small() -> Cell:
     """Fresh queries one after the other; each is opened and compared."""
     table = make_table(ENTRIES, ENTRY_BYTES)
     params = params_of(table.database, 1)
-    servers = [TwoServer(table.database, params, server) for server in (0, 1)]
+    servers = servers_of(table.database, 1)
     asker, rng, spent = TwoServerClient(params), np.random.default_rng(4), []
     for turn in range(TURNS):
         key = rng.integers(0, ENTRIES, 1)

@@ -135,7 +135,7 @@ def test_no_other_depth_has_shorter_keys():
 def test_lengths_of_keys_are_as_documented():
     found = [(Domain(k).depth, Domain(k).leaf_bytes) for k in (24, 231, 2308, 23_256, 10**6)]
     assert found == [(0, 3), (0, 29), (4, 19), (7, 23), (12, 31)]
-    assert Domain(2308).correction_bytes == 4 * 16 + 19
+    assert Domain(2308).batch_bytes(1) == 1 + 4 * 16 + 19
     assert Domain(2308).batch_bytes(3) == 3 + 3 * 83  # 3 keys of 8 control bits
 
 

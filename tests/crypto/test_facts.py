@@ -9,7 +9,7 @@ import pytest
 from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.aggregation.two_servers.params import SparseParams
 from keyhole.crypto.codec import read_facts
-from keyhole.delivery.enclave.evidence import EnclaveParams
+from keyhole.delivery.enclave.messages import EnclaveParams
 from keyhole.delivery.pir.database import PirParams
 from keyhole.errors import MalformedError
 from tests.delivery.pir.mutations import bit_flips, extensions, truncations

@@ -13,7 +13,7 @@ import keyhole as kh
 from keyhole.crypto.cuckoo import batch_shape
 from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import KEYS_OF_SOMEBODY, WHO_TAKES_PART, Retrieved
-from keyhole.delivery.exchange import PrivateRound, deliver_privately
+from keyhole.delivery.exchange import deliver_privately
 from keyhole.delivery.records import PLAIN
 from keyhole.errors import AttestationError, CostlyError, InputError, ServiceError
 from keyhole.planner.prices import check_model_worth, price_of
@@ -164,8 +164,7 @@ def test_a_part_of_which_clients_take_every_key_is_sent_to_everyone():
     def refuse(table, wanted, tally):
         raise AssertionError
 
-    how = PrivateRound({"row": 300}, PLAIN, {})
-    delivered = deliver_privately(refuse, how, state_of(), ASKED)
+    delivered = deliver_privately(refuse, state_of(), ASKED, {"row": 300}, PLAIN, {})
     assert set(delivered.cost.bytes_down.values()) == {300 * 12 + 8}
     assert_trees_equal(delivered.submodels[0], LAYOUT.select(MODEL, ROW.keys(KEYS[0])))
 
@@ -174,8 +173,7 @@ def test_keys_without_a_place_are_left_out_and_reported():
     def find_all_but_7(table, wanted, tally):
         return {c: Retrieved(table.records[z], z != 7) for c, z in wanted.items()}
 
-    how = PrivateRound({"row": MAX}, PLAIN, {})
-    delivered = deliver_privately(find_all_but_7, how, state_of(), ASKED)
+    delivered = deliver_privately(find_all_but_7, state_of(), ASKED, {"row": MAX}, PLAIN, {})
     left = delivered.keys[0]["row"]
     assert left.array.tolist() == [5, 5]
     assert_trees_equal(delivered.submodels[0], LAYOUT.select(MODEL, ROW.keys([5, 5])))

@@ -7,11 +7,10 @@ import keyhole as kh
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
-from keyhole.delivery.enclave import evidence as enclave_params
 from keyhole.delivery.enclave import messages as sealed
-from keyhole.delivery.enclave.evidence import NONCE_BYTES, Evidence
+from keyhole.delivery.enclave.messages import NONCE_BYTES, Evidence
 from keyhole.delivery.pir import one_server, two_server
-from keyhole.delivery.pir.database import Database
+from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway
 from keyhole.delivery.relay.ohttp import GatewayKey
@@ -41,13 +40,12 @@ def pir_traffic(way, num_keys, m, slice_bytes):
     """Down and up of one client, from messages that servers answered and the client opened."""
     database, hint = Database.of(bytes(16), records_of(num_keys, slice_bytes)), b""
     if way == "pir-one-server":
-        server = one_server.OneServer.of(database, m)
+        server = one_server.server_of(database, m)
         servers, hint = [server], server.hint
-        asker = one_server.OneServerClient(server.params, hint)
+        asker = one_server.OneServerClient(PirParams.decode(server.params), hint)
     else:
-        params = two_server.params_of(database, m)
-        servers = [two_server.TwoServer(database, params, place) for place in (0, 1)]
-        asker = two_server.TwoServerClient(params)
+        servers = two_server.servers_of(database, m)
+        asker = two_server.TwoServerClient(two_server.params_of(database, m))
     question = asker.query(keys_of(num_keys, max(1, m // 2)))
     sent = question.messages()
     replies = [server.answer([one])[0] for server, one in zip(servers, sent, strict=True)]
@@ -79,7 +77,7 @@ def test_a_relay_is_priced_as_long_as_its_messages_are(num_keys, m, slice_bytes)
 def test_an_enclave_is_priced_as_long_as_its_messages_are(num_keys, m, slice_bytes):
     """With evidence as long as a genuine TDX quote and its collateral."""
     records = records_of(num_keys, slice_bytes)
-    params = enclave_params.params_of(bytes(16), records, m)
+    params = sealed.params_of(bytes(16), records, m)
     private, nonce = PrivateKey.fresh(), bytes(NONCE_BYTES)
     request, _ = sealed.seal_request(private.public, params, nonce, keys_of(num_keys, m))
     _, context = sealed.open_request(private, params, request)

@@ -31,24 +31,20 @@ F = TypeVar("F", bound=Facts)
 def read_facts(data: bytes, what: str, build: Callable[[bytes], F]) -> F:
     """Returns the facts that `data` holds.
 
-    Args:
-        build: makes the facts from the bytes and checks their numbers. It need not look at what
-            `encode` writes without being told: the magic, and fillings.
+    `build` makes the facts from the bytes and checks their numbers. It need not look at what
+    `encode` writes without being told: the magic, and fillings.
     """
+    cause: Exception | None = None
     try:
         facts = build(bytes(data))
+        if facts.encode() == data:
+            return facts
     except (struct.error, IndexError, InputError) as error:
-        raise _not_facts(what, len(data)) from error
-    if facts.encode() != data:
-        raise _not_facts(what, len(data))
-    return facts
-
-
-def _not_facts(what: str, length: int) -> MalformedError:
-    return MalformedError(
-        f"these are not {what}: got {length} bytes; expected the bytes that docs/wire.md "
+        cause = error
+    raise MalformedError(
+        f"these are not {what}: got {len(data)} bytes; expected the bytes that docs/wire.md "
         "describes; check that both sides are of one version"
-    )
+    ) from cause
 
 
 _LENGTHS = ((6, 1), (14, 2), (30, 4), (62, 8))  # bits of a number, bytes it takes
@@ -89,7 +85,10 @@ class Reader:
         """Returns the next bytes."""
         end = self._at + length
         if end > len(self._data):
-            raise _cut()
+            raise MalformedError(
+                "message ends too early: got fewer bytes; expected as many as it announces; check "
+                "that both sides are of one version"
+            )
         found, self._at = self._data[self._at : end], end
         return found
 
@@ -101,19 +100,12 @@ class Reader:
         return whole & ((1 << (8 * length - 2)) - 1)
 
     def prefixed(self) -> bytes:
-        """Returns the next bytes that stand behind their length; raises as `take` does."""
+        """Returns the next bytes that stand behind their length."""
         return self.take(self.varint())
 
     def rest(self) -> bytes:
         """Returns whatever is left."""
         return self.take(len(self._data) - self._at)
-
-
-def _cut() -> MalformedError:
-    return MalformedError(
-        "message ends too early: got fewer bytes; expected as many as it announces; check that "
-        "both sides are of one version"
-    )
 
 
 CHECK_BYTES = 16
@@ -189,10 +181,7 @@ class Framing:
     def unseal(
         self, facts: Agreement, kind: str, party: int, data: bytes | memoryview, body_bytes: int
     ) -> memoryview:
-        """Returns the body of a message.
-
-        Args:
-            body_bytes: the only length that its body can have.
+        """Returns the body of a message; `body_bytes` is the only length that it can have.
 
         Raises:
             MalformedError: not such a message, or damaged.

@@ -40,8 +40,7 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 class Permutations:
     """Some permutations of [0, num_keys), the same for everyone who gives the same numbers.
 
-    Args:
-        label: a number that makes them differ from others.
+    `label` makes them differ from others.
     """
 
     num_keys: int
@@ -65,22 +64,15 @@ class Permutations:
     def ranks(self, keys: KeyArray) -> NDArray[np.int64]:
         """pi_i(k) for keys (m,) and every permutation, (m, w)."""
         out = np.empty((len(keys), self.count), np.int64)
-        _permute(
-            np.ascontiguousarray(keys, np.int64), self.num_keys, *self.sides, self.seeds(), out
-        )
+        keys = np.ascontiguousarray(keys, np.int64)
+        _permute(keys, self.num_keys, *self.sides, self.seeds(), out)
         return out
 
     def keys(self, ranks: NDArray[np.int64], which: NDArray[np.int64]) -> KeyArray:
         """The keys with pi_i(k) = rank, for ranks (n,) and the number i of each, (n,)."""
         out = np.empty(len(ranks), np.int64)
-        _go_back(
-            np.ascontiguousarray(ranks, np.int64),
-            np.ascontiguousarray(which, np.int64),
-            self.num_keys,
-            *self.sides,
-            self.seeds(),
-            out,
-        )
+        ranks, which = (np.ascontiguousarray(each, np.int64) for each in (ranks, which))
+        _go_back(ranks, which, self.num_keys, *self.sides, self.seeds(), out)
         return out
 
 
@@ -195,11 +187,8 @@ MAX_IN_BUCKETS = 2**31 - 1
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How many queries a batch consists of: public, and the same for every client.
-
-    Args:
-        num_buckets: B, with one query each; 0 if there are none.
-    """
+    """How many queries a batch consists of: public, and the same for every client. There is one for
+    each of `num_buckets`, which may be 0."""
 
     num_buckets: int
     stash: int
@@ -312,10 +301,8 @@ class Placement:
 
 
 def place(choices: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:
-    """Assigns each key to one of its buckets, no two to the same, and as many keys as can be.
-
-    Args:
-        choices: (m, w) int64: the buckets that hold each key.
+    """Assigns each key to one of its buckets, no two to the same, and as many keys as can be;
+    `choices` (m, w) are the buckets that hold each.
 
     >>> place(np.array([[0, 1], [0, 1], [0, 1]]), 2)
     array([ 0,  1, -1])

@@ -38,15 +38,8 @@ def grow(
     seed_words: NDArray[np.uint64],
     bit_words: NDArray[np.bool_],
 ) -> None:
-    """Takes control bits out of children and corrects both, in place.
-
-    Args:
-        children: (n, w, 2, 2) of tree, node, side and half of a seed.
-        bits: (n, w, 2), written.
-        control: (n, w) of the nodes.
-        seed_words: (n, 2).
-        bit_words: (n, 2).
-    """
+    """Takes control bits out of children, (n, w, 2, 2) of tree, node, side and half of a seed, and
+    corrects both in place; writes `bits`, (n, w, 2). `control` is (n, w), both words (n, 2)."""
     for i in range(children.shape[0]):
         for j in range(children.shape[1]):
             mask = np.uint64(0) - np.uint64(control[i, j])
@@ -64,14 +57,8 @@ def write_leaves(
     corrections: NDArray[np.uint8],
     out: NDArray[np.uint8],
 ) -> None:
-    """Corrects leaves and writes them one behind the other, as far as there is room.
-
-    Args:
-        leaves: (n, w, leaf_bytes or more).
-        control: (n, w or more).
-        corrections: (n, leaf_bytes).
-        out: (n, share_bytes), written.
-    """
+    """Corrects leaves, (n, w, leaf_bytes or more), by `corrections`, (n, leaf_bytes), and writes
+    them to `out`, (n, share_bytes), one behind the other, as far as there is room."""
     width = corrections.shape[1]
     for i in range(leaves.shape[0]):
         for j in range(leaves.shape[1]):
@@ -123,14 +110,9 @@ class Domain:
         """Of one expanded share: 8 points a byte."""
         return -(-self.num_points // 8)
 
-    @property
-    def correction_bytes(self) -> int:
-        """Of one key, without its control bits: they are packed over a whole batch."""
-        return self.depth * SEED_BYTES + self.leaf_bytes
-
     def batch_bytes(self, count: int) -> int:
-        """Of the encoded corrections of `count` keys."""
-        return -(-2 * self.depth * count // 8) + count * self.correction_bytes
+        """Of the encoded corrections of `count` keys, whose control bits are packed together."""
+        return -(-2 * self.depth * count // 8) + count * (self.depth * SEED_BYTES + self.leaf_bytes)
 
     def _leaf_bytes(self, depth: int) -> int:
         return -(-self.num_points // (8 << depth))
@@ -171,7 +153,6 @@ def share_points(
     Args:
         points: (n,) int64 of [0, num_points).
         nonce: 16 bytes that belong to this request alone; no secret.
-        prg: where the roots of both parties come from.
 
     >>> nonce, prg, domain = bytes(16), Prg.fresh(), Domain(10)
     >>> one, other = share_points(np.array([3]), domain, nonce, prg)
@@ -186,7 +167,12 @@ def share_from_roots(
     points: KeyArray, domain: Domain, nonce: bytes, roots: tuple[bytes, bytes]
 ) -> tuple[PointKeys, PointKeys]:
     """As `share_points`, for a protocol that derives both roots: fresh, secret, for one use."""
-    _check_points(points, domain)
+    outside = np.count_nonzero((points < 0) | (points >= domain.num_points))
+    if outside:
+        raise KeySpaceError(
+            f"points lie outside their domain: got {outside} of {len(points)} points; expected "
+            f"0..{domain.num_points - 1}; check them against the table before they are shared"
+        )
     tree, n = FixedKeyAes(fixed_key(nonce, _TREE)), len(points)
     leaves, places = np.divmod(points, 8 * domain.leaf_bytes)
     seed_corrections, bit_corrections, seeds, _ = share_paths(tree, leaves, domain.depth, roots)
@@ -277,14 +263,10 @@ def extend(tree: FixedKeyAes, seeds: SeedArray) -> tuple[SeedArray, Bits]:
 
 
 def correct_level(children: SeedArray, bits: Bits, goes_right: Bits) -> tuple[SeedArray, Bits]:
-    """Returns the corrections of one level, from what both parties' nodes on the path extend to.
+    """Returns the corrections of one level, from what both parties' nodes on the path extend to:
+    children (2, n, 2, 16) of party, path and side, with their bits.
 
     They make the children off the path equal, and those on it differ in their control bits.
-
-    Args:
-        children: (2, n, 2, 16) of party, path and side.
-        bits: (2, n, 2).
-        goes_right: (n,), where the path goes.
     """
     lost = _choose(goes_right, children, 0)
     kept = np.stack([~goes_right, goes_right], axis=1)
@@ -295,8 +277,8 @@ def apply_corrections(
     children: SeedArray, bits: Bits, control: Bits, seed_words: SeedArray, bit_words: Bits
 ) -> None:
     """Corrects, in place, the children (..., 2, 16) of nodes whose control bit (...) is set."""
-    words = children.view("<u8")
-    words ^= control[..., None, None] * _as_words(seed_words)[..., None, :]
+    words, seeds = children.view("<u8"), np.ascontiguousarray(seed_words).view("<u8")
+    words ^= control[..., None, None] * seeds[..., None, :]
     bits ^= control[..., None] & bit_words
 
 
@@ -312,9 +294,7 @@ def descend(
 
     Args:
         seeds: (n, 16) of the roots.
-        party: 0 or 1.
-        seed_corrections: (n, depth, 16).
-        bit_corrections: (n, depth, 2).
+        seed_corrections: (n, depth, 16); `bit_corrections` are (n, depth, 2).
         needed: how many nodes, 2^depth at most: others are not grown.
     """
     depth = seed_corrections.shape[1]
@@ -354,23 +334,10 @@ def _choose(goes_right: Bits, children: SeedArray, right: int) -> SeedArray:
     return chosen.view(np.uint8)
 
 
-def _as_words(seeds: SeedArray) -> NDArray[np.uint64]:
-    return np.ascontiguousarray(seeds).view("<u8")
-
-
 def _clear_spare(shares: NDArray[np.uint8], domain: Domain) -> None:
     """Clears what lies behind the last point, in the last byte."""
     if domain.num_points % 8:
         shares[:, -1] &= (1 << domain.num_points % 8) - 1
-
-
-def _check_points(points: KeyArray, domain: Domain) -> None:
-    outside = np.count_nonzero((points < 0) | (points >= domain.num_points))
-    if outside:
-        raise KeySpaceError(
-            f"points lie outside their domain: got {outside} of {len(points)} points; expected "
-            f"0..{domain.num_points - 1}; check them against the table before they are shared"
-        )
 
 
 def _malformed(got: str, allowed: str) -> MalformedError:

@@ -178,11 +178,7 @@ class Context:
         return plain
 
     def export(self, label: bytes, length: int) -> bytes:
-        """Returns a secret for another purpose, the same on both sides (section 5.3).
-
-        Args:
-            length: bytes, at most 8,160.
-        """
+        """Returns a secret for another purpose, the same on both sides (section 5.3)."""
         if not 0 <= length <= _LONGEST_EXPORT:
             raise InputError(
                 f"a secret of this length cannot be derived: got {length} bytes; expected "
@@ -211,7 +207,6 @@ def seal_to(
     """Agrees on keys with the holder of a public key (SetupBaseS of RFC 9180).
 
     Args:
-        public: the receiver's key, 32 bytes.
         info: what both sides agree that this is for.
         ephemeral: the sender's key of this one use; a fresh one if None. Given by tests only.
     """

@@ -48,12 +48,8 @@ class Once(Generic[T]):
 def distinct_keys(
     keys: KeyArray, num_keys: int, max_keys: int
 ) -> tuple[KeyArray, NDArray[np.int64]]:
-    """Returns the different keys, sorted, and which of them stands at each place.
-
-    Args:
-        keys: (n,) whole numbers.
-        max_keys: how many different ones there may be.
-    """
+    """Returns the different ones of keys (n,), at most `max_keys`, sorted, and which of them stands
+    at each place."""
     keys = np.asarray(keys)
     if keys.ndim != 1 or (keys.dtype.kind not in "iu" and keys.size):
         raise _bad_keys(f"{keys.dtype} of shape {keys.shape}", "whole numbers, shape (n,)")

@@ -83,12 +83,8 @@ class Prg:
         return np.frombuffer(bytearray(self.bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
 
     def below(self, bound: int, count: int) -> KeyArray:
-        """Returns `count` uniform numbers of [0, bound): those that would favour small ones are
-        drawn again, however many that takes.
-
-        Args:
-            bound: from 1 to 2^63: what a number of 64 bits with a sign can be below.
-        """
+        """Returns `count` uniform numbers of [0, bound), with a bound of 1 to 2^63: those that
+        would favour small ones are drawn again, however many that takes."""
         if not 1 <= bound <= 1 << 63:
             raise InputError(
                 f"bound is out of range: got {bound}; expected 1..2^63; check what is drawn from: "
@@ -162,10 +158,6 @@ def mix_blocks(halves: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
 
 
 def fixed_key(nonce: bytes, usage: bytes) -> bytes:
-    """The AES key of one request and one usage: BLAKE2b-128 of the nonce, personalised.
-
-    Args:
-        nonce: 16 bytes that belong to this request alone; they are no secret.
-        usage: what the output is for, at most 16 bytes.
-    """
+    """The AES key of one request and one usage (at most 16 bytes): BLAKE2b-128 of the nonce, which
+    belongs to this request alone and is no secret, personalised."""
     return blake2b(nonce, digest_size=SEED_BYTES, person=usage).digest()

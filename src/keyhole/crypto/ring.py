@@ -96,8 +96,13 @@ class FixedPoint:
             raise InputError(
                 f"cohort has no clients: got {self.cohort}; expected 1 or more; count again"
             )
-        if self.clip * self.scale < _MIN_STEPS:
-            raise self._too_coarse()
+        if self.clip * self.scale < _MIN_STEPS:  # fewer than 6 bits and a sign: mostly noise
+            other = "" if self.bits == 32 else "32 bits or "
+            raise InputError(
+                f"a ring of {self.bits} bits is too small for sums of {self.cohort} numbers: got "
+                f"{self.clip * self.scale:g} steps up to the clip; expected {_MIN_STEPS} or more; "
+                f"take {other}a smaller cohort"
+            )
 
     @cached_property
     def scale(self) -> float:
@@ -127,11 +132,8 @@ class FixedPoint:
         """Returns numbers as elements of the ring, rounded at random and right on average.
 
         The probability of rounding up is that of 32 random bits: on average a number is off by
-        at most 2^-33 of a step. What is a whole number of steps is not rounded.
-
-        Args:
-            prg: where the rounding comes from; a client's own: anyone who foresees it learns a
-                little more about the number than the sum says.
+        at most 2^-33 of a step. What is a whole number of steps is not rounded. `prg` is a
+        client's own: anyone who foresees it learns a little more than the sum says.
 
         >>> FixedPoint(1.0, 50, 16).encode(np.array([0.5, -0.25, 7.0]), Prg(bytes(16)))
         array([  256, 65408,   512], dtype=uint16)
@@ -173,15 +175,6 @@ class FixedPoint:
         numbers = sums.view(f"i{self.bits // 8}").astype(np.float32)
         numbers *= np.float32(self.rounding)
         return numbers
-
-    def _too_coarse(self) -> InputError:
-        """With this ring, a number would have fewer than 6 bits and a sign: mostly noise."""
-        other = "" if self.bits == 32 else "32 bits or "
-        return InputError(
-            f"a ring of {self.bits} bits is too small for sums of {self.cohort} numbers: got "
-            f"{self.clip * self.scale:g} steps up to the clip; expected {_MIN_STEPS} or more; take "
-            f"{other}a smaller cohort"
-        )
 
 
 @njit(cache=True, nogil=True)
@@ -231,10 +224,8 @@ def pair_seed(
 
     Args:
         other: public key of the other, 32 bytes.
-        round: name of the round, 16 bytes.
         low: place of the client with the lower number.
-        use: name of what the secret is for, at most 255 bytes; those of different uses are
-            unrelated.
+        use: name of what the secret is for; those of different uses are unrelated.
 
     >>> one, two = (PrivateKey(bytes([n]) * 32) for n in (1, 2))
     >>> seed = pair_seed(one, two.public, bytes(16), 0, 1)
@@ -267,7 +258,6 @@ def add_mask(out: RingArray, seed: bytes, sign: int, first: int = 0) -> None:
 
     Args:
         out: contiguous uint16 or uint32 of any shape.
-        seed: 16 bytes.
         sign: 1 adds, -1 subtracts.
         first: the place in the mask of the first element of `out`, so that a long vector can be
             masked in pieces.
@@ -284,12 +274,8 @@ def add_mask(out: RingArray, seed: bytes, sign: int, first: int = 0) -> None:
 
 
 def add_masks(out: RingArray, masks: Iterable[tuple[bytes, int]], first: int = 0) -> None:
-    """Adds the masks of many seeds: as `add_mask` for each, while a piece of `out` is at hand.
-
-    Args:
-        out: contiguous uint16 or uint32 of any shape.
-        first: the place in the masks of the first element of `out`.
-    """
+    """Adds the masks of many (seed, sign): as `add_mask` for each, while a piece of `out` is at
+    hand."""
     flat = _flat(out)
     if first < 0:
         raise InputError(f"first is negative: got {first}; expected 0 or more; count from 0")

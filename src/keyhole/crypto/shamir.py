@@ -33,15 +33,8 @@ MAX_SECRET_BYTES = 64
 
 
 def split(secret: bytes, threshold: int, xs: Sequence[int], prg: Prg) -> list[bytes]:
-    """Returns a share of 66 bytes for every place.
-
-    Args:
-        secret: at most 64 bytes.
-        xs: places, one a holder: distinct and not zero, where the secret itself lies.
-
-    Raises:
-        InputError: a secret that is too long, places that are zero or equal, or a threshold that
-            they cannot reach.
+    """Returns a share of 66 bytes for every place of `xs`, one a holder: distinct and not zero,
+    where the secret itself, of at most 64 bytes, lies.
 
     >>> shares = split(b"secret", 2, [1, 2, 3], Prg(bytes(16)))
     >>> combine({1: shares[0], 3: shares[2]}, 2, length=6)
@@ -57,11 +50,8 @@ def split(secret: bytes, threshold: int, xs: Sequence[int], prg: Prg) -> list[by
 
 
 def combine(shares: Mapping[int, bytes], threshold: int, length: int) -> bytes:
-    """Returns the secret of `length` bytes, from the shares of the `threshold` lowest places.
-
-    Args:
-        shares: by place. More than `threshold` may be given; the others are not looked at.
-    """
+    """Returns the secret of `length` bytes, from the shares of the `threshold` lowest places; those
+    of other places are not looked at."""
     if len(shares) < threshold:
         raise ThresholdError(
             f"too few shares to give a secret back: got {len(shares)}; expected {threshold} or "

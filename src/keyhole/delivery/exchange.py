@@ -93,10 +93,7 @@ class Links(Protocol):
     def exchange(
         self, sent: Mapping[int, tuple[bytes, ...]]
     ) -> Mapping[int, Sequence[bytes] | Unanswered]:
-        """Carries the messages of queries, each once.
-
-        Args:
-            sent: place of a want -> the messages of its query.
+        """Carries the messages of queries, each once: place of a want -> the messages of its query.
 
         Returns:
             Place -> a reply to each message, or why there are none.
@@ -146,11 +143,8 @@ def _decode_all(
     replies: Mapping[int, Sequence[bytes]],
     found: dict[int, FoundT],
 ) -> dict[int, Unanswered]:
-    """Opens all replies, then raises what was wrong with the first of them.
-
-    Returns:
-        The wants whose replies cannot be read.
-    """
+    """Opens all replies, then raises what was wrong with the first of them; returns the wants whose
+    replies cannot be read."""
     unread, errors = {}, []
     for place, query in queries.items():
         try:
@@ -205,15 +199,12 @@ class LocalLinks:
         raise failure.error
 
 
-def answer_by(servers: Sequence[SelectServer]) -> Answer:
+def _answer_by(servers: Sequence[SelectServer]) -> Answer:
     """Returns what has each message answered by the server of its place, many in one pass."""
 
     def answer(sent: Sequence[tuple[bytes, ...]]) -> Sequence[Sequence[bytes]]:
-        each = [
-            server.answer([messages[place] for messages in sent])
-            for place, server in enumerate(servers)
-        ]
-        return list(zip(*each, strict=True))
+        pairs = zip(servers, zip(*sent, strict=True), strict=True)
+        return list(zip(*(server.answer(messages) for server, messages in pairs), strict=True))
 
     return answer
 
@@ -224,31 +215,21 @@ Retrieve: TypeAlias = Callable[
 """`(table, wanted, tally)`: what each client finds of the keys it wants; bytes go to the tally."""
 
 
-@dataclass(frozen=True)
-class PrivateRound:
-    """What every private delivery knows of a round.
-
-    Args:
-        keys_per_client: key space -> the most keys that a client may ask for; public.
-        leaks: party -> what it learns.
-    """
-
-    keys_per_client: Mapping[str, int]
-    coding: Coding
-    leaks: Mapping[str, Leak]
-
-
 def deliver_privately(
-    retrieve_from: Retrieve, how: PrivateRound, state: ServerState, demand: Demand
+    retrieve_from: Retrieve,
+    state: ServerState,
+    demand: Demand,
+    keys_per_client: Mapping[str, int],
+    coding: Coding,
+    leaks: Mapping[str, Leak],
 ) -> Delivered:
     """Delivers one round of pre-generated slices by private retrieval.
 
     Equal in bytes to slices in the clear, but for keys that found no place in a query: those are
     left out of `Delivered.keys`.
     """
-    layout = state.layout
-    tally = ByteTally()
-    tables, limit = records_of(layout, how.coding), max_keys_of(layout, how.keys_per_client)
+    layout, tally = state.layout, ByteTally()
+    tables, limit = records_of(layout, coding), max_keys_of(layout, keys_per_client)
     found: dict[int, list[Retrieved]] = {client: [] for client in demand}
     for client in demand:
         tally.add(client)
@@ -259,9 +240,8 @@ def deliver_privately(
         wanted = {c: part.keys_of(z).array for c, z in demand.items()}
         # A part of which clients take every key, or none, has nothing to hide.
         is_private = 0 < limit[place] < part.space.num_keys
-        for client, got in (retrieve_from if is_private else _send_all)(
-            table, wanted, tally
-        ).items():
+        way = retrieve_from if is_private else _send_all
+        for client, got in way(table, wanted, tally).items():
             found[client].append(got)
     submodels, kept = {}, {}
     for client, parts in found.items():
@@ -275,7 +255,7 @@ def deliver_privately(
         select_calls=sum(part.space.num_keys for part in cut_parts(layout)),
         cache_hits=count_asked(layout, demand),
         distinct_slices=count_distinct(layout, demand),
-        leaks=how.leaks,
+        leaks=leaks,
     )
     return Delivered(submodels, kept, cost)
 
@@ -297,15 +277,15 @@ def deliver_by_queries(
         params, hint = servers[0].params, servers[0].hint
         asking, found = delivery.client(params, hint), dict[int, Retrieved]()
         for some in _groups(list(wanted), delivery.lengths(params)):
-            links = LocalLinks(answer_by(servers), some, tally)
+            links = LocalLinks(_answer_by(servers), some, tally)
             for client in some:
                 tally.add(client, down=len(hint))
             got = retrieve([Retrieval(asking, wanted[client]) for client in some], links)
             found |= zip(some, got, strict=True)
         return found
 
-    how = PrivateRound(keys_per_client, coding, delivery.about.leaks)
-    return deliver_privately(retrieve_from, how, state, keys)
+    leaks = delivery.about.leaks
+    return deliver_privately(retrieve_from, state, keys, keys_per_client, coding, leaks)
 
 
 def _groups(clients: Sequence[int], lengths: Lengths) -> Iterator[Sequence[int]]:
@@ -342,11 +322,8 @@ class Mixed:
         return f"Mixed({len(self.requests)} requests of {len(self.counts)} clients)"
 
     def hand_back(self, answers: Sequence[bytes]) -> list[list[bytes]]:
-        """Returns to each client its answers, in the order of its requests.
-
-        Args:
-            answers: one to each of `requests`, in their order.
-        """
+        """Returns to each client its answers, in the order of its requests; `answers` has one to
+        each of `requests`, in their order."""
         if len(answers) != len(self.requests):
             raise ServiceError(
                 f"the gateway leaves requests without an answer: got {len(answers)} answers; "

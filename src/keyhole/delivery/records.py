@@ -105,12 +105,8 @@ class Records:
         return sum(field.size for field in self.fields)
 
     def encode(self, slices: Mapping[str, Array], keys: KeyArray) -> RecordArray:
-        """Returns the records of slices.
-
-        Args:
-            slices: path -> (m, *shape) array of each field.
-            keys: (m,) int64, whose slices these are; rounding depends on them.
-        """
+        """Returns the records of slices, path -> (m, *shape) of each field; rounding depends on
+        whose slices these are: `keys`, (m,)."""
         out = np.empty((len(keys), self.record_bytes), np.uint8)
         at, start = 0, 0
         for field in self.fields:
@@ -244,20 +240,14 @@ def cut_parts(layout: Layout) -> list[Part]:
     return [part for part in layout.parts if part.product.factors]
 
 
-Mask = NDArray[np.bool_]
-
-
 def assemble(
     layout: Layout,
     tables: Sequence[Records],
     found: Sequence[RecordArray],
     keys: Mapping[str, Keys],
 ) -> Tree:
-    """Returns the sub-model that records stand for.
-
-    Args:
-        found: the records of each part, in the order of `part.keys_of(keys)`.
-    """
+    """Returns the sub-model that `found`, records of each part in the order of
+    `part.keys_of(keys)`, stand for."""
     leaves: dict[str, Array] = {}
     for part, table, records in zip(layout.parts, tables, found, strict=True):
         counts = [len(keys[factor.name]) for factor in part.product.factors]
@@ -268,16 +258,13 @@ def assemble(
 def keep_found(
     layout: Layout,
     found: Sequence[RecordArray],
-    is_found: Sequence[Mask],
+    is_found: Sequence[NDArray[np.bool_]],
     keys: Mapping[str, Keys],
 ) -> tuple[list[RecordArray], dict[str, Keys]]:
     """Drops the keys whose slices are missing, so that what is left is a sub-model.
 
     A slice of a part that two key spaces cut is missing for a pair of keys: the first of them is
     dropped, from every part.
-
-    Args:
-        found: the records of each part, in the order of `part.keys_of(keys)`.
 
     Returns:
         The records of each part and the keys that are left, order and repeats kept.

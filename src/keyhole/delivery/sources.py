@@ -33,21 +33,14 @@ class SliceSource(Protocol):
         ...
 
     def read(self, keys: KeyArray) -> RecordArray:
-        """Returns the records of `keys`, (m, record_bytes); order and repeats are kept.
-
-        Args:
-            keys: (m,) int64, checked by the caller.
-        """
+        """Returns the records of `keys`, which the caller checks, (m, record_bytes); order and
+        repeats are kept."""
         ...
 
 
 @dataclass(frozen=True)
 class StateSource:
-    """One part of a server state.
-
-    Args:
-        place: of the part in `state.layout.parts`.
-    """
+    """One part of a server state, by its place in `state.layout.parts`."""
 
     state: ServerState
     place: int
@@ -78,12 +71,8 @@ class BatchSelect(Protocol):
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A select function that takes all keys of a batch at once.
-
-    Args:
-        select_batch: `(x, keys) -> {path: (m, *shape)}`; `models/transpose.py` makes one of any
-            select function, and a fast one of most that are written in JAX.
-    """
+    """A select function that takes all keys of a batch at once, `(x, keys) -> {path: (m, *shape)}`;
+    `models/transpose.py` makes one of any, and a fast one of most that are written in JAX."""
 
     records: Records
     server_value: Any
@@ -93,12 +82,8 @@ class FunctionSource:
     def of(
         select_batch: BatchSelect, server_value: Any, space: KeySpace, coding: Coding = PLAIN
     ) -> FunctionSource:
-        """A source whose records hold what `select_batch` says of its slices.
-
-        Args:
-            select_batch: made by `keyhole.models.transpose.batch_select`.
-            coding: how numbers are stored; `coding_of` tells that of a transformed select function.
-        """
+        """A source whose records hold what `select_batch`, of `models.transpose.batch_select`, says
+        of its slices; `coding_of` tells the coding of a transformed select function."""
         fields = tuple(
             RecordField(path, tuple(like.shape), np.dtype(like.dtype))
             for path, like in select_batch.slices.items()

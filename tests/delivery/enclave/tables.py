@@ -7,9 +7,9 @@ from datetime import datetime
 import numpy as np
 
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.evidence import Evidence, Measurement, params_of
+from keyhole.delivery.enclave.messages import Evidence, params_of
 from keyhole.delivery.enclave.program import Inside
-from keyhole.delivery.enclave.verifier import Policy, SimulatedAttester
+from keyhole.delivery.enclave.verifier import Measurement, Policy, SimulatedAttester
 from tests.helpers import vector_file
 
 ROUND = bytes(range(16))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.delivery.enclave.evidence import EnclaveParams, Evidence, params_of, report_data_of
+from keyhole.delivery.enclave.messages import EnclaveParams, Evidence, params_of, report_data_of
 from keyhole.errors import InputError, MalformedError, ShapeError
 from tests.delivery.enclave.tables import ROUND, flipped, table
 

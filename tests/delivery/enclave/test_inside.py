@@ -12,10 +12,10 @@ import pytest
 
 from keyhole.delivery.enclave import program as inside_module
 from keyhole.delivery.enclave.client import fresh_nonce
-from keyhole.delivery.enclave.evidence import params_of
 from keyhole.delivery.enclave.messages import (
     Channel,
     Kind,
+    params_of,
     reply_bytes,
     request_bytes,
     seal_request,

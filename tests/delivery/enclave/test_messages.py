@@ -9,8 +9,7 @@ from pyhpke import AEADId, CipherSuite, KDFId, KEMId, KEMKey
 
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.enclave.evidence import EnclaveParams
-from keyhole.delivery.enclave.messages import open_request, seal_reply, seal_request
+from keyhole.delivery.enclave.messages import EnclaveParams, open_request, seal_reply, seal_request
 
 PARAMS = EnclaveParams(bytes(range(16)), 37, 3, 4, bytes(range(32)))
 NONCE = bytes(range(100, 132))

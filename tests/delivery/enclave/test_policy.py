@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from keyhole.delivery.enclave.evidence import (
+from keyhole.delivery.enclave.verifier import (
     NO_HARDWARE_PROTECTION,
     TCB_STATUSES,
     Claims,
     Measurement,
+    Policy,
 )
-from keyhole.delivery.enclave.verifier import Policy
 from keyhole.errors import AttestationError, InputError
 
 KNOWN = Measurement("tdx", (bytes(48),) * 5)

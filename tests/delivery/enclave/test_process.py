@@ -167,8 +167,6 @@ def test_a_program_killed_amid_a_request_is_an_error(mortal):
     assert is_gone(pid)
     with pytest.raises(ServiceError, match="has ended"):
         mortal.process.evidence(fresh_nonce())
-    with pytest.raises(InputError):
-        _ = mortal.process.params
     mortal.process.close()
 
 

@@ -10,8 +10,15 @@ import pytest
 
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.evidence import NO_HARDWARE_PROTECTION, Measurement, params_of
-from keyhole.delivery.enclave.verifier import Policy, SimulatedAttester, simulation_policy, verify
+from keyhole.delivery.enclave.messages import params_of
+from keyhole.delivery.enclave.verifier import (
+    NO_HARDWARE_PROTECTION,
+    Measurement,
+    Policy,
+    SimulatedAttester,
+    simulation_policy,
+    verify,
+)
 from keyhole.errors import AttestationError, KeySpaceError
 from tests.delivery.enclave.tables import (
     DAY,

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.evidence import Measurement, params_of
-from keyhole.delivery.enclave.verifier import Policy, verify, verify_quote
+from keyhole.delivery.enclave.messages import params_of
+from keyhole.delivery.enclave.verifier import Measurement, Policy, verify, verify_quote
 from keyhole.errors import AttestationError, InputError
 from tests.delivery.enclave.tables import (
     DAY,

@@ -27,21 +27,19 @@ from keyhole.delivery.pir.database import (
     Database,
     PirParams,
     check_scheme,
-    check_server,
     plain_params,
 )
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     MAX_QUERIES,
     REPLY_BYTES,
-    AnsweredQueries,
+    PirQuery,
+    PirServer,
     Wanted,
     seal,
-    seal_reply,
-    unseal,
 )
 from keyhole.delivery.pir.scan import scan_rows
-from keyhole.delivery.pir.two_server import XorQuery
+from keyhole.delivery.pir.two_server import xor_rows
 from keyhole.errors import MalformedError
 
 _NONCE_BYTES = 16
@@ -76,7 +74,7 @@ class ChorClient:
         check_scheme(params, "two-server")
         self.params = params
 
-    def query(self, keys: KeyArray, prg: Prg | None = None) -> XorQuery:
+    def query(self, keys: KeyArray, prg: Prg | None = None) -> PirQuery:
         """Makes a question for keys; see `SelectClient`."""
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
@@ -90,46 +88,24 @@ class ChorClient:
         first = seal("query", self.params, 0, nonce + sets.tobytes())
         sets[np.arange(len(points)), points >> 3] ^= (1 << (points & 7)).astype(np.uint8)
         messages = first, seal("query", self.params, 1, nonce + sets.tobytes())
-        return XorQuery(self.params, messages, Wanted(points, places))
+        wanted = Wanted(points, places, xor_rows(self.params.row_bytes))
+        return PirQuery(self.params, messages, wanted, len(points) * self.params.row_bytes)
 
 
-class ChorServer:
-    """One of both servers of a table, for as long as its round lasts.
+def chor_servers(database: Database, max_keys: int) -> tuple[PirServer, PirServer]:
+    """Returns both servers of a table."""
+    params = params_of(database, max_keys)
 
-    Args:
-        database: what is retrieved from.
-        params: of this database.
-        server: 0 or 1: which of both this one is.
-        max_queries: that it answers and remembers, see `AnsweredQueries`.
+    def scan(bodies: Sequence[memoryview]) -> list[bytes]:
+        sets = [_read_sets(body, params) for body in bodies]
+        found = scan_rows(database.rows, np.concatenate(sets)).view(np.uint8)
+        cells = found[:, : params.row_bytes].reshape(len(sets), -1)
+        return [rows.tobytes() for rows in cells]
 
-    Raises:
-        InputError: params of something else, or no such server.
-    """
-
-    def __init__(
-        self, database: Database, params: PirParams, server: int, max_queries: int = MAX_QUERIES
-    ) -> None:
-        check_server("two-server", database, params, server)
-        self.params = params
-        self._rows = database.rows
-        self._server = server
-        self._answered = AnsweredQueries(max_queries)
-
-    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries in one pass over the table; see `SelectServer`."""
-        length = _query_body(self.params)
-        bodies = [unseal(query, "query", self.params, self._server, length) for query in queries]
-        sets = [_read_sets(body, self.params) for body in bodies]
-        if not sets:
-            return []
-        with self._answered.claim(queries):
-            found = scan_rows(self._rows, np.concatenate(sets)).view(np.uint8)
-            cells = found[:, : self.params.row_bytes].reshape(len(sets), -1)
-            pairs = zip(queries, cells, strict=True)
-            return [
-                seal_reply(query, self.params, self._server, rows.tobytes())
-                for query, rows in pairs
-            ]
+    first, second = (
+        PirServer(params, place, query_bytes(params), scan, MAX_QUERIES) for place in (0, 1)
+    )
+    return first, second
 
 
 def _read_sets(body: memoryview, params: PirParams) -> NDArray[np.uint8]:

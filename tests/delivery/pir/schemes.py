@@ -6,15 +6,13 @@ of leaks.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.base import SelectClient, name_of_round
+from keyhole.delivery.base import QueryDelivery, SelectClient, SelectServer, name_of_round
 from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database, PirParams
-from keyhole.delivery.pir.messages import PirServer
 from keyhole.delivery.pir.two_server import Batch
 
 ROUND = name_of_round("round-7")
@@ -28,16 +26,16 @@ class Scheme:
     """How to set up one scheme.
 
     Args:
-        module: with its lengths.
+        delivery: with its lengths.
         servers: makes them, in their order, from (database, max_keys).
         asker: makes a client from (params, servers).
         zero_bits: the bits of a query's body that are always zero, and checked, from params.
         small: K for a table with short messages that have every part there is.
     """
 
-    module: ModuleType
-    servers: Callable[[Database, int], tuple[PirServer, ...]]
-    asker: Callable[[PirParams, tuple[PirServer, ...]], SelectClient]
+    delivery: QueryDelivery
+    servers: Callable[[Database, int], tuple[SelectServer, ...]]
+    asker: Callable[[PirParams, tuple[SelectServer, ...]], SelectClient]
     zero_bits: Callable[[PirParams], Iterable[int]]
     small: int
 
@@ -48,7 +46,7 @@ class Table:
 
     records: np.ndarray
     params: PirParams
-    servers: tuple[PirServer, ...]
+    servers: tuple[SelectServer, ...]
     asker: SelectClient
     query_bytes: int
     reply_bytes: int
@@ -84,22 +82,17 @@ def two_server_zero_bits(params):
         start += leaf * count
 
 
-def two_servers(database, max_keys):
-    params = two_server.params_of(database, max_keys)
-    return tuple(two_server.TwoServer(database, params, number) for number in (0, 1))
-
-
 SCHEMES = {
     "one-server": Scheme(
-        one_server,
-        lambda database, max_keys: (one_server.OneServer.of(database, max_keys),),
+        one_server.OneServerPir(),
+        lambda database, max_keys: (one_server.server_of(database, max_keys),),
         lambda params, servers: one_server.OneServerClient(params, servers[0].hint),
         lambda _: [],
         40,
     ),
     "two-server": Scheme(
-        two_server,
-        two_servers,
+        two_server.TwoServerPir(),
+        two_server.servers_of,
         lambda params, _: two_server.TwoServerClient(params),
         two_server_zero_bits,
         1001,  # trees of two levels
@@ -123,9 +116,10 @@ def table_of(
     records = records_of(num_keys, record_bytes, name)
     database = database or Database.of(round_name, records)
     servers = how.servers(database, max_keys)
-    params = servers[0].params
-    lengths = how.module.query_bytes(params), how.module.reply_bytes(params)
-    return Table(records, params, servers, how.asker(params, servers), *lengths)
+    params = PirParams.decode(servers[0].params)
+    lengths = how.delivery.lengths(servers[0].params)
+    asker = how.asker(params, servers)
+    return Table(records, params, servers, asker, lengths.query, lengths.reply)
 
 
 def small_table_of(scheme, record_bytes, max_keys, **more):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from keyhole.delivery.base import name_of_round
+from keyhole.delivery.pir import messages as frames
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import FRAME_BYTES, seal
 from keyhole.errors import IntegrityError, MalformedError, ProtocolError, ReplayError, StaleError
@@ -72,7 +73,7 @@ def test_a_refusal_tells_the_cause_in_counts_and_nothing_of_the_message(scheme):
         with pytest.raises(error) as refused:
             table.servers[server].answer(queries)
         texts.setdefault(error, set()).add(
-            re.sub(r"(\d+ bytes|server [01])", "n", str(refused.value))
+            re.sub(r"(\d+ bytes|party [01])", "n", str(refused.value))
         )
         assert refused.value.http_status == ProtocolError.http_status
     # Length, check, head, spare bits; a replay tells how many of how many.
@@ -248,7 +249,7 @@ def test_a_query_whose_answer_failed_can_be_sent_again(scheme, monkeypatch):
         raise MemoryError
 
     for server, message in zip(table.servers, messages, strict=True):
-        monkeypatch.setattr(SCHEMES[scheme].module, "seal_reply", fail)
+        monkeypatch.setattr(frames, "seal_reply", fail)
         with pytest.raises(MemoryError):
             server.answer([message])
         monkeypatch.undo()

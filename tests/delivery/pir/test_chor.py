@@ -7,7 +7,7 @@ from keyhole.crypto.prg import Prg
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import FRAME_BYTES, seal
 from keyhole.errors import MalformedError
-from tests.delivery.pir.chor import ChorClient, ChorServer, params_of, query_bytes, reply_bytes
+from tests.delivery.pir.chor import ChorClient, chor_servers, params_of, query_bytes, reply_bytes
 from tests.delivery.pir.mutations import rows_of
 from tests.delivery.pir.schemes import ROUND, records_of, seeded, table_of
 
@@ -69,7 +69,7 @@ def test_a_set_with_rows_behind_the_last_is_refused(bit):
     params = params_of(database, 1)
     body = bytes(NONCE_BYTES) + bytes([0, 1 << bit])
     with pytest.raises(MalformedError, match="spare bits"):
-        ChorServer(database, params, 0).answer([seal("query", params, 0, body)])
+        chor_servers(database, 1)[0].answer([seal("query", params, 0, body)])
 
 
 def test_the_set_of_one_row_is_answered_with_that_row():
@@ -77,8 +77,10 @@ def test_the_set_of_one_row_is_answered_with_that_row():
     database = Database.of(ROUND, records_of(9, 4))
     params = params_of(database, 1)
     replies = [
-        ChorServer(database, params, i).answer([seal("query", params, i, bytes(17) + last)])[0]
-        for i, last in enumerate([b"\x01", b"\x00"])
+        server.answer([seal("query", params, i, bytes(17) + last)])[0]
+        for i, (server, last) in enumerate(
+            zip(chor_servers(database, 1), [b"\x01", b"\x00"], strict=True)
+        )
     ]
     rows = [rows_of(reply) for reply in replies]
     assert rows[0] == database.rows[8].tobytes()[:20]
@@ -92,8 +94,8 @@ def test_two_server_retrieval_finds_what_random_sets_find():
     database = Database.of(ROUND, table.records)
     question = ChorClient(params_of(database, 12)).query(keys)
     replies = [
-        ChorServer(database, params_of(database, 12), server).answer([message])[0]
-        for server, message in enumerate(question.messages())
+        server.answer([message])[0]
+        for server, message in zip(chor_servers(database, 12), question.messages(), strict=True)
     ]
     expected, found = question.decode(replies), table.retrieve(keys)
     np.testing.assert_array_equal(found.records, expected.records)

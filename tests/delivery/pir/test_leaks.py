@@ -13,6 +13,7 @@ import pytest
 
 from keyhole.delivery.pir import scan as xor_scan
 from keyhole.delivery.pir import two_server
+from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import Batch
 from tests.delivery.pir.distinguisher import MAX_SD, bits_of, compare
 from tests.delivery.pir.mutations import body_of
@@ -82,8 +83,8 @@ def test_another_line_of_work_would_be_seen():
 
 def visits_of(monkeypatch, scheme, server, queries):
     """How often each row is read while queries are answered together."""
-    visits = np.zeros(server.params.num_keys, np.int64)
-    module = SCHEMES[scheme].module
+    visits = np.zeros(PirParams.decode(server.params).num_keys, np.int64)
+    module = sys.modules[type(SCHEMES[scheme].delivery).__module__]
     for name in ("scan_rows", "scan_buckets"):
         if hasattr(module, name):
             counting = partial(getattr(xor_scan, name), visits=visits)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from keyhole.crypto.prg import Prg
+from keyhole.delivery.base import Lengths
 from keyhole.delivery.pir.database import Database, tags_of
 from keyhole.delivery.pir.messages import FRAME_BYTES, check_of
 from keyhole.delivery.pir.two_server import (
     Batch,
-    TwoServer,
     TwoServerClient,
+    TwoServerPir,
     params_of,
-    query_bytes,
-    reply_bytes,
+    servers_of,
 )
 from keyhole.errors import InputError, IntegrityError, ReplayError
 from tests.delivery.pir.mutations import rows_of, with_rows
@@ -140,7 +140,7 @@ def test_lengths_of_messages_are_as_documented(num_keys, max_keys, query, reply)
     params = replace(
         params_of(Database.of(ROUND, records), 8), num_keys=num_keys, max_keys=max_keys
     )
-    assert (query_bytes(params), reply_bytes(params)) == (query, reply)
+    assert lengths(params) == Lengths(query, reply)
 
 
 def altered(reply, table, slot, change):
@@ -176,7 +176,8 @@ def test_a_server_that_answers_from_another_table_is_found():
     table = table_of("two-server", NUM_KEYS, 11, MAX_KEYS)
     true = Database.of(ROUND, table.records)
     other = Database.of(ROUND, records_of(NUM_KEYS, 11, b"others"))
-    liar = TwoServer(replace(true, rows=other.rows), table.params, 1)
+    _, liar = servers_of(replace(true, rows=other.rows), MAX_KEYS)
+    assert liar.params == table.params.encode()
     question = table.query([1, 2, 3])
     first, second = question.messages()
     with pytest.raises(IntegrityError):
@@ -256,17 +257,10 @@ def test_one_server_alone_does_not_give_the_slice():
     assert repr(question).count("7") == 0
 
 
-@pytest.mark.parametrize("server", [-1, 2])
-def test_there_are_two_servers(server):
-    database = Database.of(ROUND, records_of(9, 4))
-    with pytest.raises(InputError, match="server 0 or 1"):
-        TwoServer(database, params_of(database, 3), server)
-
-
-def test_a_server_does_not_take_terms_of_another_table():
+def test_both_servers_state_the_terms_of_their_own_table():
     database, other = (Database.of(ROUND, records_of(9, 4, name)) for name in (b"a", b"b"))
-    with pytest.raises(InputError, match="do not fit"):
-        TwoServer(database, params_of(other, 3), 0)
+    stated = {server.params for server in servers_of(database, 3)}
+    assert stated == {params_of(database, 3).encode()} != {params_of(other, 3).encode()}
 
 
 def test_a_question_needs_fresh_randomness_each_time():
@@ -276,21 +270,24 @@ def test_a_question_needs_fresh_randomness_each_time():
     assert len(seen) == 10
 
 
+def lengths(params):
+    return TwoServerPir().lengths(params.encode())
+
+
 def test_a_table_that_is_too_large_for_buckets_is_refused_in_the_words_of_its_terms():
     params = params_of(Database.of(ROUND, records_of(40, 4)), 40)
     large = replace(params, num_keys=2**31)
-    for refuse in (TwoServerClient, query_bytes, reply_bytes):
+    for refuse in (TwoServerClient, lengths):
         with pytest.raises(InputError, match=r"2147483648 keys, 40 a query.*1\.\.2147483647 keys"):
             refuse(large)
-    assert query_bytes(replace(large, num_keys=2**31 - 1)) > 0
-    assert query_bytes(replace(large, max_keys=32)) > 0  # without buckets
+    assert lengths(replace(large, num_keys=2**31 - 1)).query > 0
+    assert lengths(replace(large, max_keys=32)).query > 0  # without buckets
 
 
 def test_a_server_answers_as_many_queries_as_it_is_told():
     database = Database.of(ROUND, records_of(9, 4))
-    params = params_of(database, 3)
-    server = TwoServer(database, params, 0, max_queries=2)
-    asker, key = TwoServerClient(params), np.array([1])
+    server, _ = servers_of(database, 3, max_queries=2)
+    asker, key = TwoServerClient(params_of(database, 3)), np.array([1])
     server.answer([asker.query(key).messages()[0] for _ in range(2)])
     with pytest.raises(ReplayError, match="2 in all"):
         server.answer([asker.query(key).messages()[0]])

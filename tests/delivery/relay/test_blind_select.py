@@ -16,7 +16,7 @@ from keyhole.delivery.relay.client import (
     slice_path,
     slice_reply_bytes,
 )
-from keyhole.delivery.relay.gateway import Gateway, Relay
+from keyhole.delivery.relay.gateway import Gateway, relay
 from keyhole.delivery.relay.ohttp import GatewayKey, KeyConfig, open_request
 from keyhole.errors import KeySpaceError, MalformedError, NotFoundError, ReplayError, ServiceError
 
@@ -64,8 +64,7 @@ def test_any_multiset_of_keys_gives_what_indexing_gives(first, second):
 def test_many_clients_through_one_relay_get_their_own_slices():
     wanted = [keys_of(RNG.integers(0, 1200, 10), RNG.integers(0, 5, 2)) for _ in range(4)]
     questions = [client().query(keys) for keys in wanted]
-    relay = Relay(served().answer_many)
-    replies = relay.forward_many([question.messages() for question in questions])
+    replies = relay([question.messages() for question in questions], served().answer_many)
     for question, reply, keys in zip(questions, replies, wanted, strict=True):
         for records, table, z in zip(question.decode(reply), TABLES, keys, strict=True):
             np.testing.assert_array_equal(records, table[z])

@@ -16,7 +16,7 @@ from keyhole.delivery.relay.binary_http import (
     decode_response,
     encode_request,
 )
-from keyhole.delivery.relay.gateway import ERROR_BYTES, PROBLEM, Gateway, Relay, Reply, refusal
+from keyhole.delivery.relay.gateway import ERROR_BYTES, PROBLEM, Gateway, Reply, refusal, relay
 from keyhole.delivery.relay.ohttp import (
     GatewayKey,
     KeyConfig,
@@ -175,7 +175,7 @@ def test_a_relay_mixes_what_it_forwards_and_gives_everybody_their_own():
         return [b"to " + one for one in sealed]
 
     batches = [[b"%d-%d" % (client, n) for n in range(20)] for client in range(3)]
-    answers = Relay(forward, Prg(bytes(16))).forward_many(batches)
+    answers = relay(batches, forward, Prg(bytes(16)))
     assert answers == [[b"to " + one for one in batch] for batch in batches]
     flat = [one for batch in batches for one in batch]
     assert sorted(seen) == sorted(flat)
@@ -199,4 +199,4 @@ def test_what_is_mixed_finds_its_way_back(counts):
 
 def test_a_relay_refuses_a_gateway_that_drops_answers():
     with pytest.raises(ServiceError, match="1 answers"):
-        Relay(lambda sealed: sealed[1:]).forward_many([[b"a"], [b"b"]])
+        relay([[b"a"], [b"b"]], lambda sealed: sealed[1:])

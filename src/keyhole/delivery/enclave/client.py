@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Literal
 
@@ -44,27 +45,23 @@ from keyhole.delivery.base import (
     Retrieved,
     making_seconds,
 )
-from keyhole.delivery.enclave.evidence import (
-    NONCE_BYTES,
-    Claims,
-    EnclaveParams,
-    Evidence,
-    params_of,
-)
 from keyhole.delivery.enclave.messages import (
+    NONCE_BYTES,
     PIECE_BYTES,
     Channel,
+    EnclaveParams,
+    Evidence,
     Kind,
     open_reply,
+    params_of,
     reply_bytes,
     request_bytes,
     seal_request,
 )
-from keyhole.delivery.enclave.verifier import Policy, simulation_policy, verify
+from keyhole.delivery.enclave.verifier import Claims, Policy, simulation_policy, verify
 from keyhole.delivery.exchange import (
     ByteTally,
     LocalLinks,
-    PrivateRound,
     Retrieval,
     deliver_privately,
     retrieve,
@@ -83,10 +80,7 @@ def fresh_nonce(prg: Prg | None = None) -> bytes:
 
 
 class EnclaveQuery:
-    """One request of a client, for one use. From `ask`.
-
-    Printing it shows nothing about the keys.
-    """
+    """One request of a client, for one use, from `ask`; printing it shows nothing of the keys."""
 
     def __init__(
         self,
@@ -96,18 +90,15 @@ class EnclaveQuery:
         sealed: tuple[bytes, Context],
         places: NDArray[np.int64],
     ) -> None:
-        self._claims, self._params, self._nonce = claims, params, nonce
+        self.claims = claims
+        """What was verified; anyone who shows or records it must show `claims.warning`."""
+        self._params, self._nonce = params, nonce
         self._message = Once(sealed[0], "request")
         self._context = Once(sealed[1], "reply")
         self._places = places
 
     def __repr__(self) -> str:
-        return f"EnclaveQuery({self._claims.kind}, ...)"
-
-    @property
-    def claims(self) -> Claims:
-        """What was verified; anyone who shows or records it must show `claims.warning`."""
-        return self._claims
+        return f"EnclaveQuery({self.claims.kind}, ...)"
 
     def messages(self) -> tuple[bytes, ...]:
         """Returns the sealed request."""
@@ -123,11 +114,7 @@ class EnclaveQuery:
 
 @dataclass(frozen=True)
 class EnclaveClient:
-    """Verifies the enclave for every query, with a nonce of its own.
-
-    Args:
-        clock: unix seconds.
-    """
+    """Verifies the enclave for every query, with a nonce of its own; `clock` is in unix seconds."""
 
     challenge: Callable[[bytes], Evidence]
     policy: Policy
@@ -156,9 +143,7 @@ def ask(
     Args:
         nonce: that this client drew with `fresh_nonce`, for this request alone.
         params: of the table, as they came from the host: the evidence must vouch for them.
-        keys: (n,) with at most `params.max_keys` different ones; order and repeats stay here.
         now: seconds since 1970.
-        prg: where secrets come from; a fresh one if None. Given by tests only.
 
     Raises:
         AttestationError: the evidence is not enough, or vouches for another table. No key has been
@@ -207,7 +192,6 @@ class EnclaveProcess:
             )
         self._lock = threading.Lock()
         self._answer_within = answer_within
-        self._params: EnclaveParams | None = None
         near, far = socket.socketpair()
         with far:
             self._channel = Channel(near, watch)
@@ -237,34 +221,16 @@ class EnclaveProcess:
         """The number of the process."""
         return self._process.pid
 
-    @property
-    def params(self) -> EnclaveParams:
-        """Of the table that is loaded, for clients."""
-        if self._params is None:
-            raise InputError(
-                "an enclave without a table: got none; expected one; call load() first"
-            )
-        return self._params
-
     def load(self, round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveParams:
-        """Hands the program a table in place of any other. Evidence of another is worthless then.
-
-        Args:
-            round: 16 bytes that name the round, see `name_of_round`.
-            records: (K, record_bytes).
-
-        Returns:
-            The params that clients need.
-        """
+        """Hands the program records (K, record_bytes) in place of any other table, whose evidence
+        is worthless then; returns the params that clients need. `round` is of `name_of_round`."""
         params = params_of(round, records, max_keys)
         rows_at_once = max(1, PIECE_BYTES // params.record_bytes)
         with self._lock:
-            self._params = None
             self._command(Kind.LOAD, params.encode())
             for start in range(0, params.num_keys, rows_at_once):
                 piece = np.ascontiguousarray(records[start : start + rows_at_once])
                 self._command(Kind.ROWS, piece.data.cast("B"))
-            self._params = params
         return params
 
     def evidence(self, nonce: bytes) -> Evidence:
@@ -323,21 +289,19 @@ class EnclaveProcess:
 
     def _lost(self, error: Exception | None, within: float) -> ServiceError:
         """The error of a program that hangs or has ended; nothing is left of it."""
-        if isinstance(error, TimeoutError):
-            self._end()
-            return ServiceError(
-                f"the enclave program hangs: got no answer within {within} s; expected an answer; "
-                "start it anew, or give it more time with answer_within"
-            )
         self._end()
-        return self._gone()
+        if not isinstance(error, TimeoutError):
+            return self._gone()
+        return ServiceError(
+            f"the enclave program hangs: got no answer within {within} s; expected an answer; "
+            "start it anew, or give it more time with answer_within"
+        )
 
     def _end(self) -> None:
         self._channel.close()
         if self._process.returncode is None:
             self._process.kill()
             self._process.wait()
-        self._params = None
 
     def _gone(self) -> ServiceError:
         return ServiceError(
@@ -395,7 +359,6 @@ class Enclave:
         self.about = _SIMULATED if allow_simulation else _ABOUT
         self._allow_simulation, self._clock = allow_simulation, clock
         self._process: EnclaveProcess | None = None
-        self._policy: Policy | None = None
 
     def __repr__(self) -> str:
         return f"Enclave(allow_simulation={self._allow_simulation})"
@@ -403,15 +366,15 @@ class Enclave:
     def for_run(
         self, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
     ) -> Enclave:
-        """Returns the delivery with the public numbers of a run.
-
-        Raises:
-            AttestationError: simulation is not allowed.
-        """
+        """Implements `Delivery.for_run`."""
         if not allow_simulation:
             raise _simulated()
         _LOG.warning("the enclave is simulated: NO HARDWARE PROTECTION")
         return Enclave(keys_per_client, self.coding, allow_simulation=True, clock=self._clock)
+
+    @cached_property
+    def _policy(self) -> Policy:
+        return simulation_policy()
 
     def close(self) -> None:
         """Ends the program; a later round starts a new one."""
@@ -440,23 +403,26 @@ class Enclave:
         )
 
     def deliver(self, state: ServerState, keys: Demand) -> Delivered:
-        """Delivers one round.
-
-        Raises:
-            AttestationError: simulation is not allowed, or the evidence is not enough.
-        """
+        """Implements `Delivery.deliver`; raises AttestationError where the evidence is not enough,
+        or simulation is not allowed."""
         if not self._allow_simulation:
             raise _simulated()
-        how = PrivateRound(self.keys_per_client, self.coding, self.about.leaks)
-        return deliver_privately(self._retrieve, how, state, keys)
+        return deliver_privately(
+            self._retrieve, state, keys, self.keys_per_client, self.coding, self.about.leaks
+        )
 
     def _retrieve(
         self, table: PrivateTable, wanted: Mapping[int, KeyArray], tally: ByteTally
     ) -> Mapping[int, Retrieved]:
         """Each client verifies the enclave for itself and sends one sealed request."""
-        process = self._started()
-        if self._policy is None:
-            self._policy = simulation_policy()
+        if self._process is None:
+            self._process = EnclaveProcess("simulated")
+            weakref.finalize(self, self._process.close)
+        process, policy = self._process, self._policy
+
+        def answer(sent: Sequence[tuple[bytes, ...]]) -> list[list[bytes]]:
+            return [[process.answer(message) for message in each] for each in sent]
+
         try:
             params = process.load(table.name, table.records, table.max_keys)
             found = {}
@@ -468,25 +434,13 @@ class Enclave:
                     tally.add(client, len(evidence.encode()), len(nonce))
                     return evidence
 
-                asking = EnclaveClient(challenge, self._policy, params, self._clock)
-                links = LocalLinks(_answer_by(process), [client], tally)
+                asking = EnclaveClient(challenge, policy, params, self._clock)
+                links = LocalLinks(answer, [client], tally)
                 (found[client],) = retrieve([Retrieval(asking, keys)], links)
             return found
         except ServiceError:
             self.close()
             raise
-
-    def _started(self) -> EnclaveProcess:
-        if self._process is None:
-            self._process = EnclaveProcess("simulated")
-            weakref.finalize(self, self._process.close)
-        return self._process
-
-
-def _answer_by(
-    process: EnclaveProcess,
-) -> Callable[[Sequence[tuple[bytes, ...]]], list[list[bytes]]]:
-    return lambda sent: [[process.answer(message) for message in each] for each in sent]
 
 
 def _simulated() -> AttestationError:

@@ -1,4 +1,8 @@
-"""Writes what passes between clients, host and enclave program: sealed messages, and frames.
+"""Writes what passes between clients, host and enclave program: evidence and the params of a table,
+sealed messages, and frames.
+
+Evidence is what an enclave shows of itself to one client; roles are as in RFC 9334: the enclave is
+the attester, the client verifies and decides by itself (`verifier.py`).
 
 A request is a head, HPKE's `enc`, and m keys sealed to the enclave's public key; the head is bound
 to it both as HPKE's info and as associated data. The reply is sealed under a key that both sides
@@ -17,14 +21,18 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from enum import IntEnum
-from typing import Literal, TypeAlias
+from functools import cached_property
+from hashlib import sha256, sha512
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.crypto.codec import read_facts
 from keyhole.crypto.hpke import (
     AES_128_GCM,
     PUBLIC_BYTES,
@@ -36,8 +44,183 @@ from keyhole.crypto.hpke import (
 )
 from keyhole.crypto.hpke import NONCE_BYTES as _IV_BYTES
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.enclave.evidence import NONCE_BYTES, EnclaveParams
-from keyhole.errors import IntegrityError, MalformedError, StaleError
+from keyhole.errors import InputError, IntegrityError, MalformedError, ShapeError, StaleError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+EvidenceKind: TypeAlias = Literal["tdx", "sgx", "simulated"]
+"""What vouches for the enclave: Intel TDX, Intel SGX, or nothing at all."""
+
+NONCE_BYTES = 32
+"""Of the client's nonce, which makes evidence its own."""
+
+_EVIDENCE_MAGIC = b"KHA1"
+_EVIDENCE_KINDS = get_args(EvidenceKind)
+_EVIDENCE_HEAD = struct.Struct("<4sB3xII32s32s")
+_MAX_QUOTE = 64 << 10  # bytes; quotes have about 5,000
+_MAX_COLLATERAL = 1 << 20  # bytes; collateral has about 16,000
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an enclave shows to one client. All of it is public.
+
+    Args:
+        quote: as the hardware signed it, with nothing before or behind.
+        collateral: what is needed to verify the quote: for tdx and sgx the JSON of the certificate
+            chains, revocation lists, TCB information and identity of the quoting enclave.
+        public: 32 bytes: the key to which requests are sealed.
+        config: 32 bytes: the digest of the params of the table that the enclave holds.
+    """
+
+    kind: EvidenceKind
+    quote: bytes
+    collateral: bytes
+    public: bytes
+    config: bytes
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.quote), len(self.collateral), len(self.public), len(self.config))
+        is_long = lengths[0] > _MAX_QUOTE or lengths[1] > _MAX_COLLATERAL
+        if self.kind not in _EVIDENCE_KINDS or is_long or lengths[2:] != (32, 32):
+            raise InputError(
+                f"evidence of no enclave: got kind {self.kind!r}, fields of {lengths} bytes; "
+                f"expected {', '.join(_EVIDENCE_KINDS)}; at most {_MAX_QUOTE}, {_MAX_COLLATERAL}, "
+                "32, 32; take it from the enclave as it is"
+            )
+
+    def encode(self) -> bytes:
+        """Returns the evidence as it travels."""
+        number, lengths = _EVIDENCE_KINDS.index(self.kind), (len(self.quote), len(self.collateral))
+        head = _EVIDENCE_HEAD.pack(_EVIDENCE_MAGIC, number, *lengths, self.public, self.config)
+        return head + self.quote + self.collateral
+
+    @staticmethod
+    def decode(data: bytes | bytearray) -> Evidence:
+        """Returns the evidence that `data` holds. It is not verified."""
+        return read_facts(bytes(data), "evidence of an enclave", _unpack_evidence)
+
+
+def _unpack_evidence(data: bytes) -> Evidence:
+    _, kind, quote_bytes, _, public, config = _EVIDENCE_HEAD.unpack_from(data)
+    middle = _EVIDENCE_HEAD.size + quote_bytes
+    quote, collateral = data[_EVIDENCE_HEAD.size : middle], data[middle:]
+    return Evidence(_EVIDENCE_KINDS[kind], quote, collateral, public, config)
+
+
+class Attester(Protocol):
+    """What makes evidence, inside the enclave."""
+
+    @property
+    def kind(self) -> EvidenceKind:
+        """What vouches for the enclave."""
+        ...
+
+    def attest(self, report_data: bytes, now: int) -> tuple[bytes, bytes]:
+        """Returns a quote over 64 bytes of report data, and its collateral.
+
+        Args:
+            report_data: what the quote binds to the enclave.
+            now: seconds since 1970.
+        """
+        ...
+
+
+def report_data_of(public: bytes, config: bytes, nonce: bytes) -> bytes:
+    """What the quote must bind: the enclave's key, its table, and the client that asks.
+
+    SHA-512("keyhole-enclave-v1" || public || config || nonce); each of the three has 32 bytes:
+    with other lengths two choices could be mistaken for each other.
+
+    >>> len(report_data_of(bytes(32), bytes(32), bytes(32)))
+    64
+    """
+    if (len(public), len(config), len(nonce)) != (32, 32, NONCE_BYTES):
+        raise InputError(
+            f"report data of fields that have another length: got {len(public)}, {len(config)} and "
+            f"{len(nonce)} bytes; expected 32 bytes each; draw a nonce with fresh_nonce()"
+        )
+    return sha512(b"keyhole-enclave-v1" + public + config + nonce).digest()
+
+
+_PARAMS_MAGIC = b"KHT2"
+_FORM = struct.Struct("<4s4x16sQQQ32s")
+_MAX = 1 << 40  # of keys: beyond what anybody can scan
+_MAX_SEALED = (1 << 31) - 4096  # bytes of keys, or of records, that can be sealed at once
+_KEY = np.dtype("<i8")  # in a request
+
+
+@dataclass(frozen=True)
+class EnclaveParams:
+    """The public facts of one table in an enclave.
+
+    What the host can see of a request and its answer depends on these and on nothing else.
+
+    Args:
+        round: 16 bytes: which slices these are.
+        max_keys: m, to which every request is padded.
+        database: 32 bytes: the digest of all slices.
+    """
+
+    round: bytes
+    num_keys: int
+    record_bytes: int
+    max_keys: int
+    database: bytes
+
+    def __post_init__(self) -> None:
+        numbers = (self.num_keys, self.record_bytes, self.max_keys)
+        if (len(self.round), len(self.database)) != (16, 32):
+            raise _bad(f"names of {len(self.round)} and {len(self.database)} bytes")
+        if min(numbers) < 1 or max(numbers) > _MAX or self.max_keys > self.num_keys:
+            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.max_keys} a query")
+        if self.max_keys * max(_KEY.itemsize, self.record_bytes) > _MAX_SEALED:
+            raise _bad(f"{self.max_keys} keys a query, for records of {self.record_bytes} bytes")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that stand for all of it: the config digest of the evidence."""
+        return sha256(self.encode()).digest()
+
+    def encode(self) -> bytes:
+        """Returns the params as a client fetches them."""
+        return _FORM.pack(_PARAMS_MAGIC, *astuple(self))
+
+    @staticmethod
+    def decode(data: bytes) -> EnclaveParams:
+        """Returns the params that `data` holds."""
+        return read_facts(
+            data, "params of an enclave's table", lambda raw: EnclaveParams(*_FORM.unpack(raw)[1:])
+        )
+
+
+def params_of(round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveParams:
+    """The params of a table of records (K, record_bytes)."""
+    if records.ndim != 2 or records.dtype != np.uint8:
+        raise ShapeError(
+            f"records that are not a table of bytes: got {records.dtype} of shape {records.shape}; "
+            "expected uint8 of shape (num_keys, record_bytes); pass the slices as bytes, a row "
+            "for each key"
+        )
+    num_keys, record_bytes = records.shape
+    digest = start_digest(round, num_keys, record_bytes)
+    digest.update(np.ascontiguousarray(records).data)
+    return EnclaveParams(round, num_keys, record_bytes, min(max_keys, num_keys), digest.digest())
+
+
+def start_digest(round: bytes, num_keys: int, record_bytes: int) -> _Hash:
+    """The digest of a table before its records: SHA-256, which the records are added to."""
+    return sha256(b"keyhole-enclave-table" + round + struct.pack("<QQ", num_keys, record_bytes))
+
+
+def _bad(got: str) -> InputError:
+    return InputError(
+        f"params of an enclave's table that make no sense: got {got}; expected names of 16 and 32 "
+        "bytes; 1..2^40; a request for at most num_keys, with 2 GB of keys, 8 bytes each, or "
+        "records; check num_keys, record_bytes and max_keys"
+    )
+
 
 NO_KEY = -1
 """What a request is padded with: no row answers to it."""
@@ -46,7 +229,6 @@ _Kind: TypeAlias = Literal["request", "reply"]
 _MAGIC = b"KHE1"
 _KINDS = {"request": 1, "reply": 2}
 _HEAD = struct.Struct("<4sB3x16s32s32s")
-_KEY = np.dtype("<i8")
 _SALT_BYTES = 16  # of the enclave's nonce: as long as the longer of key and nonce of the cipher
 _LABEL = b"keyhole-enclave-v1 reply"
 
@@ -64,12 +246,8 @@ def reply_bytes(params: EnclaveParams) -> int:
 def seal_request(
     public: bytes, params: EnclaveParams, nonce: bytes, keys: KeyArray, prg: Prg | None = None
 ) -> tuple[bytes, Context]:
-    """Returns a request, and the context that opens its reply.
-
-    Args:
-        keys: (m,) different keys, at most `params.max_keys`.
-        prg: where secrets come from; a fresh one if None. Given by tests only.
-    """
+    """Returns a request for different keys, at most `params.max_keys`, and the context that opens
+    its reply; `prg` is given by tests only."""
     head = _head("request", params, nonce)
     padded = np.full(params.max_keys, NO_KEY, _KEY)
     padded[: len(keys)] = keys
@@ -89,11 +267,7 @@ def nonce_of(request: bytes | bytearray, params: EnclaveParams) -> bytes:
 def open_request(
     private: PrivateKey, params: EnclaveParams, request: bytes | bytearray
 ) -> tuple[KeyArray, Context]:
-    """Returns the padded keys of a request, and the context that seals its reply.
-
-    Raises:
-        MalformedError: another length or form, not sealed to this key, or keys that are none.
-    """
+    """Returns the padded keys of a request, and the context that seals its reply."""
     head = _head("request", params, nonce_of(request, params))
     start = _HEAD.size + PUBLIC_BYTES
     context = open_from(private, bytes(request[_HEAD.size : start]), head)
@@ -107,11 +281,8 @@ def open_request(
 def seal_reply(
     context: Context, params: EnclaveParams, nonce: bytes, records: NDArray[np.uint8], prg: Prg
 ) -> bytes:
-    """Returns the reply to the request of a context.
-
-    Args:
-        records: (max_keys, record_bytes), contiguous.
-    """
+    """Returns the reply to the request of a context: records (max_keys, record_bytes),
+    contiguous."""
     head, salt = _head("reply", params, nonce), prg.bytes(_SALT_BYTES)
     key, iv = _reply_key(context, salt)
     return b"".join([head, salt, AES_128_GCM.cipher(key).encrypt(iv, records.data, head)])

@@ -34,17 +34,24 @@ from numpy.typing import NDArray
 from keyhole.arrays import KeyArray
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.enclave.evidence import (
-    NO_HARDWARE_PROTECTION,
+from keyhole.delivery.enclave.messages import (
     NONCE_BYTES,
     Attester,
+    Channel,
     EnclaveParams,
     Evidence,
+    Kind,
+    nonce_of,
+    open_request,
     report_data_of,
+    seal_reply,
     start_digest,
 )
-from keyhole.delivery.enclave.messages import Channel, Kind, nonce_of, open_request, seal_reply
-from keyhole.delivery.enclave.verifier import SimulatedAttester, simulated_measurement
+from keyhole.delivery.enclave.verifier import (
+    NO_HARDWARE_PROTECTION,
+    SimulatedAttester,
+    simulated_measurement,
+)
 from keyhole.errors import (
     IntegrityError,
     KeyholeError,
@@ -62,11 +69,8 @@ _AT_ONCE = 8  # rows for each write of an output: fewer writes, and still one po
 def oblivious_select(
     rows: NDArray[np.uint64], keys: KeyArray
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Selects rows by reading all of them for every key.
-
-    Args:
-        rows: (K, words), contiguous.
-        keys: (m,), from -1 to K - 1; -1 selects nothing, at the same cost.
+    """Selects rows by reading all of `rows`, (K, words) and contiguous, for every key; -1 selects
+    nothing, at the same cost.
 
     Returns:
         The rows of the keys, (m, words), zeros for -1; and how many rows were read for each key,

@@ -22,23 +22,91 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.enclave.evidence import (
-    TCB_STATUSES,
-    Claims,
-    Evidence,
-    EvidenceKind,
-    Measurement,
-    TcbStatus,
-    check_form,
-    report_data_of,
-)
+from keyhole.delivery.enclave.messages import Evidence, EvidenceKind, report_data_of
 from keyhole.errors import AttestationError, InputError
+
+NO_HARDWARE_PROTECTION = "NO HARDWARE PROTECTION"
+"""What stands in the record of everything that relies on simulated evidence."""
+
+TcbStatus: TypeAlias = Literal[
+    "UpToDate",
+    "SWHardeningNeeded",
+    "ConfigurationNeeded",
+    "ConfigurationAndSWHardeningNeeded",
+    "OutOfDate",
+    "OutOfDateConfigurationNeeded",
+    "Revoked",
+]
+"""How Intel rates a platform's trusted computing base, in its own words."""
+
+TCB_STATUSES: tuple[TcbStatus, ...] = get_args(TcbStatus)
+
+_REGISTERS = {"tdx": (48,) * 5, "sgx": (32, 32), "simulated": (32,)}  # bytes of each
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What runs in an enclave, as its hardware measured it.
+
+    Args:
+        registers: tdx: MRTD and RTMR 0 to 3, 48 bytes each; sgx: MRENCLAVE and MRSIGNER, 32 bytes
+            each; simulated: a digest of the program's source, 32 bytes.
+    """
+
+    kind: EvidenceKind
+    registers: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        lengths = tuple(len(register) for register in self.registers)
+        if lengths != _REGISTERS.get(self.kind):
+            raise InputError(
+                f"a measurement that is not whole: got kind {self.kind!r}, registers of {lengths} "
+                "bytes; expected tdx: MRTD and four RTMRs; sgx: MRENCLAVE and MRSIGNER; "
+                "simulated: one; take all registers from a quote of the program that you built"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.registers[0].hex()[:16]}..."
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a quote says whose signatures hold. Whether that is enough is for a policy to say.
+
+    Args:
+        is_debug: its memory can be read from outside.
+        tcb_status: how the platform is rated.
+        advisories: security advisories that apply to it.
+        report_data: 64 bytes that the enclave had signed.
+        oldest: when the older part of the collateral was issued, in seconds since 1970.
+        newest: when the newer part was.
+        expires: until when all of it holds.
+    """
+
+    measurement: Measurement
+    is_debug: bool
+    tcb_status: str
+    advisories: frozenset[str]
+    report_data: bytes
+    oldest: int
+    newest: int
+    expires: int
+
+    @property
+    def kind(self) -> EvidenceKind:
+        """What vouches for it."""
+        return self.measurement.kind
+
+    @property
+    def warning(self) -> str:
+        """What to print and record wherever it is relied on; nothing if hardware vouches for it."""
+        return NO_HARDWARE_PROTECTION if self.kind == "simulated" else ""
 
 
 @dataclass(frozen=True)
@@ -78,12 +146,8 @@ class Policy:
             )
 
     def check_before(self, evidence: Evidence) -> None:
-        """Refuses evidence by what can be seen without verifying it.
-
-        Raises:
-            AttestationError: it is simulated and must not be, or its quote has another length than
-                the one that is pinned.
-        """
+        """Refuses evidence by what can be seen without verifying it: that it is simulated and must
+        not be, or the length of its quote where one is pinned."""
         self._check_kind(evidence.kind)
         if self.quote_bytes is not None and len(evidence.quote) != self.quote_bytes:
             raise AttestationError(
@@ -92,15 +156,8 @@ class Policy:
             )
 
     def check(self, claims: Claims, now: int) -> None:
-        """Refuses claims that are not enough.
-
-        Args:
-            claims: of a quote whose signatures hold.
-            now: seconds since 1970.
-
-        Raises:
-            AttestationError: one of them is not; the message names it.
-        """
+        """Refuses claims, of a quote whose signatures hold, that are not enough; `now` is in
+        seconds since 1970."""
         self._check_kind(claims.kind)
         if claims.measurement not in self.measurements:
             raise AttestationError(
@@ -180,15 +237,9 @@ class SimulatedAttester:
 
     def attest(self, report_data: bytes, now: int) -> tuple[bytes, bytes]:
         """Returns a signed structure in the place of a quote, and the root's public key."""
-        body = _BODY.pack(
-            _MAGIC,
-            self.measurement.registers[0],
-            self.is_debug,
-            TCB_STATUSES.index(self.tcb_status),
-            report_data,
-            now,
-            now + _DAY,
-        )
+        status = TCB_STATUSES.index(self.tcb_status)
+        program = self.measurement.registers[0]
+        body = _BODY.pack(_MAGIC, program, self.is_debug, status, report_data, now, now + _DAY)
         return body + self._root.sign(body), self._root.public_key().public_bytes_raw()
 
 
@@ -252,7 +303,11 @@ _COLLATERAL = {  # the fields, and whether they are bytes, written in hexadecima
     "qe_identity": False,
     "qe_identity_signature": True,
 }
-_TDX_DEBUG, _SGX_DEBUG = 0xFF, 0x02  # of byte 0: any of TDX's TUD group, or SGX's DEBUG
+_DEBUG = {"tdx": 0xFF, "sgx": 0x02}  # of byte 0: any of TDX's TUD group, or SGX's DEBUG
+_REPORTS = {  # how the library names a report, its attributes and its registers
+    "tdx": ("TD10", "td_attributes", ("mr_td", "rt_mr0", "rt_mr1", "rt_mr2", "rt_mr3")),
+    "sgx": ("SgxEnclave", "attributes", ("mr_enclave", "mr_signer")),
+}
 
 
 def verify(evidence: Evidence, policy: Policy, nonce: bytes, now: int) -> Claims:
@@ -293,7 +348,7 @@ def verify_quote(evidence: Evidence, policy: Policy, now: int) -> Claims:
 def _read(evidence: Evidence, now: int, *, is_padded: bool) -> Claims:
     """What a quote of real hardware says, if every signature holds."""
     library = _library()
-    check_form(evidence.quote, evidence.kind, is_padded=is_padded)
+    _check_form(evidence.quote, evidence.kind, is_padded=is_padded)
     fields = _collateral(evidence.collateral)
     try:
         report = library.verify(evidence.quote, library.QuoteCollateralV3(**fields), now)
@@ -307,12 +362,10 @@ def _read(evidence: Evidence, now: int, *, is_padded: bool) -> Claims:
     # Only what was verified is looked at: signed collateral, and the report as the library read it.
     infos = [json.loads(fields[name]) for name in ("tcb_info", "qe_identity")]
     issued = [_seconds(info["issueDate"]) for info in infos]
-    body = json.loads(report.to_json())["report"]
-    measurement, attributes, report_data = _read_body(body)
-    debug_mask = _TDX_DEBUG if measurement.kind == "tdx" else _SGX_DEBUG
+    measurement, attributes, report_data = _read_body(json.loads(report.to_json())["report"])
     return Claims(
         measurement=measurement,
-        is_debug=bool(attributes[0] & debug_mask),
+        is_debug=bool(attributes[0] & _DEBUG[measurement.kind]),
         tcb_status=report.status,
         advisories=frozenset(report.advisory_ids),
         report_data=report_data,
@@ -322,17 +375,73 @@ def _read(evidence: Evidence, now: int, *, is_padded: bool) -> Claims:
     )
 
 
+_HEAD_BYTES = 48
+_FORMS = {"sgx": (3, 0x00, 384), "tdx": (4, 0x81, 584)}  # version, hardware, bytes of the report
+_KEYS_BYTES = 64 + 64  # signature and attestation key
+_BLOCK_TYPE = 6
+_QUOTING_BYTES = 384 + 64  # report of the quoting enclave and its signature
+
+
+def _check_form(quote: bytes, kind: EvidenceKind, *, is_padded: bool) -> None:
+    """Refuses a quote of another version or hardware, with lengths that contradict each other, or
+    with bytes behind its end.
+
+    A quote is a head of 48 bytes, a report, the length of what follows, two values of 64 bytes
+    (signature and attestation key), the report of the quoting enclave with its signature, data of
+    that enclave, and certificates. Version 3 (SGX) has these in a row; version 4 (TDX) puts them
+    from the report of the quoting enclave on into a block of type 6 with a length of its own
+    (Intel's "SGX ECDSA Quote Library API" and "TDX DCAP Quoting Library API"). The library that
+    verifies quotes ignores what stands behind them, and some of these lengths. We accept one
+    length, so that evidence that was verified once cannot take another shape.
+    """
+    try:
+        end = _end_of(quote, kind)
+    except struct.error as error:
+        raise _other_form(f"{len(quote)} bytes, cut short") from error
+    behind = quote[end:]
+    if len(quote) < end or behind.strip(b"\0") or (behind and not is_padded):
+        raise _other_form(f"{len(quote)} bytes where its fields take {end}")
+
+
+def _end_of(quote: bytes, kind: EvidenceKind) -> int:
+    """Adds up the lengths of the fields."""
+    version, _, hardware = struct.unpack_from("<HHI", quote)
+    *wanted, report_bytes = _FORMS[kind]
+    if [version, hardware] != wanted:
+        raise _other_form(f"version {version} of hardware {hardware:#x}")
+    start = _HEAD_BYTES + report_bytes + 4
+    (signed_bytes,) = struct.unpack_from("<I", quote, start - 4)
+    at = start + _KEYS_BYTES
+    if kind == "tdx":
+        block_type, block_bytes = struct.unpack_from("<HI", quote, at)
+        at += 6
+        if block_type != _BLOCK_TYPE or at + block_bytes != start + signed_bytes:
+            raise _other_form("lengths that contradict each other")
+    at += _QUOTING_BYTES
+    (data_bytes,) = struct.unpack_from("<H", quote, at)
+    at += 2 + data_bytes
+    _, certificate_bytes = struct.unpack_from("<HI", quote, at)
+    at += 6 + certificate_bytes
+    if at != start + signed_bytes:
+        raise _other_form("lengths that contradict each other")
+    return int(at)
+
+
+def _other_form(got: str) -> AttestationError:
+    return AttestationError(
+        f"a quote of another form: got {got}; expected a version 3 quote of SGX or a version 4 "
+        "quote of TDX, and nothing behind it; take the quote as the enclave made it; pin "
+        "quote_bytes if it is padded with zeros"
+    )
+
+
 def _read_body(body: dict[str, dict[str, Any]]) -> tuple[Measurement, bytes, bytes]:
     """The measurement, the attributes and the report data of a report."""
-    if "TD10" in body:
-        report, names = body["TD10"], ["mr_td", "rt_mr0", "rt_mr1", "rt_mr2", "rt_mr3"]
-        registers = tuple(bytes.fromhex(report[name]) for name in names)
-        attributes = bytes.fromhex(report["td_attributes"])
-        return Measurement("tdx", registers), attributes, bytes.fromhex(report["report_data"])
-    report = body["SgxEnclave"]
-    registers = tuple(bytes.fromhex(report[name]) for name in ("mr_enclave", "mr_signer"))
-    attributes = bytes.fromhex(report["attributes"])
-    return Measurement("sgx", registers), attributes, bytes.fromhex(report["report_data"])
+    kind: EvidenceKind = "tdx" if "TD10" in body else "sgx"
+    form, attributes, names = _REPORTS[kind]
+    report = body[form]
+    measurement = Measurement(kind, tuple(bytes.fromhex(report[name]) for name in names))
+    return measurement, bytes.fromhex(report[attributes]), bytes.fromhex(report["report_data"])
 
 
 def _collateral(data: bytes) -> dict[str, Any]:

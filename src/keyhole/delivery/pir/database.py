@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from hashlib import sha256
 from types import MappingProxyType
@@ -73,24 +73,13 @@ class PirParams:
 
     def public(self, scheme: Scheme) -> PublicTable:
         """Returns what they say of a table that is retrieved from by a scheme."""
-        if self.scheme != scheme:
-            raise StaleError(
-                f"params of another scheme of private retrieval: got {self.scheme}; expected "
-                f"{scheme}; check the URLs of the servers"
-            )
+        check_scheme(self, scheme)
         return PublicTable(self.round, self.num_keys, self.record_bytes, self.max_keys)
 
     def encode(self) -> bytes:
         """Returns the params as a client fetches them."""
-        return _FORM.pack(
-            _MAGIC,
-            _SCHEMES[self.scheme],
-            self.round,
-            self.num_keys,
-            self.record_bytes,
-            self.max_keys,
-            self.database,
-        )
+        _, *rest = astuple(self)
+        return _FORM.pack(_MAGIC, _SCHEMES[self.scheme], *rest)
 
     @staticmethod
     def decode(data: bytes) -> PirParams:
@@ -136,15 +125,7 @@ def tags_of(round: bytes, keys: KeyArray, records: NDArray[np.uint8]) -> NDArray
     A tag shows a client that what it opened is what the database of this round holds under its key.
     It is no secret and no signature: a server that answers from a table of its own makes the tags
     of that table too. What ties a client to one table is the digest of `Database`, which both
-    servers state.
-
-    Args:
-        round: 16 bytes, see `name_of_round`.
-        keys: (m,) int64.
-        records: (m, record_bytes) uint8.
-
-    Returns:
-        (m, 16) uint8.
+    servers state. Records are (m, record_bytes), tags (m, 16).
     """
     return np.ascontiguousarray(_hashes_of(round, keys, records)[:, :TAG_BYTES])
 
@@ -198,11 +179,8 @@ class Database:
 
     @staticmethod
     def of(round: bytes, records: NDArray[np.uint8]) -> Database:
-        """Returns the database of slices, which are copied: key k is row k.
-
-        Args:
-            round: 16 bytes, see `name_of_round`.
-            records: (K, record_bytes) uint8.
+        """Returns the database of records (K, record_bytes), which are copied: key k is row k;
+        `round` is of `name_of_round`.
 
         >>> Database.of(bytes(16), np.zeros((3, 10), np.uint8))
         Database(3 slices of 10 bytes)
@@ -211,14 +189,16 @@ class Database:
         if not records.size:
             raise _misfit(f"{records.shape}")
         num_keys, record_bytes = records.shape
-        rows = _aligned(num_keys, _words(record_bytes))
+        words = _words(record_bytes)
+        raw = np.empty(num_keys * words * _WORD + _LINE, np.uint8)
+        start = -raw.ctypes.data % _LINE
+        rows = raw[start : start + num_keys * words * _WORD].view("<u8").reshape(num_keys, words)
         cells = rows.view(np.uint8)
         cells[:, :record_bytes] = records
         hashes = _hashes_of(round, np.arange(num_keys), records)
         cells[:, record_bytes : record_bytes + TAG_BYTES] = hashes[:, :TAG_BYTES]
         cells[:, record_bytes + TAG_BYTES :] = 0
-        facts = round + struct.pack("<QQ", num_keys, record_bytes)
-        digest = sha256(facts)
+        digest = sha256(round + struct.pack("<QQ", num_keys, record_bytes))
         digest.update(hashes.data)
         rows.setflags(write=False)
         return Database(round, record_bytes, rows, digest.digest())
@@ -227,13 +207,6 @@ class Database:
 def _words(record_bytes: int) -> int:
     """Of one row: a slice and its tag."""
     return -(-(record_bytes + TAG_BYTES) // _WORD)
-
-
-def _aligned(num_keys: int, words: int) -> NDArray[np.uint64]:
-    """Memory that starts with a cache line; its content is whatever was there."""
-    raw = np.empty(num_keys * words * _WORD + _LINE, np.uint8)
-    start = -raw.ctypes.data % _LINE
-    return raw[start : start + num_keys * words * _WORD].view("<u8").reshape(num_keys, words)
 
 
 def _check(round: bytes, records: NDArray[np.uint8]) -> None:
@@ -252,38 +225,18 @@ def _misfit(got: str) -> ShapeError:
 
 
 def plain_params(scheme: Scheme, database: Database, max_keys: int) -> PirParams:
-    """Returns the params of a table without a hint.
-
-    Args:
-        max_keys: beyond the rows of the table they are as many as it has.
-    """
-    return PirParams(
-        scheme=scheme,
-        round=database.round,
-        num_keys=database.num_keys,
-        record_bytes=database.record_bytes,
-        max_keys=min(max_keys, database.num_keys),
-        database=database.digest,
-    )
+    """Returns the params of a table without a hint; `max_keys` beyond its rows are as many as it
+    has."""
+    num_keys, most = database.num_keys, min(max_keys, database.num_keys)
+    return PirParams(scheme, database.round, num_keys, database.record_bytes, most, database.digest)
 
 
 def check_scheme(params: PirParams, scheme: Scheme) -> None:
-    """Raises InputError if the params are of another scheme."""
+    """Raises StaleError if the params are of another scheme."""
     if params.scheme != scheme:
-        raise InputError(
-            f"params of another scheme: got {params.scheme}; expected {scheme}; use the asker and "
-            "the server of the scheme that the params name"
-        )
-
-
-def check_server(scheme: Scheme, database: Database, params: PirParams, server: int) -> None:
-    """Raises InputError if params are not of this table, or there is no such server of two."""
-    check_scheme(params, scheme)
-    if params != plain_params(scheme, database, params.max_keys) or server not in (0, 1):
-        raise InputError(
-            f"a server and params that do not fit: got server {server}, params of "
-            f"{params.num_keys} slices; expected server 0 or 1, params_of these "
-            f"{database.num_keys} slices; make the params with params_of(database, max_keys)"
+        raise StaleError(
+            f"params of another scheme of private retrieval: got {params.scheme}; expected "
+            f"{scheme}; check the URLs of the servers"
         )
 
 

@@ -170,13 +170,8 @@ def public_matrix(seed: bytes, columns: int) -> Iterator[Words]:
 
 
 def add_product(out: Words, weights: Words, table: Words | NDArray[np.uint8]) -> None:
-    """out += weights @ table modulo 2^32.
-
-    Args:
-        out: (q, n), rows one after the other in memory, as are those of the others.
-        weights: (q, c).
-        table: (c, n), of bytes or words.
-    """
+    """out += weights @ table modulo 2^32: (q, n), rows one after the other in memory, (q, c), and
+    (c, n) of bytes or words."""
     fixed = np.ascontiguousarray(table).view()
     fixed.setflags(write=False)  # one compiled form for tables that are read-only and others
     _add_product(out, np.ascontiguousarray(weights), fixed)
@@ -195,11 +190,8 @@ class Columns:
         self._rest = cells[self._full * r :].reshape(1, -1)
 
     def product(self, weights: Iterable[Words], count: int) -> Words:
-        """Returns weights times the columns, in one pass: (count, r, row_bytes).
-
-        Args:
-            weights: (count, width) for consecutive columns, all of them in the end.
-        """
+        """Returns weights times the columns, in one pass: (count, r, row_bytes). The weights are
+        (count, width) for consecutive columns, all of them in the end."""
         r, start = self._shape.slices_per_column, 0
         out = np.zeros((count, r * self._stride), np.uint32)
         for some in weights:
@@ -330,12 +322,7 @@ def _pass_four(words, a, b, c, d, out):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, repr=False)
 class Opening:
-    """What opens the replies to queries.
-
-    Args:
-        secrets: (u, 1024), one for each query.
-        errors: (u,), the sum of the errors of each query.
-    """
+    """What opens replies to queries: the secret of each, (u, 1024), and the sum of its errors."""
 
     secrets: Words
     errors: Words
@@ -345,13 +332,8 @@ class Opening:
         return f"Opening({len(self.secrets)} queries)"
 
     def decode(self, rows: Words, slices: NDArray[np.int64], hint: Words) -> NDArray[np.uint8]:
-        """Returns the bytes of one slice of each column, (u, row_bytes).
-
-        Args:
-            rows: (u or more, r, row_bytes), what the server replies.
-            slices: (u,) below r: which slice.
-            hint: (r, 1024, row_bytes).
-        """
+        """Returns the bytes of one slice, which `slices` (u,) says, of each column, (u, row_bytes);
+        `rows`, (u or more, r, row_bytes), are the reply, the hint is (r, 1024, row_bytes)."""
         out = np.empty((len(slices), rows.shape[2]), np.uint8)
         for each in np.unique(slices):
             mine = np.flatnonzero(slices == each)
@@ -367,11 +349,7 @@ def encrypt(columns: KeyArray, length: int, seed: bytes, prg: Prg) -> tuple[Word
 
     The public matrix is made block by block, once for all queries: 1024 products for each of its
     columns and each query, in memory for the queries and about 8 MB and 12 KB a query more.
-
-    Args:
-        columns: (m,) below `length`: the column that each query asks for.
-        seed: of the public matrix.
-        prg: where secrets and errors come from.
+    `columns`, (m,) below `length`, is what each query asks for; `seed` is of the public matrix.
     """
     count = len(columns)
     words = np.empty((count, DIMENSION), "<u4")

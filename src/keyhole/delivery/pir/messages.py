@@ -1,4 +1,5 @@
-"""Frames queries and replies, checks what arrives, and remembers what was answered.
+"""Frames queries and replies, checks what arrives, remembers what was answered: what both schemes
+of private retrieval share.
 
 A frame is a head (what it is, for or from which server, of which round, under which params), a body
 whose length follows from the params, and a check over all of it. What arrives is compared with the
@@ -13,13 +14,11 @@ learn whether that query was padding.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from threading import Lock
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -28,21 +27,36 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.crypto.codec import CHECK_BYTES, Body, Framing
+from keyhole.crypto.once import Once
+from keyhole.delivery.base import Retrieved
 from keyhole.delivery.pir.database import PirParams, tags_of
-from keyhole.errors import InputError, IntegrityError, MalformedError, ReplayError, StaleError
+from keyhole.errors import InputError, IntegrityError, MalformedError, ReplayError
 
 FrameKind: TypeAlias = Literal["query", "reply"]
-Body: TypeAlias = bytes | bytearray | memoryview
 
-_MAGIC = b"KHP1"
-_KINDS = {"query": 1, "reply": 2}
-_HEAD = struct.Struct("<4sBBH16s32s")
 _PIECE = 1 << 30  # bytes that the sum of a reply takes at once: the library ends at 2^31
 
-CHECK_BYTES = 16
-"""Of the check at the end of a message."""
 
-FRAME_BYTES = _HEAD.size + CHECK_BYTES
+def _sum_of_reply(pieces: Iterable[Body]) -> bytes:
+    """GMAC under a key that everybody knows: it finds damage as the SHA-256 of a query does, five
+    times as fast, and replies are long."""
+    summed = Cipher(AES(b"keyhole-pir-repl"), GCM(bytes(12))).encryptor()
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), _PIECE):
+            summed.authenticate_additional_data(view[start : start + _PIECE])
+    summed.finalize()
+    return summed.tag
+
+
+_WHAT = "a message of private retrieval"
+_FRAMES: Mapping[FrameKind, Framing] = {
+    "query": Framing(b"KHP1", {"query": 1}, _WHAT),
+    "reply": Framing(b"KHP1", {"reply": 2}, _WHAT, _sum_of_reply),
+}
+
+FRAME_BYTES = _FRAMES["query"].head_bytes + CHECK_BYTES
 """What a frame adds to its body."""
 
 REPLY_BYTES = FRAME_BYTES + CHECK_BYTES
@@ -50,87 +64,35 @@ REPLY_BYTES = FRAME_BYTES + CHECK_BYTES
 
 
 def seal(kind: FrameKind, params: PirParams, server: int, *body: Body) -> bytes:
-    """Returns a message.
-
-    Args:
-        server: 0 or 1, to which a query goes and from which a reply comes.
-        body: in one or more parts, together of the length that the params demand.
-    """
-    head = _HEAD.pack(_MAGIC, _KINDS[kind], server, 0, params.round, params.digest)
-    return b"".join([head, *body, _check(kind, head, *body)])
-
-
-def seal_reply(query: bytes | memoryview, params: PirParams, server: int, rows: Body) -> bytes:
-    """Returns the reply to a query.
-
-    Args:
-        server: 0 or 1, from which the reply comes.
-    """
-    return seal("reply", params, server, check_of(query), rows)
+    """Returns a message to or from server 0 or 1, its body in one or more parts."""
+    return _FRAMES[kind].seal(params, kind, server, *body)
 
 
 def unseal(
     data: bytes | memoryview, kind: FrameKind, params: PirParams, server: int, body_bytes: int
 ) -> memoryview:
     """Returns the body of a message."""
-    view = memoryview(data)
-    if len(view) != body_bytes + FRAME_BYTES:
-        raise _malformed(f"{len(view)} bytes", f"{body_bytes + FRAME_BYTES} bytes")
-    head, body = view[: _HEAD.size], view[_HEAD.size : -CHECK_BYTES]
-    if check_of(view) != _check(kind, head, body):
-        raise _malformed("a wrong check", "the check of its bytes")
-    magic, number, party, zero, round_name, digest = _HEAD.unpack(head)
-    if (magic, number, party, zero) != (_MAGIC, _KINDS[kind], server, 0):
-        raise _malformed("another head", f"a {kind} of server {server}, of version 1")
-    if round_name != params.round or digest != params.digest:
-        raise StaleError(
-            "a message about other slices: got another round, or other params; expected the round "
-            "and params of this table; fetch the params anew, from every server"
-        )
-    return body
+    return _FRAMES[kind].unseal(params, kind, server, data, body_bytes)
+
+
+def seal_reply(query: bytes | memoryview, params: PirParams, server: int, rows: Body) -> bytes:
+    """Returns the reply of a server to a query."""
+    return seal("reply", params, server, check_of(query), rows)
 
 
 def unseal_reply(
     data: bytes | memoryview, asked: bytes, params: PirParams, server: int, rows_bytes: int
 ) -> memoryview:
-    """Returns the rows of the reply to a query.
-
-    Args:
-        asked: the check of the query, see `check_of`.
-    """
+    """Returns the rows of the reply to the query whose check is `asked`."""
     body = unseal(data, "reply", params, server, CHECK_BYTES + rows_bytes)
     if body[:CHECK_BYTES] != asked:
-        raise _malformed("the reply to another query", "the reply to this one")
+        raise _FRAMES["reply"].malformed("the reply to another query", "the reply to this one")
     return body[CHECK_BYTES:]
 
 
 def check_of(message: bytes | memoryview) -> bytes:
     """The 16 bytes at the end of a message, which tell it from every other."""
     return bytes(message[-CHECK_BYTES:])
-
-
-def _check(kind: FrameKind, *parts: Body) -> bytes:
-    """SHA-256 of a query, which tells it from every other; GMAC of a reply, under a key that
-    everybody knows: it finds damage, five times as fast, and replies are long."""
-    if kind == "query":
-        whole = sha256()
-        for part in parts:
-            whole.update(part)
-        return whole.digest()[:CHECK_BYTES]
-    summed = Cipher(AES(b"keyhole-pir-repl"), GCM(bytes(12))).encryptor()
-    for part in parts:
-        view = memoryview(part)
-        for start in range(0, len(view), _PIECE):
-            summed.authenticate_additional_data(view[start : start + _PIECE])
-    summed.finalize()
-    return summed.tag
-
-
-def _malformed(got: str, allowed: str) -> MalformedError:
-    return MalformedError(
-        f"a message of private retrieval cannot be read: got {got}; expected {allowed}; send it as "
-        "docs/wire.md describes it, under the params of the table"
-    )
 
 
 MAX_QUERIES = 1 << 22
@@ -229,49 +191,43 @@ def _replay(got: str, allowed: str) -> ReplayError:
     )
 
 
-class PirServer(Protocol):
-    """One server of one table."""
+class PirServer:
+    """One server of a table, for as long as its round lasts: a `SelectServer`.
 
-    @property
-    def params(self) -> PirParams:
-        """What a client must know before it asks."""
-        ...
+    Args:
+        place: 0 or 1: which of the servers this one is.
+        query_bytes: of every query.
+        scan: bodies of queries -> the rows of each reply, in one pass over the table.
+        max_queries: that it answers and remembers, see `AnsweredQueries`.
+    """
 
-    @property
-    def hint(self) -> bytes:
-        """What a client must have before it asks; empty where it needs nothing."""
-        ...
-
-    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries in one pass over the table; see `SelectServer`."""
-        ...
-
-
-@dataclass(frozen=True)
-class PirParty:
-    """A server of a table as services know it, a `SelectServer`: params are bytes."""
-
-    server: PirServer
-    place: int
-    query_bytes: int
-
-    @property
-    def params(self) -> bytes:
-        """Implements `SelectServer.params`."""
-        return self.server.params.encode()
-
-    @property
-    def hint(self) -> bytes:
-        """Implements `SelectServer.hint`."""
-        return self.server.hint
+    def __init__(
+        self,
+        params: PirParams,
+        place: int,
+        query_bytes: int,
+        scan: Callable[[Sequence[memoryview]], Iterable[Body]],
+        max_queries: int,
+        hint: bytes = b"",
+    ) -> None:
+        self.params, self.hint = params.encode(), hint
+        self._facts, self._place, self._scan = params, place, scan
+        self._body_bytes = query_bytes - FRAME_BYTES
+        self._answered = AnsweredQueries(max_queries)
 
     def check(self, query: bytes) -> None:
         """Implements `SelectServer.check`."""
-        unseal(query, "query", self.server.params, self.place, self.query_bytes - FRAME_BYTES)
+        self._body(query)
 
     def answer(self, queries: Sequence[bytes]) -> list[bytes]:
         """Implements `SelectServer.answer`."""
-        return self.server.answer(queries)
+        bodies = [self._body(query) for query in queries]
+        with self._answered.claim(queries):
+            pairs = zip(queries, self._scan(bodies), strict=True)
+            return [seal_reply(query, self._facts, self._place, rows) for query, rows in pairs]
+
+    def _body(self, query: bytes) -> memoryview:
+        return unseal(query, "query", self._facts, self._place, self._body_bytes)
 
 
 @dataclass(frozen=True, repr=False)
@@ -281,17 +237,63 @@ class Wanted:
     Args:
         keys: (q,) int64: the key of each row of a reply, wanted or drawn as padding.
         slots: (n,) int64: the row of each key that was asked for; -1 if it is in none.
+        open: rows of the reply of each server -> (q, row_bytes) uint8; holds what is secret.
     """
 
     keys: KeyArray
     slots: NDArray[np.int64]
+    open: Callable[[Sequence[memoryview]], NDArray[np.uint8]]
 
     def __repr__(self) -> str:
         """Keys are private: printing shows how many queries there are, padding included."""
         return f"Wanted({len(self.keys)} queries)"
 
 
-def check_tags(params: PirParams, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+class PirQuery:
+    """One query to one server or two, for one use: a `Query`. Replies that are none do not use it
+    up.
+
+    Args:
+        messages: one for each server.
+        rows_bytes: of the rows of every reply.
+    """
+
+    def __init__(
+        self, params: PirParams, messages: tuple[bytes, ...], wanted: Wanted, rows_bytes: int
+    ) -> None:
+        self._params, self._rows_bytes = params, rows_bytes
+        self._checks = [check_of(message) for message in messages]
+        self._messages = Once(messages, "messages")
+        self._wanted = Once(wanted, "replies")
+
+    def __repr__(self) -> str:
+        """Keys are private: printing shows what everybody sees."""
+        return f"PirQuery(max_keys={self._params.max_keys}, servers={len(self._checks)})"
+
+    def messages(self) -> tuple[bytes, ...]:
+        """Implements `Query.messages`."""
+        return self._messages.take()
+
+    def decode(self, replies: Sequence[bytes]) -> Retrieved:
+        """Implements `Query.decode`."""
+        self._wanted.peek()
+        if len(replies) != len(self._checks):
+            raise MalformedError(
+                f"replies of another number of servers: got {len(replies)} replies; expected "
+                f"{len(self._checks)}, in the order of the messages; wait for all servers"
+            )
+        rows = [
+            unseal_reply(reply, check, self._params, server, self._rows_bytes)
+            for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
+        ]
+        wanted = self._wanted.take()
+        records = _check_tags(self._params, wanted.keys, wanted.open(rows))[wanted.slots]
+        is_found = wanted.slots >= 0
+        records[~is_found] = 0
+        return Retrieved(records, is_found)
+
+
+def _check_tags(params: PirParams, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns the slices of rows (m, row_bytes), once all of them have the tags of their keys."""
     records, tags = rows[:, : params.record_bytes], rows[:, params.record_bytes :]
     if not np.array_equal(tags_of(params.round, keys, records), tags):

@@ -26,16 +26,17 @@ shows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.once import Once, distinct_keys
+from keyhole.crypto.once import distinct_keys
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.base import (
     WHO_TAKES_PART,
@@ -45,7 +46,6 @@ from keyhole.delivery.base import (
     Price,
     PrivateTable,
     PublicTable,
-    Retrieved,
 )
 from keyhole.delivery.exchange import deliver_by_queries
 from keyhole.delivery.pir.database import (
@@ -66,28 +66,21 @@ from keyhole.delivery.pir.lwe import (
     WORD_BYTES,
     Columns,
     LweShape,
-    Opening,
     Words,
     encrypt,
     matrix_seed,
     public_matrix,
 )
 from keyhole.delivery.pir.messages import (
-    FRAME_BYTES,
     MAX_QUERIES,
     REPLY_BYTES,
-    AnsweredQueries,
-    PirParty,
+    PirQuery,
+    PirServer,
     Wanted,
-    check_of,
-    check_tags,
     seal,
-    seal_reply,
-    unseal,
-    unseal_reply,
 )
 from keyhole.delivery.records import PLAIN, Coding, Demand
-from keyhole.errors import InputError, MalformedError, StaleError
+from keyhole.errors import MalformedError, StaleError
 from keyhole.pricing import Speeds, Workload
 
 if TYPE_CHECKING:
@@ -111,21 +104,6 @@ _ABOUT = DeliveryAbout(
 )
 
 
-def query_bytes(params: PirParams) -> int:
-    """Of one query, whatever the keys."""
-    return LweShape.of(params).query_bytes
-
-
-def reply_bytes(params: PirParams) -> int:
-    """Of one reply."""
-    return LweShape.of(params).reply_bytes
-
-
-def hint_bytes(params: PirParams) -> int:
-    """Of the hint, which every client fetches once a round."""
-    return LweShape.of(params).hint_bytes
-
-
 def hint_of(database: Database, max_keys: int) -> bytes:
     """Computes the hint of a table: 1024 products for each of its bytes.
 
@@ -140,17 +118,6 @@ def hint_of(database: Database, max_keys: int) -> bytes:
     return b"".join([_MAGIC, database.digest, words.data.cast("B")])
 
 
-def params_of(database: Database, max_keys: int, hint: bytes | None = None) -> PirParams:
-    """Returns the params of a table; `max_keys` beyond its rows are as many as it has.
-
-    Args:
-        hint: of this table, from `hint_of`; computed if None, which takes the longest of all.
-    """
-    hint = hint_of(database, max_keys) if hint is None else hint
-    plain = plain_params(_SCHEME, database, max_keys)
-    return replace(plain, database=sha256(hint).digest())
-
-
 class OneServerClient:
     """The client of a table at one server."""
 
@@ -160,109 +127,52 @@ class OneServerClient:
         self._shape = LweShape.of(params)
         self._hint = _read_hint(hint, params, self._shape)
 
-    def query(self, keys: KeyArray, prg: Prg | None = None) -> OneServerQuery:
+    def query(self, keys: KeyArray, prg: Prg | None = None) -> PirQuery:
         """Makes a query for keys; see `SelectClient`. The rest of `max_keys` are random ones."""
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
         shape = self._shape
         asked = prg.below(shape.num_keys, shape.max_keys)
         asked[: len(wanted)] = wanted
-        seed, columns = matrix_seed(self.params.round, shape), asked // shape.slices_per_column
+        columns, slices = np.divmod(asked, shape.slices_per_column)
+        seed = matrix_seed(self.params.round, shape)
         queries, opening = encrypt(columns, shape.columns, seed, prg)
+
+        def open_rows(replies: Sequence[memoryview]) -> NDArray[np.uint8]:
+            words = np.frombuffer(replies[0], "<u4").astype(np.uint32, copy=False)
+            rows = words.reshape(shape.max_keys, -1, shape.row_bytes)
+            return opening.decode(rows, slices, self._hint)
+
         message = seal("query", self.params, _SERVER, queries.data.cast("B"))
-        return OneServerQuery(self.params, message, Wanted(asked, places), opening, self._hint)
+        rows_bytes = shape.reply_bytes - REPLY_BYTES
+        return PirQuery(self.params, (message,), Wanted(asked, places, open_rows), rows_bytes)
 
 
-class OneServerQuery:
-    """One query to one server, for one use.
-
-    Args:
-        opening: what the reply is opened with, padding included: it is checked too.
-        hint: (r, 1024, row_bytes).
-    """
-
-    def __init__(
-        self, params: PirParams, message: bytes, wanted: Wanted, opening: Opening, hint: Words
-    ) -> None:
-        self._params = params
-        self._hint = hint
-        self._check = check_of(message)
-        self._messages = Once((message,), "messages")
-        self._wanted = Once((wanted, opening), "replies")
-
-    def __repr__(self) -> str:
-        """Keys are private: printing shows what everybody sees."""
-        return f"OneServerQuery({self._params.max_keys} queries to 1 server)"
-
-    def messages(self) -> tuple[bytes, ...]:
-        """The message for the server; see `Query`."""
-        return self._messages.take()
-
-    def decode(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the slices; see `Query`. Replies that are none do not use the query up."""
-        self._wanted.peek()
-        rows = _read_reply(replies, self._check, self._params)
-        wanted, opening = self._wanted.take()
-        opened = opening.decode(rows, wanted.keys % rows.shape[1], self._hint)
-        records = check_tags(self._params, wanted.keys, opened)
-        return Retrieved(records[wanted.slots], np.ones(len(wanted.slots), np.bool_))
-
-
-class OneServer:
-    """The server of a table, for as long as its round lasts.
+def server_of(database: Database, max_keys: int, max_queries: int = MAX_QUERIES) -> PirServer:
+    """Returns the server of a table, with its hint; a pass serves 1,024 keys, or one query.
 
     Args:
-        hint: of this database, from `hint_of`; computed if None. `OneServer.of` computes it once
-            for the params and the server.
-        max_queries: that it answers and remembers, see `AnsweredQueries`.
+        max_keys: beyond the rows of the table they are as many as it has.
     """
+    hint = hint_of(database, max_keys)
+    params = replace(plain_params(_SCHEME, database, max_keys), database=sha256(hint).digest())
+    shape = LweShape.of(params)
+    columns, each = Columns(database, shape), max(1, _PASS // shape.max_keys)
 
-    def __init__(
-        self,
-        database: Database,
-        params: PirParams,
-        hint: bytes | None = None,
-        max_queries: int = MAX_QUERIES,
-    ) -> None:
-        check_scheme(params, _SCHEME)
-        self.hint = hint_of(database, params.max_keys) if hint is None else hint
-        if params != params_of(database, params.max_keys, self.hint):
-            raise InputError(
-                f"a server and params that do not fit: got params of {params.num_keys} slices; "
-                f"expected params_of these {database.num_keys} slices and their hint; make both "
-                "with OneServer.of(database, max_keys)"
-            )
-        self.params = params
-        self._shape = LweShape.of(params)
-        self._columns = Columns(database, self._shape)
-        self._answered = AnsweredQueries(max_queries)
-
-    @staticmethod
-    def of(database: Database, max_keys: int) -> OneServer:
-        """Returns a server with its own params."""
-        hint = hint_of(database, max_keys)
-        return OneServer(database, params_of(database, max_keys, hint), hint)
-
-    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries; see `SelectServer`. A pass serves 1,024 keys, or one query."""
-        shape = self._shape
-        length = shape.query_bytes - FRAME_BYTES
-        bodies = [unseal(query, "query", self.params, _SERVER, length) for query in queries]
+    def scan(bodies: Sequence[memoryview]) -> Iterator[memoryview]:
         asked = [np.frombuffer(body, "<u4").reshape(-1, shape.columns) for body in bodies]
-        each = max(1, _PASS // shape.max_keys)
-        with self._answered.claim(queries):
-            passes = (self._answer(asked[at : at + each]) for at in range(0, len(asked), each))
-            found = (words.data.cast("B") for some in passes for words in some)
-            pairs = zip(queries, found, strict=True)
-            return [seal_reply(query, self.params, _SERVER, rows) for query, rows in pairs]
+        for start in range(0, len(asked), each):
+            some = asked[start : start + each]
+            # Block by block: all queries of a pass are side by side, and not held twice.
+            blocks = (
+                np.concatenate([one[:, at : at + BLOCK] for one in some])
+                for at in range(0, shape.columns, BLOCK)
+            )
+            found = columns.product(blocks, len(some) * shape.max_keys)
+            for words in found.astype("<u4").reshape(len(some), -1):
+                yield words.data.cast("B")
 
-    def _answer(self, asked: Sequence[Words]) -> Words:
-        """The words of replies, (queries, m r row_bytes)."""
-        starts = range(0, self._shape.columns, BLOCK)
-        # Block by block: all queries of a pass are side by side, and not held twice.
-        blocks = (np.concatenate([one[:, at : at + BLOCK] for one in asked]) for at in starts)
-        found = self._columns.product(blocks, len(asked) * self._shape.max_keys)
-        return found.astype("<u4").reshape(len(asked), -1)
+    return PirServer(params, _SERVER, shape.query_bytes, scan, max_queries, hint)
 
 
 def _read_hint(hint: bytes, params: PirParams, shape: LweShape) -> Words:
@@ -279,18 +189,6 @@ def _read_hint(hint: bytes, params: PirParams, shape: LweShape) -> Words:
         )
     words = np.frombuffer(hint, "<u4", offset=HINT_HEAD_BYTES).astype(np.uint32, copy=False)
     return np.require(words, requirements="A").reshape(-1, DIMENSION, shape.row_bytes)
-
-
-def _read_reply(replies: Sequence[bytes], asked: bytes, params: PirParams) -> Words:
-    """The words of the only reply, (m, r, row_bytes)."""
-    if len(replies) != 1:
-        raise MalformedError(
-            f"replies of another number of servers: got {len(replies)} replies; expected 1; pass "
-            "the reply of the one server"
-        )
-    body = unseal_reply(replies[0], asked, params, _SERVER, reply_bytes(params) - REPLY_BYTES)
-    words = np.frombuffer(body, "<u4").astype(np.uint32, copy=False)
-    return words.reshape(params.max_keys, -1, params.row_bytes)
 
 
 @dataclass(frozen=True)
@@ -314,13 +212,10 @@ class OneServerPir:
         """Implements `Delivery.for_run`."""
         return replace(self, keys_per_client=keys_per_client)
 
-    def open(self, table: PrivateTable) -> tuple[PirParty, ...]:
+    def open(self, table: PrivateTable) -> tuple[PirServer, ...]:
         """Implements `QueryDelivery.open`."""
         database = Database.of(table.name, table.records)
-        hint = hint_of(database, table.max_keys)
-        params = params_of(database, table.max_keys, hint)
-        server = OneServer(database, params, hint, self.max_queries)
-        return (PirParty(server, _SERVER, query_bytes(params)),)
+        return (server_of(database, table.max_keys, self.max_queries),)
 
     def client(self, params: bytes, hint: bytes = b"") -> OneServerClient:
         """Implements `QueryDelivery.client`."""

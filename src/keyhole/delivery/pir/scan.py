@@ -128,15 +128,8 @@ _add_entries: Any = intrinsic(_type_add_entries)
 
 @njit(cache=True, nogil=True)
 def fold_few(rows, ids, size, bits, out, visits):
-    """The answers to one query.
-
-    Args:
-        rows: (K, words) uint64.
-        ids: (B, size) int32 keys, -1 for none; empty if there is one bucket with all rows in order.
-        bits: (B, bytes) uint8.
-        out: (B, words) uint64, zeros at first.
-        visits: (K,) int64, raised at every row that is read; or empty.
-    """
+    """The answers to one query, as those of `fold_many`, for bits (B, bytes) uint8; `out`, (B,
+    words), has zeros at first."""
     picked = np.empty(size + 1, np.int64)
     for bucket in range(len(bits)):
         count = np.int64(0)
@@ -197,7 +190,8 @@ def fold_many(rows, ids, size, bits, out, visits):
         chosen = bits[block // blocks, block % blocks]
         for chunk in range(chunks):
             _tabulate_block(rows, keys, chunk, tails, tables)
-            _fetch_block(rows, nexts, chunk)
+            for key in nexts:
+                _fetch(rows.ctypes.data + key * rows.shape[1] * 8 + chunk * _LINE)
             to = sums.ctypes.data + chunk * queries * _LINE
             for q in range(queries):
                 _add_entries(to + q * _LINE, tables.ctypes.data, np.int64(chosen[q]) & present)
@@ -244,13 +238,6 @@ def _tabulate_block(rows, keys, chunk, tails, tables):
 
 
 @njit(cache=True, nogil=True)
-def _fetch_block(rows, keys, chunk):
-    """Asks for one line of 32 rows."""
-    for key in keys:
-        _fetch(rows.ctypes.data + key * rows.shape[1] * 8 + chunk * _LINE)
-
-
-@njit(cache=True, nogil=True)
 def _hand_over(sums, out):
     """Writes sums, line by line of all queries, as rows; clears them."""
     queries, words = out.shape
@@ -275,15 +262,12 @@ _MANY = 5  # queries from which tables pay: they cost what four queries cost wit
 def scan_rows(
     rows: NDArray[np.uint64], bits: NDArray[np.uint8], visits: NDArray[np.int64] | None = None
 ) -> NDArray[np.uint64]:
-    """Answers queries over all rows, in one pass if there are five or more.
+    """Answers queries over all rows, in one pass if there are five or more: (q, words).
 
     Args:
         rows: (K, words) uint64, contiguous.
         bits: (q, ceil(K / 8)) uint8: bit j of byte i is row 8 i + j; bits beyond K are ignored.
         visits: (K,) int64, raised by one whenever a row is read; for tests.
-
-    Returns:
-        (q, words) uint64.
 
     >>> rows = np.array([[1], [2], [4]], np.uint64)
     >>> scan_rows(rows, np.array([[0b101], [0b110]], np.uint8))
@@ -302,16 +286,11 @@ def scan_buckets(
     bits: NDArray[np.uint8],
     visits: NDArray[np.int64] | None = None,
 ) -> NDArray[np.uint64]:
-    """Answers queries over every bucket, in one pass if there are five or more clients.
+    """Answers queries over every bucket, as `scan_rows` over all rows: (q, B, words).
 
     Args:
-        rows: (K, words) uint64, contiguous.
         members: (B, size) int32: the keys of each bucket, -1 where there is none.
         bits: (q, B, ceil(size / 8)) uint8: bit j of byte i is position 8 i + j; others are ignored.
-        visits: (K,) int64, raised by one whenever a row is read; for tests.
-
-    Returns:
-        (q, B, words) uint64.
     """
     if members.ndim != 2 or members.dtype != np.int32 or not members.size:
         raise _misfit(f"members {members.dtype} {members.shape}")

@@ -19,7 +19,7 @@ together, the time that a client's work takes, and a table that was wrong from t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ from keyhole.crypto.dpf import (
     expand,
     share_from_roots,
 )
-from keyhole.crypto.once import Once, distinct_keys
+from keyhole.crypto.once import distinct_keys
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.delivery.base import (
     WHO_TAKES_PART,
@@ -47,7 +47,6 @@ from keyhole.delivery.base import (
     Price,
     PrivateTable,
     PublicTable,
-    Retrieved,
 )
 from keyhole.delivery.exchange import deliver_by_queries
 from keyhole.delivery.pir.database import (
@@ -56,7 +55,6 @@ from keyhole.delivery.pir.database import (
     PirParams,
     Scheme,
     check_scheme,
-    check_server,
     numbers_only,
     plain_params,
     replying_seconds,
@@ -67,19 +65,14 @@ from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     MAX_QUERIES,
     REPLY_BYTES,
-    AnsweredQueries,
-    PirParty,
+    PirQuery,
+    PirServer,
     Wanted,
-    check_of,
-    check_tags,
     seal,
-    seal_reply,
-    unseal,
-    unseal_reply,
 )
 from keyhole.delivery.pir.scan import scan_buckets, scan_rows
 from keyhole.delivery.records import PLAIN, Coding, Demand
-from keyhole.errors import InputError, MalformedError
+from keyhole.errors import InputError
 from keyhole.pricing import Speeds, Workload
 
 if TYPE_CHECKING:
@@ -161,6 +154,18 @@ class Batch:
         """Of both kinds."""
         return self.shape.num_buckets + self.shape.stash
 
+    @property
+    def bucket_bytes(self) -> int:
+        """Of the corrections of the buckets in a query."""
+        return self.bucket.batch_bytes(self.shape.num_buckets)
+
+    def lengths(self, row_bytes: int) -> Lengths:
+        """Returns those of the messages of one server; a query is a nonce, a root, the corrections
+        of the buckets, those of the stash."""
+        corrections = self.bucket_bytes + self.table.batch_bytes(self.shape.stash)
+        query = FRAME_BYTES + 2 * SEED_BYTES + corrections
+        return Lengths(query, REPLY_BYTES + self.num_queries * row_bytes)
+
     def assign(self, keys: KeyArray, prg: Prg) -> Points:
         """Puts keys into queries: as many as can be into buckets, then into the stash.
 
@@ -195,71 +200,12 @@ class Batch:
         return positions, keys
 
 
-def params_of(database: Database, max_keys: int) -> PirParams:
-    """Returns the params of a table; `max_keys` beyond its rows are as many as it has."""
-    return plain_params(_SCHEME, database, max_keys)
-
-
-def query_bytes(params: PirParams) -> int:
-    """Of one query to one server, whatever the keys."""
-    return FRAME_BYTES + _query_body(Batch.of(params))
-
-
-def reply_bytes(params: PirParams) -> int:
-    """Of one reply of one server."""
-    return REPLY_BYTES + Batch.of(params).num_queries * params.row_bytes
-
-
-class XorQuery:
-    """One query to two servers, for one use."""
-
-    def __init__(self, params: PirParams, messages: tuple[bytes, bytes], wanted: Wanted) -> None:
-        self._params = params
-        self._checks = [check_of(message) for message in messages]
-        self._messages = Once(messages, "messages")
-        self._wanted = Once(wanted, "replies")
-        self._num_slots = len(wanted.keys)
-
-    def __repr__(self) -> str:
-        """Keys are private: printing shows what everybody sees."""
-        return f"XorQuery({self._num_slots} queries to each of 2 servers)"
-
-    def messages(self) -> tuple[bytes, bytes]:
-        """One message for each server; see `Query`."""
-        return self._messages.take()
-
-    def decode(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the slices; see `Query`. Replies that are none do not use the query up."""
-        self._wanted.peek()
-        one, other = self._read(replies)
-        wanted = self._wanted.take()
-        opened = check_tags(self._params, wanted.keys, one ^ other)
-        is_found = wanted.slots >= 0
-        records = opened[wanted.slots]
-        records[~is_found] = 0
-        return Retrieved(records, is_found)
-
-    def _read(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
-        """The rows of two replies, (num_slots, row_bytes) each."""
-        if len(replies) != 2:
-            raise MalformedError(
-                f"replies of some servers only: got {len(replies)} replies; expected 2, in the "
-                "order of the messages; wait for both servers"
-            )
-        shape = self._num_slots, self._params.row_bytes
-        length = self._num_slots * self._params.row_bytes
-        bodies = [
-            unseal_reply(reply, check, self._params, server, length)
-            for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
-        ]
-        return [np.frombuffer(body, np.uint8).reshape(shape) for body in bodies]
-
-
 class TwoServerClient:
     """The client of a table at two servers.
 
     Raises:
-        InputError: params of another scheme, or of a table that is too large for its buckets.
+        StaleError: params of another scheme.
+        InputError: params of a table that is too large for its buckets.
     """
 
     def __init__(self, params: PirParams) -> None:
@@ -267,13 +213,14 @@ class TwoServerClient:
         self.params = params
         self._batch = Batch.of(params)
 
-    def query(self, keys: KeyArray, prg: Prg | None = None) -> XorQuery:
+    def query(self, keys: KeyArray, prg: Prg | None = None) -> PirQuery:
         """Makes a query for keys; see `SelectClient`."""
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
         points = self._batch.assign(wanted, prg)
-        messages = self._share(points, prg)
-        return XorQuery(self.params, messages, Wanted(points.keys, points.slots[places]))
+        found = Wanted(points.keys, points.slots[places], xor_rows(self.params.row_bytes))
+        rows_bytes = len(points.keys) * self.params.row_bytes
+        return PirQuery(self.params, self._share(points, prg), found, rows_bytes)
 
     def _share(self, points: Points, prg: Prg) -> tuple[bytes, bytes]:
         nonce, roots = prg.bytes(SEED_BYTES), (prg.bytes(SEED_BYTES), prg.bytes(SEED_BYTES))
@@ -290,69 +237,57 @@ class TwoServerClient:
         return first, second
 
 
-class TwoServer:
-    """One of the two servers of a table, for as long as its round lasts.
+def xor_rows(row_bytes: int) -> Callable[[Sequence[memoryview]], NDArray[np.uint8]]:
+    """Returns what opens the replies of two servers: (q, row_bytes)."""
 
-    Args:
-        server: 0 or 1: which of the two this one is.
-        max_queries: that it answers and remembers, see `AnsweredQueries`.
-    """
+    def open_rows(replies: Sequence[memoryview]) -> NDArray[np.uint8]:
+        one, other = (np.frombuffer(reply, np.uint8).reshape(-1, row_bytes) for reply in replies)
+        return one ^ other
 
-    def __init__(
-        self, database: Database, params: PirParams, server: int, max_queries: int = MAX_QUERIES
-    ) -> None:
-        check_server(_SCHEME, database, params, server)
-        self.params = params
-        self.hint = b""
-        self._rows = database.rows
-        self._server = server
-        self._batch = Batch.of(params)
-        self._answered = AnsweredQueries(max_queries)
-
-    def answer(self, queries: Sequence[bytes]) -> list[bytes]:
-        """Answers queries in one pass over the table; see `SelectServer`."""
-        length = _query_body(self._batch)
-        bodies = [unseal(query, "query", self.params, self._server, length) for query in queries]
-        asked = [_read_query(body, self._batch, self._server) for body in bodies]
-        if not asked:
-            return []
-        nonces, in_buckets, in_stash = zip(*asked, strict=True)
-        with self._answered.claim(queries):
-            found = np.concatenate(
-                [self._scan_buckets(nonces, in_buckets), self._scan_stash(nonces, in_stash)], axis=1
-            )
-            cells = found.view(np.uint8)[:, :, : self.params.row_bytes]
-            pairs = zip(queries, cells, strict=True)
-            return [
-                seal_reply(query, self.params, self._server, rows.tobytes())
-                for query, rows in pairs
-            ]
-
-    def _scan_buckets(
-        self, nonces: Sequence[bytes], keys: Sequence[PointKeys]
-    ) -> NDArray[np.uint64]:
-        placement = self._batch.placement
-        if placement is None:
-            return np.zeros((len(keys), 0, self._rows.shape[1]), np.uint64)
-        bits = _expand_all(keys, self._batch.bucket, nonces)
-        return scan_buckets(self._rows, placement.members(), bits)
-
-    def _scan_stash(self, nonces: Sequence[bytes], keys: Sequence[PointKeys]) -> NDArray[np.uint64]:
-        bits = _expand_all(keys, self._batch.table, nonces)
-        found = scan_rows(self._rows, bits.reshape(-1, bits.shape[2]))
-        return found.reshape(*bits.shape[:2], -1)
+    return open_rows
 
 
-def _query_body(batch: Batch) -> int:
-    """A nonce, a root, the corrections of the buckets, those of the stash."""
-    corrections = batch.bucket.batch_bytes(batch.shape.num_buckets)
-    return 2 * SEED_BYTES + corrections + batch.table.batch_bytes(batch.shape.stash)
+def params_of(database: Database, max_keys: int) -> PirParams:
+    """Returns the params of a table; `max_keys` beyond its rows are as many as it has."""
+    return plain_params(_SCHEME, database, max_keys)
+
+
+def servers_of(
+    database: Database, max_keys: int, max_queries: int = MAX_QUERIES
+) -> tuple[PirServer, PirServer]:
+    """Returns both servers of a table; `max_queries` each."""
+    params = params_of(database, max_keys)
+    batch = Batch.of(params)
+
+    def server(place: int) -> PirServer:
+        def scan(bodies: Sequence[memoryview]) -> Iterable[bytes]:
+            found = _scan(database.rows, batch, [_read_query(b, batch, place) for b in bodies])
+            return (rows.tobytes() for rows in found.view(np.uint8)[:, :, : params.row_bytes])
+
+        return PirServer(params, place, batch.lengths(params.row_bytes).query, scan, max_queries)
+
+    return server(0), server(1)
+
+
+def _scan(
+    rows: NDArray[np.uint64], batch: Batch, asked: Sequence[tuple[bytes, PointKeys, PointKeys]]
+) -> NDArray[np.uint64]:
+    """The XORs of the rows that queries select, in one pass: (queries, num_queries, words)."""
+    if not asked:
+        return np.empty((0, batch.num_queries, rows.shape[1]), np.uint64)
+    nonces, in_buckets, in_stash = zip(*asked, strict=True)
+    bits = _expand_all(in_stash, batch.table, nonces)
+    found = scan_rows(rows, bits.reshape(-1, bits.shape[2])).reshape(*bits.shape[:2], -1)
+    if batch.placement is None:
+        return found
+    bits = _expand_all(in_buckets, batch.bucket, nonces)
+    return np.concatenate([scan_buckets(rows, batch.placement.members(), bits), found], axis=1)
 
 
 def _read_query(body: memoryview, batch: Batch, party: int) -> tuple[bytes, PointKeys, PointKeys]:
     """Returns the nonce and the keys of one query."""
     nonce, root, tail = bytes(body[:16]), bytes(body[16:32]), body[32:]
-    cut, (first, second) = batch.bucket.batch_bytes(batch.shape.num_buckets), _batch_roots(root)
+    cut, (first, second) = batch.bucket_bytes, _batch_roots(root)
     return (
         nonce,
         decode_corrections(tail[:cut], batch.shape.num_buckets, batch.bucket, party, first),
@@ -395,12 +330,10 @@ class TwoServerPir:
         """Implements `Delivery.for_run`."""
         return replace(self, keys_per_client=keys_per_client)
 
-    def open(self, table: PrivateTable) -> tuple[PirParty, ...]:
+    def open(self, table: PrivateTable) -> tuple[PirServer, ...]:
         """Implements `QueryDelivery.open`."""
         database = Database.of(table.name, table.records)
-        params = params_of(database, table.max_keys)
-        made = [TwoServer(database, params, at, self.max_queries) for at in (0, 1)]
-        return tuple(PirParty(each, at, query_bytes(params)) for at, each in enumerate(made))
+        return servers_of(database, table.max_keys, self.max_queries)
 
     def client(self, params: bytes, hint: bytes = b"") -> TwoServerClient:
         """Implements `QueryDelivery.client`; there is no hint."""
@@ -413,7 +346,7 @@ class TwoServerPir:
     def lengths(self, params: bytes) -> Lengths:
         """Implements `QueryDelivery.lengths`."""
         read = PirParams.decode(params)
-        return Lengths(query_bytes(read), reply_bytes(read))
+        return Batch.of(read).lengths(read.row_bytes)
 
     def held_bytes(self, num_keys: int, record_bytes: int, max_keys: int) -> int:
         """Implements `QueryDelivery.held_bytes`: rows, and the list of buckets."""
@@ -425,6 +358,7 @@ class TwoServerPir:
         """Prices the messages to both servers; params, HTTP and TLS are not counted."""
         params = numbers_only(_SCHEME, load.num_keys, load.slice_bytes, load.keys_per_client)
         batch = Batch.of(params)
+        lengths = batch.lengths(params.row_bytes)
         table = rows_bytes(load.num_keys, load.slice_bytes)
         building, hashes = tagging_seconds(load, speeds), 0
         if batch.placement is not None:
@@ -441,8 +375,8 @@ class TwoServerPir:
         client += 2 * batch.num_queries * (load.slice_bytes + TAG_BYTES) / speeds.opening
         return Price(
             self.about,
-            2 * reply_bytes(params) + load.broadcast_bytes,
-            2 * query_bytes(params),
+            2 * lengths.reply + load.broadcast_bytes,
+            2 * lengths.query,
             {_FIRST: seconds, _SECOND: seconds},
             client,
             self.held_bytes(load.num_keys, load.slice_bytes, load.keys_per_client),

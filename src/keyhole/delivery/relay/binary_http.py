@@ -7,7 +7,7 @@ exist: what RFC 9292 calls invalid cannot be made, neither by reading nor by wri
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,11 +27,7 @@ _CONTROL_NAMES = {b":method", b":scheme", b":authority", b":path", b":status"}
 
 @dataclass(frozen=True, repr=False)
 class BinaryRequest:
-    """A request.
-
-    Args:
-        authority: empty if the Host field has it, or nobody needs it.
-    """
+    """A request; its authority is empty if the Host field has it, or nobody needs it."""
 
     method: bytes
     path: bytes
@@ -74,11 +70,7 @@ class Informational:
 
 @dataclass(frozen=True, repr=False)
 class BinaryResponse:
-    """A response.
-
-    Args:
-        status: 200 to 599.
-    """
+    """A response with a status of 200 to 599."""
 
     status: int
     fields: Fields = ()
@@ -178,7 +170,9 @@ def _read_sections(reader: Reader, is_known: bool) -> tuple[Fields, bytes, Field
     """Header, content, trailer and padding: everything behind the control data."""
     read_fields = _read_known_fields if is_known else _read_open_fields
     fields = read_fields(reader)
-    content = _read_known_content(reader) if is_known else _read_open_content(reader)
+    content = b""
+    if not reader.at_end:
+        content = reader.prefixed() if is_known else b"".join(_read_chunks(reader))
     trailers = read_fields(reader)
     if any(reader.rest()):
         raise _invalid("padding that is not zero")
@@ -209,17 +203,9 @@ def _read_line(reader: Reader, name_length: int, count: int) -> tuple[bytes, byt
     return reader.take(name_length).lower(), reader.prefixed()
 
 
-def _read_known_content(reader: Reader) -> bytes:
-    return b"" if reader.at_end else reader.prefixed()
-
-
-def _read_open_content(reader: Reader) -> bytes:
-    chunks: list[bytes] = []
-    if reader.at_end:
-        return b""
+def _read_chunks(reader: Reader) -> Iterator[bytes]:
     while length := reader.varint():
-        chunks.append(reader.take(length))
-    return b"".join(chunks)
+        yield reader.take(length)
 
 
 def _check_fields(fields: Sequence[tuple[bytes, bytes]], *, is_trailer: bool = False) -> None:

@@ -38,7 +38,6 @@ from keyhole.delivery.base import (
 from keyhole.delivery.exchange import (
     ByteTally,
     LocalLinks,
-    PrivateRound,
     Retrieval,
     deliver_privately,
     retrieve,
@@ -50,7 +49,7 @@ from keyhole.delivery.relay.binary_http import (
     decode_response,
     encode_request,
 )
-from keyhole.delivery.relay.gateway import Gateway, Handler, Relay, Reply
+from keyhole.delivery.relay.gateway import Gateway, Handler, Reply, relay
 from keyhole.delivery.relay.ohttp import (
     REQUEST_OVERHEAD,
     Exchange,
@@ -77,11 +76,8 @@ _CHECK_BYTES = 8
 
 @dataclass(frozen=True)
 class TableShape:
-    """The public numbers of one table.
-
-    Args:
-        max_keys: m, to which every client's requests are padded; 0 for a table that is not asked.
-    """
+    """The public numbers of one table; every client's requests are padded to `max_keys`, which is 0
+    for a table that is not asked."""
 
     table: int
     num_keys: int
@@ -114,11 +110,7 @@ def parse_slice_path(request: BinaryRequest) -> tuple[str, int, int]:
 
 
 def slice_handler(round_id: str, tables: Sequence[NDArray[np.uint8]]) -> Handler:
-    """Answers from tables in memory.
-
-    Args:
-        tables: (K, record_bytes) uint8 each, in the order of the round.
-    """
+    """Answers from tables in memory, (K, record_bytes) each, in the order of the round."""
 
     def answer(request: BinaryRequest) -> Reply:
         asked, table, key = parse_slice_path(request)
@@ -209,14 +201,8 @@ class BlindQuery:
         return self._messages.take()
 
     def responses(self, replies: Sequence[bytes]) -> list[BinaryResponse]:
-        """Opens the answers, one for each message in its order.
-
-        Returns:
-            Responses table by table: those to the different keys in their order, then padding.
-
-        Raises:
-            MalformedError: an answer is not one of the gateway to its request, or one is missing.
-        """
+        """Opens the answers, one for each message in its order; returns responses table by table:
+        those to the different keys in their order, then padding."""
         expected = len(self._exchanges.peek())
         if len(replies) != expected:
             raise _no_answers(f"{len(replies)} answers to {expected} requests")
@@ -227,11 +213,8 @@ class BlindQuery:
         return [found[place] for place in range(len(found))]
 
     def records(self, responses: Sequence[BinaryResponse]) -> list[NDArray[np.uint8]]:
-        """Returns the slices of each table, (n, record_bytes) in the order of its keys.
-
-        Args:
-            responses: from `responses`, all of them good.
-        """
+        """Returns the slices of each table, (n, record_bytes) in the order of its keys, from good
+        `responses`."""
         for response, shape in zip(responses, self._shapes, strict=True):
             if response.status != 200 or len(response.content) != shape.record_bytes:
                 raise _no_answers(f"{len(response.content)} bytes with status {response.status}")
@@ -301,7 +284,7 @@ class BlindRelay:
     def for_run(
         self, keys_per_client: Mapping[str, int], *, allow_simulation: bool = False
     ) -> BlindRelay:
-        """Returns the delivery with the public numbers of a run."""
+        """Implements `Delivery.for_run`."""
         return replace(self, keys_per_client=keys_per_client)
 
     def price(self, load: Workload, speeds: Speeds) -> Price:
@@ -327,8 +310,9 @@ class BlindRelay:
 
     def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Delivers one round."""
-        how = PrivateRound(self.keys_per_client, self.coding, self.about.leaks)
-        return deliver_privately(_retrieve, how, state, keys)
+        return deliver_privately(
+            _retrieve, state, keys, self.keys_per_client, self.coding, self.about.leaks
+        )
 
 
 def _retrieve(
@@ -339,29 +323,7 @@ def _retrieve(
     gateway = Gateway([key], slice_handler(table.id, [table.records]))
     num_keys, record_bytes = table.records.shape
     shape = TableShape(0, num_keys, record_bytes, table.max_keys)
-    client = _OneTable(BlindClient(key.config, table.id, [shape]))
-    links = LocalLinks(Relay(gateway.answer_many).forward_many, list(wanted), tally)
-    found = retrieve([Retrieval(client, keys) for keys in wanted.values()], links)
-    return dict(zip(wanted, found, strict=True))
-
-
-@dataclass(frozen=True)
-class _OneTable:
-    """The client of a round with one table."""
-
-    blind: BlindClient
-
-    def query(self, keys: KeyArray, prg: Prg | None = None) -> _OneQuery:
-        return _OneQuery(self.blind.query([keys], prg))
-
-
-@dataclass(frozen=True)
-class _OneQuery:
-    blind: BlindQuery
-
-    def messages(self) -> tuple[bytes, ...]:
-        return self.blind.messages()
-
-    def decode(self, replies: Sequence[bytes]) -> Retrieved:
-        (records,) = self.blind.decode(replies)
-        return Retrieved.whole(records)
+    client = BlindClient(key.config, table.id, [shape])
+    links = LocalLinks(lambda sent: relay(sent, gateway.answer_many), list(wanted), tally)
+    found = retrieve([Retrieval(client, [keys]) for keys in wanted.values()], links)
+    return {c: Retrieved.whole(records) for c, (records,) in zip(wanted, found, strict=True)}

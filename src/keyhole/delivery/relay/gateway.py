@@ -80,11 +80,7 @@ Handler: TypeAlias = Callable[[BinaryRequest], Reply]
 
 @dataclass(frozen=True, repr=False)
 class Asked:
-    """A request that has been opened.
-
-    Args:
-        request: what is asked; None if it cannot be answered.
-    """
+    """A request that has been opened; None in its place if it cannot be answered."""
 
     exchange: Exchange
     request: BinaryRequest | None
@@ -143,7 +139,13 @@ class Gateway:
         plain, exchange = open_request(self._keys, sealed)
         try:
             self._window.admit(exchange.enc)
-            return Asked(exchange, _checked(decode_request(plain)))
+            request = decode_request(plain)
+            if any(name == b"expect" for name, _ in request.fields):  # section 5.1
+                raise MalformedError(
+                    "a request that waits for an interim answer: got an expect field; expected "
+                    "none; send all of it at once"
+                )
+            return Asked(exchange, request)
         except (MalformedError, ReplayError) as error:
             return Asked(exchange, None, error)
 
@@ -157,11 +159,8 @@ class Gateway:
 
 
 def refusal(error: KeyholeError | None, length: int = ERROR_BYTES) -> Reply:
-    """The answer to a request that is refused: the four facts, as every route gives them.
-
-    Args:
-        length: to which it is padded, if it is known what an answer would have been.
-    """
+    """The answer to a request that is refused: the four facts, as every route gives them, padded to
+    the length of an answer if it is known what that would have been."""
     error = error or KeyholeError("refused: got a request; expected others; ask anew")
     facts = {
         "status": error.http_status,
@@ -176,35 +175,17 @@ def refusal(error: KeyholeError | None, length: int = ERROR_BYTES) -> Reply:
     return Reply(BinaryResponse(error.http_status, fields, body), length)
 
 
-def _checked(request: BinaryRequest) -> BinaryRequest:
-    """Raises MalformedError for what cannot be kept: an answer cannot come in two steps (5.1)."""
-    if any(name == b"expect" for name, _ in request.fields):
-        raise MalformedError(
-            "a request that waits for an interim answer: got an expect field; expected none; send "
-            "all of it at once"
-        )
-    return request
-
-
 Forward: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
 """Takes sealed requests to the gateway; returns an answer to each, in their order."""
 
 
-class Relay:
-    """Stands between clients and one gateway, in process.
-
-    Args:
-        forward: to the gateway, such as `Gateway.answer_many`.
-        prg: of the order; a fresh one if None. Given by tests only.
-    """
-
-    def __init__(self, forward: Forward, prg: Prg | None = None) -> None:
-        self._forward, self._prg = forward, prg or Prg.fresh()
-
-    def forward_many(self, batches: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
-        """Forwards what clients sent, mixed; returns to each client its answers in its order."""
-        mixed = mix(batches, self._prg)
-        return mixed.hand_back(self._forward(mixed.requests))
+def relay(
+    batches: Sequence[Sequence[bytes]], forward: Forward, prg: Prg | None = None
+) -> list[list[bytes]]:
+    """Forwards what clients sent, mixed, to a gateway in this process; returns to each client its
+    answers in its order. `prg`, of the order, is given by tests only."""
+    mixed = mix(batches, prg or Prg.fresh())
+    return mixed.hand_back(forward(mixed.requests))
 
 
 REQUESTS_TYPE = "application/vnd.keyhole.ohttp-requests"

@@ -129,11 +129,7 @@ def decode_configs(data: bytes) -> tuple[KeyConfig, ...]:
 
 @dataclass(frozen=True, repr=False)
 class GatewayKey:
-    """A key of a gateway.
-
-    Args:
-        key_id: 0..255, by which requests name it.
-    """
+    """A key of a gateway; requests name it by `key_id`, 0..255."""
 
     key_id: int
     private: PrivateKey
@@ -158,11 +154,7 @@ def encode_gateway_key(key: GatewayKey) -> str:
 
 
 def decode_gateway_keys(text: str) -> tuple[GatewayKey, ...]:
-    """Returns the keys of a key file, the one that clients are to use first.
-
-    Raises:
-        InputError: a line is not a number of 0..255 and 64 hex digits, or a number is there twice.
-    """
+    """Returns the keys of a key file, the one that clients are to use first."""
     found: list[GatewayKey] = []
     for line in text.split("\n"):
         words = line.split()
@@ -230,11 +222,8 @@ REQUEST_OVERHEAD = _HEAD.size + PUBLIC_BYTES + TAG_BYTES
 
 @dataclass(frozen=True, repr=False)
 class Exchange:
-    """What either side keeps of a request until its answer is sealed or opened.
-
-    Args:
-        enc: of the request, 32 bytes; no two requests share it.
-    """
+    """What either side keeps of a request until its answer is sealed or opened; no two requests
+    share the 32 bytes of `enc`."""
 
     enc: bytes
     context: Context
@@ -246,14 +235,8 @@ class Exchange:
 def seal_request(
     config: KeyConfig, plain: bytes, *, ephemeral: PrivateKey | None = None
 ) -> tuple[bytes, Exchange]:
-    """Seals a request (section 4.3).
-
-    Args:
-        ephemeral: a key for this request alone; a fresh one if None. Given by tests only.
-
-    Returns:
-        The sealed request, 55 bytes longer, and what opens its answer.
-    """
+    """Seals a request (section 4.3): returns it, 55 bytes longer, and what opens its answer.
+    `ephemeral`, a key for this request alone, is given by tests only."""
     suite = config.suite
     head = _HEAD.pack(config.key_id, KEM_ID, KDF_ID, suite.aead_id)
     enc, context = seal_to(config.public, _info(head), suite, ephemeral=ephemeral)
@@ -261,15 +244,8 @@ def seal_request(
 
 
 def open_request(keys: Mapping[int, PrivateKey], sealed: bytes) -> tuple[bytes, Exchange]:
-    """Opens a request at the gateway (section 4.3).
-
-    Returns:
-        The request, and what seals its answer.
-
-    Raises:
-        MalformedError: it was not sealed to one of the keys, or was changed since. All causes look
-            alike to anyone who sent it (`gateway.PROBLEM`).
-    """
+    """Opens a request at the gateway (section 4.3); returns it, and what seals its answer. All
+    causes why it does not open look alike to anyone who sent it (`gateway.PROBLEM`)."""
     if len(sealed) < REQUEST_OVERHEAD:
         raise cannot_open(len(sealed))
     head, enc = sealed[: _HEAD.size], sealed[_HEAD.size : _HEAD.size + PUBLIC_BYTES]
@@ -284,21 +260,13 @@ def open_request(keys: Mapping[int, PrivateKey], sealed: bytes) -> tuple[bytes, 
 
 
 def seal_response(exchange: Exchange, plain: bytes, prg: Prg | None = None) -> bytes:
-    """Seals an answer at the gateway, under a key of this answer alone (section 4.4).
-
-    Args:
-        prg: where the nonce comes from; a fresh one if None.
-    """
+    """Seals an answer at the gateway, under a key of this answer alone (section 4.4)."""
     nonce = (prg or Prg.fresh()).bytes(_secret_bytes(exchange.context.suite))
     return _seal_with_nonce(exchange, plain, nonce)
 
 
 def open_response(exchange: Exchange, sealed: bytes) -> bytes:
-    """Opens an answer at the client (section 4.4).
-
-    Raises:
-        MalformedError: it is not an answer of the gateway to this request, or was changed.
-    """
+    """Opens an answer at the client (section 4.4)."""
     size = _secret_bytes(exchange.context.suite)
     if len(sealed) < size + TAG_BYTES:
         raise cannot_open(len(sealed))
