@@ -119,7 +119,7 @@ FOR_ANY_DELIVERY = {
 }
 
 # Oblivious HTTP is HTTP by nature: its halves that move requests.
-HTTP_OF_THE_RELAY = {"device/relayed.py", "service/relay.py"}
+HTTP_OF_THE_RELAY = {"device/relayed.py", "service/gateway.py", "service/relay.py"}
 
 # Questions for a way's class: file and class.
 ASKED_FOR = set()

@@ -20,9 +20,9 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
 from keyhole.service.app import App
-from keyhole.service.mixing import Mix
+from keyhole.service.gateway import gateway_routes
 from keyhole.service.publishing import Publisher
-from keyhole.service.relay import GatewayLink, RelayApp, gateway_routes
+from keyhole.service.relay import GatewayLink, Mix, RelayApp
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry

@@ -34,9 +34,9 @@ from keyhole.rounds.cores import Cores
 from keyhole.rounds.loop import Evaluation, start_run
 from keyhole.rounds.machine import Buffering, exponential
 from keyhole.rounds.round import in_process
+from keyhole.service.gateway import gateway_routes
 from keyhole.service.inbox import SpoolInbox
-from keyhole.service.mixing import Mix
-from keyhole.service.relay import RelayApp, gateway_routes
+from keyhole.service.relay import Mix, RelayApp
 from keyhole.service.served import Served
 from keyhole.service.sum_services import SumServices
 from keyhole.service.transport import serving

@@ -22,10 +22,10 @@ from keyhole.device.device import Device
 from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.service.app import App
-from keyhole.service.mixing import Mix
+from keyhole.service.gateway import gateway_routes
 from keyhole.service.on_demand import OnDemandRounds
 from keyhole.service.private import query_routes
-from keyhole.service.relay import GatewayLink, RelayApp, gateway_routes
+from keyhole.service.relay import GatewayLink, Mix, RelayApp
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.private import QuerySettings, role_named

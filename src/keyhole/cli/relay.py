@@ -94,8 +94,7 @@ def _app(
     from math import inf
 
     from keyhole.service.limits import Limits
-    from keyhole.service.mixing import Mix
-    from keyhole.service.relay import GatewayLink, RelayApp
+    from keyhole.service.relay import GatewayLink, Mix, RelayApp
 
     limits = Limits(rate_per_address=options["rate_per_address"] or inf)
     return RelayApp(

@@ -90,7 +90,7 @@ def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSou
 
             routes.append(query_routes(rounds, settings))
         if keys is not None:
-            from keyhole.service.relay import gateway_routes
+            from keyhole.service.gateway import gateway_routes
 
             routes.append(gateway_routes(rounds, keys))
         return routes

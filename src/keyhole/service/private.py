@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import TypeAlias
 
@@ -254,7 +255,11 @@ class PrivateTables:
         if self.held_bytes + size > self._settings.max_bytes:
             if any(entry.number > number for entry in self._entries.values()):
                 raise _too_old(number)  # a newer one has taken its place
-            raise _no_room(self.held_bytes + size, self._settings.max_bytes)
+            raise BusyError(
+                f"there is no room for another table: got {self.held_bytes + size} bytes; expected "
+                f"{self._settings.max_bytes} bytes; come back later; the operator may raise "
+                "--pir-memory-mb"
+            )
 
     async def _make(self, round_id: str, place: int, max_keys: int) -> ServedTable:
         with self._rounds.hold(round_id) as held:  # of its own: those who wait may leave
@@ -323,13 +328,6 @@ def _too_old(number: int) -> TooLateError:
     )
 
 
-def _no_room(needed: int, limit: int) -> BusyError:
-    return BusyError(
-        f"there is no room for another table: got {needed} bytes; expected {limit} bytes; come "
-        "back later; the operator may raise --pir-memory-mb"
-    )
-
-
 def query_routes(
     rounds: RoundSource, settings: QuerySettings
 ) -> Callable[[Guards], Sequence[Route]]:
@@ -364,9 +362,9 @@ class QueryRoutes:
     async def params(self, request: Request) -> Response:
         """What a device must know of a table before it asks."""
         self._admit(request)
-        with self._hold(request) as held:
+        with self.rounds.hold(request.params[0]) as held:
             params = (await self._table(request, held)).server.params
-        response = self._file(request, params, "t-" + _digest(params))
+        response = self._file(request, params, "t-", params)
         server = str(self.settings.role.server)
         response.headers.append((SERVER_HEADER.encode("ascii"), server.encode("ascii")))
         return response
@@ -374,11 +372,11 @@ class QueryRoutes:
     async def hint(self, request: Request) -> Response:
         """What a device must have before it asks, where the delivery has hints."""
         self._admit(request)
-        with self._hold(request) as held:
+        with self.rounds.hold(request.params[0]) as held:
             server = (await self._table(request, held)).server
         if not server.hint:
             raise _missing("hint", "a scheme that needs none", "hints of one server")
-        return self._file(request, server.hint, "h-" + _digest(server.params))
+        return self._file(request, server.hint, "h-", server.params)
 
     async def query(self, request: Request) -> Response:
         """The reply to a query, or the one refusal."""
@@ -386,8 +384,8 @@ class QueryRoutes:
         claims = self._admit(request)
         guards.check_type(request)
         try:
-            async with self._body(request) as body:
-                with self._hold(request) as held:
+            async with weighed_body(request, guards) as body:
+                with self.rounds.hold(request.params[0]) as held:
                     table = await self._table(request, held)
                     _check_allowance(claims, table)
                     return await self._answer(table, body)
@@ -414,18 +412,6 @@ class QueryRoutes:
         response.after = lambda: guards.memory.leave(weight)
         return response
 
-    @asynccontextmanager
-    async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a query, which counts as held until it is answered."""
-        guards, limit = self.guards, self.guards.limits.max_body
-        announced = request.announced(limit)
-        weight = limit if announced is None else announced
-        await guards.uploads.enter(weight)
-        try:
-            yield bytes(await request.body(limit, guards.limits))
-        finally:
-            guards.uploads.leave(weight)
-
     def _admit(self, request: Request) -> TokenClaims | None:
         claims = self.guards.admit(request, parse_round(request.params[0]))
         asked, scheme = request.params[2], self.settings.role.delivery.about.path_name
@@ -435,9 +421,6 @@ class QueryRoutes:
             got = asked if asked in known else "another"
             raise _missing("scheme of private retrieval", got, f"{scheme} at this service")
         return claims
-
-    def _hold(self, request: Request) -> AbstractContextManager[OpenRound]:
-        return self.rounds.hold(request.params[0])
 
     async def _table(self, request: Request, held: OpenRound) -> ServedTable:
         place = parse_place(request.params[1], len(held.tables), "table")
@@ -452,11 +435,24 @@ class QueryRoutes:
             )
         return table
 
-    def _file(self, request: Request, data: bytes, etag: str) -> Response:
-        headers, view = [BINARY, immutable(self.guards.access)], memoryview(data)
-        return file_response(
-            request, headers, etag, len(data), lambda start, stop: pieces(view, start, stop)
-        )
+    def _file(self, request: Request, data: bytes, mark: str, params: bytes) -> Response:
+        """Bytes that do not change as long as the params do not."""
+        headers, etag = [BINARY, immutable(self.guards.access)], sha256(params).hexdigest()[:32]
+        read = partial(pieces, memoryview(data))
+        return file_response(request, headers, mark + etag, len(data), read)
+
+
+@asynccontextmanager
+async def weighed_body(request: Request, guards: Guards) -> AsyncIterator[bytes]:
+    """The body of a query, which counts as held until it is answered."""
+    limit = guards.limits.max_body
+    announced = request.announced(limit)
+    weight = limit if announced is None else announced
+    await guards.uploads.enter(weight)
+    try:
+        yield bytes(await request.body(limit, guards.limits))
+    finally:
+        guards.uploads.leave(weight)
 
 
 def _check_allowance(claims: TokenClaims | None, table: ServedTable) -> None:
@@ -469,7 +465,3 @@ def _check_allowance(claims: TokenClaims | None, table: ServedTable) -> None:
 def _missing(what: str, got: str, allowed: str) -> NotFoundError:
     fix = "check the URL of the server, and its --pir"
     return NotFoundError(f"no such {what}: got {got}; expected {allowed}; {fix}")
-
-
-def _digest(params: bytes) -> str:
-    return sha256(params).hexdigest()[:32]

@@ -1,15 +1,12 @@
-"""Moves Oblivious HTTP at the server side: the gateway's routes, and the relay before it.
-
-The gateway is a slice service that answers sealed requests for single slices. It learns which
-slices are asked for, as from every plain request; it learns neither who asks nor which requests
-belong together, as long as the relay does not work together with it and mixes the requests of
-enough devices. A request carries no token: where reading takes one, the relay shows its own. Not
-covered: the times at which devices check in and batches arrive, and keys that only one device can
-want. Requests that meet are looked up together: one gather for each table that is asked.
+"""Relays sealed requests: mixes those of several clients, and carries them to the gateway.
 
 The relay sees who asks, when and how many requests, and cannot read them. It passes on what is in a
 body and nothing of its head, over one connection that tells nothing of who asks; it logs neither
-addresses nor sizes. Anyone who can reach it is let in. `mixing.py` says what order and time tell.
+addresses nor sizes. Anyone who can reach it is let in.
+
+Requests are held back until others have come, and sent in random order. What the gateway can tell
+from order and time shrinks with the number of clients that are mixed. It is not nothing: a client
+that comes alone goes alone, and one who watches both sides can match bursts.
 """
 
 from __future__ import annotations
@@ -18,57 +15,26 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
+from typing import TypeAlias
 
-import numpy as np
-
-from keyhole.crypto.once import MAX_REMEMBERED, ReplayWindow
-from keyhole.delivery.relay.binary_http import BinaryRequest, BinaryResponse
-from keyhole.delivery.relay.client import CHECK_FIELD, parse_slice_path, slice_reply_bytes
+from keyhole.crypto.prg import Prg
+from keyhole.delivery.exchange import mix
 from keyhole.delivery.relay.gateway import (
-    ANSWERS_TYPE,
-    PROBLEM,
-    PROBLEM_STATUS,
-    PROBLEM_TYPE,
     REQUESTS_TYPE,
-    Asked,
-    Gateway,
-    Reply,
     decode_answers,
     decode_requests,
-    encode_answers,
     encode_requests,
-    refusal,
 )
-from keyhole.delivery.relay.ohttp import (
-    KEYS_TYPE,
-    REQUEST_OVERHEAD,
-    REQUEST_TYPE,
-    RESPONSE_TYPE,
-    GatewayKey,
-    decode_configs,
-    encode_configs,
-)
-from keyhole.errors import (
-    BusyError,
-    KeyholeError,
-    MalformedError,
-    MediaTypeError,
-    NotFoundError,
-    RequestError,
-    ServiceError,
-    TooLargeError,
-)
+from keyhole.delivery.relay.ohttp import KEYS_TYPE, REQUEST_OVERHEAD, decode_configs
+from keyhole.errors import BusyError, InputError, MalformedError, RequestError, ServiceError
 from keyhole.service.access import Access, Guards
-from keyhole.service.app import parse_round
+from keyhole.service.gateway import binary_response, media_type, sealed_response
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
-from keyhole.service.mixing import Mix, Mixer
+from keyhole.service.private import weighed_body
 from keyhole.service.routes import (
     NO_STORE,
     Edge,
@@ -81,15 +47,109 @@ from keyhole.service.routes import (
     Send,
     json_response,
 )
-from keyhole.wire import messages
-from keyhole.wire.assignment import Fetched, OpenRound, RoundSource, SliceTable
-from keyhole.wire.http import HttpClient, Received
+from keyhole.wire.http import HttpClient
 from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH, RELAY_KEYS_PATH, RELAY_PATH
 
 _RESTED = 5.0  # seconds after which a connection is made anew: the gateway may have closed it
 _KNOWN_FOR = 5.0  # seconds for which a key configuration is passed on without asking again
 
-_T = TypeVar("_T")
+
+Forward: TypeAlias = Callable[[list[bytes]], Awaitable[list[bytes]]]
+"""Takes requests of one length to the gateway; an answer to each in their order."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How long requests wait for others.
+
+    Args:
+        seconds: at most, after which they go with anyone who is there.
+        clients: bodies that go as soon as this many have come.
+        requests: of one forwarded batch; more go in several. Their answers together must be within
+            what the gateway gives out at once, 512 MB unless told otherwise.
+    """
+
+    seconds: float = 0.2
+    clients: int = 64
+    requests: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds <= 60 or self.clients < 1 or self.requests < 1:
+            raise InputError(
+                f"a mix that cannot be: got {self.seconds:g} s, {self.clients} clients, "
+                f"{self.requests} requests; expected 0..60 s, 1 or more clients and requests; "
+                "choose other numbers"
+            )
+
+
+@dataclass
+class _Pool:
+    """What waits: requests by client, and who waits for their answers."""
+
+    timer: asyncio.TimerHandle
+    waiting: list[tuple[Sequence[bytes], asyncio.Future[list[bytes]]]] = field(default_factory=list)
+
+
+class Mixer:
+    """Collects, shuffles, forwards, and gives everybody their own answers.
+
+    Only requests of one length are mixed with one another: those of one round have one.
+
+    Args:
+        prg: of the order; a fresh one if None. Given by tests only.
+    """
+
+    def __init__(self, forward: Forward, mix: Mix, prg: Prg | None = None) -> None:
+        self._forward, self._mix, self._prg = forward, mix, prg or Prg.fresh()
+        self._pools: dict[int, _Pool] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Returns the answers to one client's requests, one or more of one length."""
+        loop, length = asyncio.get_running_loop(), len(requests[0])
+        pool = self._pools.get(length)
+        if pool is None:
+            timer = loop.call_later(self._mix.seconds, self._go, length)
+            pool = self._pools[length] = _Pool(timer)
+        turn: asyncio.Future[list[bytes]] = loop.create_future()
+        pool.waiting.append((requests, turn))
+        if len(pool.waiting) >= self._mix.clients:
+            self._go(length)
+        return await turn
+
+    def _go(self, length: int) -> None:
+        """Sends off what waits."""
+        pool = self._pools.pop(length)
+        pool.timer.cancel()
+        task = asyncio.get_running_loop().create_task(self._exchange(pool))
+        self._tasks.add(task)  # the loop itself would forget it
+        task.add_done_callback(self._tasks.discard)
+
+    async def _exchange(self, pool: _Pool) -> None:
+        try:
+            mixed = mix([requests for requests, _ in pool.waiting], self._prg)
+            handed = mixed.hand_back(await self._answers(mixed.requests))
+        except BaseException as error:
+            # It is each client's to see, and not the loop's, unless it ends the loop.
+            broken_off = ServiceError(
+                "the relay broke off: got no answer of the gateway; expected an answer to each "
+                "request; ask anew"
+            )
+            for _, turn in pool.waiting:
+                if not turn.done():
+                    turn.set_exception(error if isinstance(error, Exception) else broken_off)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, turn), own in zip(pool.waiting, handed, strict=True):
+            if not turn.done():  # its client may have left
+                turn.set_result(own)
+
+    async def _answers(self, sealed: list[bytes]) -> list[bytes]:
+        answers: list[bytes] = []
+        for start in range(0, len(sealed), self._mix.requests):
+            answers += await self._forward(sealed[start : start + self._mix.requests])
+        return answers
 
 
 class GatewayLink:
@@ -118,39 +178,41 @@ class GatewayLink:
 
     async def forward(self, sealed: list[bytes]) -> list[bytes]:
         """Returns the answer to each request, empty where the gateway could not open it."""
-        body = encode_requests(sealed)
-        got = await self._in_thread(partial(self._post, body))
+        loop, body = asyncio.get_running_loop(), encode_requests(sealed)
+        got = await loop.run_in_executor(self._pool, self._exchange, "POST", GATEWAY_PATH, body)
         try:
-            return decode_answers(bytes(got.body), len(sealed))
+            return decode_answers(got, len(sealed))
         except MalformedError as error:
             raise _no_answer("an answer that makes no sense") from error
 
     async def configs(self) -> bytes:
         """The gateway's key configuration, as it gives it."""
-        return await self._in_thread(self._get_configs)
-
-    def _post(self, body: bytes) -> Received:
-        headers = {"content-type": REQUESTS_TYPE}
-        return self._exchange(
-            partial(self._client.exchange, "POST", GATEWAY_PATH, body, headers=headers)
-        )
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._get_configs)
 
     def _get_configs(self) -> bytes:
         if time.monotonic() - self._asked > _KNOWN_FOR:
-            got = self._exchange(partial(self._client.exchange, "GET", KEYS_PATH, headers={}))
+            got = self._exchange("GET", KEYS_PATH)
             try:
-                decode_configs(bytes(got.body))
+                decode_configs(got)
             except MalformedError as error:
                 raise _no_answer("no key configuration") from error
-            self._configs, self._asked = bytes(got.body), time.monotonic()
+            self._configs, self._asked = got, time.monotonic()
         return self._configs
 
-    def _exchange(self, ask: Callable[..., Received]) -> Received:
+    def _exchange(self, method: str, path: str, body: bytes = b"") -> bytes:
         """One exchange, whose failures are the gateway's and not the client's."""
         if time.monotonic() - self._used > _RESTED:
             self._client.close()
         try:
-            got = ask(token=self._token, limit=self._limit, may_repeat=False)
+            got = self._client.exchange(
+                method,
+                path,
+                body,
+                headers={"content-type": REQUESTS_TYPE} if body else {},
+                token=self._token,
+                limit=self._limit,
+                may_repeat=False,
+            )
         except RequestError as error:
             raise _no_answer(f"a refusal, {type(error).__name__}") from error
         finally:
@@ -162,13 +224,10 @@ class GatewayLink:
             )
         if got.problem:
             raise _no_answer(got.problem)
-        return got
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return bytes(got.body)
 
 
-def _no_answer(got: str) -> KeyholeError:
+def _no_answer(got: str) -> ServiceError:
     return ServiceError(
         f"the gateway gives no usable answer: got {got}; expected answers as docs/wire.md "
         "describes them; try again later; the operator of the relay may check --gateway"
@@ -184,7 +243,7 @@ class RelayApp:
 
     def __init__(
         self,
-        line: GatewayLink,
+        link: GatewayLink,
         *,
         mix: Mix | None = None,
         limits: Limits | None = None,
@@ -192,7 +251,7 @@ class RelayApp:
         rng: random.Random | None = None,
     ) -> None:
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
-        self._line, self._mixer = line, Mixer(line.forward, mix or Mix())
+        self._link, self._mixer = link, Mixer(link.forward, mix or Mix())
         self._guards = Guards(Access(), self.limits, self.metrics, time.time)
         routes = [
             Route("relay", ("POST",), RELAY_PATH, self._relay),
@@ -210,20 +269,16 @@ class RelayApp:
 
     async def _relay(self, request: Request) -> Response:
         """Answers to one sealed request, or to a batch of one client's."""
-        guards, limits = self._guards, self.limits
+        guards, limits, memory = self._guards, self.limits, self._guards.memory
         guards.count(request, None)
         is_batch = media_type(request) == REQUESTS_TYPE
-        async with _body(request, guards) as body:
+        async with weighed_body(request, guards) as body:
             sealed = decode_requests(body, limits.max_keys) if is_batch else [body]
             # What cannot be a sealed request goes no further.
             is_possible = len(sealed[0]) >= REQUEST_OVERHEAD
             answers = await self._mixer.ask(sealed) if is_possible else [b""] * len(sealed)
-        response = _response(200, ANSWERS_TYPE, encode_answers(answers)) if is_batch else None
-        return await self._weighed(response or _single(answers[0]))
-
-    async def _weighed(self, response: Response) -> Response:
-        """An answer that counts as held until its client has taken it."""
-        memory = self._guards.memory
+        response = sealed_response(answers, is_batch)
+        # It counts as held until its client has taken it.
         await memory.enter(response.length)
         response.after = lambda: memory.leave(response.length)
         return response
@@ -231,269 +286,15 @@ class RelayApp:
     async def _keys(self, request: Request) -> Response:
         """The gateway's key configuration, as the relay gets it: for clients to compare."""
         self._guards.count(request, None)
-        return _response(200, KEYS_TYPE, await self._line.configs())
+        return binary_response(200, KEYS_TYPE, await self._link.configs())
 
     async def _health(self, request: Request) -> Response:
         return json_response({"alive": True})
 
     async def _ready(self, request: Request) -> Response:
-        await self._line.configs()
+        await self._link.configs()
         return json_response({"gateway": True})
 
     async def _metrics(self, request: Request) -> Response:
         text = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
         return Response.of(200, [text, NO_STORE], self.metrics.page())
-
-
-def _single(answer: bytes) -> Response:
-    if answer:
-        return _response(200, RESPONSE_TYPE, answer)
-    return _response(PROBLEM_STATUS, PROBLEM_TYPE, PROBLEM)
-
-
-def _response(status: int, kind: str, body: bytes) -> Response:
-    return Response.of(status, [(b"content-type", kind.encode("ascii")), NO_STORE], body)
-
-
-@dataclass
-class _Group:
-    """What is asked of one table: places in the batch, and their keys."""
-
-    table: SliceTable
-    places: list[int] = field(default_factory=list)
-    keys: list[int] = field(default_factory=list)
-
-    @property
-    def reply_bytes(self) -> int:
-        return slice_reply_bytes(self.table.info.record_bytes)
-
-
-class SliceGroups:
-    """The slices that a batch asks for; `stack` holds their rounds until it is closed."""
-
-    def __init__(self, rounds: RoundSource, guards: Guards, stack: ExitStack) -> None:
-        self._rounds, self._guards, self._stack = rounds, guards, stack
-        self._kept: dict[str, OpenRound | KeyholeError] = {}
-        self._groups: dict[tuple[str, int], _Group] = {}
-        self._refused: dict[int, Reply] = {}
-
-    def add(self, place: int, request: BinaryRequest) -> None:
-        """Takes in what is asked at one place of the batch; what is wrong is answered there."""
-        try:
-            round_id, table, key = parse_slice_path(request)
-            group = self._group(round_id, table)
-        except KeyholeError as error:
-            self._refused[place] = refusal(error)
-            return
-        if key < group.table.info.num_keys:
-            group.places.append(place)
-            group.keys.append(key)
-        else:
-            self._refused[place] = refusal(_missing("slice"), group.reply_bytes)
-
-    @property
-    def count(self) -> int:
-        """How many slices are asked for."""
-        return sum(len(group.keys) for group in self._groups.values())
-
-    @property
-    def ideal(self) -> int:
-        """Bytes of these slices."""
-        return sum(len(g.keys) * g.table.info.record_bytes for g in self._groups.values())
-
-    @property
-    def weight(self) -> int:
-        """Bytes of their answers."""
-        total = sum(len(group.keys) * group.reply_bytes for group in self._groups.values())
-        limit = self._guards.limits.max_answer
-        if total > limit:
-            raise TooLargeError(
-                f"the slices asked for are too large for one batch: got {total} bytes; expected "
-                f"{limit} bytes; forward fewer requests at a time: `keyhole relay --batch`"
-            )
-        return total
-
-    async def replies(self) -> dict[int, Reply]:
-        """The reply at each place."""
-        found = dict(self._refused)
-        for group in self._groups.values():
-            if group.keys:
-                found |= await self._replies(group)
-        return found
-
-    async def _replies(self, group: _Group) -> dict[int, Reply]:
-        try:
-            fetched = await self._gather(group)
-        except KeyholeError as error:
-            return dict.fromkeys(group.places, refusal(error, group.reply_bytes))
-        return {
-            place: Reply(_slice(fetched, at), group.reply_bytes)
-            for at, place in enumerate(group.places)
-        }
-
-    async def _gather(self, group: _Group) -> Fetched:
-        gate = self._guards.gathers
-        await gate.enter()
-        try:
-            return await group.table.fetch(np.array(group.keys, np.int64))
-        finally:
-            gate.leave()
-
-    def _group(self, round_id: str, table: int) -> _Group:
-        """The group of a table; raises what keeps it from being read."""
-        found = self._groups.get((round_id, table))
-        if found is None:
-            held = self._hold(parse_round(round_id))
-            if table >= len(held.tables):
-                raise _missing("table")
-            found = self._groups[round_id, table] = _Group(held.tables[table])
-        return found
-
-    def _hold(self, round_id: str) -> OpenRound:
-        if round_id not in self._kept:
-            try:
-                held = self._stack.enter_context(self._rounds.hold(round_id))
-            except KeyholeError as error:
-                self._kept[round_id] = error
-            else:
-                self._kept[round_id] = held
-        found = self._kept[round_id]
-        if isinstance(found, KeyholeError):
-            raise found
-        return found
-
-
-def _slice(fetched: Fetched, at: int) -> BinaryResponse:
-    """One slice with what vouches for it."""
-    check = messages.check_of([fetched.sums[at : at + 1]]).encode("ascii")
-    return BinaryResponse(200, ((CHECK_FIELD, check),), fetched.records[at].tobytes())
-
-
-def _missing(what: str) -> NotFoundError:
-    return NotFoundError(
-        f"no such {what}: got another place; expected one of this round; take it from the manifest"
-    )
-
-
-def gateway_routes(
-    rounds: RoundSource, keys: Sequence[GatewayKey], max_remembered: int = MAX_REMEMBERED
-) -> Callable[[Guards], Sequence[Route]]:
-    """What makes an `App` a gateway, as one of its `extra_routes`; the first of `keys` is used.
-
-    Each worker process remembers the requests that it has answered for itself, `max_remembered` of
-    some 110 bytes each. One that it has forgotten can be replayed until its round is removed:
-    slices are only read.
-    """
-
-    def make(guards: Guards) -> Sequence[Route]:
-        return _GatewayRoutes(rounds, guards, keys, ReplayWindow(max_remembered)).routes()
-
-    return make
-
-
-class _GatewayRoutes:
-    """Opens, answers and seals."""
-
-    def __init__(
-        self, rounds: RoundSource, guards: Guards, keys: Sequence[GatewayKey], window: ReplayWindow
-    ) -> None:
-        self._rounds, self._guards = rounds, guards
-        self._gateway = Gateway(keys, window=window)
-        self._configs = encode_configs(self._gateway.configs)
-        # One thread: opening takes a tenth of a millisecond each, and must not hold up the loop.
-        self._pool = ThreadPoolExecutor(1, "keyhole gateway")
-
-    def routes(self) -> list[Route]:
-        """All of them."""
-        return [
-            Route("gateway keys", ("GET",), KEYS_PATH, self.keys),
-            Route("gateway", ("POST",), GATEWAY_PATH, self.answer),
-        ]
-
-    async def keys(self, request: Request) -> Response:
-        """The key configuration: the same for everybody, without a token."""
-        self._guards.count(request, None)
-        headers = [(b"content-type", KEYS_TYPE.encode("ascii")), NO_STORE]
-        return Response.of(200, headers, self._configs)
-
-    async def answer(self, request: Request) -> Response:
-        """The sealed answers to one request or to a batch."""
-        guards = self._guards
-        needed = guards.access.reads_need_token
-        claims = guards.access.identify(request.headers, guards.clock()) if needed else None
-        guards.count(request, claims)
-        kind = media_type(request)
-        async with _body(request, guards) as body:
-            is_batch = kind == REQUESTS_TYPE
-            sealed = decode_requests(body, guards.limits.max_keys) if is_batch else [body]
-            answers, weight = await self._answers(sealed)
-        if is_batch:
-            response = _response(200, ANSWERS_TYPE, encode_answers(answers))
-        elif answers[0]:
-            response = _response(200, RESPONSE_TYPE, answers[0])
-        else:
-            response = _response(PROBLEM_STATUS, PROBLEM_TYPE, PROBLEM)
-        response.after = lambda: guards.memory.leave(weight)
-        return response
-
-    async def _answers(self, sealed: Sequence[bytes]) -> tuple[list[bytes], int]:
-        """Answers in the order of requests, and what they weigh in memory."""
-        guards = self._guards
-        asked = await self._in_thread(partial(self._open, sealed))
-        with ExitStack() as stack:
-            groups = SliceGroups(self._rounds, guards, stack)
-            for place, one in enumerate(asked):
-                if one is not None and one.request is not None:
-                    groups.add(place, one.request)
-            await guards.memory.enter(groups.weight)
-            try:
-                replies = await groups.replies()
-                answers = await self._in_thread(partial(self._seal, asked, replies))
-            except BaseException:
-                guards.memory.leave(groups.weight)
-                raise
-        guards.metrics.add_slices(groups.count, sum(map(len, answers)), groups.ideal)
-        return answers, groups.weight
-
-    def _open(self, sealed: Sequence[bytes]) -> list[Asked | None]:
-        return [self._opened(one) for one in sealed]
-
-    def _opened(self, sealed: bytes) -> Asked | None:
-        try:
-            return self._gateway.open(sealed)
-        except MalformedError as error:
-            self._guards.metrics.refuse(type(error).__name__)
-            return None
-
-    def _seal(self, asked: Sequence[Asked | None], replies: dict[int, Reply]) -> list[bytes]:
-        return [
-            b"" if one is None else self._gateway.seal(one, replies.get(place, refusal(one.error)))
-            for place, one in enumerate(asked)
-        ]
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-
-@asynccontextmanager
-async def _body(request: Request, guards: Guards) -> AsyncIterator[bytes]:
-    """The body of a request, which counts as held until it is answered."""
-    limit = guards.limits.max_body
-    announced = request.announced(limit)
-    weight = limit if announced is None else announced
-    await guards.uploads.enter(weight)
-    try:
-        yield bytes(await request.body(limit, guards.limits))
-    finally:
-        guards.uploads.leave(weight)
-
-
-def media_type(request: Request) -> str:
-    """Which kind of sealed body a request has; raises MediaTypeError."""
-    kind = request.headers.get(b"content-type", b"").decode("latin-1")
-    if kind not in (REQUEST_TYPE, REQUESTS_TYPE):
-        raise MediaTypeError(
-            f"a body of another content type: got another type; expected {REQUEST_TYPE} or "
-            f"{REQUESTS_TYPE}; send one of them"
-        )
-    return kind

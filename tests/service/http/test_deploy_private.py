@@ -14,8 +14,8 @@ from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.errors import ServiceError
 from keyhole.service.app import App
-from keyhole.service.mixing import Mix
-from keyhole.service.relay import GatewayLink, RelayApp, gateway_routes
+from keyhole.service.gateway import gateway_routes
+from keyhole.service.relay import GatewayLink, Mix, RelayApp
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry

@@ -11,8 +11,8 @@ from pathlib import Path
 from keyhole.delivery.relay.ohttp import load_gateway_keys
 from keyhole.service.access import Access, Keyring
 from keyhole.service.app import App
+from keyhole.service.gateway import gateway_routes
 from keyhole.service.reading import RoundsDirectory
-from keyhole.service.relay import gateway_routes
 from keyhole.service.spool import UpdateSpool
 from keyhole.service.transport import serving
 from keyhole.wire.assignment import Pace, admit

@@ -5,8 +5,8 @@ from contextlib import ExitStack, closing, contextmanager
 from keyhole.delivery.relay.ohttp import GatewayKey
 from keyhole.device.relayed import RelayedFetch
 from keyhole.service.app import App
-from keyhole.service.mixing import Mix
-from keyhole.service.relay import GatewayLink, RelayApp, gateway_routes
+from keyhole.service.gateway import gateway_routes
+from keyhole.service.relay import GatewayLink, Mix, RelayApp
 from keyhole.service.transport import serving
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry

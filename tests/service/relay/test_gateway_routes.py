@@ -24,8 +24,8 @@ from keyhole.delivery.relay.ohttp import (
 )
 from keyhole.errors import StorageError
 from keyhole.service.access import Access
+from keyhole.service.gateway import gateway_routes
 from keyhole.service.limits import Limits
-from keyhole.service.relay import gateway_routes
 from keyhole.wire.messages import check_of
 from tests.service.in_process import NOW, RING, SHAPE, WORD_TABLE, Service
 

@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, ServiceError
-from keyhole.service.mixing import Mix, Mixer
+from keyhole.service.relay import Mix, Mixer
 
 LONG = 50.0  # seconds that no test waits
 

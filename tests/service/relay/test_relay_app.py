@@ -24,9 +24,9 @@ from keyhole.errors import ServiceError
 from keyhole.service import relay as gateway_line
 from keyhole.service.access import Access, Keyring
 from keyhole.service.app import App
+from keyhole.service.gateway import gateway_routes
 from keyhole.service.limits import Limits
-from keyhole.service.mixing import Mix
-from keyhole.service.relay import RelayApp, gateway_routes
+from keyhole.service.relay import Mix, RelayApp
 from keyhole.service.transport import Listen, serving
 from tests.helpers import LONG, assert_trees_equal
 from tests.service.in_process import SHAPE

@@ -10,8 +10,7 @@ from keyhole.delivery.relay.gateway import encode_answers
 from keyhole.delivery.relay.ohttp import GatewayKey, encode_configs
 from keyhole.device import relayed as relayed_fetch
 from keyhole.errors import DamageError, InputError, KeySpaceError, ServiceError, TooLateError
-from keyhole.service.mixing import Mix
-from keyhole.service.relay import RelayApp
+from keyhole.service.relay import Mix, RelayApp
 from keyhole.service.transport import serving
 from tests.helpers import LAYOUTS, assert_trees_equal, zeros
 from tests.service.recorder import Recorder
