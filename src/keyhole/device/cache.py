@@ -124,7 +124,10 @@ class SliceCache:
                     self._tables[name] = self._merged(name, keys, records, sums)
             self._forget()
             for name in before.keys() - self._tables.keys():
-                self._remove(name)
+                if self._directory is not None:
+                    path = self._directory / f"{name}{_SUFFIX}"
+                    with storage_errors(path, "remove"):
+                        path.unlink(missing_ok=True)
             for name, kept in self._tables.items():
                 # That a record was used once more is not worth a write: it waits for the next one.
                 if name not in before or kept.records is not before[name].records:
@@ -144,13 +147,13 @@ class SliceCache:
             used[found] = self._now
             return replace(old, used=used)
         old = old.take(~np.isin(old.keys, fresh, assume_unique=True))
-        order = np.argsort(np.concatenate([old.keys, new.keys]), kind="stable")
-        return _Table(
-            np.concatenate([old.keys, new.keys])[order],
-            np.concatenate([old.used, new.used])[order],
-            np.concatenate([old.sums, new.sums])[order],
-            np.concatenate([old.records, new.records])[order],
+        both = _Table(
+            np.concatenate([old.keys, new.keys]),
+            np.concatenate([old.used, new.used]),
+            np.concatenate([old.sums, new.sums]),
+            np.concatenate([old.records, new.records]),
         )
+        return both.take(np.argsort(both.keys, kind="stable"))
 
     def _forget(self) -> None:
         """Drops the slices of the rounds that are longest ago until the rest fits."""
@@ -184,12 +187,6 @@ class SliceCache:
         records = np.ascontiguousarray(table.records)
         with replacing(self._directory / f"{name}{_SUFFIX}") as descriptor:
             write_all(descriptor, [head, *(column.data for column in index), records.data])
-
-    def _remove(self, name: str) -> None:
-        if self._directory is not None:
-            path = self._directory / f"{name}{_SUFFIX}"
-            with storage_errors(path, "remove"):
-                path.unlink(missing_ok=True)
 
     def _load(self, path: Path) -> None:
         """Reads a table; one that is damaged is removed, since it can be fetched again."""

@@ -112,8 +112,11 @@ def fetch_slices(
     found: list[list[Slices]] = [[] for _ in wants]
     for batch in _batches(wants, max_keys, max_bytes):
         asked = [want for _, want in batch]
-        is_asked = any(len(want.keys) for want in asked)
-        pieces = _fetch(client, path, asked, token, traffic) if is_asked else map(_nothing, asked)
+        if any(len(want.keys) for want in asked):
+            pieces = _fetch(client, path, asked, token, traffic)
+        else:  # of no keys there is nothing to ask
+            none = np.empty(0, np.uint64)
+            pieces = [Slices(np.empty((0, w.record_bytes), np.uint8), none) for w in asked]
         for (place, _), piece in zip(batch, pieces, strict=True):
             found[place].append(piece)
     return [pieces[0] if len(pieces) == 1 else _joined(pieces) for pieces in found]
@@ -126,15 +129,10 @@ def _fetch(
     attempts = client.attempts(f"POST {path}")
     so_far = _SoFar(wants)
     while True:
-        body = encode_query(so_far.asks)
-        got = client.exchange(
-            "POST",
-            path,
-            body,
-            headers={"content-type": OCTETS},
-            token=token,
-            limit=so_far.max_bytes,
-        )
+        asks = so_far.asks
+        body, limit = encode_query(asks), max_answer_bytes(asks, so_far.record_bytes)
+        headers = {"content-type": OCTETS}
+        got = client.exchange("POST", path, body, headers=headers, token=token, limit=limit)
         traffic.requests += 1
         traffic.bytes_up += len(body)
         traffic.bytes_down += len(got.body)
@@ -163,7 +161,7 @@ class _SoFar:
 
     def __init__(self, wants: Sequence[Want]) -> None:
         self._wants = wants
-        self._record_bytes = {want.table: want.record_bytes for want in wants}
+        self.record_bytes = {want.table: want.record_bytes for want in wants}
         self._at = [0] * len(wants)
         self._sent: list[list[Answer]] = [[] for _ in wants]
         self._check: str | None = None
@@ -172,17 +170,17 @@ class _SoFar:
     @property
     def asks(self) -> list[Ask]:
         """What is left to be asked for."""
-        return [self._ask(place) for place in self._left]
+        asks = []
+        for place in self._left:
+            want, at = self._wants[place], self._at[place]
+            sums = None if want.held is None else want.held.sums[at:]
+            asks.append(Ask(want.table, want.keys[at:], sums))
+        return asks
 
     @property
     def is_whole(self) -> bool:
         """Whether everything has arrived."""
         return self._check is not None and not self._left
-
-    @property
-    def max_bytes(self) -> int:
-        """What the next answer may be long."""
-        return max_answer_bytes(self.asks, self._record_bytes)
 
     @property
     def reused(self) -> int:
@@ -199,7 +197,7 @@ class _SoFar:
             return False  # the cut may be in the headers: what they say is not to be used
         if self._check is None:
             self._check = got.headers.get(CHECK, "none")
-        answers = decode_answer(got.body, self.asks, self._record_bytes, is_cut=bool(got.problem))
+        answers = decode_answer(got.body, self.asks, self.record_bytes, is_cut=bool(got.problem))
         before = sum(self._at)
         for place, answer in zip(self._left, answers, strict=False):  # a cut may leave out some
             self._sent[place].append(answer)
@@ -214,11 +212,6 @@ class _SoFar:
         if check_of([s.sums for s in slices]) != self._check:
             raise _damaged("records whose sums differ from those of the service")
         return slices
-
-    def _ask(self, place: int) -> Ask:
-        want, at = self._wants[place], self._at[place]
-        sums = None if want.held is None else want.held.sums[at:]
-        return Ask(want.table, want.keys[at:], sums)
 
     def _joined(self, place: int) -> Slices:
         """The records of one block from what was sent and what is held."""
@@ -272,10 +265,6 @@ def _piece(want: Want, start: int, stop: int) -> Want:
     if held is not None:
         held = Held(held.records[start:stop], held.sums[start:stop], held.is_held[start:stop])
     return replace(want, keys=want.keys[start:stop], held=held)
-
-
-def _nothing(want: Want) -> Slices:
-    return Slices(np.empty((0, want.record_bytes), np.uint8), np.empty(0, np.uint64))
 
 
 def _joined(pieces: Sequence[Slices]) -> Slices:

@@ -129,9 +129,8 @@ class RelayedFetch:
         self._refuse_many(shapes)
         hidden: list[RecordArray] = []
         if shapes:
-            client = _RelayedClient(self, device, known.id, shapes)
-            links = _RelayLinks(self, client, device.max_answer, traffic)
-            (hidden,) = retrieve([Retrieval(client, [wanted[s.table] for s in shapes])], links)
+            asking = _Asking(self, device, known.id, shapes, traffic)
+            (hidden,) = retrieve([Retrieval(asking, [wanted[s.table] for s in shapes])], asking)
         found = {shape.table: records for shape, records in zip(shapes, hidden, strict=True)}
         found |= _plainly(device, round, set(range(len(wanted))) - found.keys(), wanted, traffic)
         records = [found[place] for place in range(len(wanted))]
@@ -164,64 +163,33 @@ class RelayedFetch:
             )
 
 
-class _RelayedClient:
-    """The client of a round. What is asked again is sealed anew, all of it and with the same
-    padding, so that repetition does not tell which keys are wanted."""
+class _Asking:
+    """The client of a round and its link to the relay, as `retrieve` uses them. What is asked again
+    is sealed anew, all of it and with the same padding, so that repetition does not tell which keys
+    are wanted."""
 
     def __init__(
-        self, fetch: RelayedFetch, device: Device, round_id: str, shapes: Sequence[TableShape]
+        self,
+        fetch: RelayedFetch,
+        device: Device,
+        round_id: str,
+        shapes: Sequence[TableShape],
+        traffic: FetchTraffic,
     ) -> None:
-        self._fetch, self._device, self._round, self.shapes = fetch, device, round_id, shapes
+        self._fetch, self._device, self._round = fetch, device, round_id
+        self._shapes, self._traffic = shapes, traffic
         self._seed = Prg.fresh().bytes(SEED_BYTES)
-        self.reply_bytes: list[int] = []
+        self._attempts = fetch.relay.attempts(f"POST {RELAY_PATH}")
+        self._reply_bytes: list[int] = []  # of each table
 
     def query(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> _RelayedQuery:
         fetch = self._fetch
         if fetch.config is None:
             fetch.config = agreed_config(fetch.relay, self._device.client, fetch.pinned)
-        blind = BlindClient(fetch.config, self._round, self.shapes)
-        self.reply_bytes = [
-            max(blind.reply_bytes(at), _SEALED_ERROR) for at in range(len(self.shapes))
-        ]
-        return _RelayedQuery(blind.query(keys, prg or Prg(self._seed)), self.shapes)
-
-
-@dataclass(frozen=True)
-class _RelayedQuery:
-    """One query through the relay, whose slices are compared with what vouches for them."""
-
-    blind: BlindQuery
-    shapes: Sequence[TableShape]
-
-    def messages(self) -> tuple[bytes, ...]:
-        return self.blind.messages()
-
-    def decode(self, replies: Sequence[bytes]) -> list[RecordArray]:
-        """The records of each table, once all replies are good and right, padding too."""
-        responses = self.blind.responses(replies)
-        for response in responses:
-            if response.status != 200:
-                raise _refusal(response)
-        records = self.blind.records(responses)
-        start = 0
-        for shape in self.shapes:
-            try:
-                _check(responses[start : start + shape.max_keys])
-            except DamageError as error:
-                raise AskAgainError("damage", error) from error
-            start += shape.max_keys
-        return records
-
-
-class _RelayLinks:
-    """The link to the relay, as `retrieve` uses it."""
-
-    def __init__(
-        self, fetch: RelayedFetch, client: _RelayedClient, max_answer: int, traffic: FetchTraffic
-    ) -> None:
-        self._fetch, self._client, self._max_answer = fetch, client, max_answer
-        self._traffic = traffic
-        self._attempts = fetch.relay.attempts(f"POST {RELAY_PATH}")
+        blind = BlindClient(fetch.config, self._round, self._shapes)
+        lengths = [blind.reply_bytes(at) for at in range(len(self._shapes))]
+        self._reply_bytes = [max(length, _SEALED_ERROR) for length in lengths]
+        return _RelayedQuery(blind.query(keys, prg or Prg(self._seed)), self._shapes)
 
     def exchange(
         self, sent: Mapping[int, tuple[bytes, ...]]
@@ -240,12 +208,11 @@ class _RelayLinks:
         return self._attempts.failed(reason, failure.after)
 
     def _exchange(self, messages: Sequence[bytes]) -> Sequence[bytes] | Unanswered:
-        shapes, lengths = self._client.shapes, self._client.reply_bytes
-        each = LENGTH_BYTES + max(lengths)
-        refuse_longer("a slice", HEAD_BYTES + each, self._max_answer)
-        at_once = min(_MAX_REQUESTS, (self._max_answer - HEAD_BYTES) // each)
+        max_answer, each = self._device.max_answer, LENGTH_BYTES + max(self._reply_bytes)
+        refuse_longer("a slice", HEAD_BYTES + each, max_answer)
+        at_once = min(_MAX_REQUESTS, (max_answer - HEAD_BYTES) // each)
         # What all answers may have together: not each of them can be as long as the longest.
-        pairs = zip(shapes, lengths, strict=True)
+        pairs = zip(self._shapes, self._reply_bytes, strict=True)
         room = sum(shape.max_keys * (LENGTH_BYTES + length) for shape, length in pairs)
         replies = list[bytes]()
         for start in range(0, len(messages), at_once):
@@ -281,6 +248,33 @@ class _RelayLinks:
         self._traffic.bytes_up += len(body)
         self._traffic.bytes_down += len(got.body)
         return got
+
+
+@dataclass(frozen=True)
+class _RelayedQuery:
+    """One query through the relay, whose slices are compared with what vouches for them."""
+
+    blind: BlindQuery
+    shapes: Sequence[TableShape]
+
+    def messages(self) -> tuple[bytes, ...]:
+        return self.blind.messages()
+
+    def decode(self, replies: Sequence[bytes]) -> list[RecordArray]:
+        """The records of each table, once all replies are good and right, padding too."""
+        responses = self.blind.responses(replies)
+        for response in responses:
+            if response.status != 200:
+                raise _refusal(response)
+        records = self.blind.records(responses)
+        start = 0
+        for shape in self.shapes:
+            try:
+                _check(responses[start : start + shape.max_keys])
+            except DamageError as error:
+                raise AskAgainError("damage", error) from error
+            start += shape.max_keys
+        return records
 
 
 def _plainly(

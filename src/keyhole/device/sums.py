@@ -65,11 +65,12 @@ class SumPolicy:
     def check(self, facts: SumFacts) -> None:
         """Raises ViolationError where the params are not accepted; nothing is sent before."""
         upload = facts.upload_bytes
+        has_noise = self.min_noise == 0 or facts.noise >= self.min_noise * facts.norm
         checks = [
             (facts.min_clients >= self.min_clients, f"sums of {facts.min_clients} clients"),
             (facts.max_clients <= self.max_clients, f"up to {facts.max_clients} clients"),
             (facts.clip <= self.max_clip, f"numbers up to {facts.clip:g}"),
-            (self._has_noise(facts), f"noise {facts.noise:g} for a norm of {facts.norm:g}"),
+            (has_noise, f"noise {facts.noise:g} for a norm of {facts.norm:g}"),
             (upload <= self.max_upload, f"{upload} bytes"),
         ]
         refused = [words for is_fine, words in checks if not is_fine]
@@ -86,9 +87,6 @@ class SumPolicy:
             f"up to {self.max_clip:g}, noise of at least {self.min_noise:g} times the norm, at "
             f"most {self.max_upload} bytes"
         )
-
-    def _has_noise(self, facts: SumFacts) -> bool:
-        return self.min_noise == 0 or facts.noise >= self.min_noise * facts.norm
 
 
 @dataclass(frozen=True)

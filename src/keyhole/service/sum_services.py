@@ -75,9 +75,9 @@ class AggregatorClient:
         got = self._client.get("/v1/sums", token=self._token, limit=_MAX_MESSAGE)
         return _read(got.body, Summaries).rounds
 
-    def open(self, round_id: str, params: bytes, cohort: Sequence[str]) -> None:
+    def open(self, round_id: str, params: bytes, cohort: list[str]) -> None:
         """Opens a sum."""
-        opening = SumOpening(self.party, params, list(cohort))
+        opening = SumOpening(self.party, params, cohort)
         self._post(f"/v1/sums/{round_id}", msgspec.json.encode(opening))
 
     def status(self, round_id: str) -> SumStatus:
@@ -95,14 +95,13 @@ class AggregatorClient:
         """No more shares."""
         return _read(self._post(f"/v1/sums/{round_id}/stop", b""), SumStatus)
 
-    def add_up(self, round_id: str, taken: Sequence[str]) -> SumStatus:
+    def add_up(self, round_id: str, taken: list[str]) -> SumStatus:
         """Says whose updates count; `status` tells when they are added up."""
-        body = msgspec.json.encode(Closing(list(taken)))
+        body = msgspec.json.encode(Closing(taken))
         return _read(self._post(f"/v1/sums/{round_id}/close", body), SumStatus)
 
     def share(self, round_id: str, facts: SumFacts) -> Share:
         """Its share of a sum that is ready; asked again, the same."""
-
         found: list[Share] = []
 
         def check(body: memoryview) -> None:
@@ -168,10 +167,6 @@ class _Round:
     params: bytes
     facts: SumFacts
 
-    @property
-    def cohort(self) -> list[str]:
-        return [device_name(client) for client in self.asked]
-
 
 @dataclass(frozen=True)
 class _Look:
@@ -228,11 +223,6 @@ class SumServices:
     def __repr__(self) -> str:
         return f"SumServices({self._both[0]!r}, {self._both[1]!r})"
 
-    def close_lines(self) -> None:
-        """Closes connections."""
-        for each in self._both:
-            each.close()
-
     def open(
         self, t: int, asked: Sequence[int], layout: Layout, parts: RunParts
     ) -> Mapping[str, object]:
@@ -240,19 +230,23 @@ class SumServices:
         ready, norm = _ready(layout, parts)
         planned = ready.about.min_clients or 0
         if parts.privacy is not None and self._minimum > planned:
-            raise _other_min(self._minimum, planned)
-        params, facts = prepare(
-            ready,
-            SumRound(
-                layout,
-                parts.keys_per_client,
-                self._name(t, parts),
-                len(asked),
-                with_counts=parts.over == "choosers",
-                min_clients=self._minimum,
-                norm=norm,
-            ),
+            # That a sum is withheld tells something, which the account of a run has counted.
+            raise InputError(
+                "another least number of clients than privacy was accounted for: got "
+                f"{self._minimum}; expected {planned}, as the run's aggregation has it; leave it "
+                "out, or make the run with an aggregation of that min_clients"
+            )
+        place = struct.pack("<3q", parts.seed, parts.trial, t)
+        of_sum = SumRound(
+            layout,
+            parts.keys_per_client,
+            sha256(b"keyhole-sum" + self._salt + place).digest()[:16],
+            len(asked),
+            with_counts=parts.over == "choosers",
+            min_clients=self._minimum,
+            norm=norm,
         )
+        params, facts = prepare(ready, of_sum)
         self._round = _Round(layout, parts, tuple(asked), ready, params, facts)
         self._look, self._was_away = _Look(), False
         return sum_settings(params)
@@ -261,11 +255,12 @@ class SumServices:
         """Opens the sum at both aggregators; older ones of this trainer are forgotten there: runs
         that go on at the same time take tokens for different names."""
         now = self._now()
+        cohort = [device_name(client) for client in now.asked]
         for each in self._both:
             for older in each.rounds():
                 if older != round_id:
                     each.forget(older)
-            each.open(round_id, now.params, now.cohort)
+            each.open(round_id, now.params, cohort)
 
     def devices(self, round_id: str) -> Iterable[str]:
         """Whose shares are at both. While one is away, whose were there before."""
@@ -301,7 +296,7 @@ class SumServices:
         incidents = ("an aggregator was away for a while",) * self._was_away
         return Gathered(results, cost, replace(summed, bytes_up=up), incidents)
 
-    def _sum(self, round_id: str, taken: Sequence[str]) -> tuple[SumResult, frozenset[str]]:
+    def _sum(self, round_id: str, taken: list[str]) -> tuple[SumResult, frozenset[str]]:
         """The sum, and whose updates are in it."""
         now = self._now()
         for each in self._both:
@@ -323,9 +318,8 @@ class SumServices:
         while True:
             try:
                 found = [each.status(round_id) for each in self._both]
-                if any(one.phase == "failed" for one in found):
-                    return found
-                if all(one.phase == "ready" for one in found):
+                phases = [one.phase for one in found]
+                if "failed" in phases or phases == ["ready", "ready"]:
                     return found
                 waiting = next((one.waiting for one in found if one.waiting), "not done yet")
             except ServiceError as error:
@@ -354,18 +348,12 @@ class SumServices:
         is_closed = any(each.phase != "open" for each in found)
         return _Look(self._clock(), one & other, is_closed)
 
-    def _name(self, t: int, parts: RunParts) -> bytes:
-        """Of the sum: 16 bytes."""
-        place = struct.pack("<3q", parts.seed, parts.trial, t)
-        return sha256(b"keyhole-sum" + self._salt + place).digest()[:16]
-
     def _now(self) -> _Round:
         assert self._round is not None, "open comes first"
         return self._round
 
     def _seen_by(self) -> dict[str, str]:
-        now = self._now()
-        about = about_of(now.parts.aggregate)
+        now, about = self._now(), about_of(self._now().parts.aggregate)
         trainer = Leak(updates="who takes part, and the sum of all updates")
         about = replace(about, leaks={**about.leaks, "trainer": trainer})
         return about.seen_by(with_counts=now.facts.with_counts)
@@ -388,15 +376,6 @@ def _ready(layout: Layout, parts: RunParts) -> tuple[SharedSum, float]:
     private = PrivateSum(inner, privacy, parts.cohorts)
     private.check(layout, parts.keys_per_client, parts.over)
     return check_shared(private.ready_inner()), privacy.clip
-
-
-def _other_min(minimum: int, planned: int) -> InputError:
-    """That a sum is withheld tells something, which the account of a run has counted."""
-    return InputError(
-        f"another least number of clients than privacy was accounted for: got {minimum}; expected "
-        f"{planned}, as the run's aggregation has it; leave it out, or make the run with an "
-        "aggregation of that min_clients"
-    )
 
 
 def _result(

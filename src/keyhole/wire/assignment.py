@@ -144,14 +144,14 @@ def admit(
     uniform: Callable[[], float],
 ) -> Admission | Wait:
     """Tells a device that checks in whether it takes part."""
-    is_open = current is not None and current.phase == "open"
-    if current is None or not is_open or has_sent or not _takes_part(device, current):
-        return Wait(pace.again * (0.5 + uniform()))
-    return Admission(current.round, current.number, pace.spread * uniform())
-
-
-def _takes_part(device: str, current: Current) -> bool:
-    return current.cohort is None or device in current.cohort
+    if (
+        current is not None
+        and current.phase == "open"
+        and not has_sent
+        and (current.cohort is None or device in current.cohort)
+    ):
+        return Admission(current.round, current.number, pace.spread * uniform())
+    return Wait(pace.again * (0.5 + uniform()))
 
 
 def device_name(client: int) -> str:

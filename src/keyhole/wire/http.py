@@ -10,6 +10,7 @@ is missing.
 
 from __future__ import annotations
 
+import random
 import socket
 import ssl
 import threading
@@ -39,7 +40,6 @@ from keyhole.wire.sockets import (
     Retry,
     Timeouts,
     fresh_buffer,
-    jitter,
     not_trusted,
     parse_url,
     tls_context,
@@ -93,8 +93,8 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     # Only refusals are taken over as they are: that the service has failed is no error of ours.
     if kind is None or not issubclass(kind, InputError):
         kind = ServiceError
-    said = (facts.wrong, facts.got, facts.allowed, facts.fix)
-    wrong, got, allowed, fix = (_words(text) for text in said)
+    said = facts.wrong, facts.got, facts.allowed, facts.fix
+    wrong, got, allowed, fix = map(_words, said)
     refusal: KeyholeError = kind(f"{wrong}: got {got}; expected {allowed}; {fix}")
     return refusal
 
@@ -154,7 +154,8 @@ class HttpClient:
         self._tls = tls_context(ca, certificate) if is_tls else None
         self._retry, self._timeouts = retry or Retry(), timeouts or Timeouts()
         self._clock, self._stop = clock or Clock(), stop
-        self._uniform = jitter(self._retry)
+        # Draws from [0, 1), by the seed or else from the system.
+        self._uniform = random.Random(self._retry.seed).random
         self._idle: list[HTTPConnection] = []
         self._lock = threading.Lock()
 
@@ -208,8 +209,8 @@ class HttpClient:
                 attempts.failed(got.problem, got.after)
                 continue
             try:
-                check(part.whole)
-                return Received(got.status, got.headers, part.whole)
+                check(part.body)
+                return Received(got.status, got.headers, part.body)
             except DamageError as error:
                 part = PartialBody()
                 attempts.failed("damage", error=error)
@@ -263,11 +264,10 @@ class HttpClient:
         with self._lock:
             if self._idle:
                 return self._idle.pop(), True
-        seconds = self._timeouts.connect
+        where, seconds = (self._host, self._port), self._timeouts.connect
         if self._tls is None:
-            return HTTPConnection(self._host, self._port, timeout=seconds), False
-        secure = HTTPSConnection(self._host, self._port, timeout=seconds, context=self._tls)
-        return secure, False
+            return HTTPConnection(*where, timeout=seconds), False
+        return HTTPSConnection(*where, timeout=seconds, context=self._tls), False
 
     def _ask(
         self,
@@ -299,26 +299,24 @@ class HttpClient:
     ) -> Received:
         headers = {name.lower(): value for name, value in response.getheaders()}
         got = Received(response.status, headers)
-        is_good = response.status in _GOOD
-        length = response.length
+        is_good, length = response.status in _GOOD, response.length
+        allowed = limit if is_good else MAX_ERROR_BYTES
         # Without a length the end of a body cannot be told from a cut, not even in the headers.
         if length is None:
             connection.close()
             got.problem = "an answer that was cut, or has no length"
             return got
-        if length > (limit if is_good else MAX_ERROR_BYTES):
+        if length > allowed:
             connection.close()
             raise ServiceError(
                 f"the answer is longer than it can be: got {length} bytes with status "
-                f"{response.status}; expected "
-                f"{limit if response.status in _GOOD else MAX_ERROR_BYTES} bytes; "
-                "check the URL and what stands between the device and the service"
+                f"{response.status}; expected {allowed} bytes; check the URL and what stands "
+                "between the device and the service"
             )
-        buffer = (
-            fresh_buffer(length)
-            if place is None or not is_good
-            else place(response.status, headers, length)
-        )
+        if place is None or not is_good:
+            buffer = fresh_buffer(length)
+        else:
+            buffer = place(response.status, headers, length)
         count, problem = self._read(response, buffer)
         got.body = buffer[:count]
         if problem:

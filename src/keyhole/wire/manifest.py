@@ -86,11 +86,12 @@ class TableInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def records(self) -> Records:
         """What a record holds."""
-        fields = tuple(
-            RecordField(f.path, _slice_shape(f), np.dtype(f.dtype).newbyteorder("="))
-            for f in self.fields
-        )
-        return Records(self.name, self.num_keys, fields, Coding(self.coding, self.coding_seed))
+        fields = []
+        for f in self.fields:
+            shape = tuple(n for axis, n in enumerate(f.shape) if axis not in (f.axes or ()))
+            fields.append(RecordField(f.path, shape, np.dtype(f.dtype).newbyteorder("=")))
+        coding = Coding(self.coding, self.coding_seed)
+        return Records(self.name, self.num_keys, tuple(fields), coding)
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -265,10 +266,6 @@ def _check_fields(table: TableInfo, layout: Layout | None, place: int) -> None:
         raise ValueError("a table does not say what its records hold")
     if len({field.path for field in table.fields}) != len(table.fields):
         raise ValueError("two arrays of one path")
-
-
-def _slice_shape(field: FieldInfo) -> tuple[int, ...]:
-    return tuple(n for axis, n in enumerate(field.shape) if axis not in (field.axes or ()))
 
 
 def _encode_structure(node: Tree) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import io
-import random
 import socket
 import ssl
 import threading
@@ -61,9 +60,8 @@ class PacedSocket:
     ) -> None:
         connected.settimeout(min(_STEP, timeouts.read))
         # Else the system takes megabytes at once, and nobody knows how slowly they leave.
-        with suppress(
-            AttributeError, OSError
-        ):  # where it lacks this, slow lines need more patience
+        # Where it lacks this, slow lines need more patience.
+        with suppress(AttributeError, OSError):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _PIECE)
         self._socket, self._timeouts, self._stop = connected, timeouts, stop
         self._end: float | None = None
@@ -307,11 +305,6 @@ class Attempts:
             )
 
 
-def jitter(retry: Retry) -> Callable[[], float]:
-    """Draws from [0, 1), from the seed of `retry` or from the system."""
-    return random.Random(retry.seed).random
-
-
 _FURTHER = 1 << 16  # bytes that count as having got further
 
 
@@ -339,14 +332,9 @@ class PartialBody:
     """What has arrived of a body that is fetched in one or more goes."""
 
     def __init__(self) -> None:
-        self._buffer = memoryview(b"")
+        self.body = memoryview(b"")  # whole, once all of it is there
         self._count = self._furthest = 0
         self._tag = ""
-
-    @property
-    def whole(self) -> memoryview:
-        """The body, once all of it is there."""
-        return self._buffer
 
     @property
     def headers(self) -> dict[str, str]:
@@ -357,7 +345,7 @@ class PartialBody:
 
     def place(self, status: int, headers: Mapping[str, str], length: int) -> memoryview:
         """Where the body of an answer goes."""
-        total = len(self._buffer)
+        total = len(self.body)
         if status == 206:
             expected = f"bytes {self._count}-{total - 1}/{total}"
             if headers.get("content-range") != expected or length != total - self._count:
@@ -367,11 +355,11 @@ class PartialBody:
                     "expected the rest of the body; check what stands between the device and the "
                     "service"
                 )
-            return self._buffer[self._count :]
-        self._buffer, self._count = fresh_buffer(length), 0
+            return self.body[self._count :]
+        self.body, self._count = fresh_buffer(length), 0
         tag = headers.get("etag", "")
         self._tag = "" if tag.startswith("W/") else tag  # a weak tag does not vouch for bytes
-        return self._buffer
+        return self.body
 
     def add(self, status: int, count: int) -> bool:
         """Takes note of how many bytes have arrived; returns whether the body has got further.
