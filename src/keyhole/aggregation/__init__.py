@@ -29,12 +29,12 @@ def all_aggregations(
         signed: of those in which clients can sign which of them are left.
     """
     from keyhole.aggregation.base import Rounding
-    from keyhole.aggregation.masked.method import DenseForm, SecureSum, SketchForm
+    from keyhole.aggregation.masked.method import DENSE_FORM, SKETCH_FORM, SecureSum
     from keyhole.aggregation.plain import PLAIN, DenseSum
     from keyhole.aggregation.two_servers.method import TwoServers
 
     ring = rounding or Rounding()
-    masked = (SecureSum(form, ring, signed) for form in (DenseForm(), SketchForm()))
+    masked = (SecureSum(form, ring, signed) for form in (DENSE_FORM, SKETCH_FORM))
     return PLAIN, DenseSum(), *masked, TwoServers(ring)
 
 

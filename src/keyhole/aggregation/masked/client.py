@@ -31,7 +31,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -43,7 +43,6 @@ from keyhole.aggregation.masked.messages import (
     UnmaskRequest,
     bad_keys,
     check_keys,
-    closed,
     commitment_of,
     is_signed,
     keys_text,
@@ -55,7 +54,6 @@ from keyhole.aggregation.masked.messages import (
     seal_slots,
     survivors_text,
     too_few,
-    violation,
 )
 from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.crypto.hpke import PrivateKey
@@ -63,7 +61,7 @@ from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.crypto.ring import RingArray, add_masks, pair_seed
 from keyhole.crypto.shamir import SHARE_BYTES, split
-from keyhole.errors import InputError, MalformedError, ShapeError
+from keyhole.errors import InputError, MalformedError, ShapeError, ViolationError
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +94,7 @@ class Secrets:
     def keys(self) -> PublicKeys:
         """What is advertised of them, without a signature."""
         commitment = commitment_of(self.settings, self.place, self.seed)
-        return PublicKeys(self.cipher.public, self.mask.public, commitment, b"")
+        return PublicKeys(self.cipher.public, self.mask.public, commitment)
 
     def split(self, places: list[int]) -> dict[int, bytes]:
         """Returns for every place a share of the key of masks, followed by one of the seed."""
@@ -116,7 +114,10 @@ class Secrets:
         try:
             return self._cipher(sender, keys).decrypt(_nonce(sender), sealed, bound)
         except InvalidTag as error:
-            raise closed(sender) from error
+            raise MalformedError(
+                f"the shares of client {sender} do not open: got a wrong tag; expected shares "
+                "sealed for this client in this round; leave this client out of the next round"
+            ) from error
 
     def masks(self, peers: Mapping[int, PublicKeys]) -> list[tuple[bytes, int]]:
         """Returns seeds and signs of the client's own mask and of those it shares with peers: the
@@ -154,7 +155,7 @@ def _bound(settings: SecAggParams, sender: int, receiver: int) -> bytes:
 
 
 Step: TypeAlias = Literal["advertise", "share", "mask", "confirm", "unmask", "left"]
-_STEPS: tuple[Step, ...] = ("advertise", "share", "mask", "confirm", "unmask", "left")
+_STEPS: tuple[Step, ...] = get_args(Step)
 
 
 class SecAggClient:
@@ -178,7 +179,14 @@ class SecAggClient:
         identity: Identity | None = None,
         rounds: SumsJoined | None = None,
     ) -> None:
-        _check_party(settings, place, identity)
+        knows = identity is not None and len(identity.everyone) == settings.cohort
+        if not 0 <= place < settings.cohort or (settings.signed and not knows):
+            raise InputError(
+                f"no such client in a secure sum: got place {place}, an identity that knows "
+                f"everyone: {knows}; expected places 0..{settings.cohort - 1}, with an identity if "
+                "the sum is signed; take the place and the public keys of the cohort from the "
+                "party that invites"
+            )
         if rounds is not None:
             rounds.claim(settings.round)
         self.settings = settings
@@ -217,7 +225,9 @@ class SecAggClient:
             peers = {place: PublicKeys.decode(slot) for place, slot in slots.items()}
             self._check_peers(peers)
             self._peers = peers
-            sealed = self._split(secrets)
+            pairs = secrets.split(sorted(peers))
+            self._kept = {self.place: pairs.pop(self.place)}
+            sealed = {place: secrets.seal(place, peers[place], pairs[place]) for place in pairs}
         return seal_slots("shares", self.settings, self.place, sealed)
 
     def mask(self, share_list: bytes, vector: RingArray) -> bytes:
@@ -305,47 +315,34 @@ class SecAggClient:
                     raise bad_keys(place, "a signature that is not its own")
         self._require(len(peers))
 
-    def _split(self, secrets: Secrets) -> dict[int, bytes]:
-        """Shares of both secrets for everyone, sealed; the client's own stay here."""
-        pairs = secrets.split(sorted(self._peers))
-        self._kept = {self.place: pairs.pop(self.place)}
-        return {
-            place: secrets.seal(place, self._peers[place], pair) for place, pair in pairs.items()
-        }
-
     def _receive(self, secrets: Secrets, sealed: Mapping[int, bytes]) -> None:
         """Opens the shares of others."""
         others = sealed.keys() - {self.place}
         if self.place not in sealed or not others <= self._peers.keys():
             raise violation("shares of other clients than before", "of those on the list of keys")
         self._require(len(sealed))
-        opened = {place: secrets.open(place, self._peers[place], sealed[place]) for place in others}
-        self._kept |= opened
+        self._kept |= {
+            place: secrets.open(place, self._peers[place], sealed[place]) for place in others
+        }
 
     def _accept(self, data: bytes, step: Step) -> UnmaskRequest:
         """Takes a list of survivors, once: a second one that turns a client round opens it."""
-        asked = open_asked(data, self.settings, self.place)
-        before = self._asked
-        if before is not None:
-            if before.survivors & asked.lost or before.lost & asked.survivors:
-                self._forget()
-                raise violation("both kinds of share of one client, one after the other")
-            raise out_of_turn(_STEPS, step, self._step)
-        if self._step != step:
+        asked, before = open_asked(data, self.settings, self.place), self._asked
+        if before and (before.survivors & asked.lost or before.lost & asked.survivors):
+            self._forget()
+            raise violation("both kinds of share of one client, one after the other")
+        if before or self._step != step:
             raise out_of_turn(_STEPS, step, self._step)
         with self._moving_to(step):
-            self._check_asked(asked)
+            if asked.survivors & asked.lost:
+                raise violation("both kinds of share of one client")
+            if self.place in asked.lost:
+                raise violation("the key of a client that has sent its input")
+            if asked.survivors | asked.lost != self._kept.keys():
+                raise violation("shares of other clients than before", "of those who have shared")
+            self._require(len(asked.survivors))
         self._asked = asked
         return asked
-
-    def _check_asked(self, asked: UnmaskRequest) -> None:
-        if asked.survivors & asked.lost:
-            raise violation("both kinds of share of one client")
-        if self.place in asked.lost:
-            raise violation("the key of a client that has sent its input")
-        if asked.survivors | asked.lost != self._kept.keys():
-            raise violation("shares of other clients than before", "of those who have shared")
-        self._require(len(asked.survivors))
 
     def _accept_confirmed(self, data: bytes) -> UnmaskRequest:
         """Takes the signatures of others over the list that this client has seen."""
@@ -368,14 +365,12 @@ class SecAggClient:
             raise too_few(members, self.settings.shares_needed)
 
 
-def _check_party(settings: SecAggParams, place: int, identity: Identity | None) -> None:
-    knows = identity is not None and len(identity.everyone) == settings.cohort
-    if not 0 <= place < settings.cohort or (settings.signed and not knows):
-        raise InputError(
-            f"no such client in a secure sum: got place {place}, an identity that knows everyone: "
-            f"{knows}; expected places 0..{settings.cohort - 1}, with an identity if the sum is "
-            "signed; take the place and the public keys of the cohort from the party that invites"
-        )
+def violation(got: str, allowed: str = "one kind of share of each client") -> ViolationError:
+    """The server asks for what is forbidden."""
+    return ViolationError(
+        f"the server of a secure sum asks for what would open an input: got {got}; expected "
+        f"{allowed}; do not trust this server; the client has forgotten its secrets"
+    )
 
 
 def check_vector(settings: SecAggParams, vector: RingArray) -> None:

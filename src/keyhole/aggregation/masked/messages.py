@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.crypto.codec import CHECK_BYTES, Body, Framing
-from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import (
@@ -40,7 +39,6 @@ from keyhole.errors import (
     ReplayError,
     StaleError,
     ThresholdError,
-    ViolationError,
 )
 
 
@@ -53,44 +51,11 @@ def out_of_turn(steps: Sequence[str], step: str, current: str) -> ReplayError | 
     )
 
 
-def not_now(step: str, current: str) -> StaleError:
-    """A message before its step, or after it is closed."""
-    return StaleError(
-        f"a message of a secure sum that comes too early or too late: got one of {step} during "
-        f"{current}; expected one of {current}; wait for the list of the step before, or take part "
-        "in a new round"
-    )
-
-
 def too_few(members: int, needed: int) -> ThresholdError:
     """Clients have left, and the sum cannot be opened any more."""
     return ThresholdError(
         f"too few clients are left for a secure sum: got {members}; expected {needed} or more; "
         "start a new round with clients that stay; nothing of this one is released"
-    )
-
-
-def not_invited(place: int) -> StaleError:
-    """A client that was not there at the step before."""
-    return StaleError(
-        f"a client that is no longer part of this sum: got place {place}; expected clients that "
-        "have taken every step so far; take part in a new round"
-    )
-
-
-def violation(got: str, allowed: str = "one kind of share of each client") -> ViolationError:
-    """The server asks for what is forbidden."""
-    return ViolationError(
-        f"the server of a secure sum asks for what would open an input: got {got}; expected "
-        f"{allowed}; do not trust this server; the client has forgotten its secrets"
-    )
-
-
-def closed(place: int) -> MalformedError:
-    """Sealed shares that do not open."""
-    return MalformedError(
-        f"the shares of client {place} do not open: got a wrong tag; expected shares sealed for "
-        "this client in this round; leave this client out of the next round"
     )
 
 
@@ -100,15 +65,6 @@ def other_list(place: int) -> MismatchError:
         f"client {place} has not confirmed the same survivors: got a signature over something "
         "else; expected one list of survivors for everyone; do not trust this server; no share has "
         "been given out"
-    )
-
-
-def other_secret(place: int) -> MismatchError:
-    """A secret that was rebuilt and is not the one that was advertised."""
-    return MismatchError(
-        f"the shares of client {place} do not give the secret that it advertised: got a false "
-        "share, or a false secret; expected shares of the secret behind its keys; start a new "
-        "round without this client; nothing of this one is released"
     )
 
 
@@ -127,6 +83,9 @@ MessageKind: TypeAlias = Literal[
 
 SIGNATURE_BYTES = 64
 """Of Ed25519."""
+
+KEYS_BYTES = 96
+"""Of two public keys and a commitment; a signature may follow."""
 
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 """Of two shares, of a key and of a seed, under AES-GCM."""
@@ -165,11 +124,6 @@ class UnmaskRequest(NamedTuple):
     lost: frozenset[int]
 
 
-def keys_bytes(settings: SecAggParams) -> int:
-    """What a client advertises: two public keys, a commitment and, if asked for, a signature."""
-    return 96 + (SIGNATURE_BYTES if settings.signed else 0)
-
-
 def body_bytes(kind: MessageKind, settings: SecAggParams, place: int) -> int:
     """The only length that the body of such a message can have."""
     members = len(settings.group(place))
@@ -185,7 +139,7 @@ def body_bytes(kind: MessageKind, settings: SecAggParams, place: int) -> int:
 
 def _slot_bytes(kind: MessageKind, settings: SecAggParams) -> int:
     if kind in ("keys", "key list"):
-        return keys_bytes(settings)
+        return KEYS_BYTES + settings.signed * SIGNATURE_BYTES
     if kind in ("confirmation", "confirmation list"):
         return SIGNATURE_BYTES
     return SHARE_BYTES if kind == "unmasking" else SEALED_BYTES
@@ -318,7 +272,7 @@ class PublicKeys(NamedTuple):
     cipher: bytes
     mask: bytes
     commitment: bytes
-    signature: bytes
+    signature: bytes = b""
 
     def encode(self) -> bytes:
         """Returns the keys as they travel."""
@@ -332,13 +286,8 @@ class PublicKeys(NamedTuple):
 
 
 def check_keys(place: int, keys: PublicKeys, seen: set[bytes]) -> None:
-    """Refuses public keys that are not written in the one way there is, or that occur twice.
-
-    Points of low order are found where a secret is agreed with them.
-
-    Args:
-        seen: public keys so far; those of this client are added.
-    """
+    """Refuses public keys that are not written in the one way there is, or are among those `seen`
+    so far, to which they are added. Points of low order are found where a secret is agreed."""
     both = {keys.cipher, keys.mask}
     if max(int.from_bytes(key, "little") for key in both) >= _PRIME:
         raise bad_keys(place, "a public key that is not reduced")
@@ -353,19 +302,6 @@ def bad_keys(place: int, got: str) -> MalformedError:
         f"the keys of client {place} cannot be used: got {got}; expected public keys of X25519 of "
         "its own, made for this round; leave this client out of the next round"
     )
-
-
-def check_order(place: int, keys: PublicKeys, probe: PrivateKey) -> None:
-    """Refuses points of low order.
-
-    Args:
-        probe: any private key: with a point of low order nobody can agree on a secret.
-    """
-    for key in (keys.cipher, keys.mask):
-        try:
-            probe.agree(key)
-        except MalformedError as error:
-            raise bad_keys(place, "a point of low order") from error
 
 
 def commitment_of(settings: SecAggParams, place: int, seed: bytes) -> bytes:

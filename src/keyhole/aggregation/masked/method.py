@@ -11,11 +11,11 @@ process that holds every secret hides nothing: a simulation shows what the proto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from keyhole.about import Leak
 from keyhole.aggregation.base import (
     AggregationAbout,
+    ClientResult,
     PartSum,
-    RingRows,
     Rounding,
     SumPrice,
     SumRequest,
@@ -35,10 +35,11 @@ from keyhole.aggregation.base import (
     withheld,
 )
 from keyhole.aggregation.masked import sketch
-from keyhole.aggregation.masked.messages import FRAME_BYTES, SEALED_BYTES
+from keyhole.aggregation.masked.messages import FRAME_BYTES, KEYS_BYTES, SEALED_BYTES
 from keyhole.aggregation.masked.params import SecAggParams, degree_of
 from keyhole.aggregation.masked.server import Stage, run_secagg
-from keyhole.crypto.ring import FixedPoint
+from keyhole.arrays import KeyArray
+from keyhole.crypto.ring import FixedPoint, RingArray, RingBits
 from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import SketchError, ThresholdError
 from keyhole.pricing import SumSpeeds, Workload
@@ -49,10 +50,7 @@ MIN_CLIENTS = 2
 """Of a masked sum: that of one client is its update."""
 
 _DROPPED = 0.1  # of the clients, after they have shared their secrets: 6 to 10 of 100 is usual
-_KEYS_BYTES = 96  # two public keys and a commitment
 _ELEMENT = 4  # bytes of a number of the ring
-
-Ring = NDArray[np.unsignedinteger]
 
 _LOST: Mapping[Outcome, Stage] = {
     "lost_before": "before",
@@ -61,42 +59,42 @@ _LOST: Mapping[Outcome, Stage] = {
 }
 
 
-class VectorForm(Protocol):
-    """What the vectors of a secure sum hold."""
-
-    @property
-    def about(self) -> AggregationAbout:
-        """Of the sum of such vectors."""
-        ...
-
-    def seen_by(self, request: SumRequest) -> Mapping[str, str]:
-        """Party -> what the sum tells it."""
-        ...
-
-    def work(self, load: Workload) -> tuple[int, float]:
-        """Numbers of a vector, and CPU seconds of the server to read the sum."""
-        ...
-
-    def lay_out(self, request: SumRequest, bits: int) -> VectorLayout:
-        """The layout of the vectors of one sum, from public numbers."""
-        ...
+FoundRows: TypeAlias = tuple[KeyArray, RingArray, NDArray[np.int64] | None]
+"""Keys of one part, ring elements of their sums, and how many clients chose each if that shows."""
 
 
-class VectorLayout(Protocol):
-    """Where things stand in the vectors of one sum."""
+class VectorPart(Protocol):
+    """Where the rows of one part stand in the vectors of one sum."""
 
     @property
     def length(self) -> int:
-        """Of a vector."""
+        """Numbers of a vector that they take."""
         ...
 
-    def write(self, rows: Sequence[RingRows]) -> Ring:
-        """The vector of one client."""
+    def write(self, keys: KeyArray, rows: RingArray, into: RingArray) -> None:
+        """Puts the rows of one client into its numbers, which are zeros."""
         ...
 
-    def read(self, total: Ring, clients: int) -> list[tuple[np.ndarray, Ring, np.ndarray | None]]:
-        """Keys, rows and counts of each part, from the sum of the vectors of `clients` clients."""
+    def read(self, total: RingArray, clients: int) -> FoundRows:
+        """What the sum of the numbers of `clients` clients holds."""
         ...
+
+
+@dataclass(frozen=True)
+class VectorForm:
+    """What the vectors of a secure sum hold.
+
+    Args:
+        about: of the sum of such vectors.
+        shows_counts: whether the sum always tells how many chose a key, as its `about` says.
+        work: load -> numbers of a vector, and CPU seconds of the server to read the sum.
+        lay_out: the vectors of one sum, from public numbers and the bits of the ring.
+    """
+
+    about: AggregationAbout
+    shows_counts: bool
+    work: Callable[[Workload], tuple[int, float]]
+    lay_out: Callable[[SumRequest, RingBits], Sequence[VectorPart]]
 
 
 @dataclass(frozen=True)
@@ -126,35 +124,47 @@ class SecureSum:
     def price(self, load: Workload) -> SumPrice:
         """Returns what a round costs."""
         length, reading = self.form.work(load)
-        return _price(self.about.name, load, length, reading)
+        speeds, clients = SumSpeeds(), load.cohort
+        # Two neighbours: limits are checked, and the lists of neighbours are not made.
+        SecAggParams(bytes(16), clients, length, threshold=2, degree=2 if clients > 2 else None)
+        FixedPoint(1.0, clients)
+        degree, vector = degree_of(clients), length * _ELEMENT
+        up, down = _message_bytes(degree + 1, vector)
+        lost = ceil(_DROPPED * clients)
+        kept = clients - lost
+        seconds = kept * vector / speeds.summing + clients * speeds.rebuild_seconds + reading
+        seconds += (kept + lost * degree) * vector / speeds.masking
+        client = degree * (speeds.agree_seconds + vector / speeds.masking)
+        return SumPrice(self.about.name, up, down, 4, {"server": seconds}, client, 2 * vector)
 
     def add(self, request: SumRequest) -> SumResult:
         """Adds up the updates of a round."""
         clients = [one.client for one in request.results]
-        seen = self.form.seen_by(request)
+        seen = self.about.seen_by(with_counts=request.needs_counts and not self.form.shows_counts)
         if len(clients) < MIN_CLIENTS:
             return withheld(len(clients), MIN_CLIENTS, seen)
         fixed = self.rounding.fixed_point(request)
-        layout = self.form.lay_out(request, fixed.bits)
+        parts = self.form.lay_out(request, fixed.bits)
+        length = sum(part.length for part in parts)
         settings = SecAggParams(
-            name_of_sum(request), len(clients), layout.length, fixed.bits, signed=self.signed
+            name_of_sum(request), len(clients), length, fixed.bits, signed=self.signed
         )
         lost, late = stages_of(request)
         vectors = {
-            place: layout.write(self.rounding.rows(request, one))
+            place: self._vector(request, one, parts, settings)
             for place, one in enumerate(request.results)
             if one.update is not None
         }
         # Who drops out on the way has begun: its masks must be taken out of the sum.
-        nothing = np.zeros(layout.length, f"<u{fixed.bits // 8}")
+        nothing = np.zeros(length, settings.dtype)
         vectors |= {place: nothing for place, stage in lost.items() if stage != "before"}
         try:
             opened = run_secagg(settings, vectors, lost, late=late)
-            found = layout.read(opened.total, len(opened.survivors))
+            count = len(opened.survivors)
+            found = [part.read(piece, count) for part, piece in _pieces(parts, opened.total)]
         except (ThresholdError, SketchError) as error:
             return SumResult(None, {}, seen_by=seen, error=str(error))
         sums = [PartSum(keys, fixed.decode(rows), counts) for keys, rows, counts in found]
-        count = len(opened.survivors)
         return SumResult(
             tuple(part.divided(request.over, count) for part in sums),
             counts=tuple(part.known_counts for part in sums) if request.with_counts else None,
@@ -163,29 +173,35 @@ class SecureSum:
             seen_by=seen,
         )
 
+    def _vector(
+        self,
+        request: SumRequest,
+        one: ClientResult,
+        parts: Sequence[VectorPart],
+        settings: SecAggParams,
+    ) -> RingArray:
+        """What a client adds."""
+        vector = np.zeros(settings.length, settings.dtype)
+        rows = self.rounding.rows(request, one)
+        for (part, piece), own in zip(_pieces(parts, vector), rows, strict=True):
+            part.write(*own, piece)
+        return vector
 
-def _price(name: str, load: Workload, length: int, reading: float) -> SumPrice:
-    """Of vectors of `length` numbers under masks that cancel; `reading` is that of the sum."""
-    speeds, clients = SumSpeeds(), load.cohort
-    # Two neighbours: limits are checked, and the lists of neighbours are not made.
-    SecAggParams(bytes(16), clients, length, threshold=2, degree=2 if clients > 2 else None)
-    FixedPoint(1.0, clients)
-    degree, vector = degree_of(clients), length * _ELEMENT
-    up, down = _message_bytes(degree + 1, vector)
-    lost = ceil(_DROPPED * clients)
-    kept = clients - lost
-    seconds = kept * vector / speeds.summing + clients * speeds.rebuild_seconds + reading
-    seconds += (kept + lost * degree) * vector / speeds.masking
-    client = degree * (speeds.agree_seconds + vector / speeds.masking)
-    return SumPrice(name, up, down, 4, {"server": seconds}, client, 2 * vector)
+
+def _pieces(
+    parts: Sequence[VectorPart], vector: RingArray
+) -> Iterator[tuple[VectorPart, RingArray]]:
+    """Each part with its numbers in a vector."""
+    borders = np.cumsum([part.length for part in parts])[:-1]
+    return zip(parts, np.split(vector, borders), strict=True)
 
 
 def _message_bytes(members: int, vector: int) -> tuple[int, int]:
     """Bytes that a client sends and receives in all steps, in a group of this many members."""
     bits = -(-members // 8)
-    slots = {width: bits + members * width for width in (_KEYS_BYTES, SEALED_BYTES, SHARE_BYTES)}
-    up = _KEYS_BYTES + slots[SEALED_BYTES] + vector + slots[SHARE_BYTES] + 4 * FRAME_BYTES
-    down = slots[_KEYS_BYTES] + slots[SEALED_BYTES] + 2 * bits + 3 * FRAME_BYTES
+    slots = {width: bits + members * width for width in (KEYS_BYTES, SEALED_BYTES, SHARE_BYTES)}
+    up = KEYS_BYTES + slots[SEALED_BYTES] + vector + slots[SHARE_BYTES] + 4 * FRAME_BYTES
+    down = slots[KEYS_BYTES] + slots[SEALED_BYTES] + 2 * bits + 3 * FRAME_BYTES
     return up, down
 
 
@@ -208,128 +224,77 @@ def stages_of(request: SumRequest) -> tuple[dict[int, Stage], list[int]]:
 
 
 @dataclass(frozen=True)
-class DenseForm:
-    """The whole model, with zeros where a client touched nothing."""
+class _DenseRows:
+    """Every row of a part, with zeros where a client touched nothing, and a count beside each."""
 
-    @property
-    def about(self) -> AggregationAbout:
-        """The server sees the sum alone."""
-        return _DENSE
-
-    def seen_by(self, request: SumRequest) -> Mapping[str, str]:
-        """The sum alone, and counts where there are any."""
-        return self.about.seen_by(with_counts=request.needs_counts)
-
-    def work(self, load: Workload) -> tuple[int, float]:
-        """Every row; it is read as it is."""
-        return load.num_keys * _width(load), 0.0
-
-    def lay_out(self, request: SumRequest, bits: int) -> _Dense:
-        """Every row of every part; a count beside each where sums are divided by choosers."""
-        return _Dense(request.layout.parts, request.needs_counts, bits)
-
-
-@dataclass(frozen=True)
-class _Dense:
-    parts: Sequence[Part]
+    part: Part
     with_counts: bool
-    bits: int
 
     @property
     def length(self) -> int:
-        return sum(part.space.num_keys * self._width(part) for part in self.parts)
+        return self.part.space.num_keys * (self.part.slice_size + self.with_counts)
 
-    def _width(self, part: Part) -> int:
-        return part.slice_size + self.with_counts
+    def write(self, keys: KeyArray, rows: RingArray, into: RingArray) -> None:
+        whole = into.reshape(self.part.space.num_keys, -1)
+        whole[keys, : self.part.slice_size] = rows
+        whole[keys, self.part.slice_size :] = 1
 
-    def write(self, rows: Sequence[RingRows]) -> Ring:
-        vector = np.zeros(self.length, f"<u{self.bits // 8}")
-        at = 0
-        for part, (keys, own) in zip(self.parts, rows, strict=True):
-            size = part.space.num_keys * self._width(part)
-            whole = vector[at : at + size].reshape(part.space.num_keys, -1)
-            whole[keys, : part.slice_size] = own
-            if self.with_counts:
-                whole[keys, -1] = 1
-            at += size
-        return vector
-
-    def read(self, total: Ring, clients: int) -> list[tuple[np.ndarray, Ring, np.ndarray | None]]:
-        found, at = [], 0
-        for part in self.parts:
-            size = part.space.num_keys * self._width(part)
-            whole = total[at : at + size].reshape(part.space.num_keys, -1)
-            keys = np.flatnonzero(whole.any(axis=1))
-            counts = whole[keys, -1].astype(np.int64) if self.with_counts else None
-            found.append((keys, whole[keys, : part.slice_size], counts))
-            at += size
-        return found
+    def read(self, total: RingArray, clients: int) -> FoundRows:
+        whole = total.reshape(self.part.space.num_keys, -1)
+        keys = np.flatnonzero(whole.any(axis=1))
+        counts = whole[keys, -1].astype(np.int64) if self.with_counts else None
+        return keys, whole[keys, : self.part.slice_size], counts
 
 
 @dataclass(frozen=True)
-class SketchForm:
-    """An invertible sketch of each part that is cut: as long as what the cohort touches."""
+class _SketchedRows:
+    """An invertible sketch of a part: as long as what the cohort touches."""
+
+    shape: sketch.SketchShape
 
     @property
-    def about(self) -> AggregationAbout:
-        """The server sees sums and counts of the keys that were touched."""
-        return _SKETCH
+    def length(self) -> int:
+        return self.shape.length
 
-    def seen_by(self, request: SumRequest) -> Mapping[str, str]:
-        """The sum under each key that was touched, and by how many."""
-        return self.about.seen_by()
+    def write(self, keys: KeyArray, rows: RingArray, into: RingArray) -> None:
+        into[:] = sketch.encode(self.shape, keys, rows)
 
-    def work(self, load: Workload) -> tuple[int, float]:
-        """Cells for all keys of the cohort, which are decoded one by one."""
-        distinct = load.distinct_keys
-        shape = sketch.SketchShape(
-            load.num_keys, _width(load), distinct, bytes(16), max_clients=load.cohort
-        )
-        return shape.length, distinct * load.slice_bytes / SumSpeeds().decoding
+    def read(self, total: RingArray, clients: int) -> FoundRows:
+        decoded = sketch.decode(self.shape, total, clients)
+        return decoded.keys, decoded.rows, decoded.counts
 
-    def lay_out(self, request: SumRequest, bits: int) -> _Sketched:
-        """Sketches with room for all keys that the cohort can have, under a seed of this sum."""
-        seeds = derived(b"sketch", request.seed_path)
-        clients = len(request.results)
-        limit = max_keys_of(request.layout, request.keys_per_client)
-        shapes = [
+
+def _lay_out_rows(request: SumRequest, bits: RingBits) -> list[_DenseRows]:
+    """Every row of every part; a count beside each where sums are divided by choosers."""
+    return [_DenseRows(part, request.needs_counts) for part in request.layout.parts]
+
+
+def _lay_out_sketches(request: SumRequest, bits: RingBits) -> list[_SketchedRows]:
+    """Sketches with room for all keys that the cohort can have, under a seed of this sum."""
+    seeds, clients = derived(b"sketch", request.seed_path), len(request.results)
+    limit = max_keys_of(request.layout, request.keys_per_client)
+    return [
+        _SketchedRows(
             sketch.SketchShape(
                 part.space.num_keys,
                 part.slice_size,
                 max(1, min(clients * m, part.space.num_keys)),
                 seeds.bytes(16),
-                bits,  # type: ignore[arg-type]
+                bits,
                 max_clients=clients,
             )
-            for part, m in zip(request.layout.parts, limit, strict=True)
-        ]
-        return _Sketched(shapes)
+        )
+        for part, m in zip(request.layout.parts, limit, strict=True)
+    ]
 
 
-@dataclass(frozen=True)
-class _Sketched:
-    shapes: Sequence[sketch.SketchShape]
-
-    @property
-    def length(self) -> int:
-        return sum(shape.length for shape in self.shapes)
-
-    def write(self, rows: Sequence[RingRows]) -> Ring:
-        pieces = [
-            sketch.encode(shape, keys, own)
-            for shape, (keys, own) in zip(self.shapes, rows, strict=True)
-        ]
-        return np.concatenate(pieces)
-
-    def read(self, total: Ring, clients: int) -> list[tuple[np.ndarray, Ring, np.ndarray | None]]:
-        found: list[tuple[np.ndarray, Ring, np.ndarray | None]] = []
-        at = 0
-        for shape in self.shapes:
-            piece = total[at : at + shape.length]
-            decoded = sketch.decode(shape, piece, clients)
-            found.append((decoded.keys, decoded.rows, decoded.counts))
-            at += shape.length
-        return found
+def _work_of_sketches(load: Workload) -> tuple[int, float]:
+    """Cells for all keys of the cohort, which are decoded one by one."""
+    distinct = load.distinct_keys
+    shape = sketch.SketchShape(
+        load.num_keys, _width(load), distinct, bytes(16), max_clients=load.cohort
+    )
+    return shape.length, distinct * load.slice_bytes / SumSpeeds().decoding
 
 
 def odds_of_failing(layout: Layout, keys_per_client: Mapping[str, int], cohorts: Cohorts) -> float:
@@ -349,12 +314,11 @@ def odds_of_failing(layout: Layout, keys_per_client: Mapping[str, int], cohorts:
     return min(1.0, total)
 
 
-_RESTS_ON = "The server follows the protocol, and fewer than t clients work with it."
 _DENSE = AggregationAbout(
     name="secure-dense",
     title="masked dense sum",
     leaks=MappingProxyType({"server": Leak(updates="the sum of all updates")}),
-    rests_on=_RESTS_ON,
+    rests_on="The server follows the protocol, and fewer than t clients work with it.",
     is_private=True,
     is_served=False,
     noise="on_sum",
@@ -363,15 +327,18 @@ _DENSE = AggregationAbout(
     can_sign=True,
 )
 _PER_KEY = "for each key the sum of its updates and how many clients chose it"
-_SKETCH = AggregationAbout(
+_SKETCH = replace(
+    _DENSE,
     name="secure-sketch",
     title="masked sketch",
     leaks=MappingProxyType({"server": Leak(updates=_PER_KEY)}),
-    rests_on=_RESTS_ON,
-    is_private=True,
-    is_served=False,
-    noise="on_sum",
-    min_clients=MIN_CLIENTS,
-    can_sign=True,
     failure=odds_of_failing,
 )
+
+DENSE_FORM = VectorForm(
+    _DENSE, False, lambda load: (load.num_keys * _width(load), 0.0), _lay_out_rows
+)
+"""The whole model, with zeros where a client touched nothing."""
+
+SKETCH_FORM = VectorForm(_SKETCH, True, _work_of_sketches, _lay_out_sketches)
+"""An invertible sketch of each part: as long as what the cohort touches."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -27,15 +27,11 @@ from keyhole.aggregation.masked.messages import (
     UnmaskRequest,
     bad_keys,
     check_keys,
-    check_order,
     commitment_of,
     is_signed,
     keys_text,
-    not_invited,
-    not_now,
     open_slots,
     other_list,
-    other_secret,
     out_of_turn,
     seal_asked,
     seal_slots,
@@ -49,89 +45,91 @@ from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.crypto.ring import RingArray, add_masks, pair_seed
 from keyhole.crypto.shamir import Combiner
-from keyhole.errors import InputError, MalformedError, ReplayError, StaleError
+from keyhole.errors import InputError, MalformedError, MismatchError, ReplayError, StaleError
 
 
-class Rebuilder:
-    """Rebuilds secrets from what their holders have sent.
+class Unmasking:
+    """Rebuilds secrets from what their holders have sent, and finds the masks that are left.
 
     On the complete graph the same holders serve all secrets, so their weights are computed once.
+
+    Args:
+        shares: by holder, its share of whose secret: of those who survived the seed, of the others
+            the key.
     """
 
     def __init__(
-        self, settings: SecAggParams, unmasking: Mapping[int, Mapping[int, bytes]]
+        self,
+        settings: SecAggParams,
+        keys: Mapping[int, PublicKeys],
+        survivors: frozenset[int],
+        shares: Mapping[int, Mapping[int, bytes]],
     ) -> None:
-        self._settings = settings
-        self._unmasking = unmasking
+        self._settings, self._keys, self._survivors = settings, keys, survivors
+        self._shares = shares
         self._combiners: dict[tuple[int, ...], Combiner] = {}
 
-    def secret(self, place: int, length: int) -> bytes:
-        """Returns the secret of a client of which the holders have sent shares."""
+    def masks(self) -> Iterator[tuple[bytes, int]]:
+        """Yields seeds and signs of the masks that turn the sum of masked vectors into the sum."""
+        for place in sorted({place for shares in self._shares.values() for place in shares}):
+            if place in self._survivors:
+                yield self._own_seed(place), -1
+            else:
+                yield from self._pair_masks(place)
+
+    def _own_seed(self, place: int) -> bytes:
+        """The seed of a survivor's own mask."""
+        seed = self._secret(place, SEED_BYTES)
+        if commitment_of(self._settings, place, seed) != self._keys[place].commitment:
+            raise other_secret(place)
+        return seed
+
+    def _pair_masks(self, place: int) -> Iterator[tuple[bytes, int]]:
+        """What the neighbours of a lost client have left over: the opposite of what they added."""
+        secret = PrivateKey(self._secret(place, 32))
+        if secret.public != self._keys[place].mask:
+            raise other_secret(place)
+        for other in self._settings.group(place):
+            if other in self._survivors:
+                low, high = sorted((place, other))
+                seed = pair_seed(secret, self._keys[other].mask, self._settings.round, low, high)
+                yield seed, (-1 if other < place else 1)
+
+    def _secret(self, place: int, length: int) -> bytes:
+        """The secret of a client of which the holders have sent shares."""
         needed = self._settings.shares_needed
-        holders = [member for member in self._settings.group(place) if member in self._unmasking]
+        holders = [member for member in self._settings.group(place) if member in self._shares]
         if len(holders) < needed:
             raise too_few(len(holders), needed)
         xs = tuple(holder + 1 for holder in holders[:needed])
         if xs not in self._combiners:
             self._combiners[xs] = Combiner(xs)
         try:
-            shares = {x: self._unmasking[x - 1][place] for x in xs}
+            shares = {x: self._shares[x - 1][place] for x in xs}
             return self._combiners[xs].combine(shares, length)
         except MalformedError as error:
             raise other_secret(place) from error
 
 
-def masks_left(
-    settings: SecAggParams,
-    keys: Mapping[int, PublicKeys],
-    survivors: frozenset[int],
-    unmasking: Mapping[int, Mapping[int, bytes]],
-) -> list[tuple[bytes, int]]:
-    """Returns seeds and signs of the masks that turn the sum of masked vectors into the sum.
-
-    Args:
-        unmasking: by holder, its share of whose secret: of those who survived the seed, of the
-            others the key.
-    """
-    rebuild = Rebuilder(settings, unmasking)
-    shared = {place for shares in unmasking.values() for place in shares}
-    masks = []
-    for place in sorted(shared):
-        if place in survivors:
-            masks.append((_seed(settings, rebuild, place, keys[place]), -1))
-        else:
-            masks.extend(_pair_masks(settings, rebuild, place, keys, survivors))
-    return masks
+def other_secret(place: int) -> MismatchError:
+    """A secret that was rebuilt and is not the one that was advertised."""
+    return MismatchError(
+        f"the shares of client {place} do not give the secret that it advertised: got a false "
+        "share, or a false secret; expected shares of the secret behind its keys; start a new "
+        "round without this client; nothing of this one is released"
+    )
 
 
-def _seed(settings: SecAggParams, rebuild: Rebuilder, place: int, keys: PublicKeys) -> bytes:
-    """The seed of a survivor's own mask."""
-    seed = rebuild.secret(place, SEED_BYTES)
-    if commitment_of(settings, place, seed) != keys.commitment:
-        raise other_secret(place)
-    return seed
-
-
-def _pair_masks(
-    settings: SecAggParams,
-    rebuild: Rebuilder,
-    place: int,
-    keys: Mapping[int, PublicKeys],
-    survivors: frozenset[int],
-) -> Iterator[tuple[bytes, int]]:
-    """What the neighbours of a lost client have left over: the opposite of what they added."""
-    secret = PrivateKey(rebuild.secret(place, 32))
-    if secret.public != keys[place].mask:
-        raise other_secret(place)
-    for other in settings.group(place):
-        if other in survivors:
-            low, high = sorted((place, other))
-            seed = pair_seed(secret, keys[other].mask, settings.round, low, high)
-            yield seed, (-1 if other < place else 1)
+def not_invited(place: int) -> StaleError:
+    """A client that was not there at the step before."""
+    return StaleError(
+        f"a client that is no longer part of this sum: got place {place}; expected clients that "
+        "have taken every step so far; take part in a new round"
+    )
 
 
 Step: TypeAlias = Literal["keys", "shares", "inputs", "confirmations", "unmasking", "over"]
-_STEPS: tuple[Step, ...] = ("keys", "shares", "inputs", "confirmations", "unmasking", "over")
+_STEPS: tuple[Step, ...] = get_args(Step)
 
 
 class SecAggServer:
@@ -165,7 +163,7 @@ class SecAggServer:
         self._step: Step = "keys"
         self._keys: dict[int, PublicKeys] = {}
         self._seen: set[bytes] = set()
-        self._heard: set[tuple[Step, int]] = set()
+        self._heard: set[tuple[Step, int]] = set()  # also of what has been dropped
         self._shares: dict[int, dict[int, bytes]] = {}
         self._shared: frozenset[int] = frozenset()
         self._survivors: set[int] = set()
@@ -188,7 +186,11 @@ class SecAggServer:
         text = keys_text(self.settings, place, keys)
         if self.settings.signed and not is_signed(self._public_keys[place], text, keys.signature):
             raise bad_keys(place, "a signature that is not its own")
-        check_order(place, keys, self._probe)
+        try:  # with a point of low order nobody can agree on a secret
+            self._probe.agree(keys.cipher)
+            self._probe.agree(keys.mask)
+        except MalformedError as error:
+            raise bad_keys(place, "a point of low order") from error
         check_keys(place, keys, self._seen)
         self._keys[place] = keys
         self._heard.add(("keys", place))
@@ -275,10 +277,11 @@ class SecAggServer:
     def sum(self) -> RingArray:
         """Returns the sum over the survivors, (length,) ring elements, once."""
         self._close("unmasking", "over", self._unmasking, self._shared)
-        total, keys, unmasking = self._total, self._keys, self._unmasking
+        unmasking = Unmasking(self.settings, self._keys, self.survivors, self._unmasking)
+        total = self._total
         self._drop()
         assert total is not None, "there were survivors"
-        add_masks(total, masks_left(self.settings, keys, self.survivors, unmasking))
+        add_masks(total, unmasking.masks())
         return total
 
     def _turn(self, step: Step, place: int, invited: Collection[int]) -> None:
@@ -291,7 +294,11 @@ class SecAggServer:
                 "expected one a step; take part in a new round"
             )
         if step != self._step:
-            raise not_now(step, self._step)
+            raise StaleError(
+                f"a message of a secure sum that comes too early or too late: got one of {step} "
+                f"during {self._step}; expected one of {self._step}; wait for the list of the step "
+                "before, or take part in a new round"
+            )
         if place not in invited:
             raise not_invited(place)
 
@@ -340,7 +347,7 @@ class SecAggServer:
 Stage: TypeAlias = Literal["before", "after_keys", "after_shares", "after_input"]
 """When a client is lost: before it does anything, or after it has sent what is named."""
 
-_STAGES: tuple[Stage, ...] = ("before", "after_keys", "after_shares", "after_input")
+_STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True)
@@ -381,8 +388,18 @@ def run_secagg(
     >>> run_secagg(settings, vectors, {3: "after_shares"}).total
     array([3, 3], dtype=uint32)
     """
-    _check(settings, vectors, lost or {}, frozenset(late))
-    return _Run(settings, vectors, lost or {}, prg or Prg.fresh()).result(frozenset(late))
+    lost = lost or {}
+    named = vectors.keys() | lost.keys() | set(late)
+    unknown = set(lost.values()) - set(_STAGES)
+    if not named <= set(range(settings.cohort)) or unknown:
+        raise InputError(
+            f"places or stages that a secure sum does not have: got {len(named)} places, "
+            f"{len(unknown)} unknown stages; expected places 0..{settings.cohort - 1}; stages "
+            f"{', '.join(_STAGES)}; number the clients of the cohort from 0 on"
+        )
+    for vector in vectors.values():
+        check_vector(settings, vector)
+    return _Run(settings, vectors, lost, prg or Prg.fresh()).result(frozenset(late))
 
 
 class _Run:
@@ -419,12 +436,12 @@ class _Run:
         for place in self._there("after_keys"):
             shares = self._clients[place].share(self._fetch(place, server.key_list))
             self._send(place, shares, server.receive_shares)
-        self._mask(late)
+        self._unmask(self._mask(late))
         survivors = tuple(sorted(server.survivors))
         return SecAggResult(server.sum(), survivors, self._up, self._down)
 
-    def _mask(self, late: frozenset[int]) -> None:
-        """Vectors in time, the lists that settle the survivors, vectors that are late, the end."""
+    def _mask(self, late: frozenset[int]) -> dict[int, bytes]:
+        """Vectors in time, the lists that settle the survivors and are returned, late vectors."""
         server, held_back = self._server, {}
         for place in self._there("after_shares"):
             shares = self._fetch(place, server.share_list)
@@ -436,8 +453,11 @@ class _Run:
         there = [place for place in self._there("after_input") if place in server.survivors]
         asked = {place: self._fetch(place, server.survivor_list) for place in self._some(there)}
         for place, masked in held_back.items():
-            self._send_late(place, masked)
-        self._unmask(asked)
+            try:
+                self._send(place, masked, server.receive_input)
+            except StaleError:
+                self._down[place] += len(REFUSAL)
+        return asked
 
     def _unmask(self, asked: dict[int, bytes]) -> None:
         server = self._server
@@ -464,32 +484,7 @@ class _Run:
         self._up[place] += len(data)
         receive(place, data)
 
-    def _send_late(self, place: int, data: bytes) -> None:
-        try:
-            self._send(place, data, self._server.receive_input)
-        except StaleError:
-            self._down[place] += len(REFUSAL)
-
     def _fetch(self, place: int, listed: Callable[[int], bytes]) -> bytes:
         data = listed(place)
         self._down[place] += len(data)
         return data
-
-
-def _check(
-    settings: SecAggParams,
-    vectors: Mapping[int, RingArray],
-    lost: Mapping[int, Stage],
-    late: frozenset[int],
-) -> None:
-    """Refuses places and stages that there are not, and vectors that do not fit."""
-    named = vectors.keys() | lost.keys() | late
-    if not named <= set(range(settings.cohort)) or not set(lost.values()) <= set(_STAGES):
-        allowed = f"places 0..{settings.cohort - 1}; stages {', '.join(_STAGES)}"
-        raise InputError(
-            f"places or stages that a secure sum does not have: got {len(named)} "
-            f"places, {len(set(lost.values()) - set(_STAGES))} unknown stages; "
-            f"expected {allowed}; number the clients of the cohort from 0 on"
-        )
-    for vector in vectors.values():
-        check_vector(settings, vector)
