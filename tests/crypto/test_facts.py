@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 from keyhole.aggregation.masked.params import SecAggParams
-from keyhole.aggregation.two_servers.params import SparseParams
+from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.codec import read_facts
 from keyhole.delivery.enclave.messages import EnclaveParams
 from keyhole.delivery.pir.database import PirParams
@@ -18,7 +18,9 @@ NAME, DIGEST = bytes(range(16)), sha256(b"slices").digest()
 KINDS = {
     "private retrieval": PirParams("one-server", NAME, 1000, 24, 12, DIGEST),
     "an enclave's table": EnclaveParams(NAME, 1000, 24, 12, DIGEST),
-    "a sparse sum": SparseParams(NAME, 1000, 5, 10, 16, 3, True),
+    "a sum at two servers": SumParams(
+        NAME, (PartParams(1000, 5, 10, True),), 9, 3, norm=1.0, noise=0.5, room=1
+    ),
     "a secure sum": SecAggParams(NAME, 9, 1000, 16, 5, 6),
     "a signed sum": SecAggParams(NAME, 9, 1000, signed=True),
 }

@@ -30,12 +30,12 @@ def all_aggregations(
     """
     from keyhole.aggregation.base import Rounding
     from keyhole.aggregation.masked.method import DENSE_FORM, SKETCH_FORM, SecureSum
-    from keyhole.aggregation.plain import PLAIN, DenseSum
+    from keyhole.aggregation.plain import DENSE, PLAIN
     from keyhole.aggregation.two_servers.method import TwoServers
 
     ring = rounding or Rounding()
     masked = (SecureSum(form, ring, signed) for form in (DENSE_FORM, SKETCH_FORM))
-    return PLAIN, DenseSum(), *masked, TwoServers(ring)
+    return PLAIN, DENSE, *masked, TwoServers(ring)
 
 
 def aggregation_names(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
@@ -262,21 +261,18 @@ def _shares(
         for name, shares in sent.items():
             server.accept(name, shares.to[server.party])
     _settle_both(*servers)
-    found = []
-    for server in servers:
-        body_of = partial(_body, sent, server.party)
-        noise = partial(_noise, request.seed_path, server.party)
-        pieces = add_all(server, body_of, lambda name: sent[name].public, noise)
-        found.append(read_share(server.facts, server.party, b"".join(pieces)))
-    return found
 
+    def share_of(server: SumServer) -> Share:
+        party = server.party
+        pieces = add_all(
+            server,
+            lambda name: sent[name].bodies[party],
+            lambda name: sent[name].public,
+            lambda part: derived(b"noise", request.seed_path, part, party),
+        )
+        return read_share(server.facts, party, b"".join(pieces))
 
-def _body(sent: Mapping[str, SumShares], party: int, name: str) -> bytes:
-    return sent[name].bodies[party]
-
-
-def _noise(place: tuple[int, int, int], party: int, part: int) -> Prg:
-    return derived(b"noise", place, part, party)
+    return [share_of(server) for server in servers]
 
 
 def _settle_both(one: SumServer, other: SumServer) -> None:

@@ -5,7 +5,7 @@ Hidden: nothing. The server sees every update, and which client sent it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -28,14 +28,11 @@ from keyhole.server.row_sums import RowUpdate, choosers, merge_blocks, sum_updat
 _ARRIVES = ("sent", "late", "refused")
 _HEAD_BYTES, _KEY_BYTES = 16, 8  # of an update beside its rows, and of a key
 
-
-_RESTS_ON = "Nothing: the server sees every update."
-
 _SPARSE = AggregationAbout(
     name="plain",
     title="plain sum",
     leaks=MappingProxyType({"server": Leak(updates="each update, its keys and whose they are")}),
-    rests_on=_RESTS_ON,
+    rests_on="Nothing: the server sees every update.",
     noise="on_sum",
     min_clients=0,
     failure=never,
@@ -43,28 +40,30 @@ _SPARSE = AggregationAbout(
     is_in_clear=True,
 )
 _WHERE = "each update and whose it is; its keys are where it is not zero"
-_DENSE = AggregationAbout(
+_DENSE = replace(
+    _SPARSE,
     name="dense",
     title="dense sum",
     leaks=MappingProxyType({"server": Leak(updates=_WHERE)}),
-    rests_on=_RESTS_ON,
     is_served=False,
-    noise="on_sum",
-    min_clients=0,
-    failure=never,
-    hides_dropouts=True,
-    is_in_clear=True,
 )
 
 
 @dataclass(frozen=True)
 class PlainSum:
-    """Clients send their keys and updates; the server adds them up under the keys."""
+    """Adds up what clients send in the clear: keys and updates, or dense models.
+
+    Args:
+        is_dense: whether clients put their updates in place. The numbers are the same, and differ
+            in bytes alone: what is added to zeros stays what it is.
+    """
+
+    is_dense: bool = False
 
     @property
     def about(self) -> AggregationAbout:
         """Everything is in the clear."""
-        return _SPARSE
+        return _DENSE if self.is_dense else _SPARSE
 
     def with_ring(self, ring: Rounding, noise: float = 0.0) -> PlainSum:
         """Returns itself: floats are added up as they are."""
@@ -72,61 +71,37 @@ class PlainSum:
 
     def price(self, load: Workload) -> SumPrice:
         """Returns what a round costs."""
-        up = _HEAD_BYTES + load.keys_per_client * (_KEY_BYTES + load.slice_bytes)
+        if self.is_dense:  # the server holds the sum and the model
+            up, held = load.table_bytes, 2 * load.table_bytes
+        else:
+            up = _HEAD_BYTES + load.keys_per_client * (_KEY_BYTES + load.slice_bytes)
+            # The trainer holds every client's keys, and two sums with the one that is made of
+            # them: a sum has no more rows than its clients chose, and no more than there are.
+            chosen, distinct = load.cohort * load.keys_per_client, load.distinct_keys
+            rows = min(2 * distinct, chosen) + distinct
+            held = chosen * _KEY_BYTES + rows * (load.slice_bytes + _KEY_BYTES)
         added = load.cohort * up / ServiceSpeeds().adding
-        # The trainer holds every client's keys, and two sums with the one that is made of them: a
-        # sum has no more rows than its clients chose, and no more than there are.
-        chosen, distinct = load.cohort * load.keys_per_client, load.distinct_keys
-        rows = min(2 * distinct, chosen) + distinct
-        held = chosen * _KEY_BYTES + rows * (load.slice_bytes + _KEY_BYTES)
         return SumPrice(self.about.name, up, 0, 1, {"trainer": added}, 0.0, held)
 
     def add(self, request: SumRequest) -> SumResult:
         """Adds up the updates of a round."""
         layout = request.layout
+        whole = sum(4 * part.space.num_keys * part.slice_size for part in layout.parts)
 
         def size(one: ClientResult) -> int:
             counts = {name: len(z) for name, z in one.keys.items()}
-            return key_bytes(one.keys.values()) + layout.client_bytes(**counts)
+            sparse = key_bytes(one.keys.values()) + layout.client_bytes(**counts)
+            return whole if self.is_dense else sparse
 
         up = {one.client: size(one) for one in _arrived(request)}
-        seen = self.about.seen_by()
-        return SumResult(_rows(request), up, _counts(request), seen_by=seen)
-
-
-@dataclass(frozen=True)
-class DenseSum:
-    """Clients put their updates in place and send dense models, which the server adds up.
-
-    It gives the same numbers as `PlainSum` and differs in bytes alone: what is added to zeros stays
-    what it is.
-    """
-
-    @property
-    def about(self) -> AggregationAbout:
-        """Everything is in the clear."""
-        return _DENSE
-
-    def with_ring(self, ring: Rounding, noise: float = 0.0) -> DenseSum:
-        """Returns itself: floats are added up as they are."""
-        return self
-
-    def price(self, load: Workload) -> SumPrice:
-        """Returns what a round costs; the server holds the sum and the model."""
-        up = load.table_bytes
-        added = load.cohort * up / ServiceSpeeds().adding
-        return SumPrice(self.about.name, up, 0, 1, {"trainer": added}, 0.0, 2 * load.table_bytes)
-
-    def add(self, request: SumRequest) -> SumResult:
-        """Adds up the updates of a round."""
-        whole = sum(4 * part.space.num_keys * part.slice_size for part in request.layout.parts)
-        up = {one.client: whole for one in _arrived(request)}
-        seen = self.about.seen_by()
-        return SumResult(_rows(request), up, _counts(request), seen_by=seen)
+        return SumResult(_rows(request), up, _counts(request), seen_by=self.about.seen_by())
 
 
 PLAIN = PlainSum()
 """The sum in the clear, of sparse updates."""
+
+DENSE = PlainSum(is_dense=True)
+"""The sum in the clear, of dense models."""
 
 
 def _arrived(request: SumRequest) -> list[ClientResult]:

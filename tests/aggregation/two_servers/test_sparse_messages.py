@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import pytest
 
-from keyhole.aggregation.two_servers.params import SPARSE_OWN_BYTES, SparseParams
+from keyhole.aggregation.two_servers.params import SPARSE_OWN_BYTES
 from keyhole.aggregation.two_servers.server import SparsePart
 from keyhole.delivery.base import name_of_round
 from keyhole.errors import InputError, MalformedError, StaleError
@@ -78,7 +78,7 @@ def test_an_upload_is_at_most_one_and_a_half_times_the_clear_rows():
     assert terms.upload_bytes <= 1.5 * 1000 * 500 * 4
 
 
-def test_terms_come_back_as_they_were_and_tell_each_other_apart():
+def test_terms_tell_each_other_apart():
     terms = terms_of(1000, 5, 10, 16, 3, True)
     changed = [
         replace(terms, round=name_of_round("round-8")),
@@ -89,8 +89,6 @@ def test_terms_come_back_as_they_were_and_tell_each_other_apart():
         replace(terms, min_clients=4),
         replace(terms, with_counts=False),
     ]
-    for some in (terms, *changed):
-        assert SparseParams.decode(some.encode()) == some
     assert len({some.digest for some in (terms, *changed)}) == 8
 
 
@@ -108,15 +106,6 @@ def test_terms_that_make_no_sense_are_refused():
     ):
         with pytest.raises(InputError):
             replace(good, **bad)
-
-
-def test_terms_that_are_cut_longer_or_of_no_known_form_are_refused():
-    """Of the first 64 bits, only those for the ring of 16 or 32 and for counts can change."""
-    data = terms_of(bits=16).encode()
-    fixed = [at for at in range(64) if at not in (36, 37, 40)]
-    for bad in (*truncations(data), data + b"\0", *(flipped(data, at) for at in fixed)):
-        with pytest.raises(MalformedError):
-            SparseParams.decode(bad)
 
 
 # Refused. That a public message is the one its client speaks of is seen by the digests of the sum

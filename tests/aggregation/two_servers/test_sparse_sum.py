@@ -7,16 +7,18 @@ from hypothesis import strategies as st
 
 from keyhole.aggregation.two_servers import server as sum_server
 from keyhole.aggregation.two_servers.client import (
-    dense_shares,
     read_sparse_own,
     read_sparse_public,
     share_rows,
+    split_rows,
 )
+from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.aggregation.two_servers.server import ClientShare, SparsePart, add_clients
 from keyhole.crypto import cuckoo
 from keyhole.crypto.ring import add_mask
 from keyhole.errors import KeySpaceError, ReplayError, ShapeError
 from tests.aggregation.two_servers.sparse_sums import (
+    ROUND,
     client_of,
     plain_share,
     plain_sum,
@@ -219,12 +221,15 @@ def test_printing_shows_no_keys_rows_or_secrets():
 
 @both_rings
 def test_dense_vectors_add_up_from_a_seed_and_a_rest(bits):
-    terms = terms_of(bits=bits)
-    vectors = [uniform_rows(terms, 50, seed) for seed in range(3)]
-    seeds, rests = zip(*(dense_shares(v, seeded(at)) for at, v in enumerate(vectors)), strict=True)
+    part = PartParams(50, 3, 50, is_sparse=False)
+    terms = SumParams(ROUND, (part,), 3, 1, clip=1.0, bits=bits)
+    keys, shape = np.arange(50), terms.shape(0)
+    vectors = [uniform_rows(terms.sparse[0], 50, seed) for seed in range(3)]
+    split = [split_rows(terms, [(keys, v)], seeded(at)) for at, v in enumerate(vectors)]
+    rests = [np.frombuffer(one.own[1], terms.dtype).reshape(shape) for one in split]
     total = np.zeros_like(vectors[0])
-    for seed in seeds:
-        add_mask(total, seed, 1)
+    for one in split:
+        add_mask(total, one.own[0], 1)
     np.testing.assert_array_equal(total + sum(rests), sum(vectors))
     assert all((rest != vector).mean() > 0.9 for rest, vector in zip(rests, vectors, strict=True))
 

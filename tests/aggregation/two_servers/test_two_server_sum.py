@@ -278,7 +278,8 @@ def test_a_share_survives_its_message_and_damage_to_it_is_found():
     packed = b"".join(bytes(piece) for piece in servers[0].share())
     assert len(packed) == terms.facts.share_message_bytes
     share = read_share(terms.facts, 0, packed)
-    assert (share.clients, share.payload.nbytes) == (2, terms.table_bytes)
+    tables = sum(table.nbytes for table in plain_sum(terms, []))
+    assert (share.clients, share.payload.nbytes) == (2, tables)
     for place in (0, 60, 200, len(packed) - 1):
         damaged = bytearray(packed)
         damaged[place] ^= 16

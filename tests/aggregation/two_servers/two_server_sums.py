@@ -4,9 +4,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from keyhole.aggregation.shares import read_share
+from keyhole.aggregation.shares import pack_shares, read_share
 from keyhole.aggregation.sum_server import SumServer
-from keyhole.aggregation.two_servers.client import share_update
+from keyhole.aggregation.two_servers.client import split_rows
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.aggregation.two_servers.server import TwoServerAdder, tables_of
 from keyhole.crypto.prg import Prg
@@ -35,6 +35,11 @@ def rows_of(terms, seed):
         limit = np.iinfo(terms.dtype).max
         rows.append((keys, rng.integers(0, limit, shape, terms.dtype, endpoint=True)))
     return rows
+
+
+def share_update(terms, rows, prg):
+    """What a client sends of an update, as `SumClient` packs it."""
+    return pack_shares(terms.facts, split_rows(terms, rows, prg), prg)
 
 
 def shares_of(terms, rows, seed=0):

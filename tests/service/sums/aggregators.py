@@ -6,7 +6,6 @@ from hashlib import sha256
 
 import numpy as np
 
-from keyhole.aggregation.two_servers.client import share_update
 from keyhole.aggregation.two_servers.params import SumParams, part_params
 from keyhole.aggregation.two_servers.server import tables_of
 from keyhole.crypto.prg import Prg
@@ -18,6 +17,7 @@ from keyhole.service.sums import AggregatorSettings, SumFiles
 from keyhole.service.transport import Listen, serving
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.sockets import Retry
+from tests.aggregation.two_servers.two_server_sums import share_update
 from tests.service.sockets import held_port
 
 COHORT = [f"device-{i}" for i in range(6)]

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from keyhole.aggregation.two_servers.client import share_update
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
 from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
 from keyhole.wire.messages import SumOpening
+from tests.aggregation.two_servers.two_server_sums import share_update
 from tests.delivery.pir.distinguisher import bits_of, compare
 from tests.service.sums.aggregators import round_name
 
@@ -96,7 +96,7 @@ def test_what_is_stored_and_given_out_of_large_rows_is_uniform(party):
         (np.array([1, 2]), np.ones((2, 64), np.uint32)),
         (np.arange(200), np.ones((200, 64), np.uint32)),
     ]
-    made = share_update(terms, rows)
+    made = share_update(terms, rows, Prg.fresh())
     large = made.to[1][OWN_HEAD + PART_OWN : -16] if party == 1 else made.public[-14 * 256 :]
     assert chi_square(np.frombuffer(large, np.uint8)) < 373
     assert chi_square(rows[1][1]) > 10**4

@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.aggregation.shares import SplitUpdate, SumShares, pack_shares
+from keyhole.aggregation.shares import SplitUpdate
 from keyhole.aggregation.two_servers.params import SPARSE_FRAMING, SparseParams, SumParams
 from keyhole.arrays import KeyArray
 from keyhole.crypto.cuckoo import place
@@ -96,34 +96,6 @@ def convert(seeds: SeedArray, row: int, dtype: np.dtype[Any], nonce: bytes) -> R
     return cut.reshape(*seeds.shape[:-1], row)
 
 
-def share_rows_at(
-    points: KeyArray, rows: RingArray, depth: int, nonce: bytes, roots: tuple[bytes, bytes]
-) -> Corrections:
-    """Shares rows at secret positions, one of each in every tree.
-
-    Args:
-        points: (n,) int64 of [0, 2^depth).
-        rows: (n, row) ring.
-        nonce: 16 bytes, used once; no secret.
-        roots: 16 bytes of either party: fresh, secret, for one use.
-    """
-    seed_words, bit_words, ends, control = share_paths(tree_aes(nonce), points, depth, roots)
-    one, other = convert(ends, rows.shape[1], rows.dtype, nonce)
-    # At the point one control bit is set: the correction counts once, with that party's sign.
-    missing = rows - one + other
-    return Corrections(
-        nonce, seed_words, bit_words, np.where(control[1][:, None], -missing, missing)
-    )
-
-
-def pack_sparse_public(terms: SparseParams, corrections: Corrections) -> bytes:
-    """Returns what both servers receive alike."""
-    bits = np.packbits(corrections.bits, bitorder="little").tobytes()
-    rows = corrections.rows.astype(terms.dtype.newbyteorder("<"), copy=False)
-    head = SPARSE_FRAMING.head(terms, "public", 0)
-    return b"".join([head, corrections.nonce, bits, corrections.seeds.tobytes(), rows.tobytes()])
-
-
 def read_sparse_public(terms: SparseParams, data: bytes) -> Corrections:
     """Returns the corrections of a public message."""
     SPARSE_FRAMING.check_length(data, terms.public_bytes)
@@ -140,11 +112,6 @@ def read_sparse_public(terms: SparseParams, data: bytes) -> Corrections:
         raise SPARSE_FRAMING.malformed("spare bits that are set", "zeros")
     ring = rows.view(terms.dtype.newbyteorder("<")).reshape(count, terms.row)
     return Corrections(bytes(nonce), seeds, bits[:used].reshape(count, depth, 2), ring)
-
-
-def pack_sparse_own(terms: SparseParams, party: int, root: bytes, public: bytes) -> bytes:
-    """Returns what one server receives alone."""
-    return SPARSE_FRAMING.seal(terms, "own", party, root, sha256(public).digest())
 
 
 def read_sparse_own(terms: SparseParams, party: int, data: bytes) -> tuple[bytes, bytes]:
@@ -193,32 +160,21 @@ def share_rows(
     prg = Prg.fresh() if prg is None else prg
     points, payload, is_placed = _fill_buckets(terms, keys.astype(np.int64), rows, prg)
     roots = prg.bytes(SEED_BYTES), prg.bytes(SEED_BYTES)
-    corrections = share_rows_at(points, payload, terms.depth, prg.bytes(SEED_BYTES), roots)
-    public = pack_sparse_public(terms, corrections)
-    one, other = (pack_sparse_own(terms, party, roots[party], public) for party in (0, 1))
-    return SparseShares(public, (one, other), is_placed)
-
-
-def dense_shares(vector: RingArray, prg: Prg | None = None) -> tuple[bytes, RingArray]:
-    """Shares a vector of which every client sends all elements.
-
-    The mask is the stream of `Prg(seed)`: server 0 adds it with `masks.add_mask(total, seed, 1)`,
-    server 1 adds the rest, and the sum of both totals is that of the vectors. Hidden from each
-    server: the vector, if AES-128 is a pseudo-random function. Only clients that both servers have
-    accepted may be added.
-
-    Returns:
-        The seed for server 0 and the vector minus its mask for server 1.
-
-    >>> seed, rest = dense_shares(np.array([1, 2, 3], np.uint32))
-    >>> add_mask(rest, seed, 1)
-    >>> rest
-    array([1, 2, 3], dtype=uint32)
-    """
-    seed = (Prg.fresh() if prg is None else prg).bytes(SEED_BYTES)
-    rest = np.array(vector, order="C")
-    add_mask(rest, seed, -1)
-    return seed, rest
+    nonce = prg.bytes(SEED_BYTES)
+    seeds, bits, ends, control = share_paths(tree_aes(nonce), points, terms.depth, roots)
+    one, other = convert(ends, terms.row, terms.dtype, nonce)
+    # At the point one control bit is set: the correction counts once, with that party's sign.
+    missing = payload - one + other
+    values = np.where(control[1][:, None], -missing, missing)
+    values = values.astype(terms.dtype.newbyteorder("<"), copy=False)
+    packed = np.packbits(bits, bitorder="little")
+    head = SPARSE_FRAMING.head(terms, "public", 0)
+    public = b"".join([head, nonce, packed.tobytes(), seeds.tobytes(), values.tobytes()])
+    digest = sha256(public).digest()
+    first, second = (
+        SPARSE_FRAMING.seal(terms, "own", party, root, digest) for party, root in enumerate(roots)
+    )
+    return SparseShares(public, (first, second), is_placed)
 
 
 def _fill_buckets(
@@ -248,23 +204,6 @@ def _check_rows(terms: SparseParams, keys: KeyArray, rows: RingArray) -> None:
             f"{rows.shape}; expected {terms.dtype} of shape ({len(keys)}, {terms.width}); encode "
             "them with FixedPoint of the same ring"
         )
-
-
-def share_update(
-    terms: SumParams, rows: Sequence[tuple[KeyArray, RingArray]], prg: Prg | None = None
-) -> SumShares:
-    """Shares an update between both servers; see `split_rows`.
-
-    >>> from keyhole.aggregation.two_servers.params import PartParams
-    >>> parts = PartParams(1000, 4, 10, is_sparse=True), PartParams(3, 2, 3, is_sparse=False)
-    >>> terms = SumParams(bytes(16), parts, max_clients=2, min_clients=2)
-    >>> few, all = np.array([7, 3]), np.arange(3)
-    >>> rows = [(few, np.ones((2, 4), np.uint32)), (all, np.ones((3, 2), np.uint32))]
-    >>> share_update(terms, rows)
-    SumShares(3210 bytes, and 240 and 248 for the servers)
-    """
-    prg = Prg.fresh() if prg is None else prg
-    return pack_shares(terms.facts, split_rows(terms, rows, prg), prg)
 
 
 def split_rows(
@@ -299,11 +238,12 @@ def split_rows(
 def _dense(
     terms: SumParams, place: int, keys: KeyArray, rows: RingArray, prg: Prg
 ) -> tuple[bytes, bytes]:
-    """The seed for server 0, and all rows minus their mask for server 1."""
-    part = terms.parts[place]
+    """The seed of a mask for server 0, which adds the stream of `Prg(seed)`, and all rows minus
+    that mask for server 1. Hidden from each: the rows, if AES-128 is a pseudo-random function."""
     _check_rows(terms.sparse[place], keys, rows)
     whole = np.zeros(terms.shape(place), terms.dtype)
-    whole[keys, : part.width] = rows
-    whole[keys, part.width :] = 1
-    seed, rest = dense_shares(whole, prg)
-    return seed, rest.astype(terms.dtype.newbyteorder("<"), copy=False).tobytes()
+    whole[keys, : rows.shape[1]] = rows
+    whole[keys, rows.shape[1] :] = 1
+    seed = prg.bytes(SEED_BYTES)
+    add_mask(whole, seed, -1)
+    return seed, whole.astype(terms.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -66,29 +66,13 @@ _ABOUT = AggregationAbout(
 )
 
 
-def check_terms(terms: SumParams, layout: Layout) -> None:
-    """Raises StaleError unless the terms fit the model."""
-    told = [(part.num_keys, part.width) for part in terms.parts]
-    known = [(part.space.num_keys, part.slice_size) for part in layout.parts]
-    if told != known:
-        raise StaleError(
-            f"terms of a sum that do not fit the model: got {len(told)} parts of other sizes; "
-            f"expected the {len(known)} parts of the layout; take part in a round whose publisher "
-            "means what it says"
-        )
-
-
 def ring_rows(terms: SumParams, layout: Layout, one: ClientResult, prg: Prg) -> list[RingRows]:
-    """What a client adds to each part: shortened where the terms say so, and rounded by its coin.
-
-    Args:
-        prg: the client's own coin: a party that foresees it learns a little more than the sum.
-    """
+    """What a client adds to each part: shortened where the terms say so, rounded by its coin."""
+    fixed = terms.fixed_point
     if terms.norm < inf:
         counts = {name: len(z) for name, z in one.keys.items()}
-        entries, step = layout.client_size(**counts), terms.fixed_point.rounding
-        one = clip_update(layout, one, norm_before_rounding(terms.norm, step, entries))
-    fixed = terms.fixed_point
+        entries = layout.client_size(**counts)
+        one = clip_update(layout, one, norm_before_rounding(terms.norm, fixed.rounding, entries))
     return [(keys, fixed.encode(rows, prg)) for keys, rows in rows_of(layout, one)]
 
 
@@ -170,7 +154,14 @@ class TwoServers:
     def client(self, params: bytes, layout: Layout) -> SumClient:
         """Implements `SharedSum.client`."""
         terms = SumParams.decode(params)
-        check_terms(terms, layout)
+        told = [(part.num_keys, part.width) for part in terms.parts]
+        known = [(part.space.num_keys, part.slice_size) for part in layout.parts]
+        if told != known:
+            raise StaleError(
+                f"terms of a sum that do not fit the model: got {len(told)} parts of other sizes; "
+                f"expected the {len(known)} parts of the layout; take part in a round whose "
+                "publisher means what it says"
+            )
 
         def split(one: ClientResult, coins: Prg, secrets: Prg) -> SplitUpdate:
             return split_rows(terms, ring_rows(terms, layout, one, coins), secrets)

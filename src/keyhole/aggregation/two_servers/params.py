@@ -11,6 +11,7 @@ buckets more, which weigh where keys are few, and a key without a bucket is left
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,7 +143,7 @@ class SparseParams:
         return sha256(self.encode()).digest()
 
     def encode(self) -> bytes:
-        """Returns the params as everybody fetches them."""
+        """Returns the text that is digested; it does not travel, as `SumParams` tells all of it."""
         return _SPARSE_FORM.pack(
             _SPARSE_MAGIC,
             self.bits,
@@ -154,16 +155,6 @@ class SparseParams:
             self.max_keys,
             self.min_clients,
         )
-
-    @staticmethod
-    def decode(data: bytes) -> SparseParams:
-        """Returns the params that `data` holds."""
-        return read_facts(data, "params of a sparse sum", _unpack_sparse)
-
-
-def _unpack_sparse(data: bytes) -> SparseParams:
-    _, bits, counts, _, name, num_keys, width, max_keys, minimum = _SPARSE_FORM.unpack(data)
-    return SparseParams(name, num_keys, width, max_keys, bits, minimum, counts == 1)
 
 
 def _bad_sparse(got: str) -> InputError:
@@ -262,11 +253,9 @@ class SumParams:
         part = self.parts[place]
         return part.num_keys, part.width + self.with_counts
 
-    @property
-    def table_bytes(self) -> int:
-        """Of a server's share of the sum."""
-        shapes = (self.shape(place) for place in range(len(self.parts)))
-        return sum(rows * row for rows, row in shapes) * self.dtype.itemsize
+    def dense_bytes(self, place: int) -> int:
+        """Of all rows of a part."""
+        return math.prod(self.shape(place)) * self.dtype.itemsize
 
     @cached_property
     def sparse(self) -> tuple[SparseParams, ...]:
@@ -297,12 +286,12 @@ class SumParams:
 
     def own_lengths(self, party: int) -> list[int]:
         """Bytes of each part in an own message: of a dense one a seed, or all rows."""
-        lengths = []
-        for place, part in enumerate(self.parts):
-            rows, row = self.shape(place)
-            dense = SEED_BYTES if party == 0 else rows * row * self.dtype.itemsize
-            lengths.append(SPARSE_OWN_BYTES if part.is_sparse else dense)
-        return lengths
+        return [
+            SPARSE_OWN_BYTES
+            if part.is_sparse
+            else (SEED_BYTES if party == 0 else self.dense_bytes(place))
+            for place, part in enumerate(self.parts)
+        ]
 
     @cached_property
     def facts(self) -> SumFacts:
@@ -314,7 +303,7 @@ class SumParams:
             max_clients=self.max_clients,
             public_bytes=sum(self.public_lengths),
             own_bytes=(sum(self.own_lengths(0)), sum(self.own_lengths(1))),
-            share_bytes=self.table_bytes,
+            share_bytes=sum(map(self.dense_bytes, range(len(self.parts)))),
             clip=self.clip,
             norm=self.norm,
             noise=self.noise,

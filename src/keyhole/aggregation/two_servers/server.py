@@ -13,9 +13,8 @@ protected from the other one, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numba import njit
@@ -110,27 +109,6 @@ class ClientShare:
         return f"ClientShare({self.corrections!r})"
 
 
-@dataclass(frozen=True, repr=False)
-class _Tile:
-    """Room for the rows of a tile, before and after AES, and for their sums."""
-
-    local: RingArray
-    mixed: NDArray[np.uint64]
-    hidden: NDArray[np.uint64]
-
-    @staticmethod
-    def of(row: int, dtype: np.dtype[Any]) -> _Tile:
-        blocks = row_blocks(row, dtype)
-        count = max(1, _TILE // (blocks * SEED_BYTES))
-        words = count * blocks * 2
-        # The cipher asks for a block more than it writes.
-        return _Tile(
-            np.zeros((count, row), dtype),
-            np.empty((count, blocks * 2), np.uint64),
-            np.empty(words + 2, np.uint64),
-        )
-
-
 def add_clients(
     total: RingArray, terms: SparseParams, party: int, clients: Sequence[ClientShare]
 ) -> None:
@@ -182,36 +160,27 @@ def _add_positions(
     keys: NDArray[np.int32],
 ) -> None:
     """Makes and adds the rows of positions, a tile of them for all clients, then the next."""
-    tile = _Tile.of(total.shape[1], total.dtype)
-    count, row_bytes = len(tile.local), tile.mixed.shape[1] * 8
-    mixed = tile.mixed.view(total.dtype)
-    hidden = tile.hidden[:-2].view(total.dtype).reshape(mixed.shape)
-    source, target = tile.mixed.data.cast("B"), tile.hidden.data.cast("B")
+    row_bytes = row_blocks(total.shape[1], total.dtype) * SEED_BYTES
+    count = max(1, _TILE // row_bytes)
+    local = np.zeros((count, total.shape[1]), total.dtype)
+    before = np.empty((count, row_bytes // 8), np.uint64)
+    after = np.empty(before.size + 2, np.uint64)  # the cipher asks for a block more than it writes
+    mixed = before.view(total.dtype)
+    hidden = after[:-2].view(total.dtype).reshape(mixed.shape)
+    source, target = before.data.cast("B"), after.data.cast("B")
     size = len(keys) // corrections.shape[1]
     for start in range(0, len(keys), count):
         rows = min(count, len(keys) - start)
         blocks = source[: rows * row_bytes]
         for at, cipher in enumerate(ciphers):
-            mix_blocks(seeds[at, start : start + rows], tile.mixed)
+            mix_blocks(seeds[at, start : start + rows], before)
             cipher.encipher(blocks, target)
-            add_rows(tile.local, mixed, hidden, control, corrections, size, at, start, rows)
-        pour(tile.local, keys, start, rows, total)
+            add_rows(local, mixed, hidden, control, corrections, size, at, start, rows)
+        pour(local, keys, start, rows, total)
 
 
 _MAX_WAITING = 64  # clients that are added together: then what a big table costs hardly counts
 _MAX_BYTES = 256 << 20  # of their messages
-
-
-class PartAdder(Protocol):
-    """Adds up one part."""
-
-    def add(self, public: bytes, own: bytes) -> None:
-        """Adds what one client sent of it."""
-        ...
-
-    def take(self) -> RingArray:
-        """Returns this server's share of the sum, (num_keys, row) ring; nothing is left."""
-        ...
 
 
 class SparsePart:
@@ -273,26 +242,27 @@ class TwoServerAdder:
 
     def __init__(self, terms: SumParams, party: int) -> None:
         self._terms, self._party = terms, party
-        self._parts: list[PartAdder] = []
+        self._parts: list[SparsePart | DensePart] = []
 
     def check_own(self, own: bytes) -> None:
         """Implements `ShareAdder.check_own`."""
-        pieces = _split(own, self._terms.own_lengths(self._party))
-        for sparse, part, piece in zip(self._terms.sparse, self._terms.parts, pieces, strict=True):
-            if part.is_sparse:
-                read_sparse_own(sparse, self._party, piece)
+        for part, piece in self._sparse(_split(own, self._terms.own_lengths(self._party))):
+            read_sparse_own(part, self._party, piece)
 
     def check_public(self, public: bytes) -> None:
         """Implements `ShareAdder.check_public`."""
-        pieces = _split(public, self._terms.public_lengths)
-        for sparse, part, piece in zip(self._terms.sparse, self._terms.parts, pieces, strict=True):
-            if part.is_sparse:
-                read_sparse_public(sparse, piece)
+        for part, piece in self._sparse(_split(public, self._terms.public_lengths)):
+            read_sparse_public(part, piece)
 
     def add(self, public: bytes, own: bytes) -> None:
         """Implements `ShareAdder.add`."""
         if not self._parts:
-            self._parts = self._made()
+            self._parts = [
+                SparsePart(self._terms.sparse[place], self._party)
+                if part.is_sparse
+                else DensePart(self._terms, place, self._party)
+                for place, part in enumerate(self._terms.parts)
+            ]
         publics = _split(public, self._terms.public_lengths)
         owns = _split(own, self._terms.own_lengths(self._party))
         for part, *pieces in zip(self._parts, publics, owns, strict=True):
@@ -310,14 +280,11 @@ class TwoServerAdder:
             pieces.append(little.reshape(-1).data.cast("B"))
         return pieces
 
-    def _made(self) -> list[PartAdder]:
-        pairs = enumerate(zip(self._terms.sparse, self._terms.parts, strict=True))
-        return [
-            SparsePart(sparse, self._party)
-            if part.is_sparse
-            else DensePart(self._terms, place, self._party)
-            for place, (sparse, part) in pairs
-        ]
+    def _sparse(self, pieces: Sequence[bytes]) -> Iterator[tuple[SparseParams, bytes]]:
+        """The pieces of a message that are of sparse parts, with the terms of each."""
+        for sparse, part, piece in zip(self._terms.sparse, self._terms.parts, pieces, strict=True):
+            if part.is_sparse:
+                yield sparse, piece
 
 
 def _split(data: bytes, lengths: Sequence[int]) -> list[bytes]:
@@ -339,10 +306,8 @@ def _there(total: RingArray | None) -> RingArray:
 
 def tables_of(terms: SumParams, payload: memoryview) -> list[RingArray]:
     """Returns the share of each part, (num_keys, row) ring, which lies in the payload."""
-    tables, at = [], 0
-    for place in range(len(terms.parts)):
-        rows, row = terms.shape(place)
-        part = np.frombuffer(payload, terms.dtype.newbyteorder("<"), rows * row, at)
-        tables.append(part.astype(terms.dtype, copy=False).reshape(rows, row))
-        at += part.nbytes
-    return tables
+    shapes = [terms.shape(place) for place in range(len(terms.parts))]
+    whole = np.frombuffer(payload, terms.dtype.newbyteorder("<")).astype(terms.dtype, copy=False)
+    borders = np.cumsum([rows * row for rows, row in shapes])[:-1]
+    pieces = np.split(whole, borders)
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
