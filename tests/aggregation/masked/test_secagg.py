@@ -239,7 +239,7 @@ def test_a_sparse_graph_sums_no_fewer_than_the_complete_one_would(stay):
     """Two of a group would do for its secrets, but a sum of 18 has floor(2 * 18 / 3) + 1 inputs."""
     settings = settings_of(18, degree=4, threshold=2)
     left = range(stay)
-    assert min(len(settings.group_set(place) & set(left)) for place in range(18)) >= 2
+    assert min(len(set(settings.group(place)) & set(left)) for place in range(18)) >= 2
     parties = Parties(settings).until("input")
     parties.do("input", left)
     if stay < 13:

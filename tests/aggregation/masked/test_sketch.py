@@ -96,7 +96,7 @@ def test_a_key_stands_in_its_cells_with_count_and_row_and_nowhere_else(bits):
     shape = shape_of(bits, num_keys=10**6, width=2)
     key, row = np.array([987_654]), np.array([[7, 2**bits - 1]], shape.dtype)
     heads, rows = shape.parts(encode(shape, key, row))
-    cells = shape.cells_of(key)[0]
+    cells = shape.place(key)[0][0]
     words = heads[cells, 1 : 1 + shape.key_words].astype(int) << (
         np.arange(shape.key_words) * shape.word_bits
     )
@@ -197,7 +197,7 @@ def test_a_key_taken_away_that_nobody_has_is_refused(bits):
 def test_a_key_that_comes_twice_is_refused(bits):
     # Twice in one of its cells and once in the others: peeled once, it is alone there again.
     shape = shape_of(bits)
-    cells = shape.cells_of(np.array([900]))[0]
+    cells = shape.place(np.array([900]))[0][0]
     total = honest(shape) + forged(shape, 900) + forged(shape, 900, cells=cells[3:])
     with pytest.raises(SketchError, match="a key that comes twice"):
         decode(shape, total, 3)
@@ -207,7 +207,7 @@ def test_a_key_whose_counts_go_round_the_ring_is_given_up():
     """Taken out of one cell, it is alone in the next, for ever: 5,536 + 30,000 + 30,000 is the size
     of the ring, and the counts are back where they were."""
     shape = shape_of(16, max_clients=30_000, spare=40)
-    cells = shape.cells_of(np.array([900]))[0]
+    cells = shape.place(np.array([900]))[0][0]
     total = sum(
         forged(shape, 900, count, cells=cells[[at]])
         for at, count in enumerate([30_000, 60_000, 24_464, 54_464])
@@ -219,7 +219,7 @@ def test_a_key_whose_counts_go_round_the_ring_is_given_up():
 @pytest.mark.parametrize("bits", RINGS)
 def test_a_key_in_a_cell_that_is_not_its_own_is_not_taken_for_one(bits):
     shape = shape_of(bits)
-    elsewhere = np.setdiff1d(np.arange(shape.cells), shape.cells_of(np.arange(901)))[:1]
+    elsewhere = np.setdiff1d(np.arange(shape.cells), shape.place(np.arange(901))[0])[:1]
     with pytest.raises(SketchError, match=r"does not peel: got 1 of"):
         decode(shape, honest(shape) + forged(shape, 900, cells=elsewhere), 2)
 
@@ -228,7 +228,7 @@ def test_a_key_in_a_cell_that_is_not_its_own_is_not_taken_for_one(bits):
 @pytest.mark.parametrize("missing", range(4))
 def test_a_key_that_lacks_a_cell_is_refused(bits, missing):
     shape = shape_of(bits)
-    cells = np.delete(shape.cells_of(np.array([900]))[0], missing)
+    cells = np.delete(shape.place(np.array([900]))[0][0], missing)
     with pytest.raises(SketchError):
         decode(shape, honest(shape) + forged(shape, 900, cells=cells), 2)
 

@@ -108,7 +108,7 @@ def test_three_hashes_have_an_error_floor():
     keys, ones, twins, failed = np.arange(20), np.ones((20, 1), np.uint32), 0, 0
     for trial in range(4000):
         shape = SketchShape(1000, 1, 20, trial.to_bytes(16, "little"), 32, 3, 4.5, spare=0)
-        if len(np.unique(shape.cells_of(keys), axis=0)) < 20:
+        if len(np.unique(shape.place(keys)[0], axis=0)) < 20:
             twins += 1
             with pytest.raises(SketchError, match="does not peel"):
                 decode(shape, encode(shape, keys, ones), 1)
@@ -146,7 +146,7 @@ def test_fewer_than_one_sum_in_a_thousand_fails(distinct):
 def crowded_keys(shape, count):
     """Keys that share a few cells under the seed of this shape: more keys than cells."""
     keys = np.arange(shape.num_keys)
-    is_low = (shape.cells_of(keys) % shape.sub_cells < shape.sub_cells // 4).all(axis=1)
+    is_low = (shape.place(keys)[0] % shape.sub_cells < shape.sub_cells // 4).all(axis=1)
     return keys[is_low][:count]
 
 
@@ -168,8 +168,8 @@ def test_keys_at_equal_distances_crowd_no_more_than_others(step):
 
 def test_every_bit_of_the_seed_moves_cells():
     keys = np.arange(200)
-    cells = SketchShape(1000, 1, 200, SEED).cells_of(keys)
+    cells = SketchShape(1000, 1, 200, SEED).place(keys)[0]
     for bit in range(128):
         seed = (int.from_bytes(SEED, "big") ^ (1 << bit)).to_bytes(16, "big")
-        moved = SketchShape(1000, 1, 200, seed).cells_of(keys) != cells
+        moved = SketchShape(1000, 1, 200, seed).place(keys)[0] != cells
         assert moved.mean() > 0.9

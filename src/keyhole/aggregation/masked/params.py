@@ -276,16 +276,6 @@ class SecAggParams:
         it shares masks, and its own."""
         return self._groups[place]
 
-    def group_set(self, place: int) -> frozenset[int]:
-        """The same as a set."""
-        return self._group_sets[place]
-
-    @cached_property
-    def _group_sets(self) -> tuple[frozenset[int], ...]:
-        if self.is_complete:
-            return (frozenset(self._groups[0]),) * self.cohort
-        return tuple(map(frozenset, self._groups))
-
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of ring elements, as they travel."""

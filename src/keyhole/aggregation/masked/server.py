@@ -245,7 +245,7 @@ class SecAggServer:
         self._close("inputs", following, self._survivors, self._shared, place)
         self._shares = {}
         near = self._near(place, self._survivors)
-        lost = self.settings.group_set(place) & self._shared - self._survivors
+        lost = self._members(place, self._shared - self._survivors)
         return seal_asked(self.settings, place, UnmaskRequest(near, lost))
 
     def receive_confirmation(self, place: int, data: bytes) -> None:
@@ -269,7 +269,7 @@ class SecAggServer:
         asked = self._confirmations if self.settings.signed else self._survivors
         self._turn("unmasking", place, asked)
         shares = open_slots(data, "unmasking", self.settings, place)
-        if shares.keys() != self.settings.group_set(place) & self._shared:
+        if shares.keys() != self._members(place, self._shared):
             raise FRAMING.malformed(f"shares of {len(shares)} clients", "of all that have shared")
         self._unmasking[place] = shares
         self._heard.add(("unmasking", place))
@@ -306,7 +306,11 @@ class SecAggServer:
         """The members of a client's group among some clients, of which it must be one."""
         if place not in members:
             raise not_invited(place)
-        return frozenset(filter(members.__contains__, self.settings.group(place)))
+        return self._members(place, members)
+
+    def _members(self, place: int, some: Collection[int]) -> frozenset[int]:
+        """The members of a client's group among some clients."""
+        return frozenset(filter(some.__contains__, self.settings.group(place)))
 
     def _close(
         self,
@@ -329,9 +333,8 @@ class SecAggServer:
             self._drop()
             raise too_few(len(there), minimum)
         # On the complete graph that was all: everyone is near.
-        groups = () if self.settings.is_complete else map(self.settings.group_set, needing)
-        members = frozenset(there)
-        near = min((len(group & members) for group in groups), default=needed)
+        places = () if self.settings.is_complete else needing
+        near = min((len(self._members(each, there)) for each in places), default=needed)
         if near < needed:
             self._drop()
             raise too_few(near, needed)

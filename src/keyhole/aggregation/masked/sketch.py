@@ -183,10 +183,6 @@ class SketchShape:
         """Elements of a sketch: the heads of all cells, then the rows of all cells."""
         return self.cells * (self.head_words + self.width)
 
-    def cells_of(self, keys: KeyArray) -> NDArray[np.int64]:
-        """The cells of each of keys (m,), one of every sub-table, (m, hashes)."""
-        return self.place(keys)[0]
-
     def place(self, keys: KeyArray) -> tuple[NDArray[np.int64], Array]:
         """Returns the cells of keys (m,), and the heads that one client adds, (m, head_words)."""
         names = np.zeros((len(keys), 2), "<u8")
@@ -226,7 +222,7 @@ def _bad(got: str) -> InputError:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a sum of sketches holds.
+    """What a sum of sketches holds, or what one pass takes out of it, in the order of its keys.
 
     Args:
         keys: (u,) int64, distinct and ascending.
@@ -299,19 +295,7 @@ def decode(shape: SketchShape, total: Array, max_clients: int) -> Decoded:
             f"a sum that does not fit the sketch: got {total.dtype} {total.shape}; expected "
             f"uint{shape.bits} {(shape.length,)}; add up sketches of one shape"
         )
-    peeling = _Peeling(shape, total, max_clients)
-    peeling.run()
-    peeling.check()
-    return peeling.result()
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Keys that were alone in a cell: (n,), (n,), (n, width)."""
-
-    keys: KeyArray
-    counts: NDArray[np.int64]
-    rows: Array
+    return _Peeling(shape, total, max_clients).result()
 
 
 class _Peeling:
@@ -325,9 +309,9 @@ class _Peeling:
         self._shape = shape
         self._max_clients = max_clients
         self._heads, self._values = (part.copy() for part in shape.parts(total))
-        self._found: list[_Found] = []
+        self._found: list[Decoded] = []
 
-    def run(self) -> None:
+    def _take_out(self) -> None:
         """Takes out keys until no cell holds one alone."""
         touched, taken = np.arange(self._shape.cells), 0
         while len(touched):
@@ -339,12 +323,11 @@ class _Peeling:
             counts, rows = self._heads[sources, 0], self._values[sources]
             take_rows(self._heads, cells, counts[:, None] * own)
             take_rows(self._values, cells, rows)
-            self._found.append(_Found(keys, counts.astype(np.int64), rows))
+            self._found.append(Decoded(keys, counts.astype(np.int64), rows))
             touched = np.unique(cells)
 
-    def check(self) -> None:
+    def _check(self, keys: KeyArray) -> None:
         """Raises SketchError unless all is taken out, and each key once."""
-        keys = np.concatenate([found.keys for found in self._found])
         if len(np.unique(keys)) < len(keys):
             raise self._failure("a key that comes twice in a sum of sketches")
         left = np.flatnonzero(self._heads.any(axis=1))
@@ -357,7 +340,9 @@ class _Peeling:
 
     def result(self) -> Decoded:
         """All that was found, in the order of keys."""
+        self._take_out()
         keys = np.concatenate([found.keys for found in self._found])
+        self._check(keys)
         counts = np.concatenate([found.counts for found in self._found])
         order = np.argsort(keys)
         place = np.empty_like(order)

@@ -102,15 +102,12 @@ class Mechanism:
                 "else 0; pass the rounds of the strategy of the correlated noise"
             )
         if not self.method:
-            object.__setattr__(self, "method", "rdp" if self._is_replaced_of_fixed else "pld")
+            is_proven = (self.sampling, self.neighbours) == ("fixed", "replace-one")
+            object.__setattr__(self, "method", "rdp" if is_proven else "pld")
         if self.method not in get_args(Method):
             raise _unknown("method", self.method, get_args(Method))
         if (self.sampling, self.neighbours, self.method) == ("poisson", "replace-one", "rdp"):
             raise _unknown("method", "rdp for poisson and replace-one", ("pld",))
-
-    @property
-    def _is_replaced_of_fixed(self) -> bool:
-        return self.sampling == "fixed" and self.neighbours == "replace-one"
 
     @property
     def probability(self) -> float:
@@ -159,14 +156,14 @@ def _epsilon(mechanism: Mechanism, rounds: int, delta: float) -> float:
         with np.errstate(divide="ignore"):
             return float(_library().get_epsilon_gaussian(z, delta))
     if mechanism.method == "rdp":
-        return _epsilon_by_rdp(mechanism, rounds, delta)
-    wide = _composed(mechanism, _WIDE, rounds, delta)
-    return wide if wide > _LARGE_EPSILON else _composed(mechanism, _NARROW, rounds, delta)
-
-
-def _epsilon_by_rdp(mechanism: Mechanism, rounds: int, delta: float) -> float:
-    orders, divergences = _divergences_of_a_round(mechanism)
-    return float(_library().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
+        orders, divergences = _divergences_of_a_round(mechanism)
+        return float(_library().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
+    for interval in (_WIDE, _NARROW):
+        loss = _loss_of_a_round(mechanism, interval)
+        found = float(loss.self_compose(rounds).get_epsilon_for_delta(delta))
+        if found > _LARGE_EPSILON:
+            break
+    return found
 
 
 @lru_cache(maxsize=64)  # a third of a second for cohorts of a fixed size
@@ -174,25 +171,16 @@ def _divergences_of_a_round(mechanism: Mechanism) -> tuple[Any, Any]:
     dp = _library()
     noise = dp.GaussianDpEvent(mechanism.accounted_multiplier)
     if mechanism.neighbours == "replace-one":
-        relation = dp.NeighboringRelation.REPLACE_ONE
         event = dp.SampledWithoutReplacementDpEvent(mechanism.population, mechanism.cohort, noise)
     else:
-        relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
         event = dp.PoissonSampledDpEvent(mechanism.probability, noise)
-    accountant = dp.rdp.RdpAccountant(neighboring_relation=relation).compose(event)
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=_relation(mechanism)).compose(event)
     return accountant.orders, accountant.rdp
-
-
-def _composed(mechanism: Mechanism, interval: float, rounds: int, delta: float) -> float:
-    loss = _loss_of_a_round(mechanism, interval)
-    return float(loss.self_compose(rounds).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=8)  # a second to make, some megabytes to keep
 def _loss_of_a_round(mechanism: Mechanism, interval: float) -> Any:
-    dp = _library()
-    losses = dp.pld.privacy_loss_distribution
-    relations = dp.NeighboringRelation
+    losses = _library().pld.privacy_loss_distribution
     if mechanism.sampling == "fixed" and mechanism.neighbours == "replace-one":
         # Everyone is drawn, then all but a cohort put aside: cohorts of a fixed size. This one
         # takes the multiplier as it is and halves it itself.
@@ -202,15 +190,20 @@ def _loss_of_a_round(mechanism: Mechanism, interval: float) -> Any:
             mechanism.cohort,
             mechanism.noise_multiplier,
             value_discretization_interval=interval,
-            neighboring_relation=relations.REPLACE_ONE,
+            neighboring_relation=_relation(mechanism),
         )
-    is_replaced = mechanism.neighbours == "replace-one"
     return losses.from_gaussian_mechanism(
         mechanism.accounted_multiplier,
         value_discretization_interval=interval,
         sampling_prob=mechanism.probability,
-        neighboring_relation=relations.REPLACE_ONE if is_replaced else relations.ADD_OR_REMOVE_ONE,
+        neighboring_relation=_relation(mechanism),
     )
+
+
+def _relation(mechanism: Mechanism) -> Any:
+    relations = _library().NeighboringRelation
+    is_replaced = mechanism.neighbours == "replace-one"
+    return relations.REPLACE_ONE if is_replaced else relations.ADD_OR_REMOVE_ONE
 
 
 def _library() -> Any:

@@ -132,9 +132,11 @@ class PrivateSum:
                 "promised"
             )
         needs_counts = self.privacy.kind == "thresholded" and self.privacy.noise > 0
-        results = [self._clipped(request, one) for one in request.results]
+        ready = self.ready_inner()
+        ring = about_of(ready).ring
+        results = [self._clipped(request, one, ring) for one in request.results]
         inner = replace(request, results=results, over="nothing", with_counts=needs_counts)
-        summed = self.ready_inner().add(inner)
+        summed = ready.add(inner)
         opens_empty = about_of(self.inner).min_clients == 0
         if opens_empty and not request.sent:  # that nobody came must not show either
             summed = replace(summed, rows=tuple(map(no_update, request.layout.parts)), error=None)
@@ -162,20 +164,18 @@ class PrivateSum:
                 "account of this one is too small"
             )
 
-    def _clipped(self, request: SumRequest, one: ClientResult) -> ClientResult:
+    def _clipped(
+        self, request: SumRequest, one: ClientResult, ring: Rounding | None
+    ) -> ClientResult:
+        """The result, shortened to C less what rounding to a ring can add."""
         if one.update is None:
             return one
-        return clip_update(request.layout, one, self._limit(request, one))
-
-    def _limit(self, request: SumRequest, one: ClientResult) -> float:
-        """C, less what rounding to a ring can add."""
-        ring = about_of(self.ready_inner()).ring
-        if ring is None or self.privacy.clip == inf:
-            return self.privacy.clip
-        counts = {name: len(z) for name, z in one.keys.items()}
-        entries = request.layout.client_size(**counts)
-        step = ring.fixed_point(request).rounding
-        return norm_before_rounding(self.privacy.clip, step, entries)
+        limit = self.privacy.clip
+        if ring is not None and limit < inf:
+            counts = {name: len(z) for name, z in one.keys.items()}
+            entries = request.layout.client_size(**counts)
+            limit = norm_before_rounding(limit, ring.fixed_point(request).rounding, entries)
+        return clip_update(request.layout, one, limit)
 
     def ready_inner(self) -> Aggregation:
         """Returns the aggregation with a ring that holds clipped updates, and with the noise of its
@@ -236,8 +236,8 @@ class PrivateSum:
         sd = privacy.noise * privacy.clip
         if privacy.kind == "thresholded" and part.product.factors:
             fest, size = self._fest(request.layout, request.keys_per_client), part.space.num_keys
-            kept = threshold_rows(fest, size, update.keys, counts, update.rows, privacy.clip, prg)
-            return RowUpdate(kept.keys, kept.rows)
+            rows = update.keys, counts, update.rows
+            return threshold_rows(fest, size, *rows, privacy.clip, prg)
         if privacy.kind == "thresholded":
             sd = AdaFest.split(privacy.noise)[1] * privacy.clip
         keys: KeyArray = np.arange(part.space.num_keys)
@@ -249,7 +249,7 @@ class PrivateSum:
             return RowUpdate(
                 keys, add_correlated_noise(dense, strategy, request.seed_path[2], sd, secret)
             )
-        return RowUpdate(keys, add_noise(dense, sd, prg, out=dense))
+        return RowUpdate(keys, add_noise(dense, sd, prg))
 
     def _fest(self, layout: Layout, keys_per_client: Mapping[str, int]) -> AdaFest:
         """Noise on the counts of all parts that are cut: a client touches keys of each of them."""

@@ -44,6 +44,7 @@ Models", 2023, Algorithm 1; there the unit is an example, here a client.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, cos, erfc, inf, log, log1p, pi, sin, sqrt
 
@@ -54,6 +55,7 @@ from numpy.typing import NDArray
 from keyhole.arrays import Array, KeyArray
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, ShapeError
+from keyhole.server.row_sums import RowUpdate
 
 LARGEST = sqrt(128 * log(2))
 """The most standard deviations that a number can be away from zero: 9.42."""
@@ -81,49 +83,49 @@ def normal(prg: Prg, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
     return out
 
 
-def add_noise(values: Array, sd: float, prg: Prg, out: Array | None = None) -> Array:
-    """Adds Gaussian noise to every number of a plain sum.
+def add_noise(values: Array, sd: float, prg: Prg) -> Array:
+    """Adds Gaussian noise to every number of a plain sum in place, and returns it.
 
     Args:
-        values: floats, any shape: all rows, also those that nobody asked for, since their being
+        values: contiguous floats: all rows, also those that nobody asked for, since their being
             zero would say so.
         sd: standard deviation: the noise multiplier times the clipping norm; 0 adds nothing.
-        out: where to write, like `values`; a new array without it. It may be `values` itself.
     """
     _check_sd(sd, inf)
     if values.dtype.kind != "f":
-        raise _wrong_kind(values, "floating point")
-    target = _target(values, out)
-    if sd > 0:
-        flat = target.reshape(-1)
-        for start in range(0, len(flat), _CHUNK):
-            part = flat[start : start + _CHUNK]
-            part[...] = part + sd * normal(prg, len(part))
-    return target
+        raise _unfit_for_noise(values, "floating point")
+    for part in _chunks(values, sd):
+        part[...] = part + sd * normal(prg, len(part))
+    return values
 
 
-def add_ring_noise(sums: Array, sd: float, prg: Prg, out: Array | None = None) -> Array:
-    """Adds rounded Gaussian noise to every element of a sum in a ring, or of one share of it.
+def add_ring_noise(sums: Array, sd: float, prg: Prg) -> Array:
+    """Adds rounded Gaussian noise in place to every element of a sum in a ring, or of one share of
+    it, and returns it.
 
     Args:
-        sums: uint32 or uint16, any shape: all rows, also those that nobody asked for.
+        sums: contiguous uint32 or uint16: all rows, also those that nobody asked for.
         sd: standard deviation in units of the ring: multiplier times clipping norm times scale; 0
             adds nothing. `noise_room` says how much of the ring it takes.
-        out: where to write, like `sums`; a new array without it. It may be `sums` itself.
 
     >>> add_ring_noise(np.zeros(4, np.uint32), 3.0, Prg(bytes(16))).view(np.int32)
     array([ 2,  5, -3,  3], dtype=int32)
     """
     if sums.dtype != _RING.get(sums.dtype.itemsize):
-        raise _wrong_kind(sums, "uint16 or uint32")
+        raise _unfit_for_noise(sums, "uint16 or uint32")
     _check_sd(sd, _MAX_RING_SD[sums.dtype.itemsize])
-    target = _target(sums, out)
-    if sd > 0:
-        flat = target.reshape(-1)
-        for start in range(0, len(flat), _CHUNK):
-            part = flat[start : start + _CHUNK]
-            _add_rounded(normal(prg, len(part)), sd, part)
-    return target
+    for part in _chunks(sums, sd):
+        _add_rounded(normal(prg, len(part)), sd, part)
+    return sums
+
+
+def _chunks(values: Array, sd: float) -> Iterator[Array]:
+    """The numbers of an array to which there is noise to add, some at a time."""
+    if not values.flags.c_contiguous:  # noise would be added to a copy
+        raise _unfit_for_noise(values, "a contiguous array")
+    flat = values.reshape(-1)
+    for start in range(0, len(flat) if sd > 0 else 0, _CHUNK):
+        yield flat[start : start + _CHUNK]
 
 
 def noise_room(noise_multiplier: float, parties: int = 1) -> int:
@@ -172,25 +174,10 @@ def _check_sd(sd: float, limit: float) -> None:
         )
 
 
-def _target(values: Array, out: Array | None) -> Array:
-    """A contiguous array that holds the values, to be written over."""
-    if out is None:
-        return np.array(values, order="C")
-    if out.shape != values.shape or out.dtype != values.dtype or not out.flags.c_contiguous:
-        raise ShapeError(
-            f"an array that noisy values do not fit in: got {out.shape} of {out.dtype}, "
-            f"contiguous: {out.flags.c_contiguous}; expected {values.shape} of {values.dtype}, "
-            "contiguous; leave out=None"
-        )
-    if out is not values:
-        out[...] = values
-    return out
-
-
-def _wrong_kind(values: Array, allowed: str) -> ShapeError:
+def _unfit_for_noise(values: Array, allowed: str) -> ShapeError:
     return ShapeError(
-        f"numbers of another kind: got {values.dtype}; expected {allowed}; use add_noise for "
-        "floats and add_ring_noise for a ring"
+        f"numbers of another kind: got {values.dtype}, contiguous: {values.flags.c_contiguous}; "
+        f"expected {allowed}; use add_noise for floats and add_ring_noise for a ring"
     )
 
 
@@ -278,19 +265,6 @@ noise of 69.6 on every count; expected more than 209 clients, three standard dev
         return 0.5 * erfc(self.threshold / self.count_sd / sqrt(2))
 
 
-@dataclass(frozen=True)
-class Thresholded:
-    """What may be released. It does not say which of the keys nobody asked for.
-
-    Args:
-        keys: (n,) ascending.
-        rows: (n, width), noisy sums.
-    """
-
-    keys: KeyArray
-    rows: Array
-
-
 def threshold_rows(
     settings: AdaFest,
     num_keys: int,
@@ -299,7 +273,7 @@ def threshold_rows(
     rows: Array,
     clip: float,
     prg: Prg,
-) -> Thresholded:
+) -> RowUpdate:
     """Chooses keys by noisy counts and adds noise to their sums.
 
     Args:
@@ -310,19 +284,17 @@ def threshold_rows(
             longer, nor has it more than `max_keys` keys.
 
     Returns:
-        Kept keys and noisy rows; zero plus noise for those that nobody asked for.
+        Kept keys, ascending, and noisy rows; zero plus noise for those that nobody asked for, which
+        it does not tell apart.
     """
     kept = keep_keys(settings, num_keys, keys, counts, prg)
     if len(rows) != len(keys):
         raise _unfit(len(keys), len(counts), len(rows), num_keys)
     chosen = np.zeros((len(kept), *rows.shape[1:]), rows.dtype)
-    places = np.searchsorted(kept, keys)
-    is_kept = np.zeros(len(keys), np.bool_)
-    inside = places < len(kept)
-    is_kept[inside] = kept[places[inside]] == keys[inside]
-    chosen[places[is_kept]] = rows[is_kept]
+    is_kept = np.isin(keys, kept)
+    chosen[np.searchsorted(kept, keys[is_kept])] = rows[is_kept]
     add = add_noise if rows.dtype.kind == "f" else add_ring_noise
-    return Thresholded(kept, add(chosen, settings.row_multiplier * clip, prg, out=chosen))
+    return RowUpdate(kept, add(chosen, settings.row_multiplier * clip, prg))
 
 
 def keep_keys(

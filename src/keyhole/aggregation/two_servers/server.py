@@ -275,7 +275,7 @@ class TwoServerAdder:
         for place, part in enumerate(parts):
             total = part.take()
             if self._terms.noise:
-                add_ring_noise(total, self._terms.ring_noise, noise(place), out=total)
+                add_ring_noise(total, self._terms.ring_noise, noise(place))
             little = np.ascontiguousarray(total, self._terms.dtype.newbyteorder("<"))
             pieces.append(little.reshape(-1).data.cast("B"))
         return pieces
