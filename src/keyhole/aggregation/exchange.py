@@ -12,6 +12,7 @@ collude. Not hidden: who takes part, and the sum once both shares are combined.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, Protocol, TypeAlias, cast
@@ -279,10 +280,7 @@ def _settle_both(one: SumServer, other: SumServer) -> None:
     """Lets two servers of this process agree, each told what the other says."""
     sides = settle(one), settle(other)
     told = [next(side)[1] for side in sides]
-    while told:
-        answers, told = told[::-1], []
-        for side, answer in zip(sides, answers, strict=True):
-            try:
-                told.append(side.send(answer)[1])
-            except StopIteration:
-                continue
+    told = [side.send(answer)[1] for side, answer in zip(sides, told[::-1], strict=True)]
+    for side, answer in zip(sides, told[::-1], strict=True):
+        with suppress(StopIteration):
+            side.send(answer)

@@ -33,7 +33,6 @@ from keyhole.errors import InputError
 _KINDS = {"public": 1, "own": 2, "list": 3, "agreed": 4, "share": 5}
 FRAMING = Framing(b"KHX1", _KINDS, "a message of a sum")
 _NAME_BYTES, _DIGEST_BYTES = 16, 32
-_COUNT = struct.Struct("<Q")
 _LISTED, _AGREED, _SHARE = (struct.Struct(form) for form in ("<32sQ", "<32sQ32s", "<Q32s"))
 _PUBLIC_BYTES = FRAMING.head_bytes + SEED_BYTES
 _OWN_BYTES = FRAMING.head_bytes + _DIGEST_BYTES + CHECK_BYTES
@@ -171,12 +170,8 @@ class Agreed:
 
 @dataclass(frozen=True, repr=False)
 class Share:
-    """A server's share of a sum; alone it is noise.
-
-    Args:
-        digest: SHA-256 of their places and of the digests of their public messages.
-        payload: the aggregation's own.
-    """
+    """A server's share of a sum; alone it is noise. `digest` is that of `Agreed`, the payload
+    the aggregation's own."""
 
     party: int
     clients: int
@@ -221,12 +216,8 @@ def list_message_bytes(clients: int) -> int:
 
 
 def pack_list(facts: SumFacts, party: int, cohort: bytes, digests: Mapping[int, bytes]) -> bytes:
-    """Returns the list of clients whose messages a server has.
-
-    Args:
-        cohort: SHA-256 of the names of everybody asked, in order.
-        digests: of the public message of each client, by its place in the cohort.
-    """
+    """Returns the list of clients whose messages a server has: SHA-256 of the `cohort`'s names, and
+    of each client's public message by its place."""
     head = _LISTED.pack(cohort, len(digests))
     return FRAMING.seal(facts, "list", party, head, _listed(digests))
 

@@ -99,7 +99,8 @@ class SumServer:
                 "params for the cohort that is asked"
             )
         self.facts, self.party = facts, party
-        self._names, self._cohort, self._adder = tuple(cohort), cohort_digest(cohort), adder
+        names = b"".join(name.encode() + b"\0" for name in cohort)
+        self._names, self._cohort, self._adder = tuple(cohort), sha256(names).digest(), adder
         self._phase: _Phase = "open"
         self._digests: dict[int, bytes] = {}  # of public messages
         self._owns: dict[int, bytes] = {}  # digests of own messages
@@ -261,11 +262,6 @@ class SumServer:
                 f"too few clients for a sum to be released: got {len(self._digests)}; expected "
                 f"{self.facts.min_clients} or more; ask more clients"
             )
-
-
-def cohort_digest(cohort: Sequence[str]) -> bytes:
-    """SHA-256 of the names, each followed by a zero byte."""
-    return sha256(b"".join(name.encode() + b"\0" for name in cohort)).digest()
 
 
 def different(got: str, allowed: str) -> MismatchError:

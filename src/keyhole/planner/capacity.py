@@ -115,30 +115,25 @@ def delivery_needs(
     """
     needs = []
     servers, front = price.about.servers, price.passed_on_by
+    out = need.cohort * price.bytes_down // servers
+    inward = need.cohort * price.bytes_up // servers
+    requests = need.cohort * price.requests
+    connections = need.cohort * fleet.new_connections
     for party, work in price.seconds_by.items():
-        load = _Load(
-            out=need.cohort * price.bytes_down // servers,
-            inward=need.cohort * price.bytes_up // servers,
-            requests=need.cohort * price.requests,
-            connections=need.cohort * (fleet.new_connections and party == (front or party)),
-            work=work,
-            memory=price.server_memory,
-        )
-        needs.append(_of_party(party, _passed_on(load) if party == front else load, fleet, speeds))
+        if party == front:  # a relay: what comes in from one side goes out at the other
+            load = _Load(out + inward, out + inward, 2 * requests, connections, work, 0)
+        else:
+            direct = 0 if front else connections
+            load = _Load(out, inward, requests, direct, work, price.server_memory)
+        needs.append(_of_party(party, load, fleet, speeds))
     return tuple(needs)
 
 
 def checkin_need(need: Workload, fleet: Fleet, speeds: ServiceSpeeds | None = None) -> PartyNeed:
     """Returns what check-ins and manifests take of the one machine that devices ask for a round,
     whatever the delivery; one check-in of each device, so `--again` is to be long."""
-    load = _Load(
-        out=need.cohort * _TOLD_BYTES,
-        inward=0,
-        requests=2 * need.cohort,
-        connections=need.cohort * fleet.new_connections,
-        work=0.0,
-        memory=0,
-    )
+    cohort = need.cohort
+    load = _Load(cohort * _TOLD_BYTES, 0, 2 * cohort, cohort * fleet.new_connections, 0.0, 0)
     return _of_party(_COORDINATOR, load, fleet, speeds)
 
 
@@ -185,15 +180,10 @@ def sum_needs(
     needs = []
     # The first of two servers passes on what is public, which is nearly all.
     passed_on = sent if len(price.seconds_by) > 1 else 0
+    requests, memory = need.cohort * price.requests, price.server_memory
     for party, work in price.seconds_by.items():
-        load = _Load(
-            out=need.cohort * price.bytes_down + passed_on,
-            inward=sent,
-            requests=need.cohort * price.requests,
-            connections=connections,
-            work=work,
-            memory=price.server_memory,
-        )
+        out = need.cohort * price.bytes_down + passed_on
+        load = _Load(out, sent, requests, connections, work, memory)
         passed_on = 0
         needs.append(_of_party(party, load, fleet, speeds))
     return tuple(needs)
@@ -209,12 +199,6 @@ class _Load:
     connections: int
     work: float
     memory: int
-
-
-def _passed_on(load: _Load) -> _Load:
-    """Of a relay: what comes in from one side goes out at the other."""
-    both = load.out + load.inward
-    return _Load(both, both, 2 * load.requests, load.connections, load.work, 0)
 
 
 def _of_party(

@@ -35,13 +35,11 @@ TRUSTS: Mapping[Trust, str] = MappingProxyType(
 """Trust -> what it asks for."""
 
 # What a requirement may rest on. Hardware is trusted only where that was asked for by name.
-_BASES: Mapping[Trust, frozenset[Basis]] = MappingProxyType(
+_USUAL_BASES: tuple[Basis, ...] = ("nothing", "no collusion", "cryptography")
+_BASES: Mapping[Trust, tuple[Basis, ...]] = MappingProxyType(
     {
-        "open": frozenset(("nothing", "no collusion", "cryptography")),
-        "unlinked": frozenset(("nothing", "no collusion", "cryptography")),
-        "hidden": frozenset(("nothing", "no collusion", "cryptography")),
-        "hidden-one-server": frozenset(("nothing", "cryptography")),
-        "hidden-enclave": frozenset(("nothing", "cryptography", "hardware")),
+        "hidden-one-server": ("nothing", "cryptography"),
+        "hidden-enclave": ("nothing", "cryptography", "hardware"),
     }
 )
 
@@ -89,15 +87,15 @@ def satisfies(price: Price, trust: Trust, load: Workload) -> bool:
             f"no such trust requirement: got {trust}; expected {', '.join(TRUSTS)}; choose one of "
             "them"
         )
-    if price.about.basis not in _BASES[trust]:
+    if price.about.basis not in _BASES.get(trust, _USUAL_BASES):
         return False
-    learned = price.about.leaks.values()
     if trust == "open":
         return True
-    if trust == "unlinked":
-        is_crowd = load.cohort > 1
-        return not any(party.keys and (party.whose or not is_crowd) for party in learned)
-    return not any(party.keys for party in learned)
+    is_hidden_in_crowd = trust == "unlinked" and load.cohort > 1
+    return not any(
+        party.keys and (party.whose or not is_hidden_in_crowd)
+        for party in price.about.leaks.values()
+    )
 
 
 def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Price:
@@ -162,15 +160,10 @@ def break_even(num_keys: int, slice_bytes: int, name: str) -> int:
             return False
 
     Workload(num_keys, 1, slice_bytes, cohort=1)  # refuses numbers that make no sense
-    return _last(saves, num_keys)
-
-
-def _last(holds: Callable[[int], bool], limit: int) -> int:
-    """The last of 1..most for which something holds that holds up to some number; 0 if none."""
-    low, high = 0, limit + 1
+    low, high = 0, num_keys + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = (middle, high) if saves(middle) else (low, middle)
     return low
 
 

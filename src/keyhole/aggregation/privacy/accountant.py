@@ -158,12 +158,13 @@ def _epsilon(mechanism: Mechanism, rounds: int, delta: float) -> float:
     if mechanism.method == "rdp":
         orders, divergences = _divergences_of_a_round(mechanism)
         return float(_library().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
-    for interval in (_WIDE, _NARROW):
-        loss = _loss_of_a_round(mechanism, interval)
-        found = float(loss.self_compose(rounds).get_epsilon_for_delta(delta))
-        if found > _LARGE_EPSILON:
-            break
-    return found
+
+    def composed(interval: float) -> float:
+        losses = _loss_of_a_round(mechanism, interval).self_compose(rounds)
+        return float(losses.get_epsilon_for_delta(delta))
+
+    wide = composed(_WIDE)
+    return wide if wide > _LARGE_EPSILON else composed(_NARROW)
 
 
 @lru_cache(maxsize=64)  # a third of a second for cohorts of a fixed size
