@@ -5,7 +5,7 @@ Hidden: nothing. The server sees every update, and which client sent it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -28,11 +28,12 @@ from keyhole.server.row_sums import RowUpdate, choosers, merge_blocks, sum_updat
 _ARRIVES = ("sent", "late", "refused")
 _HEAD_BYTES, _KEY_BYTES = 16, 8  # of an update beside its rows, and of a key
 
+_RESTS_ON = "Nothing: the server sees every update."
 _SPARSE = AggregationAbout(
     name="plain",
     title="plain sum",
     leaks=MappingProxyType({"server": Leak(updates="each update, its keys and whose they are")}),
-    rests_on="Nothing: the server sees every update.",
+    rests_on=_RESTS_ON,
     noise="on_sum",
     min_clients=0,
     failure=never,
@@ -40,12 +41,17 @@ _SPARSE = AggregationAbout(
     is_in_clear=True,
 )
 _WHERE = "each update and whose it is; its keys are where it is not zero"
-_DENSE = replace(
-    _SPARSE,
+_DENSE = AggregationAbout(
     name="dense",
     title="dense sum",
     leaks=MappingProxyType({"server": Leak(updates=_WHERE)}),
+    rests_on=_RESTS_ON,
     is_served=False,
+    noise="on_sum",
+    min_clients=0,
+    failure=never,
+    hides_dropouts=True,
+    is_in_clear=True,
 )
 
 

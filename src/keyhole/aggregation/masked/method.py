@@ -314,11 +314,12 @@ def odds_of_failing(layout: Layout, keys_per_client: Mapping[str, int], cohorts:
     return min(1.0, total)
 
 
+_RESTS_ON = "The server follows the protocol, and fewer than t clients work with it."
 _DENSE = AggregationAbout(
     name="secure-dense",
     title="masked dense sum",
     leaks=MappingProxyType({"server": Leak(updates="the sum of all updates")}),
-    rests_on="The server follows the protocol, and fewer than t clients work with it.",
+    rests_on=_RESTS_ON,
     is_private=True,
     is_served=False,
     noise="on_sum",
@@ -327,12 +328,17 @@ _DENSE = AggregationAbout(
     can_sign=True,
 )
 _PER_KEY = "for each key the sum of its updates and how many clients chose it"
-_SKETCH = replace(
-    _DENSE,
+_SKETCH = AggregationAbout(
     name="secure-sketch",
     title="masked sketch",
     leaks=MappingProxyType({"server": Leak(updates=_PER_KEY)}),
+    rests_on=_RESTS_ON,
+    is_private=True,
+    is_served=False,
+    noise="on_sum",
+    min_clients=MIN_CLIENTS,
     failure=odds_of_failing,
+    can_sign=True,
 )
 
 DENSE_FORM = VectorForm(
