@@ -11,7 +11,7 @@ import pytest
 
 from keyhole.engines.ray.crew import connected
 from keyhole.engines.ray.engine import RayEngine
-from keyhole.engines.ray.schedule import steps_of_sums
+from keyhole.engines.ray.schedule import tasks_of_sums
 from keyhole.errors import WorkerError
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.record import encode_records
@@ -120,7 +120,7 @@ def test_sums_of_many_blocks_are_merged_on_their_nodes():
         cluster_of(3) as cluster,
         RayEngine(wide.make_clients, address=cluster.address) as engine,
     ):
-        kinds = [step.kind for step in steps_of_sums(size, engine.nodes)]
+        kinds = [step.kind for step in tasks_of_sums(size, engine.nodes)]
         assert kinds.count("merge") >= 6
         assert kinds.count("train_and_add") >= 6
         found, record = run_round(0, wide.make_state(), clients, plan, engine)

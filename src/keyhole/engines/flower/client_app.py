@@ -12,17 +12,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.device.device import Assignment, Device
-from keyhole.device.take_part import Fetch, Participant, Send, Taken, take_part_in
+from keyhole.device.take_part import Fetch, Participant, Send, take_part_in
 from keyhole.engines.flower.config import Connect, NodeConfig, fetched_names, read_secret
 from keyhole.engines.flower.messages import FAILED, Here, Report, RoundCall, read, write
 from keyhole.errors import (
@@ -67,7 +67,11 @@ def join(app: ClientApp, participant_of: ParticipantOf) -> None:
 
     @app.query("keyhole")
     def query(message: Message, context: Context) -> Message:
-        return _answered(message, lambda: Here(NodeConfig.of(context.node_config).stands_for))
+        def here() -> Here:
+            client = NodeConfig.of(context.node_config).client
+            return Here() if client is None else Here(client)
+
+        return _answered(message, here)
 
     @app.train("keyhole")
     def train(message: Message, context: Context) -> Message:
@@ -108,16 +112,23 @@ def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf)
         ]
     finally:
         timer.cancel()
-    return _report(call, lots)
+    return Report(
+        clients=call.clients,
+        outcomes=tuple(lot.outcome for lot in lots),
+        reasons=tuple(lot.reason for lot in lots),
+        bytes_down=tuple(lot.bytes_down for lot in lots),
+        bytes_up=tuple(lot.bytes_up for lot in lots),
+        seconds=tuple(lot.seconds for lot in lots),
+    )
 
 
-@dataclass(frozen=True)
-class _Lot:
+class _Lot(NamedTuple):
     """What became of one client."""
 
     outcome: str
     reason: str
-    taken: Taken | None
+    bytes_down: int
+    bytes_up: int
     seconds: float
 
 
@@ -128,14 +139,15 @@ def _one(
     stop: threading.Event,
     make: Callable[[], Participant],
 ) -> _Lot:
-    began, reason, outcome, taken = time.monotonic(), "", "failed", None
+    began, reason, outcome, down, up = time.monotonic(), "", "failed", 0, 0
     told = Assignment(call.round, call.number, token)
     try:
         with ExitStack() as stack:
             connect = node.connector(stack, stop)
             device: Device = connect(call.service, None)
             participant = participant_for(call, make(), connect, node)
-            taken, outcome = take_part_in(device, told, participant), "sent"
+            taken = take_part_in(device, told, participant)
+            outcome, down, up = "sent", taken.bytes_down, taken.bytes_up
     except TooLateError:
         outcome = "late"
     except _TOLD as error:
@@ -144,30 +156,15 @@ def _one(
     except Exception as error:  # noqa: BLE001 - whatever it is, it may name keys or data
         reason = f"the client's own code failed with {type(error).__name__}: see the node's log"
         _LOG.error("a client failed", exc_info=True)
-    return _Lot(outcome, reason, taken, time.monotonic() - began)
-
-
-def _report(call: RoundCall, lots: list[_Lot]) -> Report:
-    takens = [lot.taken for lot in lots]
-    return Report(
-        clients=call.clients,
-        outcomes=tuple(lot.outcome for lot in lots),
-        reasons=tuple(lot.reason for lot in lots),
-        bytes_down=tuple(0 if t is None else t.bytes_down for t in takens),
-        bytes_up=tuple(0 if t is None else t.bytes_up for t in takens),
-        seconds=tuple(lot.seconds for lot in lots),
-    )
+    return _Lot(outcome, reason, down, up, time.monotonic() - began)
 
 
 def participant_for(
     call: RoundCall, participant: Participant, connect: Connect, node: NodeConfig
 ) -> Participant:
     """Returns the participant, fetching and sending as the call says; a way of its own stays where
-    the call names none.
-
-    Raises:
-        InputError: the call names a way that this version does not know, or a token is missing.
-    """
+    the call names none. Raises InputError for a way that this version does not know, or where a
+    token is missing."""
     if call.delivery != DEFAULT_SERVED:  # which needs nothing that is slow to load
         participant = replace(participant, fetch=_fetch(call, connect, node))
     if call.aggregators:

@@ -62,12 +62,7 @@ from keyhole.files import storage_errors
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
 
-_NUMBERS = {
-    "round-seconds": (300.0, 0.0),
-    "min-nodes": (1, 1),
-    "node-seconds": (120.0, 0.0),
-}
-"""Name -> what it is by default, and the least that it may be; seconds are above."""
+_NUMBERS = ("round_seconds", "min_nodes", "node_seconds")
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,6 @@ class RoundsConfig:
             got = f"{len(aggregators)} URLs and {len(tokens)} files of tokens"
             raise _bad("aggregators", got, "two of each, with a space between, or none")
         keys, ca = str(config.get("token-key", "")), str(config.get("aggregator-ca", ""))
-        numbers = {name: _number(config, name) for name in _NUMBERS}
         return RoundsConfig(
             run=Path(run),
             rounds=Path(rounds),
@@ -121,7 +115,7 @@ class RoundsConfig:
             aggregators=aggregators,
             aggregator_tokens=tuple(map(Path, tokens)),
             aggregator_ca=Path(ca) if ca else None,
-            **{name.replace("-", "_"): value for name, value in numbers.items()},  # type: ignore[arg-type]
+            **{field: _number(config, field) for field in _NUMBERS},
         )
 
 
@@ -132,16 +126,15 @@ def _text(config: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _number(config: Mapping[str, Any], name: str) -> float:
-    usual, minimum = _NUMBERS[name]
-    value = config.get(name, usual)
-    kind = int if isinstance(usual, int) else int | float
-    is_number = isinstance(value, kind) and not isinstance(value, bool)
-    is_inside = is_number and minimum <= value < inf and (value > 0)
-    if not is_inside:
-        what = "a whole number" if isinstance(usual, int) else "a finite number"
-        raise _bad(name, repr(value), f"{what} {f'from {minimum:g}' if minimum else 'above 0'}")
-    return value if isinstance(usual, int) else float(value)
+def _number(config: Mapping[str, Any], field: str) -> Any:
+    """A whole number where the field's default is one, else a number of seconds."""
+    name, usual = field.replace("_", "-"), getattr(RoundsConfig, field)
+    value, is_whole = config.get(name, usual), isinstance(usual, int)
+    is_number = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < inf:
+        allowed = "a whole number from 1" if is_whole else "a finite number above 0"
+        raise _bad(name, repr(value), allowed)
+    return value if is_whole else float(value)
 
 
 def _bad(name: str, got: str, allowed: str) -> InputError:
@@ -151,15 +144,12 @@ def _bad(name: str, got: str, allowed: str) -> InputError:
     )
 
 
-_SECOND = "second"
-
-
 def fetched_names() -> tuple[str, ...]:
     """Deliveries of a Flower run: a call names a second slice server, and no other party."""
     from keyhole.delivery import all_deliveries  # all of them, which a node need not load
 
     served = (each.about for each in all_deliveries() if each.about.is_served)
-    return tuple(about.name for about in served if {*about.connects_to} <= {_SECOND})
+    return tuple(about.name for about in served if {*about.connects_to} <= {"second"})
 
 
 _SPEC = "spec."
@@ -247,11 +237,6 @@ class NodeConfig:
                 )
             found[field] = value
         return NodeConfig(**found)  # type: ignore[arg-type]  # kinds are checked above
-
-    @property
-    def stands_for(self) -> int:
-        """The client that this node is; -1 for anyone who is asked."""
-        return -1 if self.client is None else self.client
 
     def check(self, call: RoundCall) -> None:
         """Raises NotAdmittedError for a call that this node is not there for, or that asks for

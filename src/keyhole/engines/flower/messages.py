@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -123,16 +123,12 @@ def read(content: RecordDict, kind: type[_Kind]) -> _Kind:
 
 def _value(record: Mapping[str, Any], name: str, hint: Any) -> Any:
     """One field, once it is known to be what the dataclass says."""
-    value = record[name]
-    if get_origin(hint) is tuple:
-        (kind, _) = get_args(hint)
-        is_list = isinstance(value, list) and len(value) <= _MAX_LIST
-        if not is_list or not all(_is(each, kind) for each in value):
-            raise _malformed(f"{name} of another form")
-        return tuple(value)
-    if not _is(value, hint):
+    value, is_list = record[name], get_origin(hint) is tuple
+    values, kind = (value, get_args(hint)[0]) if is_list else ([value], hint)
+    is_short = isinstance(values, list) and len(values) <= _MAX_LIST
+    if not is_short or not all(_is(each, kind) for each in values):
         raise _malformed(f"{name} of another form")
-    return value
+    return tuple(values) if is_list else value
 
 
 def _is(value: object, kind: type) -> bool:
@@ -248,11 +244,8 @@ class Nodes:
             )
 
     def for_round(self, asked: Sequence[int]) -> dict[int, list[int]]:
-        """Returns node -> its clients, once there are nodes enough; waits for them so long.
-
-        Raises:
-            CohortError: too few nodes came, or none of them stands for a client of the round.
-        """
+        """Returns node -> its clients, once there are nodes enough; raises CohortError where too
+        few came in time, or none of them stands for a client of the round."""
 
         def is_enough(here: Mapping[int, int | None]) -> bool:
             return len(here) >= self.minimum and bool(assign(asked, here, self.silent))
@@ -262,11 +255,8 @@ class Nodes:
     def for_some(self, asked: Sequence[int], at_work: Mapping[int, int]) -> dict[int, list[int]]:
         """As `for_round`, but nothing where no node stands for any of these: others will be asked
         for instead, after a pause if no node is `at_work` (node -> clients it is at work for).
-
-        Raises:
-            CohortError: too few nodes came; or none that stands for anybody who was asked for,
-                for as long as nodes are waited for, while nobody was at work.
-        """
+        Raises CohortError also where none came that stands for anybody who was asked for, for as
+        long as nodes are waited for, while nobody was at work."""
         here = self._wait(asked, lambda here: len(here) >= self.minimum)
         found, now = assign(asked, here, self.silent, at_work), self.clock()
         if found or at_work:
@@ -294,14 +284,10 @@ class Nodes:
         online = set(self.grid.get_node_ids())
         self._hear()
         new = online - self._known.keys() - set(self._asked.values()) - self._failed.keys()
-        if new:
-            self._ask(sorted(new))
-        return {node: client for node, client in self._known.items() if node in online}
-
-    def _ask(self, nodes: Iterable[int]) -> None:
-        for node in nodes:
+        for node in sorted(new):
             message = Message(write(Here()), node, ASK, ttl=self.seconds)
             self._asked.update(dict.fromkeys(self.grid.push_messages([message]), node))
+        return {node: client for node, client in self._known.items() if node in online}
 
     def _hear(self) -> None:
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from typing import TypeAlias
 
@@ -207,19 +208,9 @@ class FlowerSummons:
         *,
         may_miss: bool = False,
     ) -> None:
-        """Sends one message to each node that stands for clients of the round, which is published.
-
-        Args:
-            round_id: of the round.
-            t: its number.
-            asked: the clients.
-            seconds: until it closes at the latest; messages are good for as long.
-            may_miss: whether others are called next if no node stands for these.
-
-        Raises:
-            CohortError: too few nodes, or none that stands for anybody who is called, for as long
-                as they are waited for.
-        """
+        """Implements `Summons.call`: sends one message to each node that stands for clients of the
+        round, good for as long as that is open. Raises CohortError where too few nodes come, or
+        none that stands for anybody who is called, for as long as they are waited for."""
         if self._sent:
             self._look(self.clock())
         self._round = round_id
@@ -268,21 +259,17 @@ class FlowerSummons:
 
     def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> RoundCall:
         ring, where, now = self.keyring, self.addresses, self.wall()
-        tokens = (
-            ()
-            if ring is None
-            else tuple(
-                ring.issue("round", device_name(c), now=now, seconds=seconds, round_id=round_id)
-                for c in clients
-            )
-        )
+        tokens: list[str] = []
+        if ring is not None:
+            issue = partial(ring.issue, "round", now=now, seconds=seconds, round_id=round_id)
+            tokens = [issue(device_name(client)) for client in clients]
         return RoundCall(
             round=round_id,
             number=t,
             seconds=seconds,
             service=where.service,
             clients=tuple(clients),
-            tokens=tokens,
+            tokens=tuple(tokens),
             delivery=where.delivery,
             second=where.second,
             aggregators=where.aggregators,
@@ -310,10 +297,12 @@ class FlowerSummons:
         self.on_report(sent.round, report)
         said = zip(report.outcomes, report.reasons, strict=True)
         told = dict(zip(report.clients, said, strict=True))
-        events = []
+        events: list[Event] = []
         for client in sent.clients:
             outcome, reason = told.get(client, ("failed", "not in the reply"))
-            events.append(_event(client, outcome, now))
+            # An update that was sent is seen where it arrives; here only what else happened.
+            kind = {"failed": Refused, "sent": Reached}.get(outcome, Dropped)
+            events.append(kind(client, now))
             if outcome == "failed":
                 self._note("client", f"failed: {told_by_a_node(reason)}", sent)
         return events
@@ -334,10 +323,3 @@ class FlowerSummons:
         when = "" if sent.round == self._round else " in an earlier round"
         _LOG.warning("a %s %s%s", who, what, when)
         self._incidents[who, f"{what}{when}"] += 1
-
-
-def _event(client: int, outcome: str, now: float) -> Event:
-    """An update that was sent is seen where it arrives; here only what else happened."""
-    if outcome == "failed":
-        return Refused(client, now)
-    return Reached(client, now) if outcome == "sent" else Dropped(client, now)

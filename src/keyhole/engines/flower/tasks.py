@@ -66,11 +66,6 @@ def _tell(record: RoundRecord) -> None:
     _LOG.info("round %d: %d of %d updates counted", record.round, sent, len(record.clients))
 
 
-def _modules(spec: RunSpec) -> set[str]:
-    """Modules that the run config names: the app brings them, so devices know them."""
-    return {ref.name.partition(":")[0] for _, ref in spec.parts() if ref.is_own}
-
-
 @dataclass
 class TaskClients:
     """Clients of the task of the run config; a `ParticipantOf` of `make_client_app`.
@@ -84,9 +79,11 @@ class TaskClients:
         """What a client of the population does in a round."""
         spec = read_spec(context.run_config)
         data = NodeConfig.of(context.node_config).data or spec.data.name
+        # The app brings the modules that the run config names, so devices know them.
+        modules = {ref.name.partition(":")[0] for _, ref in spec.parts() if ref.is_own}
 
         def population(told: DeviceSettings) -> Clients:
-            mine = spec_for_device(told.run, _modules(spec))
+            mine = spec_for_device(told.run, modules)
             name = json.dumps([data, told.spec], sort_keys=True)
             if name not in self._made:
                 _use_one_core()

@@ -274,7 +274,7 @@ class Crew:
     def __init__(
         self, ray: Any, factory: Callable[[], Clients], count: int | None, patience: float
     ) -> None:
-        self._ray = ray
+        self.ray = ray
         self.patience = patience
         self._actor_class = ray.remote(RayWorker)
         self._factory = ray.put(factory)
@@ -310,7 +310,7 @@ class Crew:
     def close(self) -> None:
         """Ends the workers."""
         for member in self._members:
-            self._ray.kill(member.actor)
+            self.ray.kill(member.actor)
         self._members.clear()
 
     def _start(self, cpus: int) -> None:
@@ -328,7 +328,7 @@ class Crew:
         until = time.monotonic() + self.patience
         while len(self.ready()) < minimum:
             left = max(until - time.monotonic(), 0)
-            heard, _ = self._ray.wait(self.starting, num_returns=1, timeout=left)
+            heard, _ = self.ray.wait(self.starting, num_returns=1, timeout=left)
             if not heard:
                 raise WorkerError(
                     f"the Ray cluster has no room for the workers: got {len(self.ready())} of "
@@ -347,9 +347,9 @@ class Crew:
         """Takes a worker in whose start has come to an end, or starts another in its place."""
         member, found = self._starting.pop(reference)
         try:
-            error = self._ray.get(reference)
-            member.node, member.pid = self._ray.get(found) if error is None else ("", 0)
-        except self._ray.exceptions.RayError as lost:
+            error = self.ray.get(reference)
+            member.node, member.pid = self.ray.get(found) if error is None else ("", 0)
+        except self.ray.exceptions.RayError as lost:
             self._members.remove(member)
             self._failed_starts += 1
             if self._failed_starts >= MAX_ATTEMPTS:
@@ -384,14 +384,14 @@ class Crew:
         stop the round.
         """
         self._members.remove(member)
-        self._ray.kill(member.actor)
+        self.ray.kill(member.actor)
         self._start(0)
-        return member.node not in living_nodes(self._ray)
+        return member.node not in living_nodes(self.ray)
 
     def end_silent(self, now: float) -> None:
         """Ends workers that have said nothing for too long; Ray then reports them as dead."""
         for member in self._members:
             is_due = bool(member.tasks) or not member.is_ready
             if is_due and now - member.since > self.patience:
-                self._ray.kill(member.actor)
+                self.ray.kill(member.actor)
                 member.since = now

@@ -16,15 +16,14 @@ from keyhole.arrays import Tree
 from keyhole.data.cache import cache_root, load
 from keyhole.data.open import make_synthetic
 from keyhole.engines.ray.crew import Crew, connected, fetch
-from keyhole.engines.ray.parcels import KeyBundle, Parcel, dense_leaves, packing_of
+from keyhole.engines.ray.parcels import KeyBundle, Parcel, dense, packing_of
 from keyhole.engines.ray.schedule import (
     Call,
     Do,
-    Step,
-    Submit,
-    steps_of_choices,
-    steps_of_sums,
-    steps_of_updates,
+    WorkTask,
+    tasks_of_choices,
+    tasks_of_sums,
+    tasks_of_updates,
 )
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment, own_dataset
@@ -145,15 +144,14 @@ class RayEngine:
         if len(asked) <= BLOCK:  # sooner done than asked for
             return choose_all(clients, asked, t, layout, run)
         self._crew.await_ready()
-        steps = steps_of_choices(len(asked), self._crew.nodes)
+        tasks = tasks_of_choices(len(asked), self._crew.nodes)
         told = t, self._ray.put(layout), run.for_clients()
 
-        def submit(index: int, do: Do, _: list[Any]) -> tuple[Any, Any]:
-            return do(_choose, [asked[at] for at in steps[index].jobs], *told)
+        def submit(task: WorkTask, do: Do, _: list[Any]) -> tuple[Any, Any]:
+            return do(_choose, [asked[at] for at in task.jobs], *told)
 
-        return [
-            keys for piece in self._call(steps, submit, "asked for keys") for keys in piece.unpack()
-        ]
+        found = Call(self._crew, tasks, submit, "asked for keys").run()
+        return [keys for piece in found for keys in piece.unpack()]
 
     def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Tree]:
         """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
@@ -167,14 +165,14 @@ class RayEngine:
             Exception: whatever the first client that failed has raised.
         """
         self._crew.await_ready()
-        found = self._run(steps_of_updates(len(jobs), self._crew.nodes), jobs)
+        found = self._run(tasks_of_updates(len(jobs), self._crew.nodes), jobs)
         # Copies let go of the object store, and can be written to as updates made here can.
         return [tree.map_leaves(np.array, update) for piece in found for update in piece]
 
     def add_up(self, clients: Clients, jobs: Sequence[ClientJob], layout: Layout) -> list[BlockSum]:
         """Runs jobs and adds up their updates where they were made; implements `Engine.add_up`."""
         self._crew.await_ready()
-        found = self._run(steps_of_sums(len(jobs), self._crew.nodes), jobs, layout)
+        found = self._run(tasks_of_sums(len(jobs), self._crew.nodes), jobs, layout)
         return pair_up(summed for piece in found for summed in piece)
 
     def incidents(self) -> list[str]:
@@ -183,30 +181,22 @@ class RayEngine:
         return told
 
     def _run(
-        self, steps: list[Step], jobs: Sequence[ClientJob], layout: Layout | None = None
-    ) -> Any:
-        """The results of steps that no other step needs, in order."""
-        put, packing = self._ray.put, packing_of(jobs)
-        shared = put((packing.common, layout))
+        self, tasks: list[WorkTask], jobs: Sequence[ClientJob], layout: Layout | None = None
+    ) -> list[Any]:
+        """The results of tasks that no other task takes, in order."""
+        packing = packing_of(jobs)
+        shared = self._ray.put((packing.common, layout))
 
-        def submit(index: int, do: Do, taken: list[Any]) -> tuple[Any, Any]:
-            step = steps[index]
-            if step.kind == "merge":
+        def submit(task: WorkTask, do: Do, taken: list[Any]) -> tuple[Any, Any]:
+            if task.kind == "merge":
                 return do(_merge, *taken)
             # Packed no earlier: slices are read while workers train on others.
-            parcel = packing.pack(step.jobs)
-            if step.kind == "train":
+            parcel = packing.pack(task.jobs)
+            if task.kind == "train":
                 return do(_train, parcel, shared)
             return do(_train_and_add, parcel, shared, taken)
 
-        return self._call(steps, submit)
-
-    def _call(self, steps: list[Step], submit: Submit, did: str = "trained") -> list[Any]:
-        """Does steps; returns the results that no other step takes, in order."""
-        results: dict[int, Any] = {}
-        tasks = [step.task for step in steps]
-        Call(self._ray, self._crew, tasks, submit, results.__setitem__, did).run()
-        return [results[index] for index in sorted(results)]
+        return Call(self._crew, tasks, submit).run()
 
 
 def _choose(clients: Clients, *told: Any) -> KeyBundle:
@@ -217,7 +207,7 @@ def _choose(clients: Clients, *told: Any) -> KeyBundle:
 def _train(clients: Clients, parcel: Parcel, shared: tuple[Any, None]) -> list[Tree]:
     """In a worker: updates."""
     common, _ = shared
-    return [dense_leaves(job.run(clients)) for job in parcel.jobs(common)]
+    return [tree.map_leaves(dense, job.run(clients)) for job in parcel.jobs(common)]
 
 
 def _train_and_add(
@@ -225,7 +215,6 @@ def _train_and_add(
 ) -> list[BlockSum]:
     """In a worker: the sum of blocks, or of one up to these clients; `before` refers to that of the
     clients before them, and is not waited for until these have trained."""
-
     common, layout = shared
 
     def so_far() -> BlockSum | None:

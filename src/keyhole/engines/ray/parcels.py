@@ -10,10 +10,10 @@ Keys of many clients travel as a few arrays, which is faster than many small one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -74,53 +74,38 @@ _PEEK = 64  # bytes that tell most arrays apart before all of them are compared
 _SMALL = 4096  # bytes that are compared sooner than NumPy is called
 
 
-class Parcel(Protocol):
-    """Some jobs on their way."""
+class Packing(NamedTuple):
+    """How the jobs of one call travel: what all parcels have in common, and what packs the jobs at
+    some places, whose slices are read then."""
 
-    def jobs(self, common: Any) -> Sequence[ClientJob]:
-        """The jobs as they were, with what all parcels have in common."""
-        ...
-
-
-class Packing(Protocol):
-    """How the jobs of one call travel."""
-
-    @property
-    def common(self) -> Any:
-        """What all parcels have in common."""
-        ...
-
-    def pack(self, places: range) -> Parcel:
-        """Packs some jobs; their slices are read now."""
-        ...
+    common: Any
+    pack: Callable[[range], Parcel]
 
 
 def packing_of(jobs: Sequence[ClientJob]) -> Packing:
-    """The packing that suits jobs."""
+    """The packing that suits jobs: of rows, or of sub-models without leaves that are common."""
     if isinstance(jobs, Jobs) and jobs.source is not None:
-        return _Rows(jobs, jobs.source)
-    return _Copies(jobs)
+        return _packing_of_rows(jobs, jobs.source)
+    common = _common_leaves(jobs)
+    return Packing(common, lambda at: _CopyParcel(_strip([jobs[place] for place in at], common)))
 
 
-class _Rows:
+def _packing_of_rows(jobs: Jobs, source: RowSource) -> Packing:
     """Sends rows: all of them once, or those of its clients with each parcel."""
+    spaces, clients = source.layout.spaces, list(jobs.keys)
+    common = Excerpt.of_everyone(source)
+    every = {space.name: space.num_keys for space in spaces}
+    is_whole = source.layout.client_bytes(**every) <= _WHOLE
+    if is_whole:
+        common |= Excerpt.of_keys(source, [[space.all_keys() for space in spaces]])
 
-    def __init__(self, jobs: Jobs, source: RowSource) -> None:
-        self.common = Excerpt.of_everyone(source)
-        self._jobs = jobs
-        self._source = source
-        self._clients = list(jobs.keys)
-        every = {space.name: space.num_keys for space in source.layout.spaces}
-        self._is_whole = source.layout.client_bytes(**every) <= _WHOLE
-        if self._is_whole:
-            keys = [space.all_keys() for space in source.layout.spaces]
-            self.common |= Excerpt.of_keys(source, [keys])
+    def pack(places: range) -> Parcel:
+        own = [clients[at] for at in places]
+        keys = [jobs.keys[client] for client in own]
+        rows = None if is_whole else Excerpt.of_keys(source, keys)
+        return _RowParcel(jobs.seed_path, own, KeyBundle.of(keys), rows)
 
-    def pack(self, places: range) -> Parcel:
-        clients = [self._clients[at] for at in places]
-        keys = [self._jobs.keys[client] for client in clients]
-        own = None if self._is_whole else Excerpt.of_keys(self._source, keys)
-        return _RowParcel(self._jobs.seed_path, clients, KeyBundle.of(keys), own)
+    return Packing(common, pack)
 
 
 @dataclass(frozen=True)
@@ -138,17 +123,6 @@ class _RowParcel:
         return Jobs(self.seed_path, keys, lambda client: select_rows(rows, keys[client]))
 
 
-class _Copies:
-    """Sends sub-models, without leaves that are as in `common`."""
-
-    def __init__(self, jobs: Sequence[ClientJob]) -> None:
-        self.common = _common_leaves(jobs)
-        self._jobs = jobs
-
-    def pack(self, places: range) -> Parcel:
-        return _CopyParcel(_strip([self._jobs[at] for at in places], self.common))
-
-
 @dataclass(frozen=True)
 class _CopyParcel:
     """Jobs in which `_Common` stands for what is not there."""
@@ -162,6 +136,10 @@ class _CopyParcel:
         if not common:
             return self.stripped
         return [replace(job, submodel=tree.map_leaves(fill, job.submodel)) for job in self.stripped]
+
+
+Parcel: TypeAlias = _RowParcel | _CopyParcel
+"""Some jobs on their way; `jobs(common)` returns them as they were."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +156,7 @@ def _common_leaves(jobs: Sequence[ClientJob]) -> dict[str, Array]:
         return {}
     first, second = (tree.flatten(jobs[place].submodel) for place in (0, 1))
     return {
-        path: _dense(leaf)
+        path: dense(leaf)
         for path, leaf in first.items()
         if path in second and _is_same(leaf, second[path])
     }
@@ -192,7 +170,7 @@ def _strip(jobs: Sequence[ClientJob], common: Mapping[str, Array]) -> list[Clien
     def strip(submodel: Tree) -> Tree:
         leaves = tree.flatten(submodel)
         own = {
-            path: known[path] if path in known and _is_same(common[path], leaf) else _dense(leaf)
+            path: known[path] if path in known and _is_same(common[path], leaf) else dense(leaf)
             for path, leaf in leaves.items()
         }
         return tree.unflatten(submodel, own)
@@ -200,14 +178,9 @@ def _strip(jobs: Sequence[ClientJob], common: Mapping[str, Array]) -> list[Clien
     return [replace(job, submodel=strip(job.submodel)) for job in jobs]
 
 
-def dense_leaves(update: Tree) -> Tree:
-    """Returns a tree whose leaves are arrays without gaps."""
-    return tree.map_leaves(_dense, update)
-
-
-def _dense(leaf: Any) -> Array:
-    """A leaf without gaps, which the store takes as it is; axes keep their order in memory, so that
-    products of it are computed, and rounded, as they would be of the leaf."""
+def dense(leaf: Any) -> Array:
+    """Returns a leaf without gaps, which the store takes as it is; axes keep their order in memory,
+    so that products of it are computed, and rounded, as they would be of the leaf."""
     array = np.asarray(leaf)
     is_dense = array.flags.c_contiguous or array.flags.f_contiguous
     return array if is_dense else array.copy(order="K")

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from keyhole.engines.ray.crew import Crew, LostError, Member
@@ -24,14 +24,18 @@ from keyhole.errors import WorkerError
 from keyhole.rounds.workers import MAX_ATTEMPTS
 from keyhole.server.row_sums import BLOCK
 
+Kind: TypeAlias = Literal["choose", "train", "train_and_add", "merge"]
+"""Keys of some clients; updates of some jobs; the sum of a few blocks of jobs, or of one up to a
+piece of it; sums of neighbours."""
+
 
 @dataclass(frozen=True)
 class WorkTask:
     """What a worker does in one go.
 
     Args:
+        jobs: places of its jobs, or of the clients that choose; none for a merge.
         needs: the tasks whose results it takes, by their place in the list of tasks.
-        clients: how many it trains; none if it adds up.
         home: the node that should do it, so that what is merged lies close together; a worker of
             another node takes it rather than being idle.
         is_piece: whether it is short and one of several in a row: done by anyone who is free first,
@@ -40,8 +44,9 @@ class WorkTask:
             same time, but this one does not begin before that one has.
     """
 
+    kind: Kind
+    jobs: range = range(0)
     needs: tuple[int, ...] = ()
-    clients: int = 0
     home: str = ""
     is_piece: bool = False
     after: int | None = None
@@ -59,10 +64,10 @@ class TaskBoard:
         tasks: each takes results of earlier ones only. Those that are taken are `inner`, the others
             the call's.
 
-    >>> first, second = WorkTask(clients=3, home="a"), WorkTask(clients=2, home="b")
-    >>> board = TaskBoard([first, second, WorkTask((0, 1))])
-    >>> board.take("b"), board.take("b"), board.take("b")
-    (1, 0, None)
+    >>> first, second = WorkTask("train", range(3), home="a"), WorkTask("train", range(3, 5))
+    >>> board = TaskBoard([first, second, WorkTask("merge", needs=(0, 1))])
+    >>> board.take("a"), board.take("a"), board.take("a")
+    (0, 1, None)
     >>> board.finish(0)
     >>> board.finish(1)
     >>> board.take("a"), board.is_over
@@ -99,8 +104,10 @@ class TaskBoard:
         others = sorted(self._queues.values(), key=len, reverse=True)
         for queue in (own, *map(reversed, others)):
             for index in queue:
-                if self._may_begin(index) and (is_idle or not self.tasks[index].is_piece):
-                    self._queues[self.tasks[index].home].remove(index)
+                task = self.tasks[index]
+                may_begin = task.after is None or self._begun[task.after]
+                if may_begin and (is_idle or not task.is_piece):
+                    self._queues[task.home].remove(index)
                     self._begun[index] = True
                     return index
         return None
@@ -114,9 +121,10 @@ class TaskBoard:
         self._done[index] = True
         self._open.discard(index)
         for wanting in self._wanted_by[index]:
-            if self._is_ready(wanting):
+            task = self.tasks[wanting]
+            if not self._done[wanting] and all(self._done[need] for need in task.needs):
                 # Sums free memory and are short: they go before more training.
-                self._queues[self.tasks[wanting].home].appendleft(wanting)
+                self._queues[task.home].appendleft(wanting)
 
     def put_back(self, index: int) -> None:
         """A task was not done: its worker is gone."""
@@ -131,14 +139,7 @@ class TaskBoard:
         if not task.needs:
             self.put_back(index)
         # Queued last, and so taken first: what this one goes on from.
-        return task.clients + sum(self.redo(other) for other in task.takes if self._done[other])
-
-    def _may_begin(self, index: int) -> bool:
-        after = self.tasks[index].after
-        return after is None or self._begun[after]
-
-    def _is_ready(self, index: int) -> bool:
-        return not self._done[index] and all(self._done[need] for need in self.tasks[index].needs)
+        return len(task.jobs) + sum(self.redo(other) for other in task.takes if self._done[other])
 
 
 def spread_home(count: int, nodes: Sequence[str]) -> list[str]:
@@ -152,10 +153,6 @@ def spread_home(count: int, nodes: Sequence[str]) -> list[str]:
     return [workers[index * len(workers) // count] for index in range(count)]
 
 
-Kind: TypeAlias = Literal["choose", "train", "train_and_add", "merge"]
-"""Keys of some clients; updates of some jobs; the sum of a few blocks of jobs, or of one up to a
-piece of it; sums of neighbours."""
-
 _ROUNDS = 2  # tasks per worker that make up for unequal clients
 _TASKS = 4  # the same where a task has several blocks
 _MAX_BLOCKS = 4  # of a task
@@ -164,38 +161,25 @@ _MAX_CHOICES = 8 * BLOCK  # clients that choose in one task
 _LAST_PIECE = BLOCK // 4  # clients of a task when there are few left: workers then end together
 
 
-@dataclass(frozen=True)
-class Step:
-    """A task for the board and what it is about: places of its jobs, or of the clients that choose;
-    none for a merge."""
-
-    kind: Kind
-    jobs: range = field(default_factory=lambda: range(0))
-    task: WorkTask = field(default_factory=WorkTask)
-
-
-def steps_of_choices(count: int, nodes: Sequence[str]) -> list[Step]:
+def tasks_of_choices(count: int, nodes: Sequence[str]) -> list[WorkTask]:
     """Lets `count` clients choose keys, which is short: few tasks. `nodes` has that of each worker,
     here and below."""
     pieces = _cut(range(count), min(_MAX_CHOICES, _share(count, len(nodes), rounds=1)))
     return _spread("choose", pieces, nodes)
 
 
-def steps_of_updates(count: int, nodes: Sequence[str]) -> list[Step]:
+def tasks_of_updates(count: int, nodes: Sequence[str]) -> list[WorkTask]:
     """Trains `count` jobs, with an update of each as the result."""
     return _spread("train", _cut(range(count), min(BLOCK, _share(count, len(nodes)))), nodes)
 
 
-def _spread(kind: Kind, pieces: Sequence[range], nodes: Sequence[str]) -> list[Step]:
-    """A step for each piece, neighbours on the same node."""
-    homes = spread_home(len(pieces), nodes)
-    return [
-        Step(kind, piece, WorkTask(clients=len(piece), home=home))
-        for piece, home in zip(pieces, homes, strict=True)
-    ]
+def _spread(kind: Kind, pieces: Sequence[range], nodes: Sequence[str]) -> list[WorkTask]:
+    """A task for each piece, neighbours on the same node."""
+    pairs = zip(pieces, spread_home(len(pieces), nodes), strict=True)
+    return [WorkTask(kind, piece, home=home) for piece, home in pairs]
 
 
-def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
+def tasks_of_sums(count: int, nodes: Sequence[str]) -> list[WorkTask]:
     """Trains `count` jobs, with sums of neighbouring blocks as results, in order.
 
     With fewer blocks than keep all workers busy, a block is trained by several workers at a time,
@@ -211,14 +195,14 @@ def steps_of_sums(count: int, nodes: Sequence[str]) -> list[Step]:
     rounds = 1 if count <= BLOCK else _ROUNDS  # a piece costs as much as two clients
     small = _share(count, len(nodes), rounds) if is_split else _LAST_PIECE
     last = 0 if is_split else count - BLOCK * len(nodes)
-    steps: list[Step] = []
+    tasks: list[WorkTask] = []
     for run, home in zip(runs, spread_home(len(runs), nodes), strict=True):
         cuts = _cut_run(run, few, last, small)
         homes = spread_home(len(cuts), nodes) if is_split else [home] * len(cuts)
-        ends = [_add_pieces(steps, *pair) for pair in zip(cuts, homes, strict=True)]
+        ends = [_add_pieces(tasks, *pair) for pair in zip(cuts, homes, strict=True)]
         if len(ends) > (1 if len(set(nodes)) > 1 else _MAX_SUMS):
-            steps.append(Step("merge", task=WorkTask(tuple(ends), home=home)))
-    return steps
+            tasks.append(WorkTask("merge", needs=tuple(ends), home=home))
+    return tasks
 
 
 def _cut_run(run: Sequence[range], few: int, last: int, small: int) -> list[list[range]]:
@@ -232,13 +216,13 @@ def _cut_run(run: Sequence[range], few: int, last: int, small: int) -> list[list
     return cuts
 
 
-def _add_pieces(steps: list[Step], pieces: Sequence[range], home: str) -> int:
-    """Appends steps, one after the other; returns the place of the one that has their sum."""
+def _add_pieces(tasks: list[WorkTask], pieces: Sequence[range], home: str) -> int:
+    """Appends tasks, one after the other; returns the place of the one that has their sum."""
+    is_piece = len(pieces) > 1
     for piece in pieces:
-        after = len(steps) - 1 if piece is not pieces[0] else None
-        task = WorkTask(clients=len(piece), home=home, is_piece=len(pieces) > 1, after=after)
-        steps.append(Step("train_and_add", piece, task))
-    return len(steps) - 1
+        after = len(tasks) - 1 if piece is not pieces[0] else None
+        tasks.append(WorkTask("train_and_add", piece, (), home, is_piece, after))
+    return len(tasks) - 1
 
 
 def _share(count: int, workers: int, rounds: int = _ROUNDS) -> int:
@@ -257,7 +241,7 @@ def _power_of_two_below(value: float) -> int:
 Do: TypeAlias = Callable[..., tuple[Any, Any]]
 """`do(work, *arguments)` calls a worker; returns references to what went wrong and the result."""
 
-Submit: TypeAlias = Callable[[int, Do, list[Any]], tuple[Any, Any]]
+Submit: TypeAlias = Callable[[WorkTask, Do, list[Any]], tuple[Any, Any]]
 """`(task, do, references to what it takes of others)` hands a task to a worker, as `do` does."""
 
 _DEPTH = 2  # tasks that a worker holds: one at work and the next, whose data travel meanwhile
@@ -268,37 +252,28 @@ class Call:
     """The tasks of one call.
 
     Args:
-        ray: the library, connected.
-        crew: who does them.
-        tasks: what there is to do.
         submit: hands a task to a worker.
-        fetch: `(task, result)`, called here with each result that no other task takes.
         did: what clients did in them, for what is told of losses.
     """
 
     def __init__(
-        self,
-        ray: Any,
-        crew: Crew,
-        tasks: Sequence[WorkTask],
-        submit: Submit,
-        fetch: Callable[[int, Any], None],
-        did: str = "trained",
+        self, crew: Crew, tasks: Sequence[WorkTask], submit: Submit, did: str = "trained"
     ) -> None:
-        self._ray = ray
+        self._ray = crew.ray
         self._crew = crew
         self._tasks = tasks
         self._submit = submit
-        self._fetch = fetch
         self._did = did
         self._board = TaskBoard(tasks)
         self._attempts = [0] * len(tasks)
-        self._results: dict[int, Any] = {}
+        self._results: dict[int, Any] = {}  # references
+        self._found: dict[int, Any] = {}
         self._pending: dict[Any, _Given] = {}
 
-    def run(self) -> None:
-        """Does all tasks. Raises WorkerError where three workers in a row died of one, and whatever
-        the first client that failed has raised."""
+    def run(self) -> list[Any]:
+        """Does all tasks; returns the results that no other task takes, in order. Raises
+        WorkerError where three workers in a row died of one, and whatever the first client that
+        failed has raised."""
         try:
             while not self._board.is_over:
                 self._assign()
@@ -306,6 +281,7 @@ class Call:
         except BaseException:
             self._give_up()
             raise
+        return [self._found[index] for index in sorted(self._found)]
 
     def _assign(self) -> None:
         """Gives every worker one task before any gets a second."""
@@ -319,7 +295,7 @@ class Call:
     def _give(self, member: Member, index: int) -> None:
         do = member.actor.do.options(num_returns=2).remote
         taken = [self._results[other] for other in self._tasks[index].takes]
-        wrong, result = self._submit(index, do, taken)
+        wrong, result = self._submit(self._tasks[index], do, taken)
         self._results[index] = result
         self._pending[wrong] = _Given(index, member, result, taken)
         if not member.tasks:
@@ -369,7 +345,7 @@ class Call:
         member.tasks.remove(index)
         member.since = time.monotonic()
         if not is_inner:
-            self._fetch(index, value)
+            self._found[index] = value
             del self._results[index]
         self._board.finish(index)
         for other in self._tasks[index].takes:  # nobody takes them any more
@@ -386,7 +362,7 @@ class Call:
         for index in reversed(member.tasks):
             self._board.put_back(index)
         who = "worker lost with its node" if is_node_lost else "worker lost"
-        self._note(who, self._tasks[blamed].clients)
+        self._note(who, len(self._tasks[blamed].jobs))
         self._check_attempts(blamed, who)
 
     def _go_back(self, given: _Given) -> None:
@@ -413,7 +389,7 @@ class Call:
         attempts = self._attempts[index]
         if attempts >= MAX_ATTEMPTS:
             raise WorkerError(
-                f"workers die of one block of clients: got {self._tasks[index].clients} clients, "
+                f"workers die of one block of clients: got {len(self._tasks[index].jobs)} clients, "
                 f"{attempts} times, last: {what}; expected updates or an exception; run without "
                 "Ray to see why; memory may have run out"
             )

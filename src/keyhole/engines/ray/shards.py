@@ -248,28 +248,19 @@ class Shards:
             self._ray.kill(actor)
 
 
+@dataclass(eq=False, repr=False)
 class ShardedTable:
     """A table whose rows are ranges of keys in actors; made by `Shards.hold`."""
 
-    def __init__(
-        self,
-        ray: Any,
-        actors: Sequence[Any],
-        place: int,
-        bounds: KeyArray,
-        width: int,
-        optimizer: Optimizer,
-        max_bytes: int,
-    ) -> None:
-        self.width = width
-        self._ray = ray
-        self._actors = actors
-        self._place = place
-        self._bounds = bounds
-        self._optimizer = optimizer
-        self._max_bytes = max_bytes
-        self._described: dict[str, Any] = {}
-        self._reserved = 0
+    _ray: Any
+    _actors: Sequence[Any]
+    _place: int
+    _bounds: KeyArray
+    width: int
+    _optimizer: Optimizer
+    _max_bytes: int
+    _described: dict[str, Any] = field(default_factory=dict)
+    _reserved: int = 0
 
     @property
     def num_keys(self) -> int:
@@ -314,12 +305,11 @@ class ShardedTable:
         in whatever shard."""
         held = self.ask_all("shapes", [()] * len(self._actors))
         stored = {}
+        pieces = self._in_order if "keys" in held[0] else self._side_by_side
         for name, (dtype, shape) in held[0].items():
-            count = sum(own[name][1][0] for own in held)
-            whole = (count, *shape[1:])
-            rows = rows_of_piece(dtype, whole, self._max_bytes)
-            pieces = self._in_order if "keys" in held[0] else self._side_by_side
             counts = [own[name][1][0] for own in held]
+            whole = (sum(counts), *shape[1:])
+            rows = rows_of_piece(dtype, whole, self._max_bytes)
             stored[name] = StoredArray(dtype, whole, partial(pieces, name, counts, rows))
         return dict(self._described), stored
 
