@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -190,7 +189,7 @@ class EnclaveProcess:
                 f"an unknown attester: got {attester!r}; expected 'simulated'; name the attester; "
                 "hardware needs one of its own"
             )
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._answer_within = answer_within
         near, far = socket.socketpair()
         with far:
@@ -202,18 +201,12 @@ class EnclaveProcess:
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        with self._lock:
-            self._exchange(Kind.READY, None, start_within)
+        self._command(Kind.READY, None, start_within)
 
     def __enter__(self) -> EnclaveProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -235,19 +228,15 @@ class EnclaveProcess:
 
     def evidence(self, nonce: bytes) -> Evidence:
         """Fetches evidence for the client that drew a nonce."""
-        with self._lock:
-            return Evidence.decode(self._command(Kind.EVIDENCE, nonce))
+        return Evidence.decode(self._command(Kind.EVIDENCE, nonce))
 
     def answer(self, sealed: bytes) -> bytes:
         """Carries a sealed request to the program and its sealed reply back."""
-        with self._lock:
-            return bytes(self._command(Kind.ANSWER, sealed))
+        return bytes(self._command(Kind.ANSWER, sealed))
 
     def rows_read(self) -> int:
         """How many rows the program has read since its start, over all keys and padding."""
-        with self._lock:
-            (count,) = struct.unpack("<Q", self._command(Kind.ROWS_READ, b""))
-        return int(count)
+        return int.from_bytes(self._command(Kind.ROWS_READ, b""), "little")
 
     def close(self) -> None:
         """Ends the program: it is asked, then made to. Nothing is left of it."""
@@ -260,32 +249,32 @@ class EnclaveProcess:
                     pass  # it is ended below
             self._end()
 
-    def _command(self, kind: Kind, body: bytes | memoryview) -> bytearray:
-        """Sends a command and returns the body of its answer."""
-        if self._process.returncode is not None:
-            raise self._gone()
-        return self._exchange(kind, body, self._answer_within)
-
-    def _exchange(self, wanted: Kind, body: bytes | memoryview | None, within: float) -> bytearray:
-        """Sends a frame, if there is one to send, and returns the body of the one that follows."""
-        try:
-            if body is not None:
-                self._channel.send(wanted, body, within)
-            kind, answer = self._channel.receive(within)
-        except (OSError, EOFError, KeyholeError) as error:
-            raise self._lost(error, within) from error
-        except BaseException:
-            self._end()  # interrupted amid a frame: the next answer would be that of this command
-            raise
-        if kind == Kind.REFUSED:
-            raise ProtocolError(
-                "the enclave refuses a message: got a refusal, which does not tell why; expected "
-                "a fresh message under the params of its table; fetch params and evidence anew, "
-                "and ask once with each nonce"
-            )
-        if kind != wanted:
-            raise self._lost(None, within)
-        return answer
+    def _command(
+        self, wanted: Kind, body: bytes | memoryview | None, within: float | None = None
+    ) -> bytearray:
+        """Sends a command, if there is one to send, and returns the body of the answer."""
+        within = self._answer_within if within is None else within
+        with self._lock:
+            if self._process.returncode is not None:
+                raise self._gone()
+            try:
+                if body is not None:
+                    self._channel.send(wanted, body, within)
+                kind, answer = self._channel.receive(within)
+            except (OSError, EOFError, KeyholeError) as error:
+                raise self._lost(error, within) from error
+            except BaseException:
+                self._end()  # interrupted amid a frame: the next answer would be to this command
+                raise
+            if kind == Kind.REFUSED:
+                raise ProtocolError(
+                    "the enclave refuses a message: got a refusal, which does not tell why; "
+                    "expected a fresh message under the params of its table; fetch params and "
+                    "evidence anew, and ask once with each nonce"
+                )
+            if kind != wanted:
+                raise self._lost(None, within)
+            return answer
 
     def _lost(self, error: Exception | None, within: float) -> ServiceError:
         """The error of a program that hangs or has ended; nothing is left of it."""
