@@ -224,11 +224,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """All connections of a server.
-
-    Args:
-        limit: connections at one time; more are told to come back.
-    """
+    """All connections of a server; above `limit` at one time, more are told to come back."""
 
     def __init__(self, limits: Limits, metrics: Metrics, limit: int) -> None:
         self.limits, self.metrics, self.limit = limits, metrics, limit
@@ -260,11 +256,8 @@ async def accept(
     stop: asyncio.Event,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until `stop` is set and requests under way are answered, or out of time.
-
-    Args:
-        listener: of the connections; closed when no more are taken.
-    """
+    """Serves until `stop` is set, which closes `listener`, and until requests under way are
+    answered, or out of time."""
     limits, state, loop = app.limits, ServerState(), asyncio.get_running_loop()
     room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
     connections = Connections(limits, app.metrics, max(1, min(limits.max_connections, room)))

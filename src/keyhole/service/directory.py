@@ -120,12 +120,8 @@ def read_manifest(descriptor: int) -> tuple[str, Manifest, bytes]:
 
 @contextmanager
 def locked_manifest(round_directory: Path, kind: int) -> Iterator[int | None]:
-    """Opens and locks the manifest of a round, without waiting.
-
-    Yields:
-        The descriptor, closed at the end; None if the lock is not to be had, or the round has been
-        removed meanwhile.
-    """
+    """Opens and locks the manifest of a round, without waiting; gives its descriptor, None if the
+    lock is not to be had, or the round has been removed meanwhile."""
     path = round_directory / MANIFEST
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -255,11 +251,8 @@ class Shelf:
             directories.append(round_path(self._directory, current.round))
         for directory in directories:
             with suppress(OSError, StorageError):
-                descriptor = os.open(directory / MANIFEST, os.O_RDONLY)
-                try:
-                    name, manifest, _ = read_manifest(descriptor)
-                finally:
-                    os.close(descriptor)
+                with (directory / MANIFEST).open("rb") as file:
+                    name, manifest, _ = read_manifest(file.fileno())
                 yield Base(name, directory, manifest, directory == self.spare)
 
     def drop_spare(self) -> None:

@@ -50,43 +50,21 @@ class Limits:
                 )
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """What is left of a device's allowance."""
-
-    left: float  # requests it may make at once
-    since: float  # monotonic seconds when that was so
-
-
-def take(bucket: Bucket, rate: float, size: float, now: float) -> tuple[Bucket, float]:
-    """Takes one request from a bucket that fills with `rate` a second up to `size`.
-
-    Returns:
-        The bucket, and the seconds to wait before the request may be made; 0 if it may now.
-
-    >>> take(Bucket(left=1.0, since=0.0), rate=2.0, size=4.0, now=0.0)
-    (Bucket(left=0.0, since=0.0), 0.0)
-    >>> take(Bucket(left=0.0, since=0.0), rate=2.0, size=4.0, now=0.25)
-    (Bucket(left=0.5, since=0.25), 0.25)
-    """
-    # A clock that goes backwards fills nothing, and takes nothing away.
-    left = min(size, bucket.left + rate * max(0.0, now - bucket.since))
-    if left >= 1.0:
-        return Bucket(left - 1.0, now), 0.0
-    return Bucket(left, now), (1.0 - left) / rate
-
-
 class TokenBuckets:
     """One bucket for each of a bounded number of names; the one not seen for longest is forgotten.
 
-    Args:
-        rate: requests a second; infinite counts nothing.
-        burst: seconds of it that may be used up at once.
+    A bucket fills with `rate` requests a second, up to `burst` seconds of it; an infinite rate
+    counts nothing.
+
+    >>> buckets = TokenBuckets(rate=2.0, burst=0.5, limit=10)
+    >>> [buckets.wait("phone-1", now) for now in (0.0, 0.25, 0.5)]
+    [0.0, 0.25, 0.0]
     """
 
     def __init__(self, rate: float, burst: float, limit: int) -> None:
         self._rate, self._size, self._limit = rate, max(1.0, rate * burst), limit
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        # Requests that may be made at once, and the monotonic seconds when that was so.
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -95,11 +73,14 @@ class TokenBuckets:
         """Counts a request; the seconds after which it may be made, 0 if it may now."""
         if self._rate == inf:
             return 0.0
-        bucket = self._buckets.pop(name, None) or Bucket(self._size, now)
-        self._buckets[name], seconds = take(bucket, self._rate, self._size, now)
+        left, since = self._buckets.pop(name, (self._size, now))
+        # A clock that goes backwards fills nothing, and takes nothing away.
+        left = min(self._size, left + self._rate * max(0.0, now - since))
+        is_full = left >= 1.0  # with one request or more
+        self._buckets[name] = (left - 1.0 if is_full else left), now
         if len(self._buckets) > self._limit:
             self._buckets.popitem(last=False)
-        return seconds
+        return 0.0 if is_full else (1.0 - left) / self._rate
 
 
 class Gate:

@@ -68,11 +68,7 @@ _CELLS = 4096  # of a worker: 32 kB; a route takes 36
 
 
 class MetricsBoard:
-    """The numbers of all workers.
-
-    Args:
-        is_shared: whether processes forked later write to the same memory.
-    """
+    """The numbers of all workers; if it is shared, processes forked later write to the same."""
 
     def __init__(self, workers: int = 1, *, is_shared: bool = False) -> None:
         size = workers * _CELLS * 8
@@ -111,32 +107,27 @@ class RouteMetrics:
 _PLACE_OF = {status: place for place, status in enumerate(STATUSES)}
 _ROUTE_CELLS = len(STATUSES) + 1 + len(BUCKETS) + 2
 _KINDS = (*errors.__all__, UNEXPECTED)
+# Where the numbers of a worker stand; those of its routes follow.
+_AT: Mapping[str, int] = {n: place for place, n in enumerate((*_COUNTS, *_GAUGES, *_KINDS))}
 
 
 class Metrics:
-    """The counts of one worker, and the page that shows those of all.
-
-    Args:
-        board: of all workers; each makes the same routes in the same order.
-    """
+    """The counts of one worker, and the page that shows those of all: each worker makes the same
+    routes in the same order."""
 
     def __init__(self, board: MetricsBoard | None = None, worker: int = 0) -> None:
         self._board = board or MetricsBoard()
         self._row = self._board.row(worker)
-        self._counts = {name: place for place, name in enumerate(_COUNTS)}
-        self._gauges = {name: len(_COUNTS) + place for place, name in enumerate(_GAUGES)}
-        self._kinds = {kind: len(_COUNTS) + len(_GAUGES) + p for p, kind in enumerate(_KINDS)}
         self._routes: list[RouteMetrics] = []
         # A worker that takes the place of a dead one has nothing under way yet.
-        for place in self._gauges.values():
-            self._row[place] = 0.0
+        for gauge in _GAUGES:
+            self._row[_AT[gauge]] = 0.0
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def route(self, name: str) -> RouteMetrics:
         """Makes room for the numbers of a route."""
-        first = len(_COUNTS) + len(_GAUGES) + len(_KINDS)
-        made = RouteMetrics(name, first + len(self._routes) * _ROUTE_CELLS, self._row)
+        made = RouteMetrics(name, len(_AT) + len(self._routes) * _ROUTE_CELLS, self._row)
         if made.at + _ROUTE_CELLS > _CELLS:
             raise errors.InputError(
                 f"too many routes to count: got {len(self._routes) + 1}; expected "
@@ -147,7 +138,7 @@ class Metrics:
 
     def add(self, name: Count, amount: float = 1.0) -> None:
         """Adds to a count."""
-        self._row[self._counts[name]] += amount
+        self._row[_AT[name]] += amount
 
     def add_slices(self, keys: int, sent: int, ideal: int) -> None:
         """Adds an answer with slices; they are the first three counts."""
@@ -158,11 +149,11 @@ class Metrics:
 
     def change(self, name: Literal["in_flight", "waiting"], amount: int) -> None:
         """Moves a gauge up or down."""
-        self._row[self._gauges[name]] += amount
+        self._row[_AT[name]] += amount
 
     def refuse(self, kind: str) -> None:
         """Counts an error by its kind."""
-        self._row[self._kinds.get(kind, self._kinds[UNEXPECTED])] += 1
+        self._row[_AT[kind if kind in _KINDS else UNEXPECTED]] += 1
 
     def page(self) -> bytes:
         """All numbers, as Prometheus reads them."""
@@ -172,13 +163,13 @@ class Metrics:
         """What the registry asks for."""
         totals = self._board.totals()
         for name, (title, text) in _COUNTS.items():
-            yield CounterMetricFamily(title, text, value=totals[self._counts[name]])
+            yield CounterMetricFamily(title, text, value=totals[_AT[name]])
         for gauge, (title, text) in _GAUGES.items():
-            yield GaugeMetricFamily(title, text, value=totals[self._gauges[gauge]])
+            yield GaugeMetricFamily(title, text, value=totals[_AT[gauge]])
         refused = CounterMetricFamily("keyhole_refused", "Requests refused.", labels=["kind"])
-        for kind, place in self._kinds.items():
-            if totals[place]:
-                refused.add_metric([kind], totals[place])
+        for kind in _KINDS:
+            if totals[_AT[kind]]:
+                refused.add_metric([kind], totals[_AT[kind]])
         yield refused
         yield _answers(self._routes, totals)
         yield _times(self._routes, totals)

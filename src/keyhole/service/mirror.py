@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import file_digest
 from pathlib import Path
@@ -353,10 +354,14 @@ def fetch_round(
     source = open_store(url, store)
     current = stored_current(source)
     encoded = source.get(f"rounds/{current.round}/{MANIFEST}", MAX_BYTES)
-    manifest = _checked_manifest(encoded, current)
+    if (found := name_round(encoded, current.number)) != current.round:
+        raise DamageError(
+            f"the manifest of round {current.number} is damaged: got {found}; expected "
+            f"{current.round}; push the round again"
+        )
+    segments = _list_segments(decode_manifest(encoded))
     with Publisher(directory):  # nobody else writes, and what a killed writer left is gone
         _refuse_older_pull(directory, current, settings)
-        segments = _list_segments(manifest)
         meter = _Meter(sum(sum(files.sizes.values()) for files in segments), progress)
         place = round_path(directory, current.round)
         if (place / MANIFEST).exists() and not settings.is_anew:
@@ -383,7 +388,9 @@ def _fetch_segments(
         make_directory((part / files.records).parent)
 
     def fetch(files: SegmentFiles) -> None:
-        if _is_fetched(part, files):
+        with suppress(DamageError):  # an earlier attempt may have fetched the segment, whole
+            _check_sums(part, files)
+            _check_records(part, files)
             meter.add(known=sum(files.sizes.values()))
             return
         prefix = f"rounds/{place.name}"
@@ -393,16 +400,6 @@ def _fetch_segments(
 
     _work_through(fetch, segments, workers, meter)
     return part
-
-
-def _is_fetched(part: Path, files: SegmentFiles) -> bool:
-    """Whether an earlier attempt has fetched the segment, whole."""
-    try:
-        _check_sums(part, files)
-        _check_records(part, files)
-    except DamageError:
-        return False
-    return True
 
 
 def _fetch_file(source: RoundStore, name: str, path: Path, size: int, meter: _Meter) -> None:
@@ -428,15 +425,6 @@ def _place_round(directory: Path, part: Path, place: Path) -> None:
             sync_directory(folder)
         Shelf(directory).put(part, place)
         sync_directory(place.parent)
-
-
-def _checked_manifest(encoded: bytes, current: CurrentRound) -> Manifest:
-    if name_round(encoded, current.number) != current.round:
-        raise DamageError(
-            f"the manifest of round {current.number} is damaged: got "
-            f"{name_round(encoded, current.number)}; expected {current.round}; push the round again"
-        )
-    return decode_manifest(encoded)
 
 
 def _refuse_older_pull(directory: Path, current: CurrentRound, settings: MirrorSettings) -> None:

@@ -105,8 +105,7 @@ class MissBatch:
     """
 
     def __init__(self, number: int, done: asyncio.Future[None]) -> None:
-        self.number = number
-        self.size = 0
+        self.number, self.size = number, 0
         self.loose_keys: KeyArray  # distinct, ascending; these three are there when it has ended
         self.loose_records: RecordArray
         self.loose_sums: Sums
@@ -318,11 +317,8 @@ class SlabTable:
     def _ask(
         self, keys: KeyArray, slots: KeyArray, states: NDArray[np.uint8]
     ) -> tuple[list[MissBatch], MissBatch | None]:
-        """Sees to it that all keys are coming.
-
-        Returns:
-            The batches to wait for, and the one of them that has the keys without a slot.
-        """
+        """Sees to it that all keys are coming; returns the batches to wait for, and the one of them
+        that has the keys without a slot."""
         slab, missing, loose = self._slab, 0, None
         is_absent, is_loose = states == _ABSENT, states == _NOWHERE
         if is_absent.any():

@@ -51,12 +51,8 @@ _FIXED = 0x10  # MAP_FIXED of Linux and the BSDs; Python's module has no name fo
 
 
 def map_files(paths: Sequence[Path], sizes: Sequence[int]) -> tuple[tuple[Mapped, ...], bool]:
-    """Maps files.
-
-    Returns:
-        The bytes of each, and whether they follow each other in memory: so that the whole is one
-        array, every file but the last must end with a page.
-    """
+    """Returns the bytes of each file, and whether they follow each other in memory: so that the
+    whole is one array, every file but the last must end with a page."""
     total = sum(sizes)
     is_one = len(sizes) > 1 and all(size % mmap.PAGESIZE == 0 for size in sizes[:-1])
     if not is_one or not total:
@@ -113,8 +109,7 @@ _VERIFY_AT_ONCE = 4 << 20  # bytes
 class MappedTable:
     """The segments of one table, mapped read-only. Made by `open_table`; implements `SliceTable`.
 
-    Args:
-        whole: all records and all sums, if segments follow each other in memory.
+    `whole` is all records and all sums, if segments follow each other in memory.
     """
 
     def __init__(
@@ -380,7 +375,13 @@ class RoundsDirectory:
         directory = round_path(self._directory, round_id)
         lock = stack.enter_context(locked_manifest(directory, fcntl.LOCK_SH))
         if lock is None:
-            raise self._missing(number)
+            current = self.current()
+            if current is None or number > current.number:
+                raise _no_such_round()
+            raise TooLateError(
+                f"round {number} has been removed: got round {number}; expected the current round, "
+                f"{current.number}; take part in that one"
+            )
         found, manifest, encoded = read_manifest(lock)
         if found != round_id:
             raise StorageError(
@@ -392,15 +393,6 @@ class RoundsDirectory:
             for place, info in enumerate(manifest.tables)
         )
         return OpenRound(round_id, manifest, encoded, tables)
-
-    def _missing(self, number: int) -> TooLateError | NotFoundError:
-        current = self.current()
-        if current is None or number > current.number:
-            return _no_such_round()
-        return TooLateError(
-            f"round {number} has been removed: got round {number}; expected the current round, "
-            f"{current.number}; take part in that one"
-        )
 
     def _close_idle(self, now: float) -> None:
         """Closes what is damaged, or older than the round before the current one, once idle."""

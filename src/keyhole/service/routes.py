@@ -375,16 +375,13 @@ class Edge:
             self.metrics.add("unused")
         if error.http_status >= 500 and not isinstance(error, BusyError):
             _LOG.error("%s on route %s", type(error).__name__, route)
-        return error_response(error, self._retry_after(error))
-
-    def _retry_after(self, error: KeyholeError) -> float | None:
-        """When to come back, spread so that not all come back at once."""
+        retry_after = None  # spread, so that not all come back at once
         if isinstance(error, TooManyError):
             slowest = min(self.limits.rate, self.limits.rate_per_address)
-            return 1.0 / slowest + self._rng.random()
-        if error.http_status == 503:
-            return _BUSY_SECONDS * (0.5 + self._rng.random())
-        return None
+            retry_after = 1.0 / slowest + self._rng.random()
+        elif error.http_status == 503:
+            retry_after = _BUSY_SECONDS * (0.5 + self._rng.random())
+        return error_response(error, retry_after)
 
     def _fail(self, error: Exception) -> Response:
         """An error nobody expected: where it happened is logged, what it says is not."""

@@ -29,10 +29,11 @@ from hashlib import file_digest, sha256
 from itertools import chain, zip_longest
 from math import gcd, lcm
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
 from keyhole.delivery.records import RecordArray
@@ -113,16 +114,14 @@ def cut_segments(num_keys: int, record_bytes: int, segment_bytes: int) -> list[t
     return [(first, min(count, num_keys - first)) for first in range(0, num_keys, count)]
 
 
-def is_contiguous(source: SliceSource) -> bool:
-    """Whether records are rows of an array as they stand there: nothing is cheaper to read."""
-    if not isinstance(source, StateSource):
-        return False
+def _stored_rows(source: SliceSource) -> NDArray[Any] | None:
+    """The rows of an array that records are as they stand there: nothing is cheaper to read."""
+    if not isinstance(source, StateSource) or source.coding.kind != "plain":
+        return None
     table = source.state.tables[source.place]
-    return (
-        isinstance(table, DenseTable)
-        and not table.optimizer.horizon  # rows that still move are not stored as they read
-        and source.coding.kind == "plain"
-    )
+    if not isinstance(table, DenseTable) or table.optimizer.horizon:
+        return None  # rows that still move are not stored as they read
+    return table.slab.values
 
 
 def range_reader(source: SliceSource) -> Callable[[int, int], RecordArray]:
@@ -130,12 +129,10 @@ def range_reader(source: SliceSource) -> Callable[[int, int], RecordArray]:
 
     They may be views of what the source holds, and are not to be kept.
     """
-    if not is_contiguous(source):
+    rows, records = _stored_rows(source), source.records
+    if rows is None:
         return lambda first, stop: source.read(np.arange(first, stop))
-    assert isinstance(source, StateSource)
-    table, records = source.state.tables[source.place], source.records
-    assert isinstance(table, DenseTable)
-    rows, no_keys = table.slab.values, np.empty(0, np.int64)  # plain rows do not depend on keys
+    no_keys = np.empty(0, np.int64)  # plain rows do not depend on keys
     return lambda first, stop: records.encode_rows(rows[first:stop], no_keys)
 
 
@@ -171,20 +168,20 @@ class SegmentWriter:
     def write(
         self, source: SliceSource, directory: Path, spans: Mapping[int, tuple[int, int]]
     ) -> dict[int, Future[SegmentInfo]]:
-        """Writes whole segments side by side, over files of their names if there are such.
-
-        Args:
-            spans: place of a segment -> its first key and its count.
-        """
+        """Writes whole segments side by side, over files of their names if there are such; `spans`
+        has the first key and the count of each by its place."""
         read, length = range_reader(source), source.records.record_bytes
+        step = max(1, CHUNK // max(length, 1))
         sums = {place: np.empty(count, np.uint64) for place, (_, count) in spans.items()}
         with storage_errors(directory, "write"), ExitStack() as opened:
-            jobs = []
+            jobs: list[list[Job]] = []
             for place, (first, count) in spans.items():
-                size = count * length
-                descriptor = opened.enter_context(_opened(records_path(directory, place), size))
-                target = _Target(descriptor, first, sums[place], self.settings.durable)
-                jobs.append(_jobs(read, length, target))
+                path = records_path(directory, place)
+                descriptor = opened.enter_context(_opened(path, count * length))
+                work = partial(_write, read, descriptor, first, sums[place], self.settings.durable)
+                starts = range(0, count, _CHUNKS * step)
+                parts = [range(at, min(at + starts.step, count), step) for at in starts]
+                jobs.append([(partial(work, part), part.stop - part.start) for part in parts])
             in_turns = chain.from_iterable(zip_longest(*jobs))
             self.run([job for job in in_turns if job is not None])
         return {place: self.finish(directory, place, spans[place], sums[place]) for place in spans}
@@ -217,39 +214,26 @@ class SegmentWriter:
         return self._finisher.submit(_finish, directory, place, span, sums, self.settings)
 
 
-@dataclass(frozen=True)
-class _Target:
-    """A segment that is being written: its file, its first key, room for its sums."""
-
-    descriptor: int
-    first: int
-    sums: Sums
-    durable: bool
-
-
-def _jobs(read: Callable[[int, int], RecordArray], length: int, target: _Target) -> list[Job]:
-    """The work on one segment, in pieces."""
-    count, step = len(target.sums), max(1, CHUNK // max(length, 1))
-    starts = range(0, count, _CHUNKS * step)
-    spans = [range(at, min(at + starts.step, count), step) for at in starts]
-    return [(partial(_write, read, target, span), span.stop - span.start) for span in spans]
-
-
-def _write(read: Callable[[int, int], RecordArray], target: _Target, span: range) -> None:
-    """The records of a span of a segment: read, sum, write.
-
-    `span` counts in chunks: its step is what stays in the cache.
-    """
+def _write(
+    read: Callable[[int, int], RecordArray],
+    descriptor: int,
+    first: int,
+    sums: Sums,
+    durable: bool,
+    part: range,
+) -> None:
+    """Reads, sums and writes a part of the segment that begins with key `first`, in chunks: the
+    step of `part` is what stays in the cache."""
     length = 0
-    for at in span:
-        until = min(at + span.step, span.stop)
-        records = read(target.first + at, target.first + until)
+    for at in part:
+        until = min(at + part.step, part.stop)
+        records = read(first + at, first + until)
         length = records.shape[1]
-        sum_records(records, target.sums[at:until])
-        pwrite_all(target.descriptor, records.reshape(-1).data, at * length)
-    if target.durable and (start_sync := _start_sync()) is not None:
+        sum_records(records, sums[at:until])
+        pwrite_all(descriptor, records.reshape(-1).data, at * length)
+    if durable and (start_sync := _start_sync()) is not None:
         # The disk begins now, not when it is waited for. A failure shows then.
-        start_sync(target.descriptor, span.start * length, (span.stop - span.start) * length, 2)
+        start_sync(descriptor, part.start * length, (part.stop - part.start) * length, 2)
 
 
 @lru_cache(maxsize=1)  # a function of the system alone
@@ -327,11 +311,8 @@ def write_table(
     info: TableInfo,
     base: BaseTable | None = None,
 ) -> list[Future[SegmentInfo]]:
-    """Writes every segment of a table; the bytes do not depend on `base`.
-
-    Args:
-        base: an earlier round's; its files may be gone afterwards if it is spare.
-    """
+    """Writes every segment of a table; the bytes do not depend on `base`, an earlier round's, whose
+    files may be gone afterwards if it is spare."""
     made: dict[int, Future[SegmentInfo]] = {}
     spans = cut_segments(info.num_keys, info.record_bytes, writer.settings.segment_bytes)
     for place, span in enumerate(spans):
@@ -374,7 +355,7 @@ def _patch_segment(
     if not len(keys):
         return _adopt(writer, directory, place, base, old)
     is_taken = base.is_spare and _is_own(records_path(base.directory, place))
-    if 2 * len(keys) > count or (not is_taken and is_contiguous(source)):
+    if 2 * len(keys) > count or (not is_taken and _stored_rows(source) is not None):
         return None
     path, length = records_path(directory, place), source.records.record_bytes
     with storage_errors(path, "write"):

@@ -254,13 +254,11 @@ class Streamed:
     def _end(self, client: int, end: _End, this: _Round) -> None:
         del self._at_work[client]
         self._heard.pop(client, None)
-        if end.outcome != "sent":
-            this.async_round.end(
-                nothing_of(client, end.outcome), this.machine.handle(Ended(0, False))
-            )
-            return
-        result = self.inbox.result(end.round, client, "sent", self.served.coding)
-        ended = Ended(self._versions[end.round].step, result.outcome == "sent")
+        if end.outcome == "sent":
+            result = self.inbox.result(end.round, client, "sent", self.served.coding)
+            ended = Ended(self._versions[end.round].step, result.outcome == "sent")
+        else:
+            result, ended = nothing_of(client, end.outcome), Ended(0, False)
         this.async_round.end(result, this.machine.handle(ended))
 
     def _hear(self, round_id: str, event: Event) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import BusyError, InputError
-from keyhole.service.limits import Bucket, Gate, Limits, TokenBuckets, take
+from keyhole.service.limits import Gate, Limits, TokenBuckets
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
@@ -19,23 +19,27 @@ def test_a_limit_that_lets_nobody_in_is_refused(value):
 
 @given(st.lists(st.floats(0, 5), max_size=60), st.floats(0.1, 50), st.floats(1, 20))
 def test_a_bucket_never_gives_more_than_its_rate(steps, rate, size):
-    bucket, now, given_out = Bucket(size, 0.0), 0.0, 0
+    buckets, now, given_out = TokenBuckets(rate, size / rate, limit=1), 0.0, 0
     for step in steps:
         now += step
-        bucket, seconds = take(bucket, rate, size, now)
-        given_out += seconds == 0.0
+        given_out += buckets.wait("a", now) == 0.0
         assert given_out <= size + rate * now + 1e-6
 
 
 @given(st.floats(0, 0.99), st.floats(0.1, 50))
-def test_whoever_waits_as_told_is_let_in(left, rate):
-    bucket, seconds = take(Bucket(left, 0.0), rate, 5.0, 0.0)
-    assert take(bucket, rate, 5.0, seconds * (1 + 1e-9) + 1e-9)[1] == 0.0
+def test_anyone_who_waits_as_told_is_let_in(left, rate):
+    buckets = TokenBuckets(rate, 5.0 / rate, limit=1)
+    while not buckets.wait("a", 0.0):
+        pass
+    now = left / rate  # by then, that much is left
+    seconds = buckets.wait("a", now)
+    assert seconds > 0.0
+    assert buckets.wait("a", (now + seconds) * (1 + 1e-9) + 1e-9) == 0.0
 
 
 def test_a_clock_that_goes_backwards_neither_gives_nor_takes():
-    bucket, _ = take(Bucket(2.0, 100.0), 1.0, 5.0, 50.0)
-    assert bucket.left == 1.0
+    buckets = TokenBuckets(rate=1.0, burst=2.0, limit=1)
+    assert [buckets.wait("a", now) for now in (100.0, 50.0, 50.0)] == [0.0, 0.0, 1.0]
 
 
 def test_names_have_buckets_of_their_own_and_the_oldest_is_forgotten():
