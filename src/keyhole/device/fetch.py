@@ -45,32 +45,21 @@ _ALIGNED = 8  # bytes of the longest number that a record holds
 
 @dataclass(frozen=True)
 class Held:
-    """What a device holds of the records it wants.
+    """What a device holds of the records it wants."""
 
-    Args:
-        records: (m, record_bytes); those it does not hold are zeros.
-        sums: (m,), likewise.
-        is_held: (m,).
-    """
-
-    records: RecordArray
-    sums: Sums
-    is_held: NDArray[np.bool_]
+    records: RecordArray  # (m, record_bytes); those it does not hold are zeros
+    sums: Sums  # (m,), likewise
+    is_held: NDArray[np.bool_]  # (m,)
 
 
 @dataclass(frozen=True)
 class Want:
-    """What a device wants of one table.
-
-    Args:
-        keys: (m,) int64.
-        held: what need not be sent if it has not changed.
-    """
+    """What a device wants of one table."""
 
     table: int
-    keys: NDArray[np.int64]
+    keys: NDArray[np.int64]  # (m,)
     record_bytes: int
-    held: Held | None = None
+    held: Held | None = None  # what need not be sent if it has not changed
 
     def __repr__(self) -> str:
         """Keys may be private: printing shows how many there are."""
@@ -388,14 +377,10 @@ def not_padded(table: str, what: str) -> InputError:
 
 @dataclass(frozen=True, repr=False)
 class WholeModel:
-    """A round that a device has downloaded entirely: it selects at home, and nobody learns a key.
-
-    Args:
-        tables: the records of each, (K, record_bytes).
-    """
+    """A round that a device has downloaded whole: it selects at home, and nobody learns a key."""
 
     round: KnownRound
-    tables: tuple[RecordArray, ...]
+    tables: tuple[RecordArray, ...]  # the records of each, (K, record_bytes)
     traffic: FetchTraffic
 
     def __repr__(self) -> str:

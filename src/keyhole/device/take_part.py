@@ -67,16 +67,12 @@ class Participant:
 
 @dataclass(frozen=True)
 class Taken:
-    """A round that a device took part in.
-
-    Args:
-        missing: how many more it had chosen: a private way found no place for them.
-    """
+    """A round that a device took part in."""
 
     round: str
     number: int
     keys: int
-    missing: int
+    missing: int  # how many more it had chosen: a private way found no place for them
     bytes_down: int
     bytes_up: int
     reused: int
@@ -99,15 +95,12 @@ def fetch_by(
     """
     about = delivery.about
     if about.route is None or others.keys() != set(about.connects_to):
-        got = f"connections to {', '.join(others) or 'no other party'}"
-        allowed = (
-            f"connections to {', '.join(about.connects_to) or 'no other party'}"
-            if about.route
-            else "a delivery that is served"
-        )
+        allowed = f"connections to {', '.join(about.connects_to) or 'no other party'}"
         raise InputError(
-            f"a device cannot fetch by {about.name} so: got {got}; expected "
-            f"{allowed}; name the parties of the delivery, or choose another"
+            f"a device cannot fetch by {about.name} so: got connections to "
+            f"{', '.join(others) or 'no other party'}; expected "
+            f"{allowed if about.route else 'a delivery that is served'}; name the parties of the "
+            "delivery, or choose another"
         )
     parties = tuple(others[name] for name in about.connects_to)
     if about.route == "queries":

@@ -85,19 +85,14 @@ _LOG = logging.getLogger("keyhole.service")
 
 @dataclass(frozen=True)
 class Keyrings:
-    """Who is let in, by the key that signed the token.
+    """Who is let in, by the key that signed the token."""
 
-    Args:
-        devices: of devices that send shares. An aggregator with a keyring of its own, from which
-            its operator gave each device a token, need not believe anybody about who is a device;
-            one that has the slice service's takes its word for it.
-        trainers: of those who open sums and fetch shares.
-        peer: that both aggregators have, and nobody else.
-    """
-
+    # of devices that send shares. An aggregator with a keyring of its own, from which its operator
+    # gave each device a token, need not believe anybody about who is a device; one that has the
+    # slice service's takes its word for it
     devices: Keyring
-    trainers: Keyring
-    peer: Keyring
+    trainers: Keyring  # of those who open sums and fetch shares
+    peer: Keyring  # that both aggregators have, and nobody else
 
     def __post_init__(self) -> None:
         keys = [*self.devices.keys, *self.trainers.keys, *self.peer.keys]

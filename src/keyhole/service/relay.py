@@ -60,17 +60,12 @@ Forward: TypeAlias = Callable[[list[bytes]], Awaitable[list[bytes]]]
 
 @dataclass(frozen=True)
 class Mix:
-    """How long requests wait for others.
+    """How long requests wait for others."""
 
-    Args:
-        seconds: at most, after which they go with anyone who is there.
-        clients: bodies that go as soon as this many have come.
-        requests: of one forwarded batch; more go in several. Their answers together must be within
-            what the gateway gives out at once, 512 MB unless told otherwise.
-    """
-
-    seconds: float = 0.2
-    clients: int = 64
+    seconds: float = 0.2  # at most, after which they go with anyone who is there
+    clients: int = 64  # bodies that go as soon as this many have come
+    # of one forwarded batch; more go in several. Their answers together must be within what the
+    # gateway gives out at once, 512 MB unless told otherwise
     requests: int = 4096
 
     def __post_init__(self) -> None:
@@ -93,10 +88,8 @@ class _Pool:
 class Mixer:
     """Collects, shuffles, forwards, and gives everybody their own answers.
 
-    Only requests of one length are mixed with one another: those of one round have one.
-
-    Args:
-        prg: of the order; a fresh one if None. Given by tests only.
+    Only requests of one length are mixed with one another: those of one round have one. Tests give
+    the `prg` of the order.
     """
 
     def __init__(self, forward: Forward, mix: Mix, prg: Prg | None = None) -> None:

@@ -289,7 +289,12 @@ class SumServices:
             summed = withheld(len(taken), minimum, self._seen_by())
         else:
             summed, added = self._sum(round_id, [device_name(client) for client in taken])
-        results = [_result(client, outcome, added, summed) for client, outcome in outcomes.items()]
+        results = []
+        for client, outcome in outcomes.items():
+            # A share that reached one aggregator only is not in the sum.
+            is_in = summed.rows is None or device_name(client) in added
+            became: Outcome = outcome if is_in or outcome != "sent" else "lost_after"
+            results.append(ClientResult(client, became, {}, None))  # slices are its own affair
         arrived = [result.client for result in results if result.outcome in ("sent", "late")]
         up = dict.fromkeys(arrived, now.facts.upload_bytes)
         cost = Pregenerated(coding).cost(now.layout, {})
@@ -376,12 +381,3 @@ def _ready(layout: Layout, parts: RunParts) -> tuple[SharedSum, float]:
     private = PrivateSum(inner, privacy, parts.cohorts)
     private.check(layout, parts.keys_per_client, parts.over)
     return check_shared(private.ready_inner()), privacy.clip
-
-
-def _result(
-    client: int, outcome: Outcome, added: frozenset[str], summed: SumResult
-) -> ClientResult:
-    """What became of a client; which slices it fetched is its own affair."""
-    if outcome == "sent" and summed.rows is not None and device_name(client) not in added:
-        outcome = "lost_after"  # its share reached one aggregator only
-    return ClientResult(client, outcome, {}, None)

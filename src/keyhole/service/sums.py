@@ -59,25 +59,17 @@ _OVER = "over"  # stands behind the round in the file of a name whose sum was fo
 
 @dataclass(frozen=True)
 class AggregatorSettings:
-    """What an aggregator allows.
-
-    Args:
-        aggregation: how shares are added up; the sum that comes with keyhole if left out.
-        min_clients: the operator's own minimum: a sum whose params allow fewer is not opened.
-        max_sums: that are open, being added up or not yet forgotten, of all trainers.
-        max_table: bytes of a server's share of one sum. Adding up takes as much memory, and some
-            256 MB for the messages of a batch; one sum is added up at a time.
-        max_upload: bytes of one device's body.
-        max_cohort: devices of one sum.
-    """
+    """What an aggregator allows."""
 
     party: int
-    aggregation: SharedSum = field(default_factory=shared_sum)
-    min_clients: int = 2
-    max_sums: int = 4
+    aggregation: SharedSum = field(default_factory=shared_sum)  # how shares are added up
+    min_clients: int = 2  # the operator's own: a sum whose params allow fewer is not opened
+    max_sums: int = 4  # open, being added up or not yet forgotten, of all trainers
+    # bytes of a server's share of one sum. Adding up takes as much memory, and some 256 MB for the
+    # messages of a batch; one sum is added up at a time
     max_table: int = 2 << 30
-    max_upload: int = 64 << 20
-    max_cohort: int = 1 << 20
+    max_upload: int = 64 << 20  # bytes of one device's body
+    max_cohort: int = 1 << 20  # devices of one sum
 
     def __post_init__(self) -> None:
         limits = self.min_clients, self.max_sums, self.max_table, self.max_upload, self.max_cohort

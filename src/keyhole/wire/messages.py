@@ -87,11 +87,7 @@ def max_query_bytes(max_keys: int) -> int:
 
 
 def decode_query(body: bytes | bytearray, num_keys: Sequence[int], max_keys: int) -> list[Ask]:
-    """Returns what a query asks for.
-
-    Args:
-        num_keys: K of each table of the round.
-    """
+    """Returns what a query asks for; `num_keys` is K of each table of the round."""
     name, blocks, zero = _unpack(_HEAD, body, 0)
     if name != _QUERY or zero or not blocks <= MAX_BLOCKS:
         raise _malformed("its head")
@@ -194,11 +190,7 @@ def _mask_bytes(ask: Ask) -> int:
 
 
 def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> bytes:
-    """Returns the body of an update.
-
-    Args:
-        update: shaped as the sub-model that `keys` select.
-    """
+    """Returns the body of an update, which is shaped as the sub-model that `keys` select."""
     layout.check(update, keys)
     leaves = tree.flatten(update)
     pieces = [_HEAD.pack(_UPDATE, len(layout.spaces), len(layout.parts))]
@@ -286,17 +278,11 @@ fetched; nothing will ever be given out."""
 
 
 class SumOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The trainer opens a sum.
+    """The trainer opens a sum."""
 
-    Attributes:
-        party: which aggregator the trainer takes this one for.
-        terms: of the sum, encoded; base64 in JSON.
-        cohort: names of all devices that are asked, in an order that both aggregators are told.
-    """
-
-    party: int
-    terms: bytes
-    cohort: list[str]
+    party: int  # which aggregator the trainer takes this one for
+    terms: bytes  # of the sum, encoded; base64 in JSON
+    cohort: list[str]  # all devices that are asked, in an order that both aggregators are told
 
 
 class Closing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -324,19 +310,12 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class SumStatus(msgspec.Struct, frozen=True):
-    """How a sum stands at one aggregator.
-
-    Attributes:
-        phase: of the sum.
-        devices: whose share is here; once it is ready, whose updates are in the sum.
-        waiting: what a closing sum waits for; empty while it waits for nothing.
-        failure: why nothing is given out.
-    """
+    """How a sum stands at one aggregator."""
 
     phase: SumPhase
-    devices: list[str]
-    waiting: str = ""
-    failure: Failure | None = None
+    devices: list[str]  # whose share is here; once it is ready, whose updates are in the sum
+    waiting: str = ""  # what a closing sum waits for; empty while it waits for nothing
+    failure: Failure | None = None  # why nothing is given out
 
 
 class Summaries(msgspec.Struct, frozen=True):

@@ -61,18 +61,15 @@ def _short_roles() -> dict[str, Role]:
 
 @dataclass(frozen=True)
 class QuerySettings:
-    """Private retrieval at one service.
-
-    Args:
-        max_keys: keys of one query, where the manifest does not say how many a client chooses.
-            Where it does, that number holds: devices compare.
-        max_bytes: of memory for the tables of all rounds that are kept; a scan works on top of it,
-            and so does what a delivery remembers of queries.
-    """
+    """Private retrieval at one service."""
 
     role: Role
+    # of one query, where the manifest does not say how many a client chooses. Where it does, that
+    # number holds: devices compare
     max_keys: int | None = None
-    max_keys_of: Mapping[str, int] = field(default_factory=dict)
+    max_keys_of: Mapping[str, int] = field(default_factory=dict)  # likewise, of a table by name
+    # of memory for the tables of all rounds that are kept; a scan works on top of it, and so does
+    # what a delivery remembers of queries
     max_bytes: int = 4 << 30
     together: int = 64
     scans: int = 1
