@@ -231,14 +231,8 @@ class SecAggClient:
         return seal_slots("shares", self.settings, self.place, sealed)
 
     def mask(self, share_list: bytes, vector: RingArray) -> bytes:
-        """Returns the masked vector.
-
-        Args:
-            vector: (length,) ring elements.
-
-        Raises:
-            ShapeError: a vector of another length or ring; nothing is lost by it.
-        """
+        """Returns the masked vector, (length,) ring elements; nothing is lost by one of another
+        length or ring, which is refused."""
         secrets = self._turn("mask")
         check_vector(self.settings, vector)
         sealed = open_slots(share_list, "share list", self.settings, self.place)

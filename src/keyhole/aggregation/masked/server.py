@@ -223,12 +223,7 @@ class SecAggServer:
         return seal_slots("share list", self.settings, place, slots)
 
     def receive_input(self, place: int, data: bytes) -> None:
-        """Adds the masked vector of a client.
-
-        Raises:
-            ProtocolError: the message cannot be used, or the step is over: a vector that comes too
-                late is not kept.
-        """
+        """Adds the masked vector of a client; one that comes too late is refused, and not kept."""
         self._turn("inputs", place, self._shared)
         body = unseal(data, "input", self.settings, place)
         vector: RingArray = np.frombuffer(body, self.settings.dtype)
@@ -355,12 +350,7 @@ _STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True)
 class SecAggResult:
-    """What a secure sum gave, and what it cost.
-
-    Args:
-        total: (length,) ring elements: the sum over the survivors.
-        survivors: whose vectors are in it, ascending.
-    """
+    """What a secure sum gave, (length,) ring elements over the survivors, and what it cost."""
 
     total: RingArray
     survivors: tuple[int, ...]

@@ -239,15 +239,8 @@ class Decoded:
 
 
 def encode(shape: SketchShape, keys: KeyArray, rows: Array) -> Array:
-    """The sketch of one client.
-
-    Args:
-        shape: the same for all clients of a sum.
-        keys: (m,), distinct, below num_keys.
-        rows: (m, width) of the ring.
-
-    Returns:
-        (length,) of the ring.
+    """Returns the sketch of one client, (length,) of the ring, for distinct keys (m,) and rows (m,
+    width) of the ring; all clients of a sum have the same shape.
 
     >>> shape = SketchShape(1000, 2, 3, bytes(16), 32)
     >>> one = encode(shape, np.array([7, 900]), np.array([[1, 2], [3, 4]], np.uint32))

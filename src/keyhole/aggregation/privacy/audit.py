@@ -65,18 +65,13 @@ def audit(
         runs: with and without the canary, each.
     """
     flat = np.asarray(canary, np.float64).reshape(-1)
-    worlds = ([*updates, canary], list(updates))
-    scores = [
-        np.array(
-            [
-                flat @ np.asarray(mechanism(world, Prg(prg.bytes(SEED_BYTES)))).reshape(-1)
-                for _ in range(runs)
-            ],
-            np.float64,
-        )
-        for world in worlds
-    ]
-    return epsilon_from_scores(scores[0], scores[1], delta, confidence)
+
+    def score(world: Sequence[Array]) -> float:
+        return float(flat @ np.asarray(mechanism(world, Prg(prg.bytes(SEED_BYTES)))).reshape(-1))
+
+    present = np.array([score([*updates, canary]) for _ in range(runs)])
+    absent = np.array([score(list(updates)) for _ in range(runs)])
+    return epsilon_from_scores(present, absent, delta, confidence)
 
 
 def epsilon_from_scores(

@@ -100,8 +100,8 @@ def add_noise(values: Array, sd: float, prg: Prg) -> Array:
 
 
 def add_ring_noise(sums: Array, sd: float, prg: Prg) -> Array:
-    """Adds rounded Gaussian noise in place to every element of a sum in a ring, or of one share of
-    it, and returns it.
+    """Adds rounded Gaussian noise in place to every element of a sum or a share in a ring, and
+    returns it.
 
     Args:
         sums: contiguous uint32 or uint16: all rows, also those that nobody asked for.

@@ -143,12 +143,8 @@ class SparseShares:
 def share_rows(
     terms: SparseParams, keys: KeyArray, rows: RingArray, prg: Prg | None = None
 ) -> SparseShares:
-    """Shares the rows of keys between both servers.
-
-    Args:
-        keys: (m,) whole numbers, all different; none are allowed.
-        rows: (m, width) ring: what is added to the row of each key.
-        prg: where roots, nonce and random positions come from; a fresh one if left out.
+    """Shares rows (m, width) of keys (m,), all different, if there are any, between both servers;
+    roots, nonce and random positions come from `prg`, a fresh one if left out.
 
     >>> terms = SparseParams(bytes(16), 1000, 4, 10, bits=32, min_clients=2)
     >>> shares = share_rows(terms, np.array([7, 3]), np.ones((2, 4), np.uint32))
@@ -209,11 +205,8 @@ def _check_rows(terms: SparseParams, keys: KeyArray, rows: RingArray) -> None:
 def split_rows(
     terms: SumParams, rows: Sequence[tuple[KeyArray, RingArray]], prg: Prg
 ) -> SplitUpdate:
-    """Returns what each server gets of an update.
-
-    Args:
-        rows: of each part its keys (m,), all different, and (m, width) ring for them.
-    """
+    """Returns what each server gets of an update: of each part its keys (m,), all different, and
+    their rows (m, width)."""
     if len(rows) != len(terms.parts):
         raise ShapeError(
             f"an update of another number of parts: got {len(rows)}; expected {len(terms.parts)}; "

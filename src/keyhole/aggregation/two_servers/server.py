@@ -50,15 +50,9 @@ def add_rows(
     start: int,
     count: int,
 ) -> None:
-    """Adds one client's shares at `count` positions from `start` on, without their sign.
-
-    Args:
-        local: (count or more, row), added to.
-        mixed: (count or more, row or more): what went into AES.
-        hidden: of the same shape: what came out of it.
-        control: (clients, positions).
-        corrections: (clients, buckets, row).
-    """
+    """Adds one client's shares at `count` positions from `start` on, without their sign, to `local`
+    (count or more, row). `mixed` went into AES and `hidden` came out of it: (count or more, row or
+    more). `control` is (clients, positions), `corrections` (clients, buckets, row)."""
     zero = local.dtype.type(0)
     for i in range(count):
         at = start + i
@@ -73,14 +67,8 @@ def add_rows(
 def pour(
     local: RingArray, keys: NDArray[np.int32], start: int, count: int, total: RingArray
 ) -> None:
-    """Adds local rows to those of their keys and clears them; positions without a key are lost.
-
-    Args:
-        local: (count or more, row).
-        keys: (positions,) int32, -1 where there is none.
-        start: the position of the first local row.
-        total: (num_keys, row), added to.
-    """
+    """Adds local rows (count or more, row), the first of position `start`, to those of their keys
+    in `total` (num_keys, row), and clears them; positions without a key, -1, are lost."""
     for i in range(count):
         key = keys[start + i]
         if key >= 0:
@@ -96,11 +84,7 @@ _MAX_NODES = 256 << 20  # of them in any case, unless one client's bucket alone 
 
 @dataclass(frozen=True, repr=False)
 class ClientShare:
-    """One client's point functions, as one server holds them.
-
-    Args:
-        root: 16 secret bytes.
-    """
+    """One client's point functions, as one server holds them; the root is 16 secret bytes."""
 
     root: bytes
     corrections: Corrections
@@ -112,11 +96,7 @@ class ClientShare:
 def add_clients(
     total: RingArray, terms: SparseParams, party: int, clients: Sequence[ClientShare]
 ) -> None:
-    """Adds the shares of clients, without the sign of the party, to `total` in place.
-
-    Args:
-        total: (num_keys, row) ring.
-    """
+    """Adds the shares of clients, without the sign of the party, to `total` (num_keys, row)."""
     node_bytes = terms.bucket_size * (SEED_BYTES + 1)
     together = max(1, _MAX_NODES // node_bytes)
     for first in range(0, len(clients), together):
