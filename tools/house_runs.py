@@ -45,7 +45,7 @@ FETCH = ["--table", "word", "--slices", "1,2"]
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / PACKAGE
-SECONDS = 300  # for one command
+SECONDS = 900  # for one command, on a machine that is busy with others
 
 
 def child(kind: str, out: Path, args: Sequence[str]) -> None:
@@ -99,8 +99,13 @@ def start(kind: str, out: Path, *args: str, **options: Any) -> subprocess.Popen[
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What a child printed; raises RuntimeError where it failed."""
-    out, err = process.communicate(timeout=SECONDS)
+    """What a child printed; raises RuntimeError where it failed, or has not ended in time."""
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, err = process.communicate()
+        err = f"not done after {SECONDS} seconds: {err}"
     if process.returncode:
         raise RuntimeError(f"{' '.join(map(str, process.args))}: {err}")
     return out

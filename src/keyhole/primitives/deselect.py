@@ -134,8 +134,7 @@ def _total(leaves: Sequence[Array]) -> Any:
 
 def divide(total: Any, count: Any) -> Any:
     """Divides without leaving the float type of `total`; integers become float64."""
-    is_float = np.issubdtype(np.asarray(total).dtype, np.floating)
-    return np.divide(total, np.asarray(count, total.dtype if is_float else np.float64))
+    return np.divide(total, np.asarray(count, _float(total)))
 
 
 def _weight(weight: float, _: Tree) -> Array:
@@ -151,7 +150,7 @@ def _scale(weight: float, value: Tree) -> Tree:
 
 
 def _float(leaf: Any) -> np.dtype[Any]:
-    """The float type that a leaf is weighted in: its own, or float64 for integers."""
+    """The float type that a leaf is weighted or divided in: its own, or float64 for integers."""
     dtype = np.asarray(leaf).dtype
     return dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float64)
 

@@ -422,10 +422,5 @@ def max_keys_of(layout: Layout, keys_per_client: Mapping[str, int]) -> list[int]
     Args:
         keys_per_client: key space -> m, which is public.
     """
-    return [
-        min(
-            prod(keys_per_client[factor.name] for factor in part.product.factors),
-            part.space.num_keys,
-        )
-        for part in layout.parts
-    ]
+    counts = (prod(keys_per_client[f.name] for f in part.product.factors) for part in layout.parts)
+    return [min(n, part.space.num_keys) for n, part in zip(counts, layout.parts, strict=True)]

@@ -48,10 +48,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class LogEnd:
-    """Where a log ends: bytes that are good, steps seen, and what was cut off, if anything."""
+    """Where a log ends: bytes that are good, the last step, and what was cut off, if anything."""
 
     size: int
-    entries: int
     last_step: int
     torn: str = ""
 
@@ -117,7 +116,7 @@ def create_log(path: Path, layout: Layout, start: int) -> LogEnd:
     """Writes an empty log whose first entry will be step start + 1; it appears at once or not."""
     with replacing(path) as descriptor:
         write_all(descriptor, [pack_header(_MAGIC, layout, start)])
-    return LogEnd(_HEADER.size, 0, start)
+    return LogEnd(_HEADER.size, start)
 
 
 def read_log(
@@ -129,24 +128,23 @@ def read_log(
     """
     with storage_errors(path, "read"), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        step, _ = read_header(file, path, _MAGIC, layout, "a delta log", _RESTORE)
-        at, entries = _HEADER.size, 0
+        start, _ = read_header(file, path, _MAGIC, layout, "a delta log", _RESTORE)
+        step, at = start, _HEADER.size
         while at < size:
             if step == until:
-                torn = f"{path.name}: {size - at} bytes after step {step}"
-                return LogEnd(at, entries, step, torn)
+                return LogEnd(at, step, f"{path.name}: {size - at} bytes after step {step}")
             head = _head_at(file.read(_HEAD_SIZE))
             if head is not None and head.body > size - at - _HEAD_SIZE:
                 head = None
             entry = None if head is None else _read_body(file, head, layout)
             if head is None or entry is None:
-                _refuse_damage(file, path, at, head, entries, step)
+                _refuse_damage(file, path, at, head, start, step)
                 torn = f"{path.name}: {size - at} bytes of an unfinished entry after step {step}"
-                return LogEnd(at, entries, step, torn)
+                return LogEnd(at, step, torn)
             _check_next(path, "skips steps", entry.step, step, _RESTORE)
             visit(entry)
-            at, entries, step = at + _HEAD_SIZE + head.body, entries + 1, entry.step
-        return LogEnd(at, entries, step)
+            at, step = at + _HEAD_SIZE + head.body, entry.step
+        return LogEnd(at, step)
 
 
 class _Head(NamedTuple):
@@ -224,7 +222,7 @@ def _read_body(file: BinaryIO, head: _Head, layout: Layout) -> Entry | None:
 
 
 def _refuse_damage(
-    file: BinaryIO, path: Path, at: int, head: _Head | None, entries: int, step: int
+    file: BinaryIO, path: Path, at: int, head: _Head | None, start: int, step: int
 ) -> None:
     """Raises if a whole entry follows the bad one at `at`: then it is damage, not a torn end."""
     file.seek(at + _HEAD_SIZE + head.body if head else at + 1)
@@ -232,7 +230,7 @@ def _refuse_damage(
     found = rest.find(_MARK)
     while found >= 0:
         if _is_entry(rest, found, step):
-            wrong, got = f"is damaged in entry {entries + 1}", f"last good step {step}"
+            wrong, got = f"is damaged in entry {step - start + 1}", f"last good step {step}"
             fix = f"restore the file; recover(..., until={step}) drops what follows"
             raise refusal(path, wrong, got, "whole entries", fix)
         found = rest.find(_MARK, found + 1)

@@ -194,7 +194,7 @@ def _replay(
         for start in [start for start in logs if start > until]:
             logs.pop(start).unlink()
     first = max((start for start in logs if start <= state.steps), default=None)
-    path, end = None, LogEnd(0, 0, state.steps)
+    path, end = None, LogEnd(0, state.steps)
     for start in sorted(start for start in logs if first is None or start >= first):
         path = logs[start]
         end = read_log(path, state.layout, apply, until)

@@ -311,17 +311,8 @@ class DenseTable:
     def __init__(self, values: NDArray[np.float32], optimizer: Optimizer) -> None:
         moments = tuple(_full(values.shape, start) for start in optimizer.initial_moments)
         self.slab = Slab(values, moments, np.zeros(len(values), np.int32))
+        self.num_keys, self.width = values.shape
         self.optimizer = optimizer
-
-    @property
-    def num_keys(self) -> int:
-        """Implements `Table.num_keys`."""
-        return len(self.slab.values)
-
-    @property
-    def width(self) -> int:
-        """Implements `Table.width`."""
-        return int(self.slab.values.shape[1])
 
     @property
     def nbytes(self) -> int:
@@ -384,8 +375,9 @@ class LazyTable:
         _share(self.optimizer.read(self.slab, slots, out, now), out, threads)
         untouched = np.flatnonzero(slots < 0)
         self.initial.fill(keys[untouched], untouched, out)
-        if self.optimizer.moves_all and len(untouched):
-            out[untouched] += self._common_move(now)
+        if self.optimizer.moves_all and len(untouched):  # by as much as one that starts at zero
+            start = DenseTable(np.zeros((1, self.width), np.float32), self.optimizer)
+            out[untouched] += start.rows(np.zeros(1, np.int64), now)
         return out
 
     def reserve(self, keys: KeyArray) -> KeyArray:
@@ -410,11 +402,6 @@ class LazyTable:
         """Implements `Table.touched_after`; one pass over the touched rows."""
         touched = self.index.keys[self.slab.last[: len(self.index)] > step]
         return np.sort(touched)
-
-    def _common_move(self, now: int) -> NDArray[np.float32]:
-        """How far every number of an untouched row has moved by step `now`."""
-        start = DenseTable(np.zeros((1, self.width), np.float32), self.optimizer)
-        return start.rows(np.zeros(1, np.int64), now)
 
 
 def check_keys(keys: KeyArray, num_keys: int) -> None:
