@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.experiments.demo import COHORT, demo_arms, demo_data
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.sweeps import DEMO_COHORT, demo_arms, demo_data
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.machine import Buffering, fade
 
@@ -29,7 +29,7 @@ def never_fade(_):
 
 
 def run(concurrency, weight, experiment):
-    buffering = Buffering(concurrency, COHORT, 10_000, weight, slow) if concurrency else None
+    buffering = Buffering(concurrency, DEMO_COHORT, 10_000, weight, slow) if concurrency else None
     plan = replace(experiment.run_parts(0), buffering=buffering)
     made = start_run(experiment.start(0, None).state, experiment.clients, plan)
     records = list(made.rounds(STEPS))
@@ -38,7 +38,9 @@ def run(concurrency, weight, experiment):
 
 
 def main():
-    print(f"{ARM}, {COHORT} updates a step, {STEPS} steps, seeds {SEEDS.start}..{SEEDS.stop - 1}")
+    print(
+        f"{ARM}, {DEMO_COHORT} updates a step, {STEPS} steps, seeds {SEEDS.start}..{SEEDS.stop - 1}"
+    )
     print("| clients at work | mean staleness | old updates fade | all count alike |")
     print("|---|---|---|---|")
     arms = [Experiment(demo_arms(STEPS, seed)[ARM], demo_data(seed)) for seed in SEEDS]

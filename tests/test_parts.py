@@ -106,8 +106,8 @@ def test_an_experiment_refuses_parts_of_another_kind(path):
 def test_an_experiment_refuses_other_data_and_an_engine_that_runs_nothing():
     with pytest.raises(InputError, match="dataset is no data set: got a dict; expected Dataset"):
         Experiment(spec_of(FILMS), {"data": 3})
-    made = Experiment(spec_of(FILMS, engine=f"{HERE}:NUMBER"), own_task.few_ratings(0))
-    with pytest.raises(InputError, match=r"is no engine: got an int; .*own-engine.md"):
+    made = Experiment(spec_of(FILMS, engine=f"{HERE}:Silent"), own_task.few_ratings(0))
+    with pytest.raises(InputError, match=r"is no engine: got a Silent; .*own-engine.md"):
         _ = made.engine
 
 

@@ -38,7 +38,11 @@ class PartKind:
 
     def check(self, name: str, part: Any) -> None:
         """Raises InputError unless `part`, which the caller knows by `name`, is of this kind."""
-        lacks = [each for each, kind in self.has.items() if not _has(part, each, kind)]
+        lacks = [
+            each
+            for each, kind in self.has.items()
+            if not isinstance(getattr(part, each, None), kind)
+        ]
         is_class = bool(self.has) and isinstance(part, type)
         if isinstance(part, self.record) and not (lacks or is_class) and self._can_call(part):
             return
@@ -46,32 +50,23 @@ class PartKind:
         article = "an" if kind[0].lower() in "aeiou" else "a"
         got = f"the class {part.__name__}" if is_class else f"{article} {kind}"
         got += f" without {_listed(lacks)}" if lacks and not is_class else ""
+        words = "an instance" if self.record is object else self.record.__name__
+        words += f" with {_listed(self.has)}" if self.has else ""
+        words = f"a function of {_listed(self.takes)}" if self.takes else words
         raise InputError(
-            f"{name} is no {self.what}: got {got}; expected {self._words}; see docs/{self.page}.md"
+            f"{name} is no {self.what}: got {got}; expected {words}; see docs/{self.page}.md"
         )
-
-    @property
-    def _words(self) -> str:
-        if self.takes:
-            return f"a function of {_listed(self.takes)}"
-        members = f" with {_listed(self.has)}" if self.has else ""
-        return f"{'an instance' if self.record is object else self.record.__name__}{members}"
 
     def _can_call(self, part: Any) -> bool:
         """Whether it takes what it is called with, as far as Python tells."""
-        if not self.takes:
-            return True
         try:
-            inspect.signature(part).bind(*self.takes)
+            if self.takes:
+                inspect.signature(part).bind(*self.takes)
         except TypeError:  # not callable, or with other arguments
             return False
         except ValueError:  # written in C
             return True
         return True
-
-
-def _has(part: Any, name: str, kind: Any) -> bool:
-    return isinstance(getattr(part, name, None), kind)
 
 
 def _listed(names: Iterable[str]) -> str:

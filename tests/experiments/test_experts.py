@@ -6,7 +6,7 @@ import pytest
 from keyhole.data.federated import Dataset, FederatedData
 from keyhole.data.open import make_synthetic
 from keyhole.errors import InputError
-from keyhole.experiments.experts import EXPERTS, expert_of
+from keyhole.experiments.emnist import EXPERTS, expert_of
 from keyhole.experiments.named import task_named
 from keyhole.keys.choice import choose_with
 from keyhole.keys.structured import choice_named

@@ -123,7 +123,7 @@ def test_the_result_of_another_choice_is_not_returned(tmp_path):
 
 @pytest.mark.parametrize("path", ["aggregation.name", "delivery", "metrics", "task", "engine"])
 def test_a_part_of_another_kind_is_refused_by_its_place(path):
-    with pytest.raises(InputError, match=f"another kind than its place.*at {path}|{path} is no "):
+    with pytest.raises(InputError, match=f"{path} is no "):
         experiment(parts={path: choose_from(0)})
 
 

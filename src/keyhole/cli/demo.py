@@ -71,8 +71,8 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
 
 def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[RoundRecord]]]:
     """Result and records of each line, in memory."""
-    from keyhole.experiments.demo import demo_arms, demo_data
     from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.sweeps import demo_arms, demo_data
     from keyhole.rounds.cores import Cores
     from keyhole.rounds.threads import count_cores
 

@@ -1,13 +1,22 @@
-"""Sets up EMNIST, one client per writer: two hidden layers, or the CNN (section 5.3).
+"""Sets up EMNIST, one client per writer: two hidden layers, the CNN (section 5.3), or experts.
 
-Clients select neurons of the first hidden layer, or filters of the second convolution.
+Clients select neurons of the first hidden layer, filters of the second convolution, or whole
+experts of a mixture (sections 2.4, 3.1).
+
+The mixture is not an experiment of the paper: coarse keys that a client reads off its own data. The
+characters are dealt to the experts in blocks, in the order digits, capitals, small letters; a
+client counts the experts of the characters it wrote. Whatever it selects, it trains on all of its
+images, and the gate settles who answers for what, among experts that meet in some client: two that
+no client holds together are never compared, and each may answer for the other. Where most writers
+write digits, "top" sends nearly all of them to the first two experts, and the rest stay close to
+untrained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -19,8 +28,8 @@ from keyhole.experiments.task import Metrics, Task, TaskKind
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
+from keyhole.models.mixture import mixture
 from keyhole.models.model import Model
-from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.evaluate import accuracy, predictor
 from keyhole.server.state import ServerState
 
@@ -53,7 +62,7 @@ def writers_task(dataset: Dataset, model: Model, is_tuning: bool, ink: int = 0) 
         clients=len(train),
         data=lambda client: _examples(train.client(client), ink),
         count_keys=lambda _: {space.name: KeyCounts.none(space) for space in spaces},
-        localize=_as_they_are,
+        localize=lambda data, _: data,  # pixels name no keys
         metrics={name: _accuracy_on(split, largest, ink) for name, split in splits.items()},
     )
 
@@ -63,11 +72,6 @@ def _examples(columns: Mapping[str, Column], ink: int) -> dict[str, Array]:
     pixels, label = np.asarray(columns["pixels"]), np.asarray(columns["label"])
     pixels = 255 - pixels if ink else pixels
     return {"pixels": pixels.astype(np.float32) / np.float32(255), "label": label.astype(np.int32)}
-
-
-def _as_they_are(data: Any, _: KeysBySpace) -> Any:
-    """Pixels name no keys."""
-    return data
 
 
 def _accuracy_on(split: FederatedData, predict: Callable[..., Array], ink: int) -> Metrics:
@@ -111,4 +115,41 @@ EMNIST_CNN = TaskKind(
     metric="accuracy",
     splits=("test",),
     make=_make_cnn,
+)
+
+
+def expert_of(label: Array, experts: int) -> Array:
+    """Returns the expert, int64, that each character is dealt to: neighbours in the alphabet share
+    one, and of 62 characters each of up to 62 experts has one at least.
+
+    >>> expert_of(np.array([0, 7, 8, 35, 36, 61]), experts=8).tolist()
+    [0, 0, 1, 4, 4, 7]
+    """
+    return label.astype(np.int64) * experts // CLASSES
+
+
+def _make_experts(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+    if sizes["experts"] > CLASSES:
+        raise InputError(
+            f"an expert would have no character: got {sizes['experts']} experts; expected "
+            f"1..{CLASSES}; ask for fewer experts"
+        )
+    layers = {name: sizes[name] for name in ("experts", "features", "hidden")}
+    model = mixture(classes=CLASSES, **layers)
+    (space,) = model.layout.spaces
+
+    def count_keys(examples: Mapping[str, Array]) -> dict[str, KeyCounts]:
+        return {"expert": KeyCounts.of(space, expert_of(examples["label"], space.num_keys))}
+
+    return replace(writers_task(dataset, model, is_tuning, sizes["ink"]), count_keys=count_keys)
+
+
+EXPERTS = TaskKind(
+    name="experts",
+    about="Recognise handwritten characters with a mixture of experts; a key is a whole expert.",
+    kind="writers",
+    defaults=DEFAULTS["experts"],
+    metric="accuracy",
+    splits=("test",),
+    make=_make_experts,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -24,10 +24,9 @@ from keyhole.delivery import delivery_named
 from keyhole.delivery.base import DELIVERY, Delivery
 from keyhole.delivery.clear import Broadcast, OnDemand
 from keyhole.errors import InputError
-from keyhole.experiments.client_keys import choices_of, localize_of
 from keyhole.experiments.named import task_named
-from keyhole.experiments.specs import TASK, identified, name_of
-from keyhole.experiments.task import Metrics, Task, TaskKind
+from keyhole.experiments.specs import TASK, name_of
+from keyhole.experiments.task import Metrics, Task, TaskKind, choices_of, localize_of
 from keyhole.experiments.trial import (
     Result,
     begin_trial,
@@ -37,7 +36,7 @@ from keyhole.experiments.trial import (
     write_result,
     write_seconds,
 )
-from keyhole.identity import Ref
+from keyhole.identity import Ref, identity_of
 from keyhole.keys.choice import choose_with
 from keyhole.keys.structured import CHOICE
 from keyhole.parts import PartKind, resolve
@@ -55,7 +54,6 @@ from keyhole.server.state import ServerState
 from keyhole.server.store import holds_store
 
 DATASET = PartKind("data set", "own-data", record=Dataset)
-ENGINE = PartKind("engine", "own-engine", takes=("clients", "jobs"))
 MADE_OPTIMIZER = PartKind("optimizer", "own-optimizer", {"step": Callable, "read": Callable})
 KINDS = {
     "task": TASK,
@@ -64,9 +62,10 @@ KINDS = {
     "delivery": DELIVERY,
     "aggregation.name": AGGREGATION,
     "metrics": PartKind("metric", "own-metric", takes=("state",)),
+    "engine": PartKind("engine", "own-engine", takes=("clients", "jobs")),
 }
 """Field that names a part, `keys` for every choice -> what a part of your own must be there. An
-engine is checked once it is made."""
+engine that is named by its class is checked once it is made."""
 
 
 def own_dataset(name: str, seed: int) -> Dataset:
@@ -111,13 +110,32 @@ class Experiment:
 
     def __post_init__(self) -> None:
         DATASET.check("dataset", self.dataset)
-        named = {path: ref.name for path, ref in self.spec.parts() if ref.is_own}
-        for path in named.keys() | self.parts:
+        if "data" in self.parts:
+            raise InputError(
+                "data are no part of an experiment: got one at data; expected none; pass the data "
+                "set as `dataset`"
+            )
+        told = dict(self.spec.parts())
+        own = {path: self._own(path) for path, ref in told.items() if ref.is_own} | {**self.parts}
+        for path, part in own.items():
             kind = KINDS.get("keys" if path.startswith("keys.") else path)
-            if kind is not None:
-                name = path if path in self.parts else named[path]
-                kind.check(name, self._own(path, Ref(name)))
-        object.__setattr__(self, "spec", identified(self.spec, self.parts))
+            if kind is not None and not (path == "engine" and isinstance(part, type)):
+                kind.check(path if path in self.parts else told[path].name, part)
+        found = {path: self._identified(path, part, told.get(path)) for path, part in own.items()}
+        object.__setattr__(self, "spec", self.spec.changed(found) if found else self.spec)
+
+    def _identified(self, path: str, part: Any, ref: Ref | None) -> Ref:
+        """The part's name and identity, which is the one that the record says, if it says one."""
+        named = part if hasattr(part, "__qualname__") else type(part)
+        label = f"{named.__module__}:{named.__qualname__}"
+        found = Ref(label if ref is None or path in self.parts else ref.name, identity_of(part))
+        if ref is not None and ref.identity not in ("", found.identity):
+            raise InputError(
+                f"the code or fields of {ref.name} ({path}) are not those that the run was started "
+                f"with: got {found.identity}; expected {ref.identity}; restore them, or start a "
+                "new run"
+            )
+        return found
 
     @cached_property
     def kind(self) -> TaskKind:
@@ -153,23 +171,26 @@ class Experiment:
         )
         if server.optimizer is None:
             return named
-        own = self._own("server.optimizer", server.optimizer)(server.lr)
+        own = self._own("server.optimizer")(server.lr)
         MADE_OPTIMIZER.check(f"what {server.optimizer} returns for a learning rate", own)
         return replace(named, server=own)
 
-    def _own(self, path: str, ref: Ref) -> Any:
+    def _own(self, path: str) -> Any:
         """The part of one's own that a field names."""
-        return self.parts[path] if path in self.parts else resolve(ref.name)
+        return (
+            self.parts[path] if path in self.parts else resolve(dict(self.spec.parts())[path].name)
+        )
 
     @property
     def engine(self) -> Executor | None:
         """Where clients train, if that is an engine of your own."""
         if not self.spec.engine.is_own:
             return None
-        found = self._own("engine", self.spec.engine)
-        made = found() if isinstance(found, type) else found
-        ENGINE.check(self.spec.engine.name, made)
-        return cast("Executor", made)
+        found = self._own("engine")
+        if isinstance(found, type):
+            found = found()
+            KINDS["engine"].check(self.spec.engine.name, found)
+        return cast("Executor", found)
 
     @cached_property
     def keys_per_client(self) -> dict[str, int]:
@@ -192,31 +213,25 @@ class Experiment:
 
     def run_parts(self, trial: int) -> RunParts:
         """Returns what stays the same in every round of one trial."""
+        asked, clients = self.spec.cohort, self.task.clients
+        size = min(asked.size, clients)  # as large as the population allows
+        over = min(asked.over_selection, clients / size)
+        stream, private = self.spec.asynchronous, self.spec.privacy
         return RunParts(
-            cohorts=self._cohorts,
+            cohorts=Cohorts(clients, **asked.values() | {"size": size, "over_selection": over}),
             keys_per_client=self.keys_per_client,
             seed=self.spec.seed,
             trial=trial,
             over=self.spec.mean_over,
             delivery=self._delivery,
             aggregate=self._aggregate,
-            privacy=self._privacy,
-            buffering=self._buffering,
+            privacy=None if private is None else Privacy(**private.values()),
+            buffering=None
+            if stream is None
+            else Buffering(stream.concurrency, size, stream.max_staleness, duration=exponential),
             shared_keys=self.spec.shared_keys,
             for_devices=self.spec.with_trial(trial).for_devices(),
         )
-
-    @property
-    def _buffering(self) -> Buffering | None:
-        stream, goal = self.spec.asynchronous, self._cohorts.size
-        if stream is None:
-            return None
-        return Buffering(stream.concurrency, goal, stream.max_staleness, duration=exponential)
-
-    @property
-    def _privacy(self) -> Privacy | None:
-        private = self.spec.privacy
-        return None if private is None else Privacy(**private.values())
 
     @property
     def _aggregate(self) -> Aggregation:
@@ -227,14 +242,6 @@ class Experiment:
         name = PLAIN.about.name if sums.name is None else sums.name.name
         return aggregation_named(name, rounding, signed=sums.signed)
 
-    @property
-    def _cohorts(self) -> Cohorts:
-        """As large as the population allows."""
-        asked, clients = self.spec.cohort, self.task.clients
-        size = min(asked.size, clients)
-        over = min(asked.over_selection, clients / size)
-        return Cohorts(clients, **asked.values() | {"size": size, "over_selection": over})
-
     @cached_property
     def _delivery(self) -> Delivery:
         """How slices travel; trials share what it keeps."""
@@ -242,7 +249,7 @@ class Experiment:
         found: Delivery = OnDemand() if is_select else Broadcast()
         ref = self.spec.delivery
         if ref is not None:
-            found = self._own("delivery", ref) if ref.is_own else delivery_named(ref.name)
+            found = self._own("delivery") if ref.is_own else delivery_named(ref.name)
         return found.for_run(self.keys_per_client, allow_simulation=self.allow_simulation)
 
     def check(self) -> None:
@@ -316,13 +323,16 @@ class Experiment:
         asked = self.describe(trial)
         done = None if directory is None else read_result(directory, asked)
         if done is not None:
-            _tell(on_note, done.notes)
+            for note in done.notes:
+                on_note(note)
             return done
         before, notes = (0.0, ()) if directory is None else read_seconds(directory)
         started, run = time.perf_counter(), self.start(trial, directory, kind, hold)
         notes = (*run.notes, *notes)
-        _tell(on_note, notes)
-        _tell(on_round, run.records)
+        for note in notes:
+            on_note(note)
+        for record in run.records:
+            on_round(record)
         try:
             evaluation = Evaluation(self._metrics(self._curve_split), self.spec.evaluate_every)
             where = execute or self.engine or in_process
@@ -376,7 +386,7 @@ class Experiment:
         usual, ref = self.task.metrics[split], self.spec.metrics
         if ref is None:
             return usual
-        own = Evaluation(self._own("metrics", ref))
+        own = Evaluation(self._own("metrics"))
 
         def both(state: ServerState) -> dict[str, float]:
             known, more = dict(usual(state)), own.of(state)
@@ -409,11 +419,3 @@ class Experiment:
             notes=list(notes),
             run=digest,
         )
-
-
-_T = TypeVar("_T")
-
-
-def _tell(listener: Callable[[_T], None], all_of: Iterable[_T]) -> None:
-    for each in all_of:
-        listener(each)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from keyhole.experiments.emnist import EMNIST_2NN, EMNIST_CNN
-from keyhole.experiments.experts import EXPERTS
+from keyhole.experiments.emnist import EMNIST_2NN, EMNIST_CNN, EXPERTS
 from keyhole.experiments.movies import MOVIES
 from keyhole.experiments.so_tag import SO_TAG
 from keyhole.experiments.so_word import SO_WORD

@@ -1,4 +1,4 @@
-"""Lists the arms of each figure and table of the paper, at two scales.
+"""Lists the arms of each figure and table of the paper, at two scales, and those of the demo.
 
 `paper` has the paper's settings and needs its data. `small` asks the same questions of a few
 thousand clients in minutes: fewer rounds and trials, and for the transformer smaller layers in
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
+from keyhole.data.federated import Dataset
+from keyhole.data.open import make_synthetic
 from keyhole.errors import InputError
 from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import defaults_of, name_of, spec_of
@@ -107,6 +110,7 @@ STRATEGIES = {"top": "Top", "random": "Random", "random-top": "Random Top"}
 FILTERS, NEURONS = (4, 8, 16, 32, 64), (10, 50, 100, 200)
 ALPHAS = (0.01, 0.1, 0.25, 0.5)
 RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+_PER_CLIENT = "keys per client, m"
 
 
 def _spec(
@@ -126,48 +130,26 @@ def _spec(
 
 def _tag_recall(scale: Scale) -> Sweep:
     """Recall by size of the vocabulary and keys per client."""
-    lines = [
-        SweepLine(
-            f"n = {n:,}",
-            f"m = {m:,}",
-            m,
-            _spec("so_tag", scale, {"word": m}, {"sizes.words": n}),
-        )
-        for n in VOCABULARIES[scale]
-        for m in WORDS_PER_CLIENT[scale]
-        if m <= n
-    ]
-    return Sweep(
-        "tag-recall",
-        "Tag prediction: recall@5 by vocabulary n and keys per client m",
-        "so_tag",
-        ("curves", "final"),
-        "keys per client, m",
-        tuple(lines),
-        TRIALS[scale],
-    )
+    title = "Tag prediction: recall@5 by vocabulary n and keys per client m"
+    lines = []
+    for n, m in product(VOCABULARIES[scale], WORDS_PER_CLIENT[scale]):
+        if m <= n:
+            spec = _spec("so_tag", scale, {"word": m}, {"sizes.words": n})
+            lines.append(SweepLine(f"n = {n:,}", f"m = {m:,}", m, spec))
+    figures = "curves", "final"
+    return Sweep("tag-recall", title, "so_tag", figures, _PER_CLIENT, tuple(lines), TRIALS[scale])
 
 
 def _tag_keys(scale: Scale) -> Sweep:
     """Recall by how a client chooses its words."""
-    lines = [
-        SweepLine(
-            f"n = {n:,}, m = {m:,}",
-            label,
-            place,
-            _spec("so_tag", scale, {"word": m}, {"sizes.words": n, "keys.word.choice": choice}),
-        )
-        for n, m in CHOSEN[scale]
-        for place, (choice, label) in enumerate(STRATEGIES.items())
-    ]
+    title, lines = "Tag prediction: recall@5 by choice of keys", []
+    for n, m in CHOSEN[scale]:
+        for place, (choice, label) in enumerate(STRATEGIES.items()):
+            changes = {"sizes.words": n, "keys.word.choice": choice}
+            spec = _spec("so_tag", scale, {"word": m}, changes)
+            lines.append(SweepLine(f"n = {n:,}, m = {m:,}", label, place, spec))
     return Sweep(
-        "tag-keys",
-        "Tag prediction: recall@5 by choice of keys",
-        "so_tag",
-        ("curves",),
-        "choice of keys",
-        tuple(lines),
-        TRIALS[scale],
+        "tag-keys", title, "so_tag", ("curves",), "choice of keys", tuple(lines), TRIALS[scale]
     )
 
 
@@ -176,15 +158,8 @@ def _emnist(task: str, space: str, counts: tuple[int, ...], title: str) -> Calla
 
     def sweep(scale: Scale) -> Sweep:
         lines = [SweepLine("", f"m = {m}", m, _spec(task, scale, {space: m})) for m in counts]
-        return Sweep(
-            task.replace("_", "-"),
-            f"{title}: test accuracy by random keys per client m",
-            task,
-            ("curves",),
-            "keys per client, m",
-            tuple(lines),
-            TRIALS[scale],
-        )
+        name, words = task.replace("_", "-"), f"{title}: test accuracy by random keys per client m"
+        return Sweep(name, words, task, ("curves",), _PER_CLIENT, tuple(lines), TRIALS[scale])
 
     return sweep
 
@@ -193,25 +168,13 @@ def _fixed(task: str, space: str, counts: tuple[int, ...], title: str) -> Callab
     """Accuracy with keys that each client draws, and with keys drawn once a round."""
 
     def sweep(scale: Scale) -> Sweep:
-        lines = [
-            SweepLine(
-                f"m = {m}",
-                "fixed" if shared else "independent",
-                m,
-                _spec(task, scale, {space: m}, {f"keys.{space}.shared": shared}),
-            )
-            for m in counts[:-1]
-            for shared in (False, True)
-        ]
-        return Sweep(
-            f"{task.replace('_', '-')}-fixed",
-            f"{title}: keys drawn by each client, or once for all clients of a round",
-            task,
-            ("curves",),
-            "keys per client, m",
-            tuple(lines),
-            TRIALS[scale],
-        )
+        lines = []
+        for m, label in product(counts[:-1], ("independent", "fixed")):
+            shared = {f"keys.{space}.shared": label == "fixed"}
+            lines.append(SweepLine(f"m = {m}", label, m, _spec(task, scale, {space: m}, shared)))
+        words = f"{title}: keys drawn by each client, or once for all clients of a round"
+        name = f"{task.replace('_', '-')}-fixed"
+        return Sweep(name, words, task, ("curves",), _PER_CLIENT, tuple(lines), TRIALS[scale])
 
     return sweep
 
@@ -222,11 +185,8 @@ def _word_alpha(scale: Scale) -> Sweep:
     spaces = [KeySpace("word", sizes["words"]), KeySpace("neuron", sizes["neurons"])]
     whole = {"word": None, "neuron": None}
     lines = []
-    for scheme, cut in (
-        ("structured", ("word",)),
-        ("random", ("neuron",)),
-        ("mixed", ("word", "neuron")),
-    ):
+    schemes = {"structured": ("word",), "random": ("neuron",), "mixed": ("word", "neuron")}
+    for scheme, cut in schemes.items():
         for alpha in ALPHAS:
             counts = share_of_keys(spaces, alpha)
             counts["word"] += 4  # the special words come on top
@@ -234,76 +194,43 @@ def _word_alpha(scale: Scale) -> Sweep:
             spec = _spec("so_word", scale, chosen)
             lines.append(SweepLine(scheme, f"alpha = {alpha:g}", alpha, spec))
         lines.append(SweepLine(scheme, "alpha = 1", 1.0, _spec("so_word", scale, whole)))
+    title = "Next-word prediction: test accuracy against the size of a client's model"
+    x_label = "share of keys, alpha"
     return Sweep(
-        "word-alpha",
-        "Next-word prediction: test accuracy against the size of a client's model",
-        "so_word",
-        ("frontier",),
-        "share of keys, alpha",
-        tuple(lines),
-        TRIALS[scale],
+        "word-alpha", title, "so_word", ("frontier",), x_label, tuple(lines), TRIALS[scale]
     )
 
 
 def _divisor(scale: Scale) -> Sweep:
     """Accuracy when sums are divided by the cohort (Eq. 5), and by those who chose the key."""
-    lines = [
-        SweepLine(
-            f"m = {m}",
-            "over the cohort" if over == "cohort" else "over those who chose the key",
-            m,
-            _spec("emnist_2nn", scale, {"neuron": m}, {"mean_over": over}),
-        )
-        for m in NEURONS[:-1]
-        for over in ("cohort", "choosers")
-    ]
+    title = "2NN: updates divided by the cohort, or by those who chose the key"
+    labels = {"cohort": "over the cohort", "choosers": "over those who chose the key"}
+    lines = []
+    for m, (over, label) in product(NEURONS[:-1], labels.items()):
+        spec = _spec("emnist_2nn", scale, {"neuron": m}, {"mean_over": over})
+        lines.append(SweepLine(f"m = {m}", label, m, spec))
     return Sweep(
-        "divisor",
-        "2NN: updates divided by the cohort, or by those who chose the key",
-        "emnist_2nn",
-        ("curves",),
-        "keys per client, m",
-        tuple(lines),
-        TRIALS[scale],
+        "divisor", title, "emnist_2nn", ("curves",), _PER_CLIENT, tuple(lines), TRIALS[scale]
     )
-
-
-def _without_select(task: str) -> dict[str, int | None]:
-    """Keys per client that change nothing: all; for so_tag the client's own words are as good
-    (Eq. 2), and far fewer."""
-    usual = defaults_of(task)
-    return {"word": usual.sizes["words"]} if task == "so_tag" else dict.fromkeys(usual.keys)
 
 
 def _rates(task: str) -> Callable[[Scale], Sweep]:
     """Validation metric over client and server rates, without select."""
 
     def sweep(scale: Scale) -> Sweep:
-        whole = _without_select(task)
-        lines = [
-            SweepLine(
-                "",
-                f"client {client:g}, server {server:g}",
-                client,
-                _spec(
-                    task,
-                    scale,
-                    whole,
-                    {"client.lr": client, "server.lr": server, "tuning": True},
-                ),
-            )
-            for client in RATES
-            for server in RATES
-        ]
-        return Sweep(
-            f"{task.replace('_', '-')}-rates",
-            f"{task}: validation by client and server rate, without select",
-            task,
-            ("grid",),
-            "client rate",
-            tuple(lines),
-            1 if scale == "small" else TRIALS[scale],
-        )
+        usual = defaults_of(task)
+        whole: dict[str, int | None] = dict.fromkeys(usual.keys)
+        if task == "so_tag":  # the client's own words are as good as all (Eq. 2), and far fewer
+            whole = {"word": usual.sizes["words"]}
+        lines = []
+        for client, server in product(RATES, RATES):
+            changes = {"client.lr": client, "server.lr": server, "tuning": True}
+            label = f"client {client:g}, server {server:g}"
+            lines.append(SweepLine("", label, client, _spec(task, scale, whole, changes)))
+        name = f"{task.replace('_', '-')}-rates"
+        title = f"{task}: validation by client and server rate, without select"
+        trials = 1 if scale == "small" else TRIALS[scale]
+        return Sweep(name, title, task, ("grid",), "client rate", tuple(lines), trials)
 
     return sweep
 
@@ -331,3 +258,37 @@ def sweep_named(name: str, scale: Scale) -> Sweep:
     if name not in SWEEPS:
         raise InputError(f"no such sweep: got {name}; expected {', '.join(SWEEPS)}; choose one")
     return SWEEPS[name](scale)
+
+
+DEMO_SIZES = {"words": 4000, "tags": 100}
+DEMO_COHORT = 30
+
+
+def demo_arms(rounds: int, seed: int) -> dict[str, RunSpec]:
+    """Returns the lines of the demo, tag prediction on synthetic posts, by what a client's keys
+    are; no select comes first."""
+
+    def arm(words: int | None) -> RunSpec:
+        return spec_of(
+            "so_tag",
+            sizes=DEMO_SIZES,
+            keys={"word": {"count": words}},
+            client={"lr": 2.0},
+            server={"lr": 0.3},
+            cohort={"size": DEMO_COHORT},
+            rounds=rounds,
+            evaluate_every=min(2, rounds),  # a demo of one round has a point to draw
+            seed=seed,
+        )
+
+    return {
+        "no select": arm(None),
+        "all own words": arm(DEMO_SIZES["words"]),
+        "top 100 words": arm(100),
+        "top 30 words": arm(30),
+    }
+
+
+def demo_data(seed: int) -> Dataset:
+    """Returns the posts that the demo trains on, made from a seed."""
+    return make_synthetic("posts", seed, users=600, topics=20, **DEMO_SIZES)

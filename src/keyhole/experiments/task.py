@@ -16,7 +16,8 @@ from keyhole.arrays import Array, KeyArray
 from keyhole.data.federated import Dataset
 from keyhole.errors import InputError
 from keyhole.experiments.specs import check_sizes
-from keyhole.keys.choice import KeyCounts
+from keyhole.keys.choice import Choice, KeyCounts
+from keyhole.keys.structured import always, choice_named, sampled_correction, with_negatives
 from keyhole.models.model import Model
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.spec import RunSpec
@@ -85,17 +86,14 @@ class TaskKind:
                 "there is"
             )
         for split in ("train", *self.splits):
-            _check_split(dataset, split)
+            if split not in dataset.splits:
+                raise InputError(
+                    f"dataset {dataset.name} has no {split} split: got "
+                    f"{', '.join(dataset.splits)}; expected train, and those that the task is "
+                    "evaluated on; bring data of more clients"
+                )
         check_sizes(self.defaults.sizes, sizes or {})
         return self.make(dataset, {**self.defaults.sizes, **(sizes or {})}, is_tuning)
-
-
-def _check_split(dataset: Dataset, split: str) -> None:
-    if split not in dataset.splits:
-        raise InputError(
-            f"dataset {dataset.name} has no {split} split: got {', '.join(dataset.splits)}; "
-            "expected train, and those that the task is evaluated on; bring data of more clients"
-        )
 
 
 def check_words(dataset: Dataset, words: int) -> None:
@@ -141,3 +139,69 @@ def pad_rows(row: Array, value: Array, rows: int) -> Array:
     padded = np.full((rows, max(1, counts.max(initial=0))), -1, np.int32)
     padded[row, within] = value
     return padded
+
+
+STRUCTURED = ("top", "random", "random-top")  # as many of a client's own keys as it may hold
+
+
+def choices_of(spec: RunSpec, task: Task, own: Mapping[str, Choice]) -> dict[str, Choice]:
+    """Returns the choice of each key space: what everybody has, what is named, what is drawn.
+    `own` has choices in place of those that the record names."""
+    _check_keys(spec, task)
+    choices = {}
+    for space, keys in spec.keys.items():
+        choice = own.get(space) or choice_named(keys.choice.name)
+        if space in task.always and keys.choice.name != "all":
+            choice = always(task.always[space].tolist(), choice)
+        if spec.client.negatives and space == task.outputs and keys.choice.name != "all":
+            choice = with_negatives(choice, spec.client.negatives)
+        choices[space] = choice
+    return choices
+
+
+def localize_of(spec: RunSpec, task: Task) -> Callable[[Any, KeysBySpace], Any]:
+    """Returns the task's `localize`, with the correction of a sampled softmax where words are
+    drawn."""
+    if not spec.client.negatives:
+        return task.localize
+    assert task.outputs is not None
+    name = task.outputs
+
+    def localize(data: Any, keys: KeysBySpace) -> Any:
+        examples = task.localize(data, keys)
+        first = task.always.get(name, np.empty(0, np.int64)).tolist()
+        own, correction = sampled_correction(
+            keys[name], task.count_keys(data)[name], spec.client.negatives, first
+        )
+        count = len(next(iter(examples.values())))
+        return {
+            **examples,
+            "own": np.full(count, own, np.int32),
+            "correction": np.full(count, correction, np.float32),
+        }
+
+    return localize
+
+
+def _check_keys(spec: RunSpec, task: Task) -> None:
+    """Raises InputError where a client could not hold what everybody has, or words are drawn where
+    there is no softmax or no own words to tell them from."""
+    negatives, outputs = spec.client.negatives, task.outputs
+    if negatives and outputs is None:
+        raise InputError(
+            f"task {spec.task} has no softmax that is cut: got negatives {negatives}; expected 0; "
+            "leave negatives out; so_word has them"
+        )
+    if negatives and outputs and spec.keys[outputs].choice.name not in STRUCTURED:
+        raise InputError(
+            f"negatives need own keys of {outputs!r} to tell them from: got "
+            f"{spec.keys[outputs].choice}; expected {', '.join(STRUCTURED)}; choose one of them, "
+            "or leave negatives out"
+        )
+    for space, first in task.always.items():
+        m = spec.keys[space].count
+        if m is not None and m < len(first):
+            raise InputError(
+                f"a client cannot hold the keys of {space!r} that everybody has: got {m} keys; "
+                f"expected {len(first)} or more; raise --m"
+            )
