@@ -26,9 +26,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from keyhole.errors import InputError
 from keyhole.experiments.report.frontier import draw_frontier
-from keyhole.experiments.report.results import OVERVIEW, Curve, Series, Spread, SweepResults
-from keyhole.experiments.report.style import (
+from keyhole.experiments.report.results import (
     INCOMPLETE,
+    OVERVIEW,
+    Curve,
+    Series,
+    Spread,
+    SweepResults,
+)
+from keyhole.experiments.report.style import (
     NOTHING,
     WIDTH,
     SeriesStyle,
@@ -144,14 +150,17 @@ def draw_final(sweep: SweepResults) -> Figure:
         left, right = figure.subplots(1, 2)
         handles: list[Artist] = []
         for panel, lines in sweep.panels.items():
-            handles.append(_draw_sizes(left, lines, places, styles[panel]))
+            points = sorted((places[li], li.relative_size) for li in lines if li.relative_size)
+            xs, ys = [x for x, _ in points], [y for _, y in points]
+            handles += left.plot(xs, ys, **styles[panel].line())
             spreads = [line.test for line in lines]
             draw_points(right, [places[line] for line in lines], spreads, styles[panel])
         _finish_sizes(left, sweep.lines)
         label_metric(right, sweep.metric, "test")
         for axes in (left, right):
             _finish_x(axes, sweep, places)
-        _explain(figure, sweep, handles)
+        names = [sweep.starred(panel, *lines) for panel, lines in sweep.panels.items()]
+        add_legend(figure, handles, names, sweep.note)
     return figure
 
 
@@ -166,15 +175,6 @@ def _places(sweep: SweepResults) -> dict[Series, float]:
 def _has_x(sweep: SweepResults) -> bool:
     """Whether every line has an x."""
     return all(line.x is not None for line in sweep.lines)
-
-
-def _draw_sizes(
-    axes: Axes, lines: Sequence[Series], places: dict[Series, float], style: SeriesStyle
-) -> Artist:
-    """Draws the relative sizes of one panel."""
-    points = sorted((places[li], li.relative_size) for li in lines if li.relative_size)
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    return axes.plot(xs, ys, **style.line())[0]
 
 
 def _finish_sizes(axes: Axes, lines: Sequence[Series]) -> None:
@@ -199,16 +199,6 @@ def _finish_x(axes: Axes, sweep: SweepResults, places: dict[Series, float]) -> N
     axes.set_xlim(-0.4, len(labels) - 0.6)
 
 
-def _explain(figure: Figure, sweep: SweepResults, handles: Sequence[Artist]) -> None:
-    """Adds the legend, with stars at panels whose trials are not all there."""
-    names = [
-        panel if all(map(sweep.is_complete, lines)) else f"{panel} *"
-        for panel, lines in sweep.panels.items()
-    ]
-    incomplete = not all(map(sweep.is_complete, sweep.lines))
-    add_legend(figure, handles, names, INCOMPLETE if incomplete else "")
-
-
 def draw_runs(sweep: SweepResults) -> Figure:
     """Draws every metric over rounds, and the first against what a client moves in a round.
 
@@ -229,22 +219,18 @@ def draw_runs(sweep: SweepResults) -> Figure:
             label_metric(axes, metric, sweep.split)
         handles = [_draw_cost(right, *pair) for pair in zip(sweep.lines, styles, strict=True)]
         _finish_costs(right, sweep)
-        complete = {line: sweep.is_complete(line) for line in sweep.lines}
         short = shorten_names([line.label for line in sweep.lines])
-        names = [n if complete[k] else f"{n} *" for k, n in zip(sweep.lines, short, strict=True)]
-        add_legend(figure, handles, names, "" if all(complete.values()) else INCOMPLETE)
+        names = [sweep.starred(n, line) for n, line in zip(short, sweep.lines, strict=True)]
+        add_legend(figure, handles, names, sweep.note)
     return figure
 
 
 def _draw_cost(axes: Axes, line: Series, style: SeriesStyle) -> Artist:
-    """Draws a point at what a client moves and what the model has reached."""
+    """Draws a point at what a client moves and what the model has reached: the test metric, or
+    while there is none the end of the curve."""
     costs = line.costs
-    return draw_points(axes, [costs.kilobytes if costs else 0.0], [_reached(line)], style)
-
-
-def _reached(line: Series) -> Spread | None:
-    """The test metric, or while there is none the end of the curve; None without costs."""
-    return (line.test or line.last) if line.costs else None
+    reached = (line.test or line.last) if costs else None
+    return draw_points(axes, [costs.kilobytes if costs else 0.0], [reached], style)
 
 
 def _finish_costs(axes: Axes, sweep: SweepResults) -> None:
@@ -301,17 +287,11 @@ def draw_grid(sweep: SweepResults) -> Figure:
         for axes, (panel, cells) in zip(grid.flat, maps.items(), strict=False):
             _draw_map(axes, cells, sweep)
             axes.set_title(panel)
-        figure.suptitle(_explanation(sweep), fontsize=10)
+        split = sweep.split if any(line.last for line in sweep.lines) else "test"
+        unit = " (%)" if is_share(sweep.metric) else ""
+        text = f"{split} {metric_name(sweep.metric)}{unit}, best cell framed".strip()
+        figure.suptitle(f"{text}\n{sweep.note}".rstrip(), fontsize=10)
     return figure
-
-
-def _explanation(sweep: SweepResults) -> str:
-    """What the numbers in the cells are."""
-    split = sweep.split if any(line.last for line in sweep.lines) else "test"
-    unit = " (%)" if is_share(sweep.metric) else ""
-    text = f"{split} {metric_name(sweep.metric)}{unit}, best cell framed".strip()
-    incomplete = not all(map(sweep.is_complete, sweep.lines))
-    return f"{text}\n{INCOMPLETE}" if incomplete else text
 
 
 def _cells(sweep: SweepResults, lines: Sequence[Series]) -> Cells:
@@ -323,17 +303,13 @@ def _cells(sweep: SweepResults, lines: Sequence[Series]) -> Cells:
         settings = line.trials[0].settings
         rates = float(settings["server.lr"]), float(settings["client.lr"])
         if rates in cells:
-            raise _refuse(sweep, line, f"the rates of {cells[rates].arm}")
+            raise InputError(
+                f"arm {line.arm} has no cell of its own in the grid of {sweep.name}: got the rates "
+                f"of {cells[rates].arm}; expected one line for each pair of rates in a panel; put "
+                "the lines into different panels, or drop `grid` from the sweep's figures"
+            )
         cells[rates] = line
     return cells
-
-
-def _refuse(sweep: SweepResults, line: Series, got: str) -> InputError:
-    return InputError(
-        f"arm {line.arm} has no cell of its own in the grid of {sweep.name}: got {got}; expected "
-        "one line for each pair of rates in a panel; put the lines into different panels, or drop "
-        "`grid` from the sweep's figures"
-    )
 
 
 def _draw_map(axes: Axes, cells: Cells, sweep: SweepResults) -> None:
@@ -360,7 +336,6 @@ def _write_cell(
     axes: Axes, x: int, y: int, line: Series, sweep: SweepResults, values: np.ndarray
 ) -> None:
     """Prints the mean in a cell, dark on light and light on dark."""
-    star = "" if sweep.is_complete(line) else " *"
     value = values[y, x]
     low, high = np.nanmin(values, initial=np.inf), np.nanmax(values, initial=-np.inf)
     share = (value - low) / (high - low) if high > low else 0.0
@@ -368,15 +343,11 @@ def _write_cell(
     is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 or not math.isfinite(value)
     size = 9 if values.shape[1] <= 5 else 7
     color = "black" if is_light else "white"
-    text = _cell_text(value, sweep.metric, is_empty=tuning_value(line) is None) + star
-    axes.text(x, y, text, ha="center", va="center", color=color, fontsize=size)
-
-
-def _cell_text(value: float, metric: str, *, is_empty: bool) -> str:
-    """A mean in as many digits as a cell has room for."""
+    text = f"{100 * value:.2f}" if is_share(sweep.metric) else f"{value:.3g}"
     if not math.isfinite(value):
-        return NOTHING if is_empty else "not\nfinite"
-    return f"{100 * value:.2f}" if is_share(metric) else f"{value:.3g}"
+        text = NOTHING if tuning_value(line) is None else "not\nfinite"
+    text = sweep.starred(text, line)
+    axes.text(x, y, text, ha="center", va="center", color=color, fontsize=size)
 
 
 def _frame_best(axes: Axes, values: np.ndarray) -> None:

@@ -19,7 +19,6 @@ from matplotlib.transforms import Bbox
 
 from keyhole.experiments.report.results import Series, SweepResults
 from keyhole.experiments.report.style import (
-    INCOMPLETE,
     SeriesStyle,
     add_legend,
     draw_points,
@@ -70,7 +69,7 @@ def place_labels(
     # Settles the layout, so that pixels mean what they will mean in the file.
     figure.draw_without_rendering()
     lines = [[_pixels(axes, point) for point in points] for points in series]
-    marks = [_box(point) for points in lines for point in points]
+    marks = [Bbox([[x, y], [x, y]]).padded(_POINT) for points in lines for x, y in points]
     taken: list[Bbox] = []
     done: list[tuple[str, Point]] = []
     for points, pixels, names in zip(series, lines, labels, strict=True):
@@ -132,11 +131,6 @@ def _pixels(axes: Axes, point: Point) -> Point:
     return float(x), float(y)
 
 
-def _box(point: Point) -> Bbox:
-    x, y = point
-    return Bbox.from_extents(x - _POINT, y - _POINT, x + _POINT, y + _POINT)
-
-
 def _is_near(one: Point, other: Point) -> bool:
     return abs(one[0] - other[0]) < _NEAR and abs(one[1] - other[1]) < _NEAR
 
@@ -154,12 +148,10 @@ def draw_frontier(sweep: SweepResults) -> Figure:
             for lines, style in zip(shown.values(), styles.values(), strict=True)
         ]
         _finish_axes(axes, sweep)
-        complete = {p: all(map(sweep.is_complete, lines)) for p, lines in sweep.panels.items()}
-        names = [panel if complete[panel] else f"{panel} *" for panel in shown]
+        names = [sweep.starred(panel, *lines) for panel, lines in sweep.panels.items()]
         named, labels = _short_labels([[line.label for line in li] for li in shown.values()])
-        notes = [f"at the points: {named}"] * bool(named)
-        notes += [INCOMPLETE] * (not all(complete.values()))
-        add_legend(figure, handles, names, "\n".join(notes))
+        note = f"at the points: {named}\n{sweep.note}" if named else sweep.note
+        add_legend(figure, handles, names, note.rstrip())
         points = [[_point(line) for line in lines] for lines in shown.values()]
         place_labels(axes, points, labels, "#333333")
     return figure

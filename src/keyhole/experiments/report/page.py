@@ -123,17 +123,14 @@ a single trial has none. The paper's numbers are its own, at its own scale, over
 
 def _contents(sections: Sequence[Section]) -> str:
     """Links to the sweeps, with a mark at those that are not complete."""
-    items = "\n".join(
-        f'<li><a href="#{escape(s.sweep.name)}">{escape(s.sweep.title)}</a>{_mark(s.table)}</li>'
-        for s in sections
-    )
-    return f"<nav><ul>\n{items}\n</ul></nav>"
-
-
-def _mark(table: ReportTable) -> str:
-    lacking = len(table.notes)
-    lines = "line" if lacking == 1 else "lines"
-    return f' <span class="mark">({lacking} {lines} incomplete)</span>' if lacking else ""
+    items = []
+    for section in sections:
+        sweep, lacking = section.sweep, len(section.table.notes)
+        lines = "line" if lacking == 1 else "lines"
+        mark = f' <span class="mark">({lacking} {lines} incomplete)</span>' if lacking else ""
+        link = f'<a href="#{escape(sweep.name)}">{escape(sweep.title)}</a>'
+        items.append(f"<li>{link}{mark}</li>\n")
+    return f"<nav><ul>\n{''.join(items)}</ul></nav>"
 
 
 def _section(section: Section) -> str:
@@ -180,7 +177,11 @@ def _settings(sweep: SweepResults) -> str:
     }
     for name in dict.fromkeys(name for trial in trials for name in trial.settings):
         facts[name] = _values(trial.settings.get(name) for trial in trials)
-    facts["versions"] = _values(_pairs(trial.run.get("versions")) for trial in trials)
+    versions = [trial.run.get("versions") for trial in trials]
+    pairs = [
+        [f"{name} {v}" for name, v in each.items()] for each in versions if isinstance(each, dict)
+    ]
+    facts["versions"] = _values(map(", ".join, pairs))
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>\n"
         for name, value in facts.items()
@@ -197,13 +198,6 @@ def _data(trial: Trial) -> str:
     checksum = str(data.get("sha256", ""))[:12]
     kind = f"{data.get('kind')}, sha256 {checksum}..." if checksum else data.get("kind")
     return f"{data.get('name')} ({kind})"
-
-
-def _pairs(values: Any) -> str | None:
-    """Names and values on one line."""
-    if not isinstance(values, dict):
-        return None
-    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _values(values: Iterable[Any]) -> str:
@@ -224,8 +218,9 @@ def write_section(sweep: SweepResults, to: Path) -> tuple[Section, list[Path]]:
         kind: save_figure(figure, to / f"{sweep.name}-{kind}")
         for kind, figure in draw_sweep(sweep).items()
     }
-    text = to / f"{sweep.name}.md"
-    _write(text, _markdown(sweep, table))
+    text, finding = to / f"{sweep.name}.md", find_finding(sweep.name)
+    said = f"The paper ({finding.source}): {finding.text}\n\n" if finding else ""
+    _write(text, said + to_markdown(table))
     section = Section(sweep, table, {kind: svg.read_bytes() for kind, (_, svg) in saved.items()})
     return section, [path for paths in saved.values() for path in paths] + [text]
 
@@ -244,13 +239,6 @@ def write_privacy(tables: Sequence[PriceTable], to: Path) -> list[Path]:
     drawn = save_figure(draw_privacy(tables), to / "private-select")
     _write(text, privacy.to_markdown(tables))
     return [*drawn, text]
-
-
-def _markdown(sweep: SweepResults, table: ReportTable) -> str:
-    """The table, with what the paper found above it."""
-    finding = find_finding(sweep.name)
-    said = f"The paper ({finding.source}): {finding.text}\n\n" if finding else ""
-    return said + to_markdown(table)
 
 
 def _write(path: Path, text: str) -> None:

@@ -25,7 +25,7 @@ from keyhole.experiments.report.results import (
     Trial,
     TrialResult,
 )
-from keyhole.rounds.record import RoundRecord, decode_records, metrics_from_json
+from keyhole.rounds.record import RoundRecord, metrics_from_json, read_records
 from keyhole.rounds.spec import RunSpec
 
 
@@ -42,7 +42,6 @@ class _Read(Struct, frozen=True):
 
 
 _Count: TypeAlias = Annotated[int, Meta(ge=0)]
-_Metrics: TypeAlias = dict[str, float]  # a run that diverged has some that are not finite
 
 
 class _Result(_Read, frozen=True):
@@ -94,19 +93,7 @@ class _Run(_Read, frozen=True):
     titles: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class _Recorded(_Read, frozen=True):
-    """What is read of the record of a round."""
-
-    round: _Count
-    metrics: _Metrics
-    bytes_down: list[_Count]
-    bytes_up: list[_Count]
-    seen_by: dict[str, str]
-    seen_in_sum: dict[str, str]
-    privacy: dict[str, Any]
-
-
-def curve_of(records: Iterable[RoundRecord | _Recorded], metric: str) -> dict[int, float]:
+def curve_of(records: Iterable[RoundRecord], metric: str) -> dict[int, float]:
     """Returns rounds done -> value, where a round was evaluated: the record of round t tells the
     state after t + 1 rounds."""
     return {r.round + 1: r.metrics[metric] for r in records if metric in r.metrics}
@@ -228,6 +215,7 @@ def _read_trial(directory: Path) -> Trial:
     if spec.trial != _number(directory):
         raise _foreign(path, what, f"spec.trial {spec.trial} in another directory")
     records = _read_records(directory / "records.jsonl")
+    metrics = sorted({name for record in records for name in record.metrics})
     done = max((record.round + 1 for record in records), default=0)
     result = _read_result(directory / "result.json")
     return Trial(
@@ -237,21 +225,24 @@ def _read_trial(directory: Path) -> Trial:
         rounds_done=done,
         relative_size=told.size.client / told.size.server,
         split=told.curve,
-        curves=_curves(records),
+        curves={name: curve_of(records, name) for name in metrics},
         costs=_costs(records),
         # Records beyond the result are of a run that was asked to go on and has not ended yet.
         result=result if result is not None and result.rounds >= done else None,
     )
 
 
-def _read_records(path: Path) -> list[_Recorded]:
+def _read_records(path: Path) -> list[RoundRecord]:
     """The records of a run that may have none yet."""
-    what = "the records of a run"
     try:
-        records = decode_records(path.read_bytes()) if path.exists() else []
+        records = read_records(path)
     except InputError as error:
         raise _naming(path, error) from error
-    return [_convert(vars(record), _Recorded, path, what) for record in records]
+    for record in records:
+        if min(record.round, *record.bytes_down, *record.bytes_up, 0) < 0:
+            got = f"a round or bytes below 0 in round {record.round}"
+            raise _foreign(path, "the records of a run", got)
+    return records
 
 
 def _read_result(path: Path) -> TrialResult | None:
@@ -262,32 +253,22 @@ def _read_result(path: Path) -> TrialResult | None:
     return TrialResult(told.rounds, told.seconds, metrics_from_json(told.metrics))
 
 
-def _curves(records: Sequence[_Recorded]) -> dict[str, dict[int, float]]:
-    metrics = sorted({name for record in records for name in record.metrics})
-    return {name: curve_of(records, name) for name in metrics}
-
-
-def _costs(records: Sequence[_Recorded]) -> Costs | None:
+def _costs(records: Sequence[RoundRecord]) -> Costs | None:
     """Means over all clients and rounds; what parties learned in any round."""
     down = [count for record in records for count in record.bytes_down]
     up = [count for record in records for count in record.bytes_up]
     if not down or not up:
         return None
+    spent = records[-1].privacy
+    epsilon = spent.get("epsilon")  # has no number where there is no bound
+    bound = float(epsilon) if isinstance(epsilon, int | float) else math.inf
     return Costs(
         bytes_down=statistics.fmean(down),
         bytes_up=statistics.fmean(up),
-        epsilon=_epsilon(records[-1].privacy),
+        epsilon=bound if spent else None,
         seen_by={party: what for record in records for party, what in record.seen_by.items()},
         seen_in_sum={party: w for record in records for party, w in record.seen_in_sum.items()},
     )
-
-
-def _epsilon(spent: Mapping[str, Any]) -> float | None:
-    """What the last record says; it has no number where there is no bound."""
-    if not spent:
-        return None
-    epsilon = spent.get("epsilon")
-    return float(epsilon) if isinstance(epsilon, int | float) else math.inf
 
 
 def _load(path: Path, what: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from keyhole.rounds.spec import RunSpec
 Kind: TypeAlias = Literal["curves", "final", "frontier", "grid"]
 FIGURES: tuple[Kind, ...] = get_args(Kind)
 """The kinds of figure that a sweep may ask for."""
+INCOMPLETE = "* some trials are missing or unfinished: see the table"
 OVERVIEW = "overview"
 """The kind of figure that shows runs which no sweep names."""
 
@@ -214,16 +215,19 @@ class Series:
         used = self.finished or self.trials
         return mean_curve([trial.curves.get(metric, {}) for trial in used])
 
+    @property
+    def results(self) -> list[TrialResult]:
+        """Those of the finished trials."""
+        return [trial.result for trial in self.trials if trial.result is not None]
+
     @cached_property
     def test(self) -> Spread | None:
         """The test metric of the finished trials."""
-        results = [trial.result for trial in self.trials if trial.result is not None]
-        return spread_of([result.metrics[self.metric] for result in results])
+        return self.test_of(self.metric)
 
     def test_of(self, metric: str) -> Spread | None:
         """Returns the same for any metric, over the finished trials that have it."""
-        results = [trial.result for trial in self.trials if trial.result is not None]
-        return spread_of([r.metrics[metric] for r in results if metric in r.metrics])
+        return spread_of([r.metrics[metric] for r in self.results if metric in r.metrics])
 
     @property
     def last(self) -> Spread | None:
@@ -250,7 +254,7 @@ class Series:
     @property
     def minutes(self) -> float | None:
         """Per finished trial, on average."""
-        times = [trial.result.seconds for trial in self.trials if trial.result is not None]
+        times = [result.seconds for result in self.results]
         return sum(times) / len(times) / 60 if times else None
 
 
@@ -296,3 +300,12 @@ class SweepResults:
         """Whether every trial of a line is there and finished."""
         asked = self.trials if self.is_sweep else 1
         return len(line.finished) >= max(1, asked) and not line.unfinished
+
+    def starred(self, name: str, *lines: Series) -> str:
+        """Returns the name of these lines, with a star if one of them is not complete."""
+        return name if all(map(self.is_complete, lines)) else f"{name} *"
+
+    @property
+    def note(self) -> str:
+        """What a star means, where there is one."""
+        return "" if all(map(self.is_complete, self.lines)) else INCOMPLETE

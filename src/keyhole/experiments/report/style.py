@@ -37,7 +37,6 @@ from keyhole.files import storage_errors
 WIDTH = 8.0
 """Inches; 1200 pixels at `DOTS`."""
 DOTS = 150
-INCOMPLETE = "* some trials are missing or unfinished: see the table"
 
 _LEGEND_SIZE = 10
 _HANDLE_WIDTH = 6.2  # of a legend's handle and the space around it, in units of its font size

@@ -12,10 +12,12 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from keyhole.experiments.report.results import Costs, Series, Spread, SweepResults, Trial
 from keyhole.experiments.report.style import (
@@ -56,27 +58,19 @@ class Finding:
     only: str = ""
 
 
-def _rows(source: str, *rows: tuple[int, float, float, float]) -> Mapping[int, PaperNumber]:
-    """A table of the paper by m."""
-    numbers = {m: PaperNumber(mean, deviation, size, source) for m, mean, deviation, size in rows}
-    return MappingProxyType(numbers)
-
-
-_CNN = _rows(
-    "Table 2",
-    (4, 75.02, 0.92, 0.08),
-    (8, 81.92, 0.10, 0.14),
-    (16, 84.15, 0.12, 0.26),
-    (32, 85.66, 0.15, 0.51),
-    (64, 86.71, 0.06, 1.00),
-)
-_2NN = _rows(
-    "Table 3",
-    (10, 14.17, 0.78, 0.11),
-    (50, 50.61, 0.93, 0.30),
-    (100, 63.97, 0.32, 0.53),
-    (200, 74.93, 0.13, 1.00),
-)
+_CNN = {  # m -> a row
+    4: PaperNumber(75.02, 0.92, 0.08, "Table 2"),
+    8: PaperNumber(81.92, 0.10, 0.14, "Table 2"),
+    16: PaperNumber(84.15, 0.12, 0.26, "Table 2"),
+    32: PaperNumber(85.66, 0.15, 0.51, "Table 2"),
+    64: PaperNumber(86.71, 0.06, 1.00, "Table 2"),
+}
+_2NN = {
+    10: PaperNumber(14.17, 0.78, 0.11, "Table 3"),
+    50: PaperNumber(50.61, 0.93, 0.30, "Table 3"),
+    100: PaperNumber(63.97, 0.32, 0.53, "Table 3"),
+    200: PaperNumber(74.93, 0.13, 1.00, "Table 3"),
+}
 
 FINDINGS: Mapping[str, Finding] = MappingProxyType(
     {
@@ -198,7 +192,8 @@ class Row:
             return str(self.finished)
         missing = self.planned - self.finished - self.unfinished
         lacking = [(self.unfinished, "unfinished"), (missing, "missing")]
-        return f"{self.finished} of {self.planned} ({_join(lacking)})"
+        said = ", ".join(f"{count} {what}" for count, what in lacking if count)
+        return f"{self.finished} of {self.planned} ({said})"
 
 
 @dataclass(frozen=True)
@@ -292,8 +287,7 @@ class ReportTable:
 
     def _write(self, row: Row, run: RunFacts | None) -> tuple[str, ...]:
         """One row as text."""
-        names = (row.panel, row.label)[-len(self._names) :]
-        cells = list(names)
+        cells = [*(row.panel, row.label)[-len(self._names) :]]
         if run:
             cells = [row.label, run.delivery, run.aggregation, *run.settings.values()]
         cells.append(NOTHING if row.relative_size is None else write_share(row.relative_size))
@@ -331,8 +325,8 @@ def _facts(sweep: SweepResults) -> Iterator[RunFacts]:
     told = [_settings_of(line.trials[0]) for line in sweep.lines]
     names = dict.fromkeys(name for each in told for name in each)
     differing = [name for name in names if len({each.get(name, NOTHING) for each in told}) > 1]
-    results = [trial.result for line in sweep.lines for trial in line.finished]
-    metrics = sorted({m for r in results if r for m in r.metrics} - {sweep.metric})
+    results = [result for line in sweep.lines for result in line.results]
+    metrics = sorted({m for result in results for m in result.metrics} - {sweep.metric})
     for line, each in zip(sweep.lines, told, strict=True):
         first = line.trials[0]
         yield RunFacts(
@@ -374,7 +368,8 @@ def markdown_table(rows: Sequence[Sequence[str]], names: int) -> str:
 
 def to_html(table: ReportTable) -> str:
     """Returns an HTML table, who learned what in runs, and a list of what is lacking."""
-    classes = [_class_of(row) for row in table.rows]
+    rows = table.rows
+    classes = ["" if row.finished == row.planned else ' class="incomplete"' for row in rows]
     text = _html_table([table.header, *table.cells], table.names, classes)
     if table.learned:
         empty = [""] * (len(table.learned) - 1)
@@ -398,8 +393,7 @@ def _html_table(rows: Sequence[Sequence[str]], names: int, classes: Sequence[str
 
 def to_json(table: ReportTable) -> dict[str, Any]:
     """Returns the table as plain values; shares as shares, what is not finite as None."""
-    plain = _finite(asdict(table))
-    assert isinstance(plain, dict)
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(table))
     if not table.runs:
         del plain["runs"]
     return plain
@@ -453,23 +447,6 @@ def _meaning(line: Series) -> str:
     return "It has no result yet."
 
 
-def _join(parts: Sequence[tuple[int, str]]) -> str:
-    return ", ".join(f"{count} {what}" for count, what in parts if count)
-
-
 def _escape(text: str) -> str:
     """Text as Markdown shows it: nothing in it is markup or ends a cell."""
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
-
-
-def _class_of(row: Row) -> str:
-    return "" if row.finished == row.planned else ' class="incomplete"'
-
-
-def _finite(value: Any) -> Any:
-    """A tree of plain values in which JSON can write every number."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
