@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from keyhole.data.federated import Column, Dataset, FederatedData, Ragged
 from keyhole.data.readers import archives, json_files, tff
 from keyhole.data.readers.source import Kind, Progress, Source, bad_file, reading
 from keyhole.errors import InputError
+from keyhole.files import storage_errors
 
 FORMATS = {
     "FEMNIST .npz": archives.find_femnist,
@@ -46,14 +46,12 @@ def find_source(path: Path) -> Source:
     fix = "see docs/data.md for the names of the files"
     if path.suffix == ".lzma":
         fix = f"unpack it first: unlzma {path.name}"
-    raise bad_file(path, _describe(path), ", ".join(FORMATS), fix=fix)
-
-
-def _describe(path: Path) -> str:
     if path.is_dir():
         inside = sorted(file.name for file in path.iterdir())[:3]
-        return f"a directory of {', '.join(inside) or 'nothing'}"
-    return f"a file of no known format, {path.stat().st_size} bytes"
+        found = f"a directory of {', '.join(inside) or 'nothing'}"
+    else:
+        found = f"a file of no known format, {path.stat().st_size} bytes"
+    raise bad_file(path, found, ", ".join(FORMATS), fix=fix)
 
 
 VERSION = 1
@@ -124,15 +122,7 @@ def workplace(root: Path, key: str) -> Iterator[Path]:
             _clear(directory)
 
 
-def publish(directory: Path, target: Path, manifest: DatasetManifest) -> None:
-    """Writes the manifest and gives a finished directory its name, in place of a damaged one."""
-    write_manifest(directory, directory, manifest)
-    if target.exists():
-        target.rename(_old(directory))
-    directory.rename(target)
-
-
-def write_manifest(directory: Path, target: Path, manifest: DatasetManifest) -> None:
+def _write_manifest(directory: Path, target: Path, manifest: DatasetManifest) -> None:
     """Puts a manifest in the place of a dataset's own at once; it is written in `directory`."""
     written = directory / "manifest.json.new"
     written.write_text(json.dumps(asdict(manifest), indent=1))
@@ -211,16 +201,17 @@ def _holds(found: object, **kinds: type) -> bool:
     )
 
 
-def verify(directory: Path) -> None:
-    """Computes every checksum of a dataset again.
-
-    Raises:
-        InputError: a file is not what was imported.
-    """
-    for name, file in read_manifest(directory).files.items():
-        if (found := hash_file(directory / name)) != file["sha256"]:
-            path = directory / name
-            raise bad_file(path, f"sha256 {found}", file["sha256"], fix=_AGAIN)
+def verify(directory: Path) -> DatasetManifest:
+    """Computes the checksums of a dataset again, and of the files it came from that are there;
+    returns its manifest."""
+    manifest = read_manifest(directory)
+    again = f"import it again: keyhole data import {manifest.origin}"
+    files = [(directory / name, file["sha256"], _AGAIN) for name, file in manifest.files.items()]
+    sources = [(Path(file["path"]), file["sha256"], again) for file in manifest.sources]
+    for path, expected, fix in files + [source for source in sources if source[0].exists()]:
+        if (found := hash_file(path)) != expected:
+            raise bad_file(path, f"sha256 {found}", expected, fix=fix)
+    return manifest
 
 
 def load(directory: Path) -> Dataset:
@@ -302,13 +293,8 @@ def import_source(
     """Imports a source, unless the same bytes are in the cache already, from whatever path.
 
     In that case the manifest learns where and of what time they are now, so that the next opening
-    need not read them.
-
-    Args:
-        hashing: called before, as bytes are hashed.
+    need not read them. `hashing` is called before `progress`, as bytes are hashed.
     """
-    from keyhole.files import storage_errors
-
     files = _fingerprints(source.files, hashing)
     digest = _digest(files)
     origin = str(path.resolve())
@@ -316,7 +302,7 @@ def import_source(
     with storage_errors(target, "write"), workplace(root, target.name) as directory:
         if _is_whole(target):  # asked again: another process may have imported it meanwhile
             manifest = replace(read_manifest(target), origin=origin, sources=files)
-            write_manifest(directory, target, manifest)
+            _write_manifest(directory, target, manifest)
         else:
             splits, names = _write(directory, path, source, progress)
             manifest = DatasetManifest(
@@ -327,9 +313,15 @@ def import_source(
                 facts={**source.facts, "sha256": digest},
                 splits=splits,
                 names=names,
-                files=_checksums(directory),
+                files={
+                    file.name: {"bytes": file.stat().st_size, "sha256": hash_file(file)}
+                    for file in sorted(directory.iterdir())
+                },
             )
-            publish(directory, target, manifest)
+            _write_manifest(directory, directory, manifest)
+            if target.exists():  # damaged
+                target.rename(_old(directory))
+            directory.rename(target)
     return target
 
 
@@ -337,7 +329,7 @@ def _write(
     directory: Path, path: Path, source: Source, progress: Progress
 ) -> tuple[dict[str, dict[str, int]], list[str]]:
     """Writes all array files; returns the counts of the splits and what has names."""
-    with _whole_characters(path):
+    try:
         splits, names = write_clients(directory, source.kind, source.read(progress))
         if "train" not in splits:
             found = f"clients for {', '.join(splits) or 'nothing'}"
@@ -345,47 +337,30 @@ def _write(
         texts = {**source.names(), **names}
         for what, rows in texts.items():
             write_texts(directory, f"names.{what}", rows)
-    return splits, list(texts)
-
-
-@contextmanager
-def _whole_characters(path: Path) -> Iterator[None]:
-    """Refuses a text with half of a pair of surrogates, which JSON and NumPy can hold."""
-    try:
-        yield
-    except UnicodeEncodeError as error:
+    except UnicodeEncodeError as error:  # half of a pair of surrogates, which JSON and NumPy hold
         near = ascii(error.object[max(0, error.start - 20) : error.end + 20])
         allowed = "text of whole Unicode characters"
         raise bad_file(path, f"the text {near}", allowed) from error
-
-
-def _checksums(directory: Path) -> dict[str, dict[str, Any]]:
-    return {
-        file.name: {"bytes": file.stat().st_size, "sha256": hash_file(file)}
-        for file in sorted(directory.iterdir())
-    }
+    return splits, list(texts)
 
 
 def _fingerprints(files: Sequence[Path], hashing: Progress) -> list[dict[str, Any]]:
     """Of each file its path, bytes, mtime_ns and sha256."""
-    found, before = [_status(file) for file in files], 0
-    total = sum(status["bytes"] for status in found)
-    for file, status in zip(files, found, strict=True):
-        status["sha256"] = hash_file(file, partial(_add, hashing, before, total))
-        before += status["bytes"]
+    found: list[dict[str, Any]] = []
+    for path in files:
+        with reading(path, "a file that can be read"):
+            status = path.stat()
+        size, time = status.st_size, status.st_mtime_ns
+        found.append({"path": str(path.resolve()), "bytes": size, "mtime_ns": time})
+    total, before = sum(file["bytes"] for file in found), 0
+    for path, file in zip(files, found, strict=True):
+
+        def tell(done: int, start: int = before) -> None:
+            hashing(start + done, total)
+
+        file["sha256"] = hash_file(path, tell)
+        before += file["bytes"]
     return found
-
-
-def _status(file: Path) -> dict[str, Any]:
-    with reading(file, "a file that can be read"):
-        status = file.stat()
-    size, time = status.st_size, status.st_mtime_ns
-    return {"path": str(file.resolve()), "bytes": size, "mtime_ns": time}
-
-
-def _add(hashing: Progress, before: int, total: int, done: int) -> None:
-    """Tells of bytes of one file as bytes of all."""
-    hashing(before + done, total)
 
 
 def _digest(files: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ Many short texts lie in two arrays, so that names of words and clients can stay 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -203,10 +203,14 @@ def write_clients(
     finally:
         for split in splits.values():
             split.close()
-    counts = {name: split.sizes for name, split in splits.items()}
-    if kind != "posts":
-        return counts, {}
-    return counts, _rank(directory, list(splits), words, tags)
+    names = {}
+    if kind == "posts":  # the second pass: provisional numbers on disk become ranks
+        numbered = ("words", words, ("words", "title")), ("tags", tags, ("tags",))
+        for what, lexicon, within in numbered:
+            names[what], ranks = lexicon.rank()
+            for part, column in product(splits, within):
+                renumber_file(directory / f"{part}.{column}.values.npy", ranks)
+    return {name: split.sizes for name, split in splits.items()}, names
 
 
 def _num_rows(examples: Examples) -> int:
@@ -288,16 +292,3 @@ def _flat(rows: Sequence[Sequence[str]], lexicon: Lexicon) -> tuple[Array, list[
 def _lengths(posts: Sequence[Post]) -> tuple[Array, list[int]]:
     values = np.fromiter(chain.from_iterable(post.sentences for post in posts), np.int32)
     return values, [len(post.sentences) for post in posts]
-
-
-def _rank(
-    directory: Path, splits: Sequence[str], words: Lexicon, tags: Lexicon
-) -> dict[str, list[str]]:
-    """The second pass: provisional numbers on disk become ranks."""
-    names = {}
-    for what, lexicon, columns in (("words", words, ("words", "title")), ("tags", tags, ("tags",))):
-        names[what], ranks = lexicon.rank()
-        for split in splits:
-            for column in columns:
-                renumber_file(directory / f"{split}.{column}.values.npy", ranks)
-    return names

@@ -15,7 +15,7 @@ from keyhole.data import cache as store
 from keyhole.data.cache import find_imported, find_source, import_source
 from keyhole.data.federated import Dataset
 from keyhole.data.posts import make_posts
-from keyhole.data.readers.source import Progress, bad_file
+from keyhole.data.readers.source import Progress
 from keyhole.data.synthetic import make_ratings
 from keyhole.data.writers import make_writers
 from keyhole.errors import InputError
@@ -38,24 +38,19 @@ def data_folder() -> Path | None:
 
 def locate(source: str | Path) -> Path:
     """Returns the path of a source; a bare name is looked up in the folder KEYHOLE_DATA only."""
-    name = str(source)
-    path = _shared(name) if name in SHARED else Path(source)
+    name, folder = str(source), data_folder()
+    if name in SHARED and folder is None:
+        raise InputError(
+            f"no dataset {name!r}: got no environment variable KEYHOLE_DATA; expected the folder "
+            f"that holds {SHARED[name]}; set KEYHOLE_DATA, or give the path of a file"
+        )
+    path = folder / SHARED[name] if folder and name in SHARED else Path(source)
     if not path.exists():
         raise InputError(
             f"no dataset {name!r}: got no file {path}; expected a path, an imported dataset, or "
             f"one of {', '.join(SHARED)}; give the path of a file, or a name of `keyhole data list`"
         )
     return path
-
-
-def _shared(name: str) -> Path:
-    folder = data_folder()
-    if folder is None:
-        raise InputError(
-            f"no dataset {name!r}: got no environment variable KEYHOLE_DATA; expected the folder "
-            f"that holds {SHARED[name]}; set KEYHOLE_DATA, or give the path of a file"
-        )
-    return folder / SHARED[name]
 
 
 def open_dataset(
@@ -88,15 +83,13 @@ def import_dataset(
     hashing: Progress | None = None,
 ) -> Path:
     """Returns the directory of a dataset in the cache, which is made where it is missing.
-
-    Args:
-        hashing: called with the bytes that are hashed and how many there are, before `progress`.
-    """
+    `hashing` is called with the bytes that are hashed and how many there are, before `progress`."""
     root = cache or store.cache_root()
     if (found := find_current(source, root)) is not None:
         return found
     path = locate(source)
-    return import_source(path, find_source(path), root, progress or _silent, hashing or _silent)
+    tell, tell_hashing = (each or (lambda done, total: None) for each in (progress, hashing))
+    return import_source(path, find_source(path), root, tell, tell_hashing)
 
 
 def find_current(source: str | Path, root: Path) -> Path | None:
@@ -119,10 +112,8 @@ def list_datasets(cache: Path | None = None) -> list[store.DatasetManifest]:
 
 
 def find_dataset(source: str | Path, *, cache: Path | None = None) -> Path:
-    """Returns the directory of a dataset that is imported already, by its name or its source.
-
-    Of several imports of one name it is the latest.
-    """
+    """Returns the directory of a dataset that is imported already, by its name, of several the
+    latest, or its source."""
     root = cache or store.cache_root()
     found = _find_named(source, root) or find_imported(locate(source), root)
     if found is None:
@@ -142,25 +133,13 @@ def verify(source: str | Path, *, cache: Path | None = None) -> store.DatasetMan
     Raises:
         InputError: it is not imported, or a file is not what it was.
     """
-    directory = find_dataset(source, cache=cache)
-    store.verify(directory)
-    manifest = store.read_manifest(directory)
-    for file in manifest.sources:
-        path = Path(file["path"])
-        if path.exists() and (found := store.hash_file(path)) != file["sha256"]:
-            fix = f"import it again: keyhole data import {manifest.origin}"
-            raise bad_file(path, f"sha256 {found}", file["sha256"], fix=fix)
-    return manifest
+    return store.verify(find_dataset(source, cache=cache))
 
 
 def _find_named(source: str | Path, root: Path) -> Path | None:
     """The latest import of this name."""
     named = [d for d, manifest in store.manifests(root).items() if manifest.name == str(source)]
     return max(named, key=lambda d: d.stat().st_mtime) if named else None
-
-
-def _silent(done: int, total: int) -> None:
-    """Draws no bar."""
 
 
 GENERATOR = "1"

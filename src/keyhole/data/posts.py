@@ -9,14 +9,14 @@ What tells tags apart is rare: most of it lies beyond the words that all topics 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData, Ragged
-from keyhole.data.synthetic import FACTS, DataStream, check_size, stream, zipf_ends
+from keyhole.data.synthetic import FACTS, DataStream, check_sizes, stream
 
 MIN_POSTS, MAX_POSTS, POSTS_TAIL = 10, 100, 1.1  # Pareto: the share above x falls as x^-tail
 MAX_TOPICS = 3  # of a user
@@ -89,12 +89,13 @@ def make_posts(
     >>> " ".join(data.names["words"][w] for w in data.splits["train"].client(0)["title"][0])
     'vipi nupi lipu wape kupe bipe pepa'
     """
-    check_size("seed", seed, 0)
-    check_size("users", users, 10)
-    check_size("words", words, 200)
-    check_size("topics", topics, 3)
-    check_size("tags", tags, topics)
-    chunks = list(_write_all(_make_world(seed, words, tags, topics), seed, users))
+    check_sizes(seed=(seed, 0), users=(users, 10), words=(words, 200))
+    check_sizes(topics=(topics, 3), tags=(tags, topics))
+    world = _make_world(seed, words, tags, topics)
+    chunks = []
+    for first in range(0, users, CHUNK):
+        some = range(first, min(first + CHUNK, users))
+        chunks.append(_write(world, [stream(seed, DataStream.POSTS_USER, i) for i in some]))
     made = {"words": _word_names(words), "tags": [f"tag{t}" for t in range(tags)]}
     orders = {
         name: np.argsort(-sum(chunk.users_of[name] for chunk in chunks), kind="stable")
@@ -118,7 +119,7 @@ def _split(data: FederatedData) -> dict[str, FederatedData]:
 
 def _join_columns(chunks: Sequence[_Chunk], orders: Mapping[str, Array]) -> dict[str, Ragged]:
     """All posts, words and tags numbered by their place in the order."""
-    numbers = {"words": _invert(orders["words"]), "tags": _invert(orders["tags"])}
+    numbers = {name: np.argsort(order) for name, order in orders.items()}  # the inverse
     numbers["title"] = numbers["words"]
     columns = {}
     for name in ("words", "title", "tags", "sentences"):
@@ -131,13 +132,13 @@ def _join_columns(chunks: Sequence[_Chunk], orders: Mapping[str, Array]) -> dict
 def _make_world(seed: int, words: int, tags: int, topics: int) -> _World:
     """Draws what users have in common."""
     rng = stream(seed, DataStream.POSTS_WORLD)
-    common_ends = zipf_ends(words, COMMON_OFFSET)
+    common_ends = _zipf_ends(words, COMMON_OFFSET)
     sizes = max(8, words // OWN_OF_TOPIC), max(8, words // OWN_OF_TAG)
     own = (
         SHARED + _below(_skew(rng.random((topics, sizes[0]))), words - SHARED),
         SHARED + _below(rng.random((tags, sizes[1])), words - SHARED),
     )
-    own_ends = zipf_ends(sizes[0], OWN_OFFSET), zipf_ends(sizes[1], OWN_OFFSET)
+    own_ends = _zipf_ends(sizes[0], OWN_OFFSET), _zipf_ends(sizes[1], OWN_OFFSET)
     # The likeliest follower is the same in all topics and a common word, as in "of the"; the others
     # are words of the topic.
     shared = _rank(common_ends, rng.random((1, FOLLOWED, 1)))
@@ -145,15 +146,6 @@ def _make_world(seed: int, words: int, tags: int, topics: int) -> _World:
     topical = own[0][np.arange(topics)[:, None, None], ranks]
     shared = np.broadcast_to(shared, (topics, FOLLOWED, 1))
     return _World(common_ends, own, own_ends, np.concatenate([shared, topical], axis=2), tags)
-
-
-def _write_all(world: _World, seed: int, users: int) -> Iterator[_Chunk]:
-    """All users in order, some at a time."""
-    for first in range(0, users, CHUNK):
-        streams = [
-            stream(seed, DataStream.POSTS_USER, i) for i in range(first, min(first + CHUNK, users))
-        ]
-        yield _write(world, streams)
 
 
 def _write(world: _World, streams: Sequence[np.random.Generator]) -> _Chunk:
@@ -269,7 +261,19 @@ def _word_names(count: int) -> list[str]:
     return names
 
 
+def _zipf_ends(count: int, offset: float) -> Array:
+    """The distribution function of ranks r = 0..count - 1 that are as likely as 1 / (r + offset).
+
+    >>> _zipf_ends(3, offset=1.0).round(3).tolist()
+    [0.545, 0.818, 1.0]
+    """
+    ends: Array = np.cumsum((np.arange(count) + offset) ** -1.0)
+    ends /= ends[-1]
+    return ends
+
+
 def _rank(ends: Array, u: Array) -> Array:
+    """The ranks that numbers uniform in [0, 1) stand for."""
     return np.searchsorted(ends, u, side="right")
 
 
@@ -286,13 +290,6 @@ def _below(u: Array, count: int | Array) -> Array:
 def _between(u: Array, bounds: tuple[int, int]) -> Array:
     """Whole numbers between two bounds, both included."""
     return bounds[0] + _below(u, bounds[1] - bounds[0] + 1)
-
-
-def _invert(order: Array) -> Array:
-    """The place of each number in an order."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place
 
 
 def _ragged(values: Array, lengths: Array) -> Ragged:

@@ -41,33 +41,25 @@ def stream(seed: int, source: DataStream, client: int = 0) -> np.random.Generato
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, source, client])))
 
 
-def zipf_ends(count: int, offset: float, power: float = 1.0) -> Array:
-    r"""Returns the distribution function of $p_r \propto (r + offset)^{-power}$, r = 0..count-1.
+def check_sizes(**sizes: tuple[int, int]) -> None:
+    """Demands whole numbers: name -> the number and its min.
 
-    `np.searchsorted(zipf_ends(...), u, side="right")` turns u, uniform in [0, 1), into a rank.
-
-    >>> zipf_ends(3, offset=1.0).round(3).tolist()
-    [0.545, 0.818, 1.0]
-    """
-    ends: Array = np.cumsum((np.arange(count) + offset) ** -power)
-    ends /= ends[-1]
-    return ends
-
-
-def check_size(name: str, value: int, minimum: int, limit: int | None = None) -> None:
-    """Demands a whole number from `minimum` to `limit`.
-
-    >>> check_size("writers", 0, 1)
+    >>> check_sizes(seed=(7, 0), writers=(0, 1))
     Traceback (most recent call last):
     keyhole.errors.InputError: synthetic data cannot have this number of writers: got 0; ...
     """
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not (is_whole and minimum <= value and (limit is None or value <= limit)):
-        to = "" if limit is None else f" to {limit}"
-        raise InputError(
-            f"synthetic data cannot have this number of {name}: got {value!r}; expected a whole "
-            f"number from {minimum}{to}; choose {name} in that range"
-        )
+    for name, (value, minimum) in sizes.items():
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not (is_whole and minimum <= value):
+            raise InputError(
+                f"synthetic data cannot have this number of {name}: got {value!r}; expected a "
+                f"whole number from {minimum}; choose {name} in that range"
+            )
+
+
+def draw_count(rng: np.random.Generator, fewest: int, most: int) -> int:
+    """Draws how many examples a client has; as many clients have 20..40 as 100..200."""
+    return int(fewest * ((most + 1) / fewest) ** rng.random())
 
 
 RANK = 6  # of the taste
@@ -97,11 +89,8 @@ def make_ratings(
     >>> data.splits["test"].client(0)["half_stars"].dtype, data.names["items"][2]
     (dtype('uint8'), 'item2')
     """
-    check_size("seed", seed, 0)
-    check_size("users", users, 1)
-    check_size("min_ratings", min_ratings, 2)
-    check_size("max_ratings", max_ratings, min_ratings)
-    check_size("items", items, max_ratings)
+    ratings = {"min_ratings": (min_ratings, 2), "max_ratings": (max_ratings, min_ratings)}
+    check_sizes(seed=(seed, 0), users=(users, 1), **ratings, items=(items, max_ratings))
     world = _make_world(seed, items)
     streams = [stream(seed, DataStream.RATINGS_USER, i) for i in range(users)]
     rated = [_rate(*world, rng, min_ratings, max_ratings) for rng in streams]
@@ -134,9 +123,7 @@ def _rate(
     """The items that one user rates, in order of time, and the half stars it gives them."""
     own_bias = USER_BIAS * rng.standard_normal()
     taste = rng.standard_normal(RANK) * (TASTE / np.sqrt(RANK))
-    count = int(
-        min_ratings * ((max_ratings + 1) / min_ratings) ** rng.random()
-    )  # as many have 20..40 as 100..200
+    count = draw_count(rng, min_ratings, max_ratings)
     liked = bias + factors @ taste
     # The largest of log odds plus Gumbel noise are a draw without replacement.
     item = np.argsort(-(popularity + LIKING * liked + rng.gumbel(size=len(liked))))[:count]

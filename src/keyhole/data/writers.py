@@ -17,7 +17,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.federated import Dataset, FederatedData
-from keyhole.data.synthetic import FACTS, DataStream, check_size, stream
+from keyhole.data.synthetic import FACTS, DataStream, check_sizes, draw_count, stream
 
 CHARACTERS = digits + ascii_uppercase + ascii_lowercase
 SIDE = 28  # pixels of an image
@@ -83,10 +83,8 @@ def make_writers(
     >>> data.splits["train"].client(0)["pixels"].shape, data.names["classes"][10]
     ((9, 28, 28), 'A')
     """
-    check_size("seed", seed, 0)
-    check_size("writers", writers, 1)
-    check_size("min_images", min_images, 2)
-    check_size("max_images", max_images, min_images)
+    images = {"min_images": (min_images, 2), "max_images": (max_images, min_images)}
+    check_sizes(seed=(seed, 0), writers=(writers, 1), **images)
     streams = [stream(seed, DataStream.WRITER, i) for i in range(writers)]
     styles = [_draw_style(rng) for rng in streams]
     masters = {font: _make_masters(FONTS[font]) for font in sorted({s.font for s in styles})}
@@ -117,9 +115,7 @@ def _write(
     style: _Style, masters: Array, rng: np.random.Generator, min_images: int, max_images: int
 ) -> _Written:
     """The images of one writer, uint8 (n, 28, 28), and their labels, uint8 (n,)."""
-    count = int(
-        min_images * ((max_images + 1) / min_images) ** rng.random()
-    )  # as many have 20..40 as 100..200
+    count = draw_count(rng, min_images, max_images)
     labels = rng.choice(len(CHARACTERS), count, p=style.classes)
     at = _warp(
         style.affine + AFFINE_OF_IMAGE * rng.standard_normal((count, 6), np.float32),

@@ -15,6 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.data.readers.source import (
+    FEMNIST_FACTS,
     Progress,
     Source,
     SourceClient,
@@ -68,19 +69,14 @@ _SAID = {"u": "unsigned integers", "i": "integers", "U": "text", "b": "booleans"
 _WRITER_KINDS = {"images": "u", "labels": "ui", "client": "ui", "split": "ui", "writer": "U"}
 _RANKS = {"images": (2, 3)}  # (n, 784) or (n, 28, 28)
 _SPLITS = ("train", "test")
-_WRITER_FACTS = {
-    "source": "FEMNIST of LEAF (Caldas et al. 2018): NIST Special Database 19 by writer",
-    "licence": "public domain (NIST)",
-}
 
 
 def find_femnist(path: Path) -> Source | None:
     """Returns the source at this path if it is such a file."""
     if path.suffix != ".npz" or not path.is_file() or "images" not in names_in(path):
         return None
-    return Source(
-        path.stem, "writers", (path,), _WRITER_FACTS, partial(_read_writers, path), class_names
-    )
+    read = partial(_read_writers, path)
+    return Source(path.stem, "writers", (path,), FEMNIST_FACTS, read, class_names)
 
 
 def _read_writers(path: Path, progress: Progress) -> Iterator[SourceClient]:
@@ -121,13 +117,8 @@ def _check_writers(path: Path, arrays: dict[str, Array]) -> None:
         raise bad_file(path, f"split {split.max()}", "0 for train, 1 for test")
 
 
-_RATING_KINDS = {
-    "user": "ui",
-    "item": "ui",
-    "half_stars": "ui",
-    "timestamp": "ui",
-    "item_title": "U",
-}
+_RATING_KINDS = dict.fromkeys(("user", "item", "half_stars", "timestamp"), "ui")
+_RATING_KINDS |= {"item_title": "U"}
 _MAX = 10  # half stars: five stars
 _TEST_SHARE = 10  # the last tenth of a user's ratings
 _RATING_FACTS = {
@@ -141,12 +132,11 @@ def find_movielens(path: Path) -> Source | None:
     """Returns the source at this path if it is such a file."""
     if path.suffix != ".npz" or not path.is_file() or "half_stars" not in names_in(path):
         return None
-    names = partial(_names, path)
+
+    def names() -> Mapping[str, Sequence[str]]:
+        return {"items": load_arrays(path, {"item_title": "U"})["item_title"].tolist()}
+
     return Source(path.stem, "ratings", (path,), _RATING_FACTS, partial(_read_ratings, path), names)
-
-
-def _names(path: Path) -> Mapping[str, Sequence[str]]:
-    return {"items": load_arrays(path, {"item_title": "U"})["item_title"].tolist()}
 
 
 def _read_ratings(path: Path, progress: Progress) -> Iterator[SourceClient]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.data.readers.source import (
+    FEMNIST_FACTS,
     Post,
     Progress,
     Source,
@@ -28,10 +29,6 @@ from keyhole.data.readers.source import (
 )
 
 _SPLITS = ("train", "test")
-_LEAF_FACTS = {
-    "source": "FEMNIST of LEAF (Caldas et al. 2018): NIST Special Database 19 by writer",
-    "licence": "public domain (NIST)",
-}
 
 
 def find_leaf(path: Path) -> Source | None:
@@ -45,7 +42,9 @@ def find_leaf(path: Path) -> Source | None:
             raise bad_file(path, f"no {split} file", "JSON files of both", fix=fix)
     everything = tuple(file for split in _SPLITS for file in files[split])
     read = partial(_read_leaf, files)
-    return Source(_name(path), "writers", everything, _LEAF_FACTS, read, class_names, "bytes")
+    resolved = path.resolve()  # LEAF calls the directory `data`; its parent has the dataset's name
+    name = (resolved.parent if resolved.name == "data" else resolved).stem
+    return Source(name, "writers", everything, FEMNIST_FACTS, read, class_names, "bytes")
 
 
 def _in_directory(path: Path) -> dict[str, list[Path]] | None:
@@ -63,12 +62,6 @@ def _beside(path: Path) -> dict[str, list[Path]] | None:
             partner = path.with_name(path.name.replace(ours, other))
             return {ours: [path], other: [partner] if partner.is_file() else []}
     return None
-
-
-def _name(path: Path) -> str:
-    """LEAF calls the directory `data`; its parent has the name of the dataset."""
-    resolved = path.resolve()
-    return (resolved.parent if resolved.name == "data" else resolved).stem
 
 
 def _read_leaf(files: Mapping[str, Sequence[Path]], progress: Progress) -> Iterator[SourceClient]:
@@ -191,13 +184,10 @@ def _read_posts(path: Path, progress: Progress) -> Iterator[SourceClient]:
                 found = f"user {user} after user {last}"
                 raise bad_file(path, found, "lines sorted by user")
             last = user
-            yield SourceClient(str(user), {_split_of(user): [_post(record) for record in records]})
+            # Unseen users are held out: one in ten to test on, one in ten to validate on.
+            split = {0: "test", 1: "validation"}.get(user % 10, "train")
+            yield SourceClient(str(user), {split: [_post(record) for record in records]})
             progress(file.tell(), total)
-
-
-def _split_of(user: int) -> str:
-    """Unseen users are held out: one in ten to test on, one in ten to validate on."""
-    return {0: "test", 1: "validation"}.get(user % 10, "train")
 
 
 def _records(path: Path, file: Any) -> Iterator[dict[str, Any]]:

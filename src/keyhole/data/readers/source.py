@@ -5,7 +5,6 @@ All files of handwriting have 62 characters and images of 28 x 28 pixels; they a
 
 from __future__ import annotations
 
-import json
 import lzma
 import sqlite3
 import string
@@ -56,10 +55,6 @@ class SourceClient:
     splits: Mapping[str, Examples]
 
 
-def _no_names() -> Mapping[str, Sequence[str]]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Source:
     """Files that one reader knows, found but not read yet.
@@ -77,28 +72,19 @@ class Source:
     files: tuple[Path, ...]
     facts: Mapping[str, str]
     read: Callable[[Progress], Iterator[SourceClient]]
-    names: Callable[[], Mapping[str, Sequence[str]]] = _no_names
+    names: Callable[[], Mapping[str, Sequence[str]]] = dict
     unit: Literal["bytes", "clients"] = "clients"
 
 
-def bad_file(path: Path, got: object, allowed: object, fix: str = "") -> InputError:
+def bad_file(
+    path: Path, got: object, allowed: object, fix: str = "get the file again, or choose another"
+) -> InputError:
     """Returns the error of a file that is not what it should be."""
-    fix = fix or "get the file again, or choose another"
     return InputError(f"cannot use {path}: got {got}; expected {allowed}; {fix}")
 
 
-_BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    RuntimeError,
-    lzma.LZMAError,
-    zlib.error,
-    zipfile.BadZipFile,
-    json.JSONDecodeError,
-    sqlite3.Error,
-)
+_BUILT_IN = OSError, EOFError, ValueError, KeyError, RuntimeError
+_BROKEN = *_BUILT_IN, lzma.LZMAError, zlib.error, zipfile.BadZipFile, sqlite3.Error
 
 
 @contextmanager
@@ -118,6 +104,10 @@ Kind: TypeAlias = Literal["writers", "posts", "ratings"]
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
 """The character of each label, as in LEAF and TensorFlow Federated."""
 
+FEMNIST_FACTS = {
+    "source": "FEMNIST of LEAF (Caldas et al. 2018): NIST Special Database 19 by writer",
+    "licence": "public domain (NIST)",
+}
 TFF_FACTS = {
     "source": "Federated EMNIST of TensorFlow Federated: NIST Special Database 19 by writer",
     "licence": "public domain (NIST)",
