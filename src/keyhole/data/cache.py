@@ -279,12 +279,15 @@ def find_imported(path: Path, root: Path) -> Path | None:
 
 def _is_current(path: Path, manifest: DatasetManifest) -> bool:
     """Whether the files are as they were; a directory may also have got another file."""
-    if not all(map(_is_unchanged, manifest.sources)):
-        return False
-    if not path.is_dir():
-        return True
+    for file in manifest.sources:
+        try:
+            status = Path(file["path"]).stat()
+        except OSError:
+            return False
+        if (status.st_size, status.st_mtime_ns) != (file["bytes"], file["mtime_ns"]):
+            return False
     known = {file["path"] for file in manifest.sources}
-    return known == {str(file.resolve()) for file in find_source(path).files}
+    return not path.is_dir() or known == {str(f.resolve()) for f in find_source(path).files}
 
 
 def import_source(
@@ -369,14 +372,6 @@ def _digest(files: Sequence[Mapping[str, Any]]) -> str:
         return str(files[0]["sha256"])
     lines = "".join(f"{file['sha256']}  {Path(file['path']).name}\n" for file in files)
     return sha256(lines.encode()).hexdigest()
-
-
-def _is_unchanged(file: Mapping[str, Any]) -> bool:
-    try:
-        status = Path(file["path"]).stat()
-    except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == (file["bytes"], file["mtime_ns"])
 
 
 def _is_whole(directory: Path) -> bool:

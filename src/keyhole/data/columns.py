@@ -194,7 +194,11 @@ def write_clients(
     words, tags = Lexicon(), Lexicon()
     try:
         for client in clients:
-            present = {name: rows for name, rows in client.splits.items() if _num_rows(rows)}
+            present = {
+                name: rows
+                for name, rows in client.splits.items()
+                if len(next(iter(rows.values())) if isinstance(rows, Mapping) else rows)
+            }
             columns = _number(present, words, tags) if kind == "posts" else present
             for name, examples in columns.items():
                 if name not in splits:
@@ -211,10 +215,6 @@ def write_clients(
             for part, column in product(splits, within):
                 renumber_file(directory / f"{part}.{column}.values.npy", ranks)
     return {name: split.sizes for name, split in splits.items()}, names
-
-
-def _num_rows(examples: Examples) -> int:
-    return len(next(iter(examples.values())) if isinstance(examples, Mapping) else examples)
 
 
 def write_texts(directory: Path, stem: str, texts: Sequence[str]) -> None:
@@ -277,7 +277,10 @@ def _number(
             "words": _flat([post.words for post in posts], words),
             "title": _flat([post.title for post in posts], words),
             "tags": _flat([post.tags for post in posts], tags),
-            "sentences": _lengths(posts),
+            "sentences": (
+                np.fromiter(chain.from_iterable(post.sentences for post in posts), np.int32),
+                [len(post.sentences) for post in posts],
+            ),
         }
     for column, lexicon in (("words", words), ("tags", tags)):
         parts = [columns[column][0] for columns in numbered.values()]
@@ -287,8 +290,3 @@ def _number(
 
 def _flat(rows: Sequence[Sequence[str]], lexicon: Lexicon) -> tuple[Array, list[int]]:
     return lexicon.number(chain.from_iterable(rows)), [len(row) for row in rows]
-
-
-def _lengths(posts: Sequence[Post]) -> tuple[Array, list[int]]:
-    values = np.fromiter(chain.from_iterable(post.sentences for post in posts), np.int32)
-    return values, [len(post.sentences) for post in posts]

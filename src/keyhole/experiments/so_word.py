@@ -19,7 +19,6 @@ from keyhole.experiments.task import Metrics, Task, TaskKind, check_words, place
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.model import Model
 from keyhole.models.transformer import PAD, TransformerSizes, transformer
-from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.evaluate import masked_accuracies, predictor
 from keyhole.server.state import ServerState
@@ -86,16 +85,19 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
     del is_tuning  # the source has users to validate on
     check_words(dataset, sizes["words"])
     tokens, train = Tokens(sizes["words"]), dataset.splits["train"]
-    model = _model(sizes, tokens)
+    layers = {name: sizes[name] for name in ("embedding", "width", "heads", "neurons")}
+    model = transformer(TransformerSizes(words=tokens.count, **layers))
     word, neuron = model.layout.spaces
+
+    def count_keys(sentences: Array) -> dict[str, KeyCounts]:
+        is_word = (sentences > PAD) & (sentences <= tokens.words)  # special tokens are no words
+        return {"word": KeyCounts.of(word, sentences[is_word]), "neuron": KeyCounts.none(neuron)}
+
     return Task(
         model=model,
         clients=len(train),
         data=lambda client: _sentences(train.client(client), tokens),
-        count_keys=lambda data: {
-            "word": _count_words(word, data, tokens),
-            "neuron": KeyCounts.none(neuron),
-        },
+        count_keys=count_keys,
         localize=_localize,
         metrics=_metrics(dataset, model, tokens),
         always={"word": tokens.special},
@@ -108,17 +110,6 @@ def _sentences(columns: Mapping[str, Column], tokens: Tokens) -> Array:
     sentences = cut_sentences(columns, tokens)
     empty = np.array([[tokens.begin] + [PAD] * LENGTH], np.int32)
     return sentences if len(sentences) else empty
-
-
-def _model(sizes: Mapping[str, int], tokens: Tokens) -> Model:
-    layers = {name: sizes[name] for name in ("embedding", "width", "heads", "neurons")}
-    return transformer(TransformerSizes(words=tokens.count, **layers))
-
-
-def _count_words(space: KeySpace, sentences: Array, tokens: Tokens) -> KeyCounts:
-    """How often each word of the vocabulary occurs; special tokens are no words."""
-    is_word = (sentences > PAD) & (sentences <= tokens.words)
-    return KeyCounts.of(space, sentences[is_word])
 
 
 def _localize(sentences: Array, keys: KeysBySpace) -> dict[str, Array]:

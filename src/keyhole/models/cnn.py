@@ -16,7 +16,7 @@ from jax import lax
 
 from keyhole.arrays import Array, Tree
 from keyhole.models.dense import cross_entropy, masked_mean
-from keyhole.models.model import Batch, Model, glorot
+from keyhole.models.model import Batch, Model, dense_layer, glorot
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 
@@ -83,7 +83,7 @@ def max_pool(images: jax.Array) -> jax.Array:
     return _pool_forward(images)[0]
 
 
-def _pool_forward(images: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _pool_forward(images: jax.Array) -> tuple[jax.Array, jax.Array]:
     a, b, c, d = (images[:, i::2, j::2] for i in (0, 1) for j in (0, 1))
     top, bottom = jnp.maximum(a, b), jnp.maximum(c, d)
     pooled = jnp.maximum(top, bottom)
@@ -91,11 +91,10 @@ def _pool_forward(images: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Ar
     first = jnp.where(
         a == pooled, 0, jnp.where(b == pooled, 1, jnp.where(c == pooled, 2, 3))
     ).astype(jnp.int8)
-    return pooled, (first, pooled)
+    return pooled, first
 
 
-def _pool_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array]:
-    first, _ = saved
+def _pool_backward(first: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
     n, height, width, features = grad.shape
     place = jnp.arange(4, dtype=jnp.int8).reshape(1, 1, 2, 1, 2, 1)
     spread = jnp.where(first[:, :, None, :, None, :] == place, grad[:, :, None, :, None, :], 0.0)
@@ -133,7 +132,7 @@ def cnn(
             "dense1": _layer(
                 glorot(rng, pooled, pooled, second, hidden, fan_in=flat, fan_out=hidden)
             ),
-            "dense2": _layer(glorot(rng, hidden, classes, fan_in=hidden, fan_out=classes)),
+            "dense2": dense_layer(rng, hidden, classes),
         }
 
     axes = {"conv2/kernel": 3, "conv2/bias": 0, "dense1/kernel": 2}

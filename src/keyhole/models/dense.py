@@ -1,6 +1,4 @@
-"""Losses of a masked batch.
-
-The product of a dense layer, with its derivatives written for the CPU.
+"""Losses of a masked batch; the product of a dense layer, with derivatives written for the CPU.
 
 The 2NN of the EMNIST experiment: two hidden layers, the first cut into neurons.
 """
@@ -15,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from keyhole.arrays import Tree
-from keyhole.models.model import Batch, Model, glorot
+from keyhole.models.model import Batch, Model, dense_layer
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 
@@ -105,13 +103,8 @@ def two_layer(pixels: int = 784, neurons: int = 200, hidden: int = 200, classes:
     def init(seed: int) -> Tree:
         rng = np.random.Generator(np.random.Philox(seed))
         sizes = (pixels, neurons, hidden, classes)
-        return {
-            f"dense{i}": {
-                "kernel": glorot(rng, a, b, fan_in=a, fan_out=b),
-                "bias": np.zeros(b, np.float32),
-            }
-            for i, (a, b) in enumerate(pairwise(sizes), start=1)
-        }
+        fans = enumerate(pairwise(sizes), start=1)
+        return {f"dense{i}": dense_layer(rng, *fan) for i, fan in fans}
 
     neuron = KeySpace("neuron", neurons)
     cut = Cut(neuron, {"dense1/kernel": 1, "dense1/bias": 0, "dense2/kernel": 0})

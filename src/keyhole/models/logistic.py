@@ -1,9 +1,7 @@
-"""Plain SGD of the tag model over the words that occur: the cost does not depend on the number of
-keys.
+"""The tag model of the Stack Overflow experiment: one logistic regression per tag, with plain SGD
+over the words that occur, at a cost that does not depend on the number of keys.
 
-`logistic.py` has the loss it descends, and `tests/models/test_logistic.py` holds the two together.
-
-The tag model of the Stack Overflow experiment: one logistic regression per tag.
+`tests/models/test_logistic.py` holds the loss and the steps together.
 """
 
 from __future__ import annotations

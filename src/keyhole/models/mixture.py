@@ -13,11 +13,9 @@ import numpy as np
 
 from keyhole.arrays import Tree
 from keyhole.models.dense import masked_mean
-from keyhole.models.model import Batch, Model, glorot
+from keyhole.models.model import HIDDEN_LOGIT, Batch, Model, dense_layer
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
-
-HIDDEN_LOGIT = -1e30  # its exponential is 0 in float32: a padded expert has no share in the gate
 
 
 def mixture(
@@ -45,16 +43,11 @@ def mixture(
 
     def init(seed: int) -> Tree:
         rng = np.random.Generator(np.random.Philox(seed))
-
-        def layer(fan_in: int, fan_out: int, *stack: int) -> Tree:
-            kernel = glorot(rng, *stack, fan_in, fan_out, fan_in=fan_in, fan_out=fan_out)
-            return {"kernel": kernel, "bias": np.zeros((*stack, fan_out), np.float32)}
-
         return {
-            "trunk": layer(pixels, features),
-            "gate": layer(features, experts),
-            "inner": layer(features, hidden, experts),
-            "outer": layer(hidden, classes, experts),
+            "trunk": dense_layer(rng, pixels, features),
+            "gate": dense_layer(rng, features, experts),
+            "inner": dense_layer(rng, features, hidden, experts),
+            "outer": dense_layer(rng, hidden, classes, experts),
         }
 
     expert = KeySpace("expert", experts)

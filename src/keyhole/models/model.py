@@ -15,6 +15,8 @@ from keyhole.primitives.layout import Cut, Layout
 Batch: TypeAlias = Mapping[str, Any]
 """Named arrays whose first axis counts examples."""
 
+HIDDEN_LOGIT = -1e30  # its exponential is 0 in float32, so what is padded has no share in a softmax
+
 
 @dataclass(frozen=True, eq=False)
 class Model:
@@ -70,3 +72,9 @@ def glorot(rng: np.random.Generator, *shape: int, fan_in: int, fan_out: int) -> 
     bound = np.float32(np.sqrt(6.0 / (fan_in + fan_out)))
     unit = rng.random(shape, np.float32)
     return (2.0 * unit - 1.0) * bound
+
+
+def dense_layer(rng: np.random.Generator, fan_in: int, fan_out: int, *stack: int) -> Tree:
+    """Draws the kernel and zeroes the bias of a dense layer, or of a stack of them."""
+    kernel = glorot(rng, *stack, fan_in, fan_out, fan_in=fan_in, fan_out=fan_out)
+    return {"kernel": kernel, "bias": np.zeros((*stack, fan_out), np.float32)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,12 @@ import numpy as np
 from keyhole.arrays import Array, Tree
 from keyhole.errors import InputError
 from keyhole.models.dense import cross_entropy, masked_mean, multiply
-from keyhole.models.model import Batch, Model, glorot
+from keyhole.models.model import HIDDEN_LOGIT, Batch, Model, dense_layer
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 
 PAD = 0
 """The token that fills up a sentence, as a client counts its words: its first word key."""
-
-HIDDEN_LOGIT = -1e30  # its exponential is 0 in float32, so a padded word has no share in a softmax
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,7 @@ def transformer(sizes: TransformerSizes | None = None, is_tied: bool = False) ->
 
 
 def _init(rng: np.random.Generator, s: TransformerSizes, is_tied: bool) -> Tree:
-    def dense(fan_in: int, fan_out: int) -> Tree:
-        kernel = glorot(rng, fan_in, fan_out, fan_in=fan_in, fan_out=fan_out)
-        return {"kernel": kernel, "bias": np.zeros(fan_out, np.float32)}
+    dense = partial(dense_layer, rng)
 
     def norm() -> Tree:
         return {"scale": np.ones(s.width, np.float32), "bias": np.zeros(s.width, np.float32)}

@@ -164,16 +164,11 @@ def _is_additive(at_key: Callable[[Tree], Tree], like: Tree) -> bool:
     )
 
 
-def _name(psi: SelectFn) -> str:
-    """What to call a function in a message: its name, and where it stands if it has none."""
-    name = str(getattr(psi, "__qualname__", repr(psi)))
-    code = getattr(psi, "__code__", None)
-    return f"{name} in {Path(code.co_filename).name}:{code.co_firstlineno}" if code else name
-
-
 def _not_linear(psi: SelectFn, reason: str) -> NotLinearError:
+    name, code = str(getattr(psi, "__qualname__", repr(psi))), getattr(psi, "__code__", None)
+    name += f" in {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
     return NotLinearError(
-        f"select function {_name(psi)!r} is not linear in the server value: got {reason}; expected "
+        f"select function {name!r} is not linear in the server value: got {reason}; expected "
         "select functions that pick, scale and add; pass your own deselect_fn"
     )
 
@@ -236,9 +231,10 @@ def batch_select(
     compiled, plain = _batch_by_vmap(psi, slices, batch), _batch_by_loop(psi, slices)
     last = space.num_keys - 1
     keys = np.unique([last * place // (_COMPARED - 1) for place in range(_COMPARED)])
-    is_same = _traces_in_batches(psi, server_value, slices) and _agree(
-        compiled(server_value, keys), plain(server_value, keys)
-    )
+    if not _traces_in_batches(psi, server_value, slices):
+        return BatchedSelect(slices, plain)
+    found, expected = compiled(server_value, keys), plain(server_value, keys)
+    is_same = all(_is_close(found[path], array) for path, array in expected.items())
     return BatchedSelect(slices, compiled if is_same else plain)
 
 
@@ -286,12 +282,8 @@ def _traces_in_batches(psi: SelectFn, value: Tree, slices: _Slices) -> bool:
         return False
 
 
-def _agree(compiled: Mapping[str, Array], plain: Mapping[str, Array]) -> bool:
-    """Whether two ways to compute slices differ by rounding only, which whole numbers have none."""
-    return all(_is_close(compiled[path], expected) for path, expected in plain.items())
-
-
 def _is_close(found: Array, expected: Array) -> bool:
+    """Whether arrays differ by rounding only, of which whole numbers have none."""
     if not np.issubdtype(expected.dtype, np.inexact):
         return np.array_equal(found, expected)
     tolerance = float(np.sqrt(np.finfo(expected.dtype).eps))

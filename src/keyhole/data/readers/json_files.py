@@ -33,8 +33,13 @@ _SPLITS = ("train", "test")
 
 def find_leaf(path: Path) -> Source | None:
     """Returns the source of which this path is one file, or the directory."""
-    files = _in_directory(path) if path.is_dir() else _beside(path)
-    if files is None:
+    if path.is_dir():
+        files = {split: sorted((path / split).glob("*.json")) for split in _SPLITS}
+        is_leaf = any((path / split).is_dir() for split in _SPLITS)
+    else:
+        files = _beside(path)
+        is_leaf = bool(files)
+    if not is_leaf:
         return None
     for split in _SPLITS:
         if not files[split]:
@@ -47,21 +52,13 @@ def find_leaf(path: Path) -> Source | None:
     return Source(name, "writers", everything, FEMNIST_FACTS, read, class_names, "bytes")
 
 
-def _in_directory(path: Path) -> dict[str, list[Path]] | None:
-    if not any((path / split).is_dir() for split in _SPLITS):
-        return None
-    return {split: sorted((path / split).glob("*.json")) for split in _SPLITS}
-
-
-def _beside(path: Path) -> dict[str, list[Path]] | None:
-    """A file named for one split, and the one named alike for the other."""
-    if path.suffix != ".json":
-        return None
+def _beside(path: Path) -> dict[str, list[Path]]:
+    """A file named for one split, and the one named alike for the other; empty for other files."""
     for ours, other in (_SPLITS, _SPLITS[::-1]):
-        if ours in path.name:
+        if path.suffix == ".json" and ours in path.name:
             partner = path.with_name(path.name.replace(ours, other))
             return {ours: [path], other: [partner] if partner.is_file() else []}
-    return None
+    return {}
 
 
 def _read_leaf(files: Mapping[str, Sequence[Path]], progress: Progress) -> Iterator[SourceClient]:
@@ -186,7 +183,11 @@ def _read_posts(path: Path, progress: Progress) -> Iterator[SourceClient]:
             last = user
             # Unseen users are held out: one in ten to test on, one in ten to validate on.
             split = {0: "test", 1: "validation"}.get(user % 10, "train")
-            yield SourceClient(str(user), {split: [_post(record) for record in records]})
+            posts = [
+                Post(*split_sentences(record["text"]), split_words(record["title"]), record["tags"])
+                for record in records
+            ]
+            yield SourceClient(str(user), {split: posts})
             progress(file.tell(), total)
 
 
@@ -208,8 +209,3 @@ def _is_record(record: Any) -> bool:
         and all(isinstance(tag, str) for tag in record["tags"])
         and record["user"] >= 0
     )
-
-
-def _post(record: dict[str, Any]) -> Post:
-    words, sentences = split_sentences(record["text"])
-    return Post(words, sentences, split_words(record["title"]), record["tags"])

@@ -68,7 +68,8 @@ def place_labels(
     assert figure is not None
     # Settles the layout, so that pixels mean what they will mean in the file.
     figure.draw_without_rendering()
-    lines = [[_pixels(axes, point) for point in points] for points in series]
+    to_pixels = axes.transData.transform
+    lines = [[(float(x), float(y)) for x, y in map(to_pixels, points)] for points in series]
     marks = [Bbox([[x, y], [x, y]]).padded(_POINT) for points in lines for x, y in points]
     taken: list[Bbox] = []
     done: list[tuple[str, Point]] = []
@@ -124,11 +125,6 @@ def _crosses(box: Bbox, start: Point, end: Point) -> bool:
         )
         for i in range(steps + 1)
     )
-
-
-def _pixels(axes: Axes, point: Point) -> Point:
-    x, y = axes.transData.transform(point)
-    return float(x), float(y)
 
 
 def _is_near(one: Point, other: Point) -> bool:

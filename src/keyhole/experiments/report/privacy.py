@@ -108,9 +108,9 @@ def to_markdown(tables: Sequence[PriceTable]) -> str:
     """Returns two tables: where each way stops saving, and what it sends before."""
     slice_bytes = f"{tables[0].slice_bytes:,}"
     ends = [("way", *(f"K = {table.num_keys:,}" for table in tables))]
-    ends += [
-        (label, *(_write_end(table, way) for table in tables)) for way, label in LABELS.items()
-    ]
+    for way, label in LABELS.items():
+        most = [(table.break_even[way], table.num_keys) for table in tables]
+        ends.append((label, *(f"{end:,} ({write_percent(end / k)})" for end, k in most)))
     sent = [("K", "m", Broadcast().about.title, *LABELS.values())]
     sent += [
         (f"{table.num_keys:,}", f"{m:,}", *(_megabytes(table, way, m) for way in _all_ways()))
@@ -142,11 +142,6 @@ def to_json(tables: Sequence[PriceTable]) -> list[dict[str, Any]]:
 
 def _all_ways() -> list[str]:
     return [_WHOLE, *LABELS]
-
-
-def _write_end(table: PriceTable, way: str) -> str:
-    end = table.break_even[way]
-    return f"{end:,} ({write_percent(end / table.num_keys)})"
 
 
 def write_percent(share: float) -> str:
