@@ -16,7 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import isfinite
 from typing import TypeAlias
@@ -258,21 +258,18 @@ class FlowerSummons:
         return sentences(told)
 
     def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> RoundCall:
-        ring, where, now = self.keyring, self.addresses, self.wall()
         tokens: list[str] = []
-        if ring is not None:
+        if self.keyring is not None:
+            now, ring = self.wall(), self.keyring
             issue = partial(ring.issue, "round", now=now, seconds=seconds, round_id=round_id)
             tokens = [issue(device_name(client)) for client in clients]
         return RoundCall(
             round=round_id,
             number=t,
             seconds=seconds,
-            service=where.service,
             clients=tuple(clients),
             tokens=tuple(tokens),
-            delivery=where.delivery,
-            second=where.second,
-            aggregators=where.aggregators,
+            **asdict(self.addresses),
         )
 
     def _look(self, now: float) -> None:

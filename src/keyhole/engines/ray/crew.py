@@ -61,15 +61,10 @@ def find_ray() -> Any:
 def connected(address: str | None = None, cpus: int | None = None) -> Iterator[Any]:
     """Connects this process to Ray, and leaves it when the context ends.
 
-    A process that is connected already stays so, and what it is connected to is used.
-
-    Args:
-        address: of a cluster, such as 10.0.0.1:6379 or "auto"; None starts a Ray on this machine.
-        cpus: of a Ray that is started here; None takes all cores that this process may use.
-
-    Raises:
-        InputError: Ray is not installed.
-        WorkerError: the cluster does not answer, or Ray does not start.
+    A process that is connected already stays so, and what it is connected to is used. An address is
+    that of a cluster, such as 10.0.0.1:6379 or "auto"; None starts a Ray on this machine, with all
+    cores that this process may use unless `cpus` says how many. Raises InputError where Ray is not
+    installed, and WorkerError where it does not answer or start.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -247,18 +242,13 @@ class RayWorker:
 
 @dataclass(eq=False)
 class Member:
-    """One worker: its actor, where it runs once it has said so, and what it has to do."""
+    """One worker: its actor, where it runs once it has built its population, what it has to do."""
 
     actor: Any
     node: str = ""
     pid: int = 0
     tasks: list[int] = field(default_factory=list)
     since: float = field(default_factory=time.monotonic)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has built its population."""
-        return bool(self.node)
 
 
 class Crew:
@@ -288,11 +278,11 @@ class Crew:
                 f"the Ray cluster has no CPU: got {cpus:g} CPUs; expected 1 or more; start its "
                 "nodes with --num-cpus, or add one"
             )
-        self._count = count or int(cpus)
-        for _ in range(self._count):
-            self._start(1 if self._count <= cpus else 0)
+        count = count or int(cpus)
+        for _ in range(count):
+            self._start(1 if count <= cpus else 0)
         try:
-            self.await_ready(self._count)
+            self.await_ready(count)
         except BaseException:
             self.close()
             raise
@@ -300,12 +290,7 @@ class Crew:
     @property
     def nodes(self) -> list[str]:
         """The node of each worker that is ready."""
-        return [member.node for member in self._members if member.is_ready]
-
-    @property
-    def pids(self) -> list[int]:
-        """Process numbers of the workers, each on its node."""
-        return [member.pid for member in self._members if member.is_ready]
+        return [member.node for member in self.ready()]
 
     def close(self) -> None:
         """Ends the workers."""
@@ -375,7 +360,7 @@ class Crew:
 
     def ready(self) -> list[Member]:
         """The workers that take tasks."""
-        return [member for member in self._members if member.is_ready]
+        return [member for member in self._members if member.node]
 
     def replace(self, member: Member) -> bool:
         """Starts another worker for one that is lost; returns whether its node is lost as well.
@@ -391,7 +376,7 @@ class Crew:
     def end_silent(self, now: float) -> None:
         """Ends workers that have said nothing for too long; Ray then reports them as dead."""
         for member in self._members:
-            is_due = bool(member.tasks) or not member.is_ready
+            is_due = member.tasks or not member.node
             if is_due and now - member.since > self.patience:
                 self.ray.kill(member.actor)
                 member.since = now

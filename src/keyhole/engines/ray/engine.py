@@ -130,7 +130,7 @@ class RayEngine:
     @property
     def pids(self) -> list[int]:
         """Process numbers of the workers, each on its node."""
-        return self._crew.pids
+        return [member.pid for member in self._crew.ready()]
 
     @property
     def nodes(self) -> list[str]:

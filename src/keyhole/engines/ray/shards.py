@@ -16,6 +16,7 @@ from the other's.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -46,21 +47,27 @@ _NONE = np.empty(0, np.int64)
 _NO_NUMBER = 2**63 - 1  # of a row that does not exist; above all others
 
 
-@dataclass
 class _Held:
-    """One table's rows here.
+    """One table's rows in a shard: those of the keys from `first` up to but without `last`. The
+    table is dense with rows counted from 0, or lazy with its keys."""
 
-    Args:
-        table: dense with rows counted from 0, or lazy with its keys.
-        first, last: its keys are from `first` up to but without `last`.
-        slots: where the step that is being made will go.
-    """
-
-    table: DenseTable | LazyTable
-    first: int
-    last: int
-    _numbers: Array = field(default_factory=lambda: np.empty(0, np.int64))
-    slots: KeyArray = field(default_factory=lambda: np.empty(0, np.int64))
+    def begin(
+        self,
+        first: int,
+        last: int,
+        described: Mapping[str, Any],
+        num_keys: int,
+        width: int,
+        optimizer: Optimizer,
+    ) -> None:
+        """Makes room for the rows, which `fill` brings."""
+        self.first, self.last = first, last
+        self._slots, self._numbers = _NONE, _NONE
+        self.table: DenseTable | LazyTable
+        if described["kind"] == "dense":
+            self.table = DenseTable(np.empty((last - first, width), np.float32), optimizer)
+        else:
+            self.table = LazyTable(num_keys, initial_of(described), optimizer)
 
     @property
     def numbers(self) -> Array:
@@ -72,11 +79,21 @@ class _Held:
         """What a key has above its row's place in the table's own counting."""
         return self.first if isinstance(self.table, DenseTable) else 0
 
-    def arrays(self) -> dict[str, Array]:
-        """What is stored of it, by name."""
-        return stored_arrays(self.table)
+    def fill(self, name: str, start: int, piece: Array) -> None:
+        """Takes its own rows out of a piece that begins at row `start` of all."""
+        stop = start + len(piece)
+        if isinstance(self.table, DenseTable):
+            low, high = max(start, self.first), min(stop, self.last)
+            own = stored_arrays(self.table)[name][low - self.first : high - self.first]
+            own[:] = piece[low - start : high - start]
+        elif name == "keys":
+            mine = np.flatnonzero((piece >= self.first) & (piece < self.last))
+            self._claim(piece[mine], start + mine)
+        else:
+            low, high = np.searchsorted(self.numbers, [start, stop])
+            stored_arrays(self.table)[name][low:high] = piece[self.numbers[low:high] - start]
 
-    def claim(self, keys: KeyArray, numbers: Array) -> KeyArray:
+    def _claim(self, keys: KeyArray, numbers: Array) -> KeyArray:
         """Slots of keys; rows that are made for it get the number of the first that asks."""
         if isinstance(self.table, DenseTable):
             return self.table.reserve(keys - self.offset)
@@ -89,90 +106,53 @@ class _Held:
         self._numbers[before : len(self.table)] = numbers[made][first]
         return slots
 
+    def rows(self, keys: KeyArray, now: int, threads: int) -> NDArray[np.float32]:
+        """See `Table.rows`."""
+        return self.table.rows(keys - self.offset, now, threads)
+
+    def reserve(self, keys: KeyArray, numbers: Array) -> None:
+        """See `Table.reserve`; slots stay here, for the step that follows."""
+        self._slots = self._claim(np.array(keys), numbers)
+
+    def step(self, rows: Array, now: int, threads: int) -> None:
+        """See `Table.step`; what Ray hands over cannot be written to, which kernels insist on."""
+        self.table.step(self._slots, np.array(rows), now, threads)
+
+    def touched_after(self, step: int) -> KeyArray:
+        """See `Table.touched_after`."""
+        return self.table.touched_after(step) + self.offset
+
+    def nbytes(self) -> int:
+        """See `Table.nbytes`."""
+        return self.table.nbytes + self.numbers.nbytes
+
+    def shapes(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Type and shape of what is stored, by name, in order."""
+        return {name: (a.dtype, a.shape) for name, a in stored_arrays(self.table).items()}
+
+    def dump(self, name: str, first: int, last: int) -> Array:
+        """Some rows."""
+        return stored_arrays(self.table)[name][first:last]
+
+    def number_of(self, row: int) -> int:
+        """The number of a row, above all others where there is no such row."""
+        return int(self.numbers[row]) if row < len(self.numbers) else _NO_NUMBER
+
+    def dump_below(self, name: str, first: int, below: int) -> tuple[Array, Array]:
+        """Rows from `first` on whose numbers are below `below`, and their numbers."""
+        last = int(np.searchsorted(self.numbers, below))
+        return self.numbers[first:last], self.dump(name, first, last)
+
 
 class Shard:
-    """In an actor; methods take the place of the table they are about."""
+    """Some rows of each table, in an actor."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, _Held] = {}
+        self._tables: dict[int, _Held] = defaultdict(_Held)
 
-    def begin(
-        self,
-        place: int,
-        first: int,
-        last: int,
-        described: Mapping[str, Any],
-        num_keys: int,
-        width: int,
-        optimizer: Optimizer,
-    ) -> None:
-        """Makes room for the rows of keys `first` to `last`, which `fill` brings."""
-        if described["kind"] == "dense":
-            values = np.empty((last - first, width), np.float32)
-            table: DenseTable | LazyTable = DenseTable(values, optimizer)
-        else:
-            table = LazyTable(num_keys, initial_of(described), optimizer)
-        self._tables[place] = _Held(table, first, last)
-
-    def fill(self, place: int, name: str, start: int, piece: Array) -> None:
-        """Takes its own rows out of a piece that begins at row `start` of all."""
-        held = self._tables[place]
-        stop = start + len(piece)
-        if isinstance(held.table, DenseTable):
-            low, high = max(start, held.first), min(stop, held.last)
-            held.arrays()[name][low - held.first : high - held.first] = piece[
-                low - start : high - start
-            ]
-        elif name == "keys":
-            mine = np.flatnonzero((piece >= held.first) & (piece < held.last))
-            held.claim(piece[mine], start + mine)
-        else:
-            low, high = np.searchsorted(held.numbers, [start, stop])
-            held.arrays()[name][low:high] = piece[held.numbers[low:high] - start]
-
-    def rows(self, place: int, keys: KeyArray, now: int, threads: int) -> NDArray[np.float32]:
-        """See `Table.rows`."""
-        held = self._tables[place]
-        return held.table.rows(keys - held.offset, now, threads)
-
-    def reserve(self, place: int, keys: KeyArray, numbers: Array) -> None:
-        """See `Table.reserve`; slots stay here, for the step that follows."""
-        held = self._tables[place]
-        held.slots = held.claim(np.array(keys), numbers)
-
-    def step(self, place: int, rows: Array, now: int, threads: int) -> None:
-        """See `Table.step`; what Ray hands over cannot be written to, which kernels insist on."""
-        held = self._tables[place]
-        held.table.step(held.slots, np.array(rows), now, threads)
-
-    def touched_after(self, place: int, step: int) -> KeyArray:
-        """See `Table.touched_after`."""
-        held = self._tables[place]
-        return held.table.touched_after(step) + held.offset
-
-    def nbytes(self, place: int) -> int:
-        """See `Table.nbytes`."""
-        held = self._tables[place]
-        return held.table.nbytes + held.numbers.nbytes
-
-    def shapes(self, place: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Type and shape of what is stored, by name, in order."""
-        return {name: (a.dtype, a.shape) for name, a in self._tables[place].arrays().items()}
-
-    def dump(self, place: int, name: str, first: int, last: int) -> Array:
-        """Some rows."""
-        return self._tables[place].arrays()[name][first:last]
-
-    def number_of(self, place: int, row: int) -> int:
-        """The number of a row, above all others where there is no such row."""
-        numbers = self._tables[place].numbers
-        return int(numbers[row]) if row < len(numbers) else _NO_NUMBER
-
-    def dump_below(self, place: int, name: str, first: int, below: int) -> tuple[Array, Array]:
-        """Rows from `first` on whose numbers are below `below`, and their numbers."""
-        held = self._tables[place]
-        last = np.searchsorted(held.numbers, below)
-        return held.numbers[first:last], held.arrays()[name][first:last]
+    def ask(self, place: int, method: str, *given: Any) -> Any:
+        """Calls a method of what is held of the table at a place."""
+        return getattr(self._tables[place], method)(*given)
 
 
 class Shards:
@@ -374,7 +354,7 @@ class ShardedTable:
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Calls a method of some shards at once."""
         references = [
-            getattr(self._actors[shard], method).remote(self._place, *given)
+            self._actors[shard].ask.remote(self._place, method, *given)
             for shard, given in arguments.items()
         ]
         try:
