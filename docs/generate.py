@@ -147,7 +147,13 @@ def commands_of(name, command):
 def cli_page():
     lines = ["# Command line", "", NOTE]
     for name, command in commands_of("keyhole", keyhole):
-        context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
+        context = click.Context(
+            command,
+            info_name=name,
+            max_content_width=100,
+            terminal_width=100,
+            show_default=keyhole.context_settings["show_default"],
+        )
         lines += [f"## {name}", "", "```", command.get_help(context), "```", ""]
     lines += ["| exit code | when |", "|---|---|", "| 0 | done |"]
     kinds = [getattr(errors, name) for name in errors.__all__]

@@ -165,7 +165,7 @@ def test_a_device_says_once_that_it_waits_and_why_it_missed_a_round(capsys):
         Device(f"http://127.0.0.1:{script.port}", clock=Clock(sleep=lambda _: None)) as made,
         pytest.raises(AccessError),
     ):
-        _take_part(made, Device.fetch, options, Notices())
+        _take_part(made, Device.fetch, options, Notices(), Device.send)
     first, second = capsys.readouterr().err.splitlines()
     why = "this device is not in the cohort of round 7, or sent its update before this start"
     assert first == f"{why}, asking again in 4.3 s"

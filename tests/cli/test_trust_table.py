@@ -2,7 +2,7 @@
 
 import pytest
 
-from keyhole.cli.trials import trust_table
+from keyhole.cli.runs import trust_table
 from keyhole.rounds.record import RoundRecord
 
 

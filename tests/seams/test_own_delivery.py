@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.plan import plan as plan_command
-from keyhole.cli.trials import trust_table
+from keyhole.cli.runs import trust_table
 from keyhole.delivery import delivery_named
 from keyhole.device.take_part import fetch_by
 from keyhole.errors import InputError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.aggregators import shared_names
-from keyhole.cli.listen import listen_of, listen_options
+from keyhole.cli.options import DIRECTORY, EXISTING_FILE, listen_of, listen_options
+from keyhole.cli.sums import shared_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,63 +17,57 @@ if TYPE_CHECKING:
     from keyhole.service.metrics import Metrics
 
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
 (SHARED,) = shared_names()
 
 
 @click.command()
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", type=DIRECTORY)
 @click.option("--party", required=True, type=click.IntRange(0, 1), help="Which of the two this is.")
 @click.option("--peer", required=True, metavar="URL", help="The other aggregator.")
-@click.option("--peer-key", required=True, type=_FILE, help="Keys that both aggregators have.")
-@click.option("--peer-ca", type=_FILE, help="Authorities to trust there, instead of the system's.")
-@click.option("--peer-cert", type=_FILE, help="Certificate to show there, where it asks for one.")
-@click.option("--peer-cert-key", type=_FILE, help="Its private key.")
+@click.option(
+    "--peer-key", required=True, type=EXISTING_FILE, help="Keys that both aggregators have."
+)
+@click.option(
+    "--peer-ca", type=EXISTING_FILE, help="Authorities to trust there, instead of the system's."
+)
+@click.option(
+    "--peer-cert", type=EXISTING_FILE, help="Certificate to show there, where it asks for one."
+)
+@click.option("--peer-cert-key", type=EXISTING_FILE, help="Its private key.")
 @click.option(
     "--token-key",
     required=True,
-    type=_FILE,
+    type=EXISTING_FILE,
     help="Keys that sign tokens of devices. With those of the slice service, devices show the "
     "token of the round; with keys of its own, devices need a token of this aggregator.",
 )
-@click.option("--trainer-key", required=True, type=_FILE, help="Keys that sign tokens of trainers.")
+@click.option(
+    "--trainer-key", required=True, type=EXISTING_FILE, help="Keys that sign tokens of trainers."
+)
 @listen_options(8110)
 @click.option(
     "--aggregation",
     metavar=f"{SHARED}|module:NAME",
     default=SHARED,
-    show_default=True,
     help="How shares are added up; your own runs with the rights of this process.",
 )
 @click.option(
     "--min-clients",
     default=2,
-    show_default=True,
     type=click.IntRange(1),
     help="Take part in no sum that may be released with fewer.",
 )
 @click.option(
-    "--max-sums",
-    default=4,
-    show_default=True,
-    type=click.IntRange(1, 1024),
-    help="Sums that may be here at one time.",
+    "--max-sums", default=4, type=click.IntRange(1, 1024), help="Sums that may be here at one time."
 )
 @click.option(
     "--max-table-mb",
     default=2048,
-    show_default=True,
     type=click.IntRange(1),
     help="Size of one sum; adding up takes as much memory.",
 )
 @click.option(
-    "--max-body-mb",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1, 4096),
-    help="Size of one device's share.",
+    "--max-body-mb", default=64, type=click.IntRange(1, 4096), help="Size of one device's share."
 )
 def aggregator(directory: Path, **options: Any) -> None:
     """Add up shares of updates as one of two aggregators until interrupted.

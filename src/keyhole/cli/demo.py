@@ -31,7 +31,7 @@ LOG_EVERY = 10
 
 
 @click.command()
-@click.option("--rounds", default=40, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--rounds", default=40, type=click.IntRange(1, 10_000))
 @seed_option
 @out_option("keyhole-demo", "Where the picture and the table are written.")
 @json_option
@@ -74,11 +74,10 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.sweeps import demo_arms, demo_data
     from keyhole.rounds.cores import Cores
-    from keyhole.rounds.threads import count_cores
 
     results: dict[str, Result] = {}
     records: dict[str, list[RoundRecord]] = {}
-    cores = Cores(count_cores())
+    cores = Cores()
     with _bars() as bars:
         data = demo_data(seed)
         for label, spec in demo_arms(rounds, seed).items():

@@ -9,21 +9,21 @@ from contextlib import ExitStack, closing
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
-from keyhole.cli.aggregators import device_sum_options, send_of
-from keyhole.cli.options import GroupedOption, NameOr, data_option
+from keyhole.cli.options import DIRECTORY, FILE, GroupedOption, NameOr, data_option
 from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
+from keyhole.cli.sums import device_sum_options, send_of
 from keyhole.cli.token import device_in, read_token
 from keyhole.delivery import all_deliveries, delivery_named, delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import InputError, KeyholeError, MalformedError
+from keyhole.files import storage_errors
 from keyhole.wire.assignment import device_name
 
 if TYPE_CHECKING:
@@ -34,51 +34,16 @@ if TYPE_CHECKING:
 
 
 _LOOK_EVERY = 20.0  # seconds between two looks at why there is nothing to do
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
 _PARTIES = {"second": "second server", "relay": "relay"}  # as what is told names them
-_OPTIONS = (
-    click.option(
-        "--delivery",
-        cls=GroupedOption,
-        type=NameOr(partial(delivery_names, lambda about: about.is_served)),
-        default=DEFAULT_SERVED,
-        show_default=True,
-        help="How slices are fetched: by keys that the service sees, by downloading whole rounds, "
-        "by private queries to two servers or to one, or through a relay that hides who asks.",
-    ),
-    click.option("--second", metavar="URL", help="With --delivery pir: the second server."),
-    click.option(
-        "--second-token-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="The token of this device there, from its operator; the other is never shown to it.",
-    ),
-    click.option("--relay", metavar="URL", help="With --delivery relay: the relay."),
-    click.option(
-        "--gateway-config",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="With --delivery relay: the keys of the gateway, from its operator. Without, what "
-        "relay and gateway say is compared.",
-    ),
-)
-
-
-def delivery_options(command: _Command) -> _Command:
-    """Adds the options."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def fetch_of(
-    options: Mapping[str, Any],
-    connect: Callable[[str, str, Path | None], Device],
+    options: Mapping[str, Any], connect: Callable[[str, str, Path | None], Device]
 ) -> Fetch:
     """Returns how slices are fetched.
 
-    Args:
-        connect: makes a device of another service, from what that is, its URL, and the file of the
-            token; and closes it in the end.
+    `connect` makes a device of another service, from what that is, its URL, and the file of the
+    token; and closes it in the end.
     """
     from keyhole.device.take_part import fetch_by
 
@@ -122,30 +87,46 @@ def _pinned(path: Path | None) -> bytes | None:
     return found
 
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
-
-
 @click.command()
 @click.argument("url")
-@click.option("--token-file", type=_FILE, help="The token of this device, from the operator.")
-@click.option("--ca", type=_FILE, help="PEM file of the authorities to trust.")
-@click.option("--cert", type=_FILE, help="PEM file to show where the service asks for one.")
-@click.option("--key", type=_FILE, help="Its private key.")
+@click.option("--token-file", type=FILE, help="The token of this device, from the operator.")
+@click.option("--ca", type=FILE, help="PEM file of the authorities to trust.")
+@click.option("--cert", type=FILE, help="PEM file to show where the service asks for one.")
+@click.option("--key", type=FILE, help="Its private key.")
 @click.option("--insecure", is_flag=True, help="Speak plain http beyond this machine.")
 @click.option(
     "--cache",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DIRECTORY,
     help="Keep slices here: those that have not changed are not sent again.",
 )
 @click.option(
     "--max-mb",
     type=click.IntRange(1),
     default=256,
-    show_default=True,
     help="Refuse a slice or a segment of more megabytes.",
 )
 @click.option("--rounds", type=click.IntRange(1), help="Take part so often; else until stopped.")
-@delivery_options
+@click.option(
+    "--delivery",
+    cls=GroupedOption,
+    type=NameOr(partial(delivery_names, lambda about: about.is_served)),
+    default=DEFAULT_SERVED,
+    help="How slices are fetched: by keys that the service sees, by downloading whole rounds, "
+    "by private queries to two servers or to one, or through a relay that hides who asks.",
+)
+@click.option("--second", metavar="URL", help="With --delivery pir: the second server.")
+@click.option(
+    "--second-token-file",
+    type=FILE,
+    help="The token of this device there, from its operator; the other is never shown to it.",
+)
+@click.option("--relay", metavar="URL", help="With --delivery relay: the relay.")
+@click.option(
+    "--gateway-config",
+    type=FILE,
+    help="With --delivery relay: the keys of the gateway, from its operator. Without, what "
+    "relay and gateway say is compared.",
+)
 @device_sum_options
 @click.option(
     "--task",
@@ -159,11 +140,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Let the run name parts of this Python module, such as a choice of keys. That of --task "
     "is trusted.",
 )
-@click.option("--client", type=click.IntRange(0), default=0, help="Number of that client.")
+@click.option(
+    "--client", type=click.IntRange(0), default=0, show_default=False, help="Number of that client."
+)
 @data_option
 @click.option("--table", help="Fetch slices of this table instead.")
 @click.option("--slices", metavar="KEY,KEY,...", help="Keys of those slices.")
-@click.option("--out", type=_FILE, help="Where they go: an .npz file, one array per parameter.")
+@click.option("--out", type=FILE, help="Where they go: an .npz file, one array per parameter.")
 def device(url: str, **options: Any) -> None:
     """Take part in the rounds of the slice service at URL, or fetch slices of it.
 
@@ -179,7 +162,7 @@ def device(url: str, **options: Any) -> None:
     if options["table"] is not None and options["delivery"] != DEFAULT_SERVED:
         raise click.UsageError("--table fetches in the clear: leave out --delivery")
     if options["task"] is not None and options["token_file"] is not None:
-        _check_token(read_token(options["token_file"]), options["client"])
+        _check_token(options["token_file"], options["client"])
     with ExitStack() as stack:
         notices, stop = Notices(), threading.Event()
         if options["task"] is not None:  # a fetch ends where it is; a round is left in order
@@ -190,31 +173,28 @@ def device(url: str, **options: Any) -> None:
         def connect(
             name: str, url: str, token_file: Path | None, cache: Path | None = None
         ) -> Device:
-            made = _device(url, stop, options, token_file, cache, partial(_tell, notices, name))
+            def tell(reason: str) -> None:
+                notices.tell(f"{name}: {reason}, trying again")
+
+            made = _device(url, stop, options, token_file, cache, tell)
             return stack.enter_context(closing(made))
 
         made = connect("service", url, options["token_file"], options["cache"])
         if options["table"] is not None:
             _fetch(made, options)
             return
-        fetch, send = fetch_of(options, connect), send_of(options, connect)
-        _take_part(made, fetch, options, notices, send)
+        _take_part(made, fetch_of(options, connect), options, notices, send_of(options, connect))
 
 
-def _check_token(token: str, client: int) -> None:
+def _check_token(file: Path, client: int) -> None:
     """Raises InputError where a token is for another client: its update would count as theirs."""
-    named, mine = device_in(token), device_name(client)
+    named, mine = device_in(read_token(file)), device_name(client)
     if named is not None and named != mine:
         raise InputError(
             f"the token is for another device: got a token for {named}, with --client {client}; "
             f"expected a token for {mine}; pass the --client that the token is for, or ask the "
             "operator for another token"
         )
-
-
-def _tell(notices: Notices, name: str, reason: str) -> None:
-    """What a device says when one of its services is to be asked again."""
-    notices.tell(f"{name}: {reason}, trying again")
 
 
 def _device(
@@ -250,7 +230,7 @@ def _take_part(
     fetch: Fetch,
     options: Mapping[str, Any],
     notices: Notices,
-    send: Send | None = None,
+    send: Send,
 ) -> None:
     from keyhole.device.take_part import PopulationClient, keep_taking_part
 
@@ -275,7 +255,7 @@ def _take_part(
 
     taken = keep_taking_part(
         made,
-        population.participant(fetch, send or type(made).send),
+        population.participant(fetch, send),
         rounds=options["rounds"] or inf,
         on_round=show,
         on_miss=lambda error: notices.tell(f"missed a round: {error}"),
@@ -326,7 +306,9 @@ def _population(
 
 
 def _fetch(made: Device, options: Mapping[str, Any]) -> None:
-    if options["slices"] is None or options["out"] is None:
+    """Writes slices to an .npz file."""
+    path = options["out"]
+    if options["slices"] is None or path is None:
         raise click.UsageError("--table needs --slices and --out")
     try:
         keys = np.array([int(text) for text in options["slices"].split(",")])
@@ -334,18 +316,12 @@ def _fetch(made: Device, options: Mapping[str, Any]) -> None:
         raise click.BadParameter("not whole numbers with commas", param_hint="--slices") from None
     now = made.current()
     found = made.fetch_slices(now.round, options["table"], keys)
-    _save(options["out"], found)
-    click.echo(f"{len(keys)} slices of round {now.number}: {options['out']}")
-
-
-def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Writes an .npz file; `np.savez` would take some names of parameters for its own."""
-    from keyhole.files import storage_errors
-
+    # `np.savez` would take some names of parameters for its own.
     with storage_errors(path, "write"), ZipFile(path, "w") as archive:
-        for name, array in arrays.items():
+        for name, array in found.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
+    click.echo(f"{len(keys)} slices of round {now.number}: {path}")
 
 
 def _line_of(taken: Taken) -> str:

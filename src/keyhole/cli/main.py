@@ -16,6 +16,7 @@ from keyhole.errors import KeyholeError
 from keyhole.parts import near_miss
 
 INTERRUPTED = 130
+_SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 VERBS: Mapping[str, Mapping[str, str]] = {
     "Train and compare": {
@@ -64,7 +65,7 @@ class _Verbs(click.Group):
                 formatter.write_dl(list(verbs.items()))
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Verbs, context_settings=_SHOWN)
 @click.version_option(package_name="keyhole", message="%(prog)s %(version)s")
 def keyhole() -> None:
     """Federated select: devices train on the slices of a model they ask for."""

@@ -5,37 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.filesize import decimal
 
+from keyhole.cli.options import DIRECTORY, options_of
 from keyhole.cli.screen import progress_bars
 
 if TYPE_CHECKING:
     from keyhole.service.mirror import Moved
 
 
-_DIRECTORY = click.Path(file_okay=False, path_type=Path)
-
-
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that both directions have."""
-    for option in reversed(
-        [
-            click.option("--endpoint", metavar="URL", help="Address of a store that is not AWS."),
-            click.option("--region", metavar="NAME", help="Region of the bucket."),
-            click.option("--anonymous", is_flag=True, help="Send no signature."),
-            click.option("--keep", default=2, show_default=True, help="Rounds that remain there."),
-            click.option("--workers", default=4, show_default=True, help="Files at a time."),
-            click.option("--again", is_flag=True, help="Copy also what seems to be there."),
-            click.option("--back", is_flag=True, help="Let an older round replace a newer one."),
-            click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        ]
-    ):
-        command = option(command)
-    return command
+_both_ways = options_of(
+    click.option("--endpoint", metavar="URL", help="Address of a store that is not AWS."),
+    click.option("--region", metavar="NAME", help="Region of the bucket."),
+    click.option("--anonymous", is_flag=True, help="Send no signature."),
+    click.option("--keep", default=2, help="Rounds that remain there."),
+    click.option("--workers", default=4, help="Files at a time."),
+    click.option("--again", is_flag=True, help="Copy also what seems to be there."),
+    click.option("--back", is_flag=True, help="Let an older round replace a newer one."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+)
 
 
 @click.group()
@@ -48,9 +41,9 @@ def mirror() -> None:
 
 
 @mirror.command()
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.argument("url", metavar="URL")
-@_options
+@_both_ways
 def push(directory: Path, url: str, as_json: bool, **options: Any) -> None:
     """Store the current round of the rounds directory DIR under URL.
 
@@ -59,16 +52,14 @@ def push(directory: Path, url: str, as_json: bool, **options: Any) -> None:
     """
     from keyhole.service.mirror import push_round
 
-    def copy(**known: Any) -> Moved:
-        return push_round(directory, url, **known)
-
+    copy = partial(push_round, directory, url)
     _show(f"push to {_without_secrets(url)}", copy, as_json, options)
 
 
 @mirror.command()
 @click.argument("url", metavar="URL")
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@_options
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
+@_both_ways
 def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
     """Fetch the current round of URL into the rounds directory DIR.
 
@@ -77,9 +68,7 @@ def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
     """
     from keyhole.service.mirror import fetch_round
 
-    def copy(**known: Any) -> Moved:
-        return fetch_round(url, directory, **known)
-
+    copy = partial(fetch_round, url, directory)
     _show(f"pull from {_without_secrets(url)}", copy, as_json, options)
 
 
@@ -89,9 +78,7 @@ def _show(title: str, copy: Callable[..., Moved], as_json: bool, options: dict[s
     from keyhole.service.object_store import StoreSettings
 
     store = StoreSettings(options["endpoint"], options["region"], options["anonymous"])
-    settings = MirrorSettings(
-        options["keep"], options["workers"], options["again"], options["back"]
-    )
+    settings = MirrorSettings(*(options[n] for n in ("keep", "workers", "again", "back")))
     with progress_bars() as bars:
         task = bars.add_task(title, total=None, note="", unit="bytes")
 

@@ -6,11 +6,14 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
+from keyhole.aggregation import aggregation_names
+from keyhole.delivery import delivery_names
 from keyhole.errors import InputError
 from keyhole.experiments.specs import DEFAULTS, defaults_of, spec_of
 from keyhole.identity import Ref
@@ -18,12 +21,19 @@ from keyhole.parts import near_miss, words_for
 from keyhole.rounds.fields import VERSION, SpecField, merge, nest, spec_fields
 from keyhole.rounds.spec import RunSpec
 
+if TYPE_CHECKING:
+    from keyhole.service.transport import Listen
+
 SYNTHETIC = "synthetic"
 FIXED = "fixed"
 """Keys drawn once per round for all clients: the word for `independent` keys that are shared."""
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+EXISTING_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 MODEL, CLIENTS, KEYS, DELIVERY = "Model and data", "Clients", "Keys", "Delivery"
 AGGREGATION, PRIVACY, ASYNCHRONOUS = "Aggregation", "Privacy", "Asynchronous rounds"
@@ -99,12 +109,15 @@ def in_group(group: str, *declared: str, **rest: Any) -> Callable[[_Command], _C
     return click.option(*declared, cls=GroupedOption, group=group, **rest)
 
 
-class NameOr(click.ParamType[str]):
-    """A name that is known, in any case, or "module:NAME" of one's own.
+def options_of(*each: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Several options as one decorator, in the order of help."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(each), command)
 
-    Args:
-        names: returns those that are known; asked when an option is read or shown.
-        is_open: whether it takes one's own.
+
+class NameOr(click.ParamType[str]):
+    """A name that is known, in any case, or "module:NAME" of one's own, where it is open to that.
+
+    `names` returns those that are known; it is asked when an option is read or shown.
     """
 
     name = "name"
@@ -125,35 +138,10 @@ class NameOr(click.ParamType[str]):
         return by_case[value.lower()]
 
 
-def delivery_names() -> Sequence[str]:
-    """Names of deliveries."""
-    from keyhole.delivery import delivery_names
-
-    return delivery_names()
-
-
-def aggregation_names() -> Sequence[str]:
-    """Names of aggregations, the default first."""
-    from keyhole.aggregation import aggregation_names as names
-
-    return names()
-
-
 def _algorithm_names() -> Sequence[str]:
     from keyhole.rounds.named import ALGORITHMS
 
     return tuple(ALGORITHMS)
-
-
-def choice_names() -> Sequence[str]:
-    """Names of choices of keys, as `--keys` takes them."""
-    from keyhole.keys.structured import CHOICES
-
-    return (*CHOICES, FIXED)
-
-
-def _engine_names() -> Sequence[str]:
-    return "local", "ray"
 
 
 _METAVARS = {int: "N", float: "X", str: "NAME", Ref: "NAME"}
@@ -161,7 +149,7 @@ _NAMES = {
     "delivery": delivery_names,
     "aggregation.name": aggregation_names,
     "client.algorithm": _algorithm_names,
-    "engine": _engine_names,
+    "engine": lambda: ("local", "ray"),
     "server.optimizer": lambda: (),
     "metrics": lambda: (),
 }
@@ -173,20 +161,11 @@ _FIELDS = {field.flag: field for field in spec_fields(RunSpec) if field.flag}
 
 
 def spec_options(*flags: str, **defaults: Any) -> Callable[[_Command], _Command]:
-    """Adds options that set fields of the record; those that are not given are None.
+    """Adds options that set fields of the record, such as "--rounds"; those not given are None.
 
-    Args:
-        flags: which, such as "--rounds"; all if there are none.
-        defaults: name of an option -> its default, where a command has one of its own.
+    `defaults` has the defaults of the command's own, by the name of their option.
     """
-    chosen = [_FIELDS[flag] for flag in flags] if flags else list(_FIELDS.values())
-
-    def add(command: _Command) -> _Command:
-        for field in reversed(chosen):
-            command = _option(field, defaults)(command)
-        return command
-
-    return add
+    return options_of(*(_option(_FIELDS[flag], defaults) for flag in flags))
 
 
 def name_of_option(flag: str) -> str:
@@ -244,8 +223,7 @@ def _type_of(field: SpecField) -> Any:
     if field.path in _NAMES:
         return NameOr(_NAMES[field.path], is_open=field.path != "client.algorithm")
     if get_origin(field.type) is Literal:
-        values = [value for value in get_args(field.type) if value != "nothing"]
-        return click.Choice(values) if isinstance(values[0], str) else _Whole(values)
+        return click.Choice([value for value in get_args(field.type) if value != "nothing"])
     if field.type in (str, Ref):
         return str
     if not (bounds := field.bounds):
@@ -269,12 +247,8 @@ class NumberRange(click.FloatRange):
         return number
 
 
-class _Whole(click.Choice[int]):
-    """One of a few whole numbers."""
-
-
-def changes_of(context: click.Context) -> dict[str, Any]:
-    """Returns what the options of a command say of the record, by dotted names."""
+def _changes(context: click.Context) -> dict[str, Any]:
+    """What the options of a command say of the record, by dotted names."""
     given: dict[str, Any] = {}
     for param in context.command.params:
         path = getattr(param, "path", "")
@@ -288,18 +262,8 @@ def changes_of(context: click.Context) -> dict[str, Any]:
     return given
 
 
-def keys_options(command: _Command) -> _Command:
-    """`--keys` and `--m`."""
-    command = in_group(
-        KEYS,
-        "--m",
-        "counts",
-        multiple=True,
-        metavar="[SPACE=]COUNT",
-        show_default="the task's",
-        help="Max keys per client; `all` for every key.",
-    )(command)
-    return in_group(
+keys_options = options_of(
+    in_group(
         KEYS,
         "--keys",
         "choices",
@@ -309,34 +273,52 @@ def keys_options(command: _Command) -> _Command:
         help="How clients choose keys: top, random, random-top, independent, fixed (drawn once per "
         "round for all clients), all, or module:NAME. Tasks with several key spaces take "
         "SPACE=CHOICE.",
-    )(command)
+    ),
+    in_group(
+        KEYS,
+        "--m",
+        "counts",
+        multiple=True,
+        metavar="[SPACE=]COUNT",
+        show_default="the task's",
+        help="Max keys per client; `all` for every key.",
+    ),
+)
 
 
-def size_option(command: _Command) -> _Command:
-    """`--size`."""
-    return in_group(
+def _parse_sizes(
+    _: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> dict[str, int]:
+    sizes = {}
+    for text in values:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param=option)
+        sizes[name] = _whole("--size", value)
+    return sizes
+
+
+run_options = options_of(
+    in_group(
+        MODEL,
+        "--spec",
+        "spec_file",
+        type=EXISTING_FILE,
+        metavar="FILE",
+        help="Read the run from a TOML file, or from the run.json of another run; options given "
+        "here take precedence.",
+    ),
+    in_group(
         MODEL,
         "--size",
         "sizes",
         multiple=True,
-        callback=parse_pairs,
+        callback=_parse_sizes,
         metavar="NAME=N",
         show_default="the task's",
         help="A size of the model, such as words=50000.",
-    )(command)
-
-
-def spec_option(command: _Command) -> _Command:
-    """`--spec`."""
-    return in_group(
-        MODEL,
-        "--spec",
-        "spec_file",
-        type=_FILE,
-        metavar="FILE",
-        help="Read the run from a TOML file, or from the run.json of another run; options given "
-        "here take precedence.",
-    )(command)
+    ),
+)
 
 
 def spec_from(context: click.Context, task: str | None) -> RunSpec:
@@ -344,7 +326,7 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
     `--spec` says, over the task's defaults.
     """
     options = context.params
-    told = _read_file(options.get("spec_file"))
+    told = _read_file(options["spec_file"])
     named = told.pop("task", None)
     named = named["name"] if isinstance(named, dict) else named
     if task is not None and named not in (None, task):
@@ -352,8 +334,7 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
     if (task := task or named) is None:
         raise click.UsageError("pass a TASK, or --spec with one")
     usual = defaults_of(task)
-    sizes = {name: _whole("--size", text) for name, text in options.get("sizes", {}).items()}
-    given = {"sizes": sizes, **changes_of(context)}
+    given = {"sizes": options["sizes"], **_changes(context)}
     return spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
 
 
@@ -379,19 +360,21 @@ def _read_file(path: Path | None) -> dict[str, Any]:
 
 def _keys(usual: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     """What `--keys` and `--m` say of the record."""
+    from keyhole.keys.structured import CHOICES
+
     changes: dict[str, Any] = {}
-    for space, word in _by_space("--keys", usual, options.get("choices", ())).items():
-        known = choice_names()
-        if not Ref(word).is_own and word.lower() not in known:
-            wrong = f"no {word!r}; expected {words_for(known)}; {near_miss(word, known)}"
-            raise click.BadParameter(wrong, param_hint="--keys")
-        choice = word if Ref(word).is_own else word.lower()
+    known = NameOr(lambda: (*CHOICES, FIXED))
+    for space, word in _by_space("--keys", usual, options["choices"]).items():
+        try:
+            choice = known.convert(word, None, None)
+        except click.BadParameter as error:
+            raise click.BadParameter(error.message, param_hint="--keys") from None
         is_fixed = choice == FIXED
         changes[f"keys.{space}.choice"] = "independent" if is_fixed else choice
         changes[f"keys.{space}.shared"] = is_fixed
         if choice == "all":
             changes[f"keys.{space}.count"] = None
-    for space, text in _by_space("--m", usual, options.get("counts", ())).items():
+    for space, text in _by_space("--m", usual, options["counts"]).items():
         changes[f"keys.{space}.count"] = None if text == "all" else _whole("--m", text)
     return changes
 
@@ -423,76 +406,51 @@ def _whole(flag: str, text: str) -> int:
     return value
 
 
-def parse_pairs(
-    _: click.Context, option: click.Parameter, values: tuple[str, ...]
-) -> dict[str, str]:
-    """Turns `name=value` options into a mapping; a callback of click."""
-    pairs = {}
-    for text in values:
-        name, sign, value = text.partition("=")
-        if not (name and sign and value):
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param=option)
-        pairs[name] = value
-    return pairs
-
-
-def task_defaults() -> str:
-    """Returns the defaults of every task, as a table for help."""
-    head = ("task", "rounds", "cohort", "algorithm", "lr", "server", "batch", "keys")
-    rows = [head, *(_row(spec) for spec in DEFAULTS.values())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return (
-        "\b\nDefaults of the tasks (the last column is key space, --keys and --m):\n"
-        + "\n".join(lines)
-    )
-
-
-def _row(spec: RunSpec) -> tuple[str, ...]:
-    client = spec.client
-    keys = ", ".join(
-        f"{space} all" if keys.count is None else f"{space} {keys.choice} {keys.count}"
-        for space, keys in spec.keys.items()
-    )
-    rates = f"{client.lr:g}", f"{spec.server.lr:g}"
-    rounds, cohort, batch = str(spec.rounds), str(spec.cohort.size), str(client.batch_size)
-    return spec.task.name, rounds, cohort, client.algorithm, *rates, batch, keys
-
-
-def data_option(command: _Command) -> _Command:
-    """`--data`."""
-    return _shared("--data", SYNTHETIC, metavar="PATH|NAME")(command)
-
-
-def seed_option(command: _Command) -> _Command:
-    """`--seed`."""
-    return _shared("--seed", 0)(command)
-
-
 def _shared(flag: str, default: Any, **rest: Any) -> Callable[[_Command], _Command]:
     """An option of the record for commands that have a default for it."""
     field = _FIELDS[flag]
-    kind = _type_of(field)
-    return click.option(flag, default=default, show_default=True, type=kind, help=field.doc, **rest)
+    return click.option(flag, default=default, type=_type_of(field), help=field.doc, **rest)
+
+
+data_option = _shared("--data", SYNTHETIC, metavar="PATH|NAME")
+seed_option = _shared("--seed", 0)
+json_option = in_group(PLACE, "--json", "as_json", is_flag=True, help="Print the results as JSON.")
 
 
 def out_option(default: str, about: str) -> Callable[[_Command], _Command]:
     """`--out`, a directory."""
-    return in_group(
-        PLACE,
-        "--out",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=Path(default),
-        show_default=True,
-        help=about,
+    return in_group(PLACE, "--out", type=DIRECTORY, default=Path(default), help=about)
+
+
+def listen_options(port: int) -> Callable[[_Command], _Command]:
+    """Where a service listens, with a port of the command's own."""
+    free = "Port to listen at; 0 takes any that is free."
+    chain = "Certificate chain, PEM; without it plain HTTP."
+    signed = "Demand client certificates signed by this, PEM."
+    return options_of(
+        click.option("--host", default="127.0.0.1", help="Address to listen at."),
+        click.option("--port", default=port, type=click.IntRange(0, 65535), help=free),
+        click.option("--tls-cert", type=EXISTING_FILE, help=chain),
+        click.option(
+            "--tls-key", type=EXISTING_FILE, help="Its key, PEM; if it is not in the same file."
+        ),
+        click.option("--client-ca", type=EXISTING_FILE, help=signed),
+        click.option(
+            "--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways."
+        ),
     )
 
 
-def json_option(command: _Command) -> _Command:
-    """`--json`."""
-    return in_group(PLACE, "--json", "as_json", is_flag=True, help="Print the results as JSON.")(
-        command
-    )
+def listen_of(options: Mapping[str, Any]) -> Listen:
+    """What `listen_options` say."""
+    from keyhole.service.transport import Listen
+
+    names = "host", "port", "tls_cert", "tls_key", "client_ca", "insecure"
+    return Listen(*(options[name] for name in names))
+
+
+def refuse(options: Mapping[str, Any], names: Iterable[str], reason: str) -> None:
+    """Raises UsageError where one of the options is given: no option is passed over in silence."""
+    for name in names:
+        if options[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} {reason}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import data_option, json_option
+from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, data_option, json_option
 from keyhole.cli.runs import coding_option, read_run, recover_run, run_settings
 from keyhole.cli.screen import progress_bars
 from keyhole.delivery.records import Coding
@@ -18,24 +19,15 @@ if TYPE_CHECKING:
     from keyhole.service.publishing import Published, Publisher
 
 
-_MEGABYTE = 1 << 20
-
-
 @click.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=EXISTING_DIRECTORY)
+@click.argument("directory", type=DIRECTORY)
 @data_option
 @coding_option
 @click.option(
-    "--segment-mb",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Most megabytes in one file.",
+    "--segment-mb", type=click.IntRange(1), default=64, help="Most megabytes in one file."
 )
-@click.option(
-    "--threads", type=click.IntRange(1), default=2, show_default=True, help="That share the work."
-)
+@click.option("--threads", type=click.IntRange(1), default=2, help="That share the work.")
 @click.option(
     "--strong",
     is_flag=True,
@@ -73,7 +65,7 @@ def _publish(
 
     current = read_current(publisher.directory)
     found = recover_run(run, experiment, options["threads"])
-    try:
+    with closing(found.store):
         for note in found.notes:
             click.echo(f"keyhole: {note}", err=True)
         with progress_bars() as bars:
@@ -85,11 +77,9 @@ def _publish(
                 settings=run_settings(experiment),
                 strong=options["strong"],
                 threads=options["threads"],
-                segment_bytes=options["segment_mb"] * _MEGABYTE,
+                segment_bytes=options["segment_mb"] << 20,
                 progress=lambda done, total: bars.update(bar, completed=done, total=total),
             )
-    finally:
-        found.store.close()
 
 
 def _describe(published: Published, directory: Path) -> dict[str, Any]:

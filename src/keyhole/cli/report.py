@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import json_option
+from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option
 from keyhole.cli.screen import progress_bars
 
 if TYPE_CHECKING:
@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 PRIVACY = "privacy"
 """In place of a directory: the report on private select."""
 
-_DIRECTORY = click.Path(file_okay=False, path_type=Path)
-_RUNS = click.Path(exists=True, file_okay=False, path_type=Path)
-
 
 def _find_runs(context: click.Context, argument: click.Parameter, out: str) -> Path | None:
     """The directory of runs; None where `privacy` was asked for. A callback of click."""
-    return None if out == PRIVACY else Path(_RUNS.convert(out, argument, context))
+    return None if out == PRIVACY else Path(EXISTING_DIRECTORY.convert(out, argument, context))
 
 
 @click.command()
@@ -33,7 +30,7 @@ def _find_runs(context: click.Context, argument: click.Parameter, out: str) -> P
 @click.option(
     "--to",
     "--out",
-    type=_DIRECTORY,
+    type=DIRECTORY,
     help=f"Where to write.  [default: OUT/report, or keyhole-{PRIVACY}]",
 )
 @json_option

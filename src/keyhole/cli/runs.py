@@ -1,38 +1,45 @@
-"""Finds runs of `keyhole train` for other commands: what was asked, and with what data."""
+"""Makes trials, shown on the screen, and finds what was asked in those that others have made."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from rich.table import Table
 
 from keyhole.cli.options import SYNTHETIC
+from keyhole.cli.screen import import_shown, progress_bars
+from keyhole.delivery import all_deliveries
 from keyhole.delivery.records import CodingKind
 from keyhole.errors import InputError
 from keyhole.identity import Ref
 from keyhole.rounds.spec import RunSpec
 
 if TYPE_CHECKING:
+    import threading
+
+    from rich.progress import TaskID
+
     from keyhole.data.federated import Dataset
-    from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.experiment import Experiment, Hold
+    from keyhole.experiments.trial import Result
+    from keyhole.rounds.loop import Rounds
+    from keyhole.rounds.record import RoundRecord
+    from keyhole.rounds.round import Executor
     from keyhole.server.store import Recovered
 
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+USUAL_WORDS = 10_000
 
-
-def coding_option(command: _Command) -> _Command:
-    """`--coding`."""
-    return click.option(
-        "--coding",
-        type=click.Choice(get_args(CodingKind)),
-        default="plain",
-        show_default=True,
-        help="How the numbers of slices are stored: as they are, in 16, 8 or 4 bits.",
-    )(command)
+coding_option = click.option(
+    "--coding",
+    type=click.Choice(get_args(CodingKind)),
+    default="plain",
+    help="How the numbers of slices are stored: as they are, in 16, 8 or 4 bits.",
+)
 
 
 def read_run(run: Path, data: str) -> Experiment:
@@ -41,7 +48,14 @@ def read_run(run: Path, data: str) -> Experiment:
     from keyhole.experiments.named import task_named
     from keyhole.experiments.trial import read_result
 
-    spec = read_spec(run)
+    path = run / "run.json"
+    try:
+        spec = RunSpec.read(json.loads(path.read_text())["spec"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{run} is not the directory of a trial: got {path.name}: {error}; expected what "
+            "keyhole train writes: OUT/NAME/trial-N; name such a directory"
+        ) from error
     source = spec.data.name if data == SYNTHETIC else data
     sizes = synthetic_sizes(source, [spec])
     dataset = load_data(source, task_named(spec.task.name).kind, spec.seed, **sizes)
@@ -58,18 +72,6 @@ def recover_run(run: Path, experiment: Experiment, threads: int = 1) -> Recovere
     return recover(run / "state", layout, threads=threads, optimizer=optimizer)
 
 
-def read_spec(run: Path) -> RunSpec:
-    """Returns what the directory of a trial says was asked."""
-    path = run / "run.json"
-    try:
-        return RunSpec.read(json.loads(path.read_text())["spec"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{run} is not the directory of a trial: got {path.name}: {error}; expected what "
-            "keyhole train writes: OUT/NAME/trial-N; name such a directory"
-        ) from error
-
-
 def run_settings(experiment: Experiment) -> dict[str, Any]:
     """What devices are told about a run whose state is given out."""
     spec = experiment.spec
@@ -82,18 +84,11 @@ def run_settings(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-USUAL_WORDS = 10_000
-
-
 def load_data(source: str, kind: str, seed: int, **sizes: int) -> Dataset:
-    """Opens a dataset, importing it first where that has not been done; shows how far it is.
+    """Opens what `--data` names, importing it first where that has not been done.
 
-    Args:
-        source: as `--data` takes it.
-        kind: what a synthetic dataset is to hold.
-        sizes: of a synthetic dataset, where they differ from its defaults.
+    A synthetic dataset is of a kind, and of its usual sizes where no others are given.
     """
-    from keyhole.cli.screen import import_shown
     from keyhole.data.cache import load
     from keyhole.data.open import make_synthetic
 
@@ -120,3 +115,102 @@ def start_jax() -> None:
 
     use_one_thread()
     keep_compiled(cache_root() / "compiled")
+
+
+def run_trials(
+    work: Iterable[tuple[str, Experiment, int, Path]],
+    total: int,
+    keep_state: bool,
+    kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
+    execute: Executor | None = None,
+    hold: Hold | None = None,
+) -> Iterator[tuple[Path, Result]]:
+    """Runs trials one after the other, in one bar each, and yields their results.
+
+    The first Ctrl-C finishes the round under way, which is stored, and ends the command; the same
+    command goes on from there.
+
+    Args:
+        work: description, experiment, trial and directory of each.
+        kind_of: what makes the rounds, given the event that stops them; None makes them in process.
+        execute: where clients train; None takes all cores of this process.
+        hold: what holds the server's state; None holds it here.
+    """
+    from keyhole.experiments.experiment import hold_here
+    from keyhole.rounds.cores import Cores
+    from keyhole.rounds.loop import stop_on_signals
+
+    with progress_bars() as bars, stop_on_signals() as stop:
+        whole = bars.add_task("trials", total=total, note="")
+        for description, experiment, trial, directory in work:
+            metric = experiment.kind.metric
+            bar = bars.add_task(description, total=experiment.spec.rounds, note="")
+
+            def show(record: RoundRecord, bar: TaskID = bar, metric: str = metric) -> None:
+                bars.advance(bar)
+                if record.metrics:
+                    bars.update(bar, note=f"{metric} {record.metrics[metric]:.4f}")
+
+            def tell(note: str, directory: Path = directory) -> None:
+                click.echo(f"keyhole: {directory}: {note}", err=True)
+
+            result = experiment.run(
+                trial,
+                directory,
+                execute=execute or experiment.engine or Cores(),
+                stop=stop,
+                on_round=show,
+                on_note=tell,
+                keep_state=keep_state,
+                kind=kind_of(stop),
+                hold=hold or hold_here,
+            )
+            if result is None:
+                click.echo(f"{directory} keeps what was done; the same command goes on", err=True)
+                raise click.Abort
+            bars.update(bar, visible=False)
+            bars.advance(whole)
+            yield directory, result
+
+
+def skipped_line(directory: Path, records: Sequence[RoundRecord]) -> str:
+    """Says how many rounds of a trial left the model as it was; nothing where all of them counted.
+
+    Under privacy a sum of nobody is released, too: that nobody came must not show.
+    """
+    skipped = [record.round for record in records if record.is_skipped]
+    if not skipped:
+        return ""
+    return (
+        f"{directory.name}: {len(skipped)} of {len(records)} rounds closed without an update that "
+        f"counts and left the model as it was, the last of them round {skipped[-1]}\n"
+    )
+
+
+def trust_table(record: RoundRecord) -> Table:
+    """One line for each party."""
+    table = Table(title="who learned what", title_justify="left")
+    for column in ("party", "of the keys, when slices were delivered", "when updates were added"):
+        table.add_column(column)
+    # Those that a client meets first come first, as deliveries list them.
+    known = list(dict.fromkeys(party for way in all_deliveries() for party in way.about.leaks))
+    parties = sorted(
+        {**record.seen_by, **record.seen_in_sum},
+        key=lambda party: known.index(party) if party in known else len(known),
+    )
+    for party in parties:
+        learned = (seen.get(party, "nothing") for seen in (record.seen_by, record.seen_in_sum))
+        table.add_row(party, *learned)
+    return table
+
+
+def privacy_line(record: RoundRecord) -> str:
+    """What a run has spent, for whom; nothing where it promised nothing."""
+    spent = record.privacy
+    if not spent:
+        return ""
+    epsilon = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
+    return (
+        f"privacy spent: epsilon {epsilon} at delta {spent['delta']:g} after {spent['rounds']} "
+        f"rounds, for one {spent['unit']} ({spent['neighbours']}, {spent['sampling']} cohorts)"
+    )

@@ -7,102 +7,65 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from keyhole.cli.listen import listen_of, listen_options
-from keyhole.cli.options import NumberRange, data_option
-from keyhole.cli.runs import coding_option
+from keyhole.cli.options import (
+    EXISTING_DIRECTORY,
+    EXISTING_FILE,
+    NumberRange,
+    data_option,
+    listen_of,
+    listen_options,
+    refuse,
+)
+from keyhole.cli.runs import coding_option, read_run, recover_run, run_settings
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from keyhole.delivery.records import CodingKind
-    from keyhole.service.access import Access
+    from keyhole.service.access import Access, Guards
     from keyhole.service.app import App
     from keyhole.service.limits import Limits
     from keyhole.service.metrics import Metrics
-    from keyhole.wire.assignment import Pace, RoundSource
-
-
-if TYPE_CHECKING:
-    from keyhole.delivery.relay.ohttp import GatewayKey
-    from keyhole.service.access import Guards
     from keyhole.service.routes import Route
-    from keyhole.wire.assignment import RoundSource
+    from keyhole.wire.assignment import Pace, RoundSource
     from keyhole.wire.private import QuerySettings
 
     ExtraRoutes: TypeAlias = list[Callable[[Guards], Sequence[Route]]]
 
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
 _MEMORY_MB = 4096  # for tables of private retrieval, unless told
-
-_OPTIONS = (
-    click.option(
-        "--pir",
-        metavar="SERVER",
-        help="Answer private queries: as server 0 or 1 of two that do not collude, as the one "
-        "server (one), or as a server of a delivery of your own (module:NAME/0). One process.",
-    ),
-    click.option(
-        "--pir-keys",
-        multiple=True,
-        metavar="[TABLE=]N",
-        help="Keys that a private query of a table is padded to, where the round does not say how "
-        "many a client chooses; 1 or more. All servers must agree.",
-    ),
-    click.option(
-        "--pir-memory-mb",
-        type=click.IntRange(1),
-        help="With --pir: for the tables of the two newest rounds; 4096 unless told.",
-    ),
-    click.option(
-        "--gateway-key",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Answer sealed requests that come through a relay, with the keys of this file: see "
-        "`keyhole token gateway-key`. One process.",
-    ),
-)
-
-
-def private_options(command: _Command) -> _Command:
-    """Adds the options."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSource], ExtraRoutes]:
     """Returns what makes further routes, once a worker has opened its rounds."""
-    _check_private(options, workers)
-    settings = None if options["pir"] is None else _pir_settings(options)
-    keys = None if options["gateway_key"] is None else _gateway_keys(options["gateway_key"])
+    if workers > 1:
+        # A server refuses a message that it has seen; workers do not tell each other what they saw.
+        alone = "remembers in one process what it has answered: leave out --workers"
+        refuse(options, ("pir", "gateway_key"), alone)
+    makers: list[Callable[[RoundSource], Callable[[Guards], Sequence[Route]]]] = []
+    if options["pir"] is None:
+        refuse(options, ("pir_keys", "pir_memory_mb"), "needs --pir")
+    else:
+        from keyhole.service.private import query_routes
 
-    def make(rounds: RoundSource) -> ExtraRoutes:
-        routes: ExtraRoutes = []
-        if settings is not None:
-            from keyhole.service.private import query_routes
+        makers.append(partial(query_routes, settings=_pir_settings(options)))
+    if options["gateway_key"] is not None:
+        from keyhole.delivery.relay.ohttp import load_gateway_keys
+        from keyhole.service.gateway import gateway_routes
 
-            routes.append(query_routes(rounds, settings))
-        if keys is not None:
-            from keyhole.service.gateway import gateway_routes
-
-            routes.append(gateway_routes(rounds, keys))
-        return routes
-
-    return make
+        makers.append(partial(gateway_routes, keys=load_gateway_keys(options["gateway_key"])))
+    return lambda rounds: [make(rounds) for make in makers]
 
 
 def check_tables(options: Mapping[str, Any], rounds: RoundSource) -> None:
     """Refuses --pir-keys of a table that is not there: most likely it is spelled otherwise.
 
-    Args:
-        rounds: of the service. Before the first there is nothing to compare with.
+    Before the first round there is nothing to compare with.
     """
     named = [name for name, _ in map(_pair, options["pir_keys"]) if name]
     current = rounds.current() if named else None
@@ -117,26 +80,6 @@ def check_tables(options: Mapping[str, Any], rounds: RoundSource) -> None:
                 f"expected {', '.join(map(repr, there)) or 'a table of slices'}; check how it is "
                 "spelled, or leave it out"
             )
-
-
-def _check_private(options: Mapping[str, Any], workers: int) -> None:
-    """No option is passed over in silence."""
-    for name in ("pir_keys", "pir_memory_mb"):
-        if options["pir"] is None and options[name]:
-            raise click.UsageError(f"--{name.replace('_', '-')} needs --pir")
-    for name in ("pir", "gateway_key"):
-        # A server refuses a message that it has seen; workers do not tell each other what they saw.
-        if options[name] is not None and workers > 1:
-            flag = name.replace("_", "-")
-            raise click.UsageError(
-                f"--{flag} remembers in one process what it has answered: leave out --workers"
-            )
-
-
-def _gateway_keys(path: Path) -> tuple[GatewayKey, ...]:
-    from keyhole.delivery.relay.ohttp import load_gateway_keys
-
-    return load_gateway_keys(path)
 
 
 def _pir_settings(options: Mapping[str, Any]) -> QuerySettings:
@@ -166,51 +109,39 @@ def _pair(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
 @click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", type=EXISTING_DIRECTORY)
 @listen_options(8100)
 @click.option(
     "--workers",
     default=1,
-    show_default=True,
     type=click.IntRange(1, 256),
     help="Processes that answer; each counts the rates of devices for itself.",
 )
-@click.option("--token-key", type=_FILE, help="Signing keys; without them no updates are taken.")
+@click.option(
+    "--token-key", type=EXISTING_FILE, help="Signing keys; without them no updates are taken."
+)
 @click.option(
     "--open-reads/--token-reads",
     default=True,
-    show_default=True,
     help="Whether slices are for everyone, or for devices with a token of the round.",
 )
 @click.option(
     "--max-keys",
     default=65_536,
-    show_default=True,
     type=click.IntRange(1, 2**31),
     help="Keys that one query may name.",
 )
-@click.option(
-    "--max-body-mb",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1, 4096),
-    help="Size of an update.",
-)
+@click.option("--max-body-mb", default=64, type=click.IntRange(1, 4096), help="Size of an update.")
 @click.option(
     "--spread",
     default=0.0,
-    show_default=True,
     type=NumberRange(0, 86_400),
     help="Seconds over which devices of a round begin to fetch.",
 )
 @click.option(
     "--again",
     default=5.0,
-    show_default=True,
     type=NumberRange(0.01, 86_400),
     help="Seconds, on average, until a device without a round asks again.",
 )
@@ -226,11 +157,33 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--memory-mb",
     default=1024,
-    show_default=True,
     type=click.IntRange(1),
     help="With --on-demand: for slices that are kept.",
 )
-@private_options
+@click.option(
+    "--pir",
+    metavar="SERVER",
+    help="Answer private queries: as server 0 or 1 of two that do not collude, as the one "
+    "server (one), or as a server of a delivery of your own (module:NAME/0). One process.",
+)
+@click.option(
+    "--pir-keys",
+    multiple=True,
+    metavar="[TABLE=]N",
+    help="Keys that a private query of a table is padded to, where the round does not say how "
+    "many a client chooses; 1 or more. All servers must agree.",
+)
+@click.option(
+    "--pir-memory-mb",
+    type=click.IntRange(1),
+    help="With --pir: for the tables of the two newest rounds; 4096 unless told.",
+)
+@click.option(
+    "--gateway-key",
+    type=EXISTING_FILE,
+    help="Answer sealed requests that come through a relay, with the keys of this file: see "
+    "`keyhole token gateway-key`. One process.",
+)
 def serve(
     directory: Path,
     workers: int,
@@ -287,7 +240,6 @@ def _app_maker(
     """Makes the service of one worker."""
     import random
     import secrets
-    from functools import partial
 
     from keyhole.service.app import App
     from keyhole.service.reading import RoundsDirectory
@@ -322,7 +274,6 @@ def _on_demand_maker(
     """Makes a service that computes slices of a run's model as they are asked for."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from keyhole.cli.runs import read_run, recover_run, run_settings
     from keyhole.delivery.records import Coding
     from keyhole.delivery.sources import sources_of
     from keyhole.service.app import App

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.options import data_option, json_option, out_option, seed_option
-from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
+from keyhole.cli.runs import load_data, run_trials, start_jax, synthetic_sizes
 from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     "--scale",
     type=click.Choice(["small", "paper"]),
     default="small",
-    show_default=True,
     help="small: minutes on two cores; paper: the paper's settings, for its full data.",
 )
 @data_option
@@ -55,7 +54,6 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     What is finished is not run again, so a sweep that was stopped goes on where it was. Draw the
     figure with `keyhole report`.
     """
-    from keyhole.cli.trials import run_trials
     from keyhole.experiments.named import task_named
     from keyhole.experiments.sweeps import sweep_named
     from keyhole.experiments.trial import read_result

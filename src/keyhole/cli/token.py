@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from keyhole.cli.options import NumberRange
+from keyhole.cli.options import EXISTING_FILE, NumberRange
 from keyhole.errors import InputError
 
 _DAY = 86_400.0
@@ -39,7 +39,6 @@ def new_key(file: Path) -> None:
 @click.option(
     "--number",
     default=1,
-    show_default=True,
     type=click.IntRange(0, 255),
     help="By which requests name the key; a new key takes a new one.",
 )
@@ -58,7 +57,7 @@ def gateway_key(file: Path, number: int) -> None:
 @click.argument(
     "key_file",
     metavar="KEYFILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
 )
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 def gateway_config(key_file: Path, file: Path | None) -> None:
@@ -90,17 +89,11 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 @token.command()
-@click.option(
-    "--key",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File of signing keys.",
-)
+@click.option("--key", required=True, type=EXISTING_FILE, help="File of signing keys.")
 @click.option("--device", required=True, help="Name of the device.")
 @click.option(
     "--days",
     default=30.0,
-    show_default=True,
     type=NumberRange(0, 3650, min_open=True),
     help="How long the token is good.",
 )

@@ -17,66 +17,95 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli.aggregators import check_aggregator_flags, sum_services, trainer_sum_options
 from keyhole.cli.options import (
     DELIVERY,
+    DIRECTORY,
     MODEL,
     PLACE,
+    SYNTHETIC,
     GroupedCommand,
     NumberRange,
     in_group,
     json_option,
     keys_options,
     out_option,
-    size_option,
+    refuse,
+    run_options,
     spec_from,
-    spec_option,
     spec_options,
-    task_defaults,
 )
-from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
-from keyhole.cli.screen import WaitingNotice
-from keyhole.cli.train_options import (
-    check_engine_flags,
+from keyhole.cli.runs import (
+    load_data,
+    privacy_line,
+    run_trials,
+    skipped_line,
+    start_jax,
+    synthetic_sizes,
+    trust_table,
+)
+from keyhole.cli.screen import WaitingNotice, import_shown
+from keyhole.cli.sums import (
+    check_aggregator_flags,
     check_privacy_flags,
     check_sum_flags,
-    engine_options,
-    opened_engine,
+    sum_services,
+    trainer_sum_options,
 )
 from keyhole.delivery import delivery_named
-from keyhole.experiments.specs import name_of
+from keyhole.experiments.specs import DEFAULTS, name_of
 from keyhole.files import directory_for_work
 
 if TYPE_CHECKING:
+    from keyhole.experiments.experiment import Experiment, Hold
     from keyhole.experiments.trial import Result
     from keyhole.rounds.loop import Rounds
+    from keyhole.rounds.round import Executor
     from keyhole.rounds.spec import RunSpec
 
 
 _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it would keep its place
 
 
-@click.command(cls=GroupedCommand, epilog=task_defaults())
+def _task_defaults() -> str:
+    """The defaults of every task, as a table for help."""
+    head = ("task", "rounds", "cohort", "algorithm", "lr", "server", "batch", "keys")
+    rows = [head, *(_row(spec) for spec in DEFAULTS.values())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return (
+        "\b\nDefaults of the tasks (the last column is key space, --keys and --m):\n"
+        + "\n".join(lines)
+    )
+
+
+def _row(spec: RunSpec) -> tuple[str, ...]:
+    client = spec.client
+    keys = ", ".join(
+        f"{space} all" if keys.count is None else f"{space} {keys.choice} {keys.count}"
+        for space, keys in spec.keys.items()
+    )
+    rates = f"{client.lr:g}", f"{spec.server.lr:g}"
+    rounds, cohort, batch = str(spec.rounds), str(spec.cohort.size), str(client.batch_size)
+    return spec.task.name, rounds, cohort, client.algorithm, *rates, batch, keys
+
+
+@click.command(cls=GroupedCommand, epilog=_task_defaults())
 @click.argument("task", required=False)
-@spec_option
-@size_option
+@run_options
 @spec_options("--data", "--rounds", "--evaluate-every", "--metrics", "--seed")
 @in_group(
     MODEL,
     "--trials",
     default=1,
-    show_default=True,
     type=click.IntRange(1, 1000),
     help="Repetitions, each with randomness of its own.",
 )
 @spec_options(
-    "--cohort",
-    "--sampling",
-    "--algorithm",
-    "--client-lr",
-    "--batch-size",
-    "--max-examples",
-    "--min-examples",
+    *("--cohort", "--sampling", "--algorithm", "--client-lr"),
+    *("--batch-size", "--max-examples", "--min-examples"),
 )
 @keys_options
 @spec_options("--negatives", "--delivery")
@@ -90,24 +119,38 @@ _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it wou
     help="Run an enclave without hardware, that is WITHOUT PROTECTION from the host.",
 )
 @spec_options(
-    *(
-        "--aggregation",
-        "--mean-over",
-        "--server-lr",
-        "--optimizer",
-        "--value-clip",
-        "--ring-bits",
-        "--signed",
-    ),
+    *("--aggregation", "--mean-over", "--server-lr", "--optimizer"),
+    *("--value-clip", "--ring-bits", "--signed"),
     *("--dp-noise", "--dp-clip", "--dp-delta", "--dp-budget"),
     *("--dp-kind", "--dp-threshold", "--dp-bands"),
     *("--concurrency", "--max-staleness", "--engine"),
 )
-@engine_options
+@in_group(
+    PLACE,
+    "--address",
+    metavar="HOST:PORT",
+    help="With --engine ray: address of a cluster.",
+    show_default="a new one on this machine",
+)
+@in_group(
+    PLACE,
+    "--workers",
+    type=click.IntRange(1),
+    help="Cores that train clients; with --engine ray, processes.",
+    show_default="all there are",
+)
+@in_group(
+    PLACE,
+    "--shards",
+    type=click.IntRange(1),
+    help="With --engine ray: processes of the cluster that hold the server's tables, each a "
+    "range of keys.",
+    show_default="none: this process holds them",
+)
 @in_group(
     PLACE,
     "--devices",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DIRECTORY,
     metavar="DIR",
     help="Let the devices of a slice service train: rounds are published to DIR, which `keyhole "
     "serve DIR` serves, and updates are taken from there.",
@@ -159,7 +202,6 @@ def train(
 def _train(
     spec: RunSpec, trials: int, out: Path, as_json: bool, options: Mapping[str, Any]
 ) -> None:
-    from keyhole.cli.trials import run_trials
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.named import task_named
 
@@ -177,7 +219,7 @@ def _train(
     ]
     with (
         _rounds(trials, options, home / "trial-0") as kind_of,
-        opened_engine(options, experiment, sizes) as (execute, hold),
+        _opened_engine(options, experiment, sizes) as (execute, hold),
     ):
         done = dict(run_trials(work, trials, True, kind_of=kind_of, execute=execute, hold=hold))
     if as_json:
@@ -188,14 +230,14 @@ def _train(
 
 def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> None:
     """The tables that end the command."""
-    from keyhole.cli.trials import last_record, privacy_line, skipped_line, trust_table
+    from keyhole.rounds.record import read_records
 
     screen = Console()
     screen.print(_table(home.name, size, list(done.values())))
-    for directory in done:
-        click.echo(skipped_line(directory), nl=False)
-    last = last_record(next(iter(done)))
-    if last is not None:
+    records = {directory: read_records(directory / "records.jsonl") for directory in done}
+    for directory, made in records.items():
+        click.echo(skipped_line(directory, made), nl=False)
+    for last in next(iter(records.values()))[-1:]:  # none where the first trial made no round
         screen.print(trust_table(last))
         click.echo(privacy_line(last), nl=bool(last.privacy))
     click.echo(f"runs: {home}")
@@ -203,20 +245,18 @@ def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> N
 
 def _described(directory: Path, result: Result) -> dict[str, Any]:
     """A trial as JSON."""
-    from keyhole.cli.trials import last_record
-    from keyhole.rounds.record import metrics_to_json
+    from keyhole.rounds.record import metrics_to_json, read_records
 
-    last = last_record(directory)
-    told = ("seen_by", "seen_in_sum", "privacy")
-    seen = {} if last is None else {name: getattr(last, name) for name in told}
-    metrics = metrics_to_json(result.metrics)
-    return {"directory": str(directory), **asdict(result), "metrics": metrics, **seen}
+    told = {"directory": str(directory), **asdict(result)}
+    told["metrics"] = metrics_to_json(result.metrics)
+    for last in read_records(directory / "records.jsonl")[-1:]:
+        told |= {name: getattr(last, name) for name in ("seen_by", "seen_in_sum", "privacy")}
+    return told
 
 
 def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     """Refuses flags that contradict each other or would do nothing."""
-
-    delivery = spec.delivery
+    delivery, engine = spec.delivery, spec.engine
     if options["devices"] and delivery:
         raise click.UsageError("--delivery: devices choose their own")
     is_alone = options["devices"] and not options["aggregators"]
@@ -228,7 +268,14 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     if options["allow_simulation"] and (about is None or about.basis != "hardware"):
         raise click.UsageError("--allow-simulation goes with a --delivery that rests on hardware")
     check_sum_flags(options, spec)
-    check_engine_flags(options, spec.engine)
+    if options["devices"] and (engine != "local" or options["workers"]):
+        raise click.UsageError("--engine and --workers: the devices of a service train themselves")
+    if engine.is_own:
+        refuse(options, ["workers"], "goes with --engine local or ray")
+    if engine != "ray":
+        refuse(options, ("address", "shards"), "goes with --engine ray")
+    if options["devices"] is None:
+        refuse(options, ("round_seconds", "replace_rounds"), "goes with --devices")
 
 
 @contextmanager
@@ -238,9 +285,6 @@ def _rounds(
     """What makes the rounds: this process, or the devices of a service."""
     directory, seconds = options["devices"], options["round_seconds"]
     if directory is None:
-        for name in ("round_seconds", "replace_rounds"):
-            if options[name]:
-                raise click.UsageError(f"--{name.replace('_', '-')} goes with --devices")
         yield lambda stop: None
         return
     if trials > 1:
@@ -264,6 +308,35 @@ def _rounds(
             return made
 
         yield make
+
+
+@contextmanager
+def _opened_engine(
+    options: Mapping[str, Any], experiment: Experiment, sizes: Mapping[str, int]
+) -> Iterator[tuple[Executor, Hold]]:
+    """What trains clients and what holds the server's state, for as long as the context lasts."""
+    from keyhole.experiments.experiment import hold_here
+    from keyhole.rounds.cores import Cores
+
+    spec, own = experiment.spec, experiment.engine
+    if own is not None:
+        yield own, hold_here
+        return
+    if spec.engine == "local":
+        yield Cores(options["workers"]) if options["workers"] else Cores(), hold_here
+        return
+    from keyhole.engines.ray.engine import Population, RayEngine
+    from keyhole.engines.ray.shards import Shards
+
+    is_file = spec.data != SYNTHETIC and not spec.data.is_own
+    directory = import_shown(spec.data.name) if is_file else None
+    population = Population(spec, directory, sizes)
+    with RayEngine(population, options["workers"], address=options["address"]) as engine:
+        if options["shards"] is None:
+            yield engine, hold_here
+        else:
+            with Shards(options["shards"], address=options["address"]) as shards:
+                yield engine, shards.hold
 
 
 def _table(name: str, size: Mapping[str, int], results: list[Result]) -> Table:

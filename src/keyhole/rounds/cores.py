@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -102,11 +102,11 @@ class Cores:
     threads, to the byte.
 
     Args:
-        count: threads, each of which trains one client at a time; more than there are cores bring
-            nothing.
+        count: threads, each of which trains one client at a time; as many as there are cores
+            unless told, and more bring nothing.
     """
 
-    count: int
+    count: int = field(default_factory=count_cores)
 
     def __post_init__(self) -> None:
         if self.count < 1:

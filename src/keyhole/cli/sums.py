@@ -1,0 +1,197 @@
+"""Reads the options of sums: the two aggregators that make one, its ring, and its privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keyhole.aggregation import aggregation_names
+from keyhole.cli.options import (
+    EXISTING_FILE,
+    PLACE,
+    NameOr,
+    NumberRange,
+    in_group,
+    options_of,
+    refuse,
+)
+from keyhole.cli.token import read_token
+
+if TYPE_CHECKING:
+    import threading
+
+    from keyhole.device.device import Device
+    from keyhole.device.take_part import Send
+    from keyhole.rounds.spec import RunSpec
+    from keyhole.service.sum_services import SumServices
+
+
+_SALT = "aggregators.salt"
+_WITH_TWO = "goes with --aggregators"
+
+
+def _pair(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """Two values with a comma between them; none if there are none."""
+    found = tuple(text.split(",")) if text else ()
+    if found and (len(found) != 2 or not all(found)):
+        raise click.BadParameter("two with a comma between them, the first party's first")
+    return found
+
+
+def shared_names() -> tuple[str, ...]:
+    """The sum that two aggregators make of shares."""
+    return aggregation_names(lambda about: about.is_shared)
+
+
+aggregator_options = options_of(
+    in_group(
+        PLACE,
+        "--aggregators",
+        callback=_pair,
+        metavar="URL,URL",
+        help="Updates go as shares to these two aggregators, party 0 first: neither learns one.",
+    ),
+    in_group(
+        PLACE,
+        "--aggregator-tokens",
+        callback=_pair,
+        metavar="FILE,FILE",
+        help="Tokens to show there, from their operators.",
+    ),
+)
+trainer_sum_options = options_of(
+    aggregator_options,
+    in_group(
+        PLACE,
+        "--aggregator-ca",
+        type=EXISTING_FILE,
+        help="PEM file of the authorities to trust there, instead of the system's.",
+    ),
+    in_group(
+        PLACE,
+        "--min-clients",
+        type=click.IntRange(2),
+        help="With --aggregators: a sum of fewer is not released.",
+        show_default="2",
+    ),
+    in_group(
+        PLACE,
+        "--aggregators-insecure",
+        is_flag=True,
+        help="Speak plain http to aggregators beyond this machine.",
+    ),
+)
+device_sum_options = options_of(
+    aggregator_options,
+    in_group(
+        PLACE,
+        "--aggregation",
+        type=NameOr(shared_names),
+        help="With --aggregators: the sum that they make.",
+    ),
+    in_group(
+        PLACE,
+        "--min-clients",
+        type=click.IntRange(1),
+        help="With --aggregators: take part in no sum that may be released with fewer.",
+        show_default="2",
+    ),
+    in_group(
+        PLACE,
+        "--min-noise",
+        type=NumberRange(0),
+        help="With --aggregators: take part in no sum to which each of them adds less noise, in "
+        "units of the L2 clipping norm of updates.",
+        show_default="0",
+    ),
+)
+
+
+def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `keyhole train`, with the sum that aggregators make."""
+    if not options["aggregators"]:
+        refuse(options, ("aggregator_tokens", "aggregator_ca", "min_clients"), _WITH_TWO)
+        return dict(options)
+    if not options["devices"] or not options["aggregator_tokens"]:
+        raise click.UsageError("--aggregators goes with --devices and --aggregator-tokens")
+    (shared,) = shared_names()
+    name = options["aggregation"] or shared
+    if name != shared and ":" not in name:
+        raise click.UsageError(f"two aggregators make {shared}, or your own module:NAME")
+    return {**options, "aggregation": name}
+
+
+def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Event) -> SumServices:
+    """The aggregators of a run, whose directory keeps the salt of its sums."""
+    from keyhole.service.sum_services import AggregatorClient, SumServices, kept_salt
+    from keyhole.wire.http import HttpClient
+
+    ca, insecure = options["aggregator_ca"], options["aggregators_insecure"]
+    pairs = zip(options["aggregators"], options["aggregator_tokens"], strict=True)
+    first, second = (
+        AggregatorClient(
+            HttpClient(url, ca=ca, stop=stop, insecure=insecure), read_token(Path(file)), party
+        )
+        for party, (url, file) in enumerate(pairs)
+    )
+    salt, min_clients = kept_salt(directory / _SALT), options["min_clients"] or 0
+    return SumServices(first, second, salt=salt, min_clients=min_clients, stop=stop)
+
+
+def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None], Device]) -> Send:
+    """How a device sends its update; `connect` is that of `fetch_of`."""
+    from keyhole.device.device import Device
+
+    if not options["aggregators"]:
+        names = "aggregator_tokens", "aggregation", "min_clients", "min_noise"
+        refuse(options, names, _WITH_TWO)
+        return Device.send
+    from keyhole.aggregation import shared_sum
+    from keyhole.device.sums import SumPolicy, SumSend
+
+    files = options["aggregator_tokens"] or (None, None)
+    first, second = (
+        connect(f"aggregator {party}", url, Path(file) if file else None)
+        for party, (url, file) in enumerate(zip(options["aggregators"], files, strict=True))
+    )
+    policy = SumPolicy(options["min_clients"] or 2, min_noise=options["min_noise"] or 0.0)
+    return SumSend(first, second, policy, shared_sum(options["aggregation"]))
+
+
+def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
+    """Refuses options that would do nothing."""
+    name = aggregation_names()[0] if spec.aggregation.name is None else spec.aggregation.name.name
+    secure = aggregation_names(lambda about: about.ring is not None)
+    signed = aggregation_names(lambda about: about.can_sign)
+    for option in ("value_clip", "ring_bits"):
+        if options[option] is not None and name not in secure:
+            raise click.UsageError(f"--{option.replace('_', '-')} goes with a secure --aggregation")
+    if spec.aggregation.signed and name not in signed:
+        raise click.UsageError(f"--signed goes with --aggregation {', '.join(signed)}")
+    if options["value_clip"] is not None and spec.privacy and spec.privacy.clip < inf:
+        raise click.UsageError("--value-clip does nothing beside --dp-clip, which bounds all of it")
+
+
+def check_privacy_flags(options: Mapping[str, Any]) -> None:
+    """Refuses options of privacy and of asynchronous rounds that lack what they go with.
+
+    What a file of `--spec` says is not known here: `RunSpec` checks it.
+    """
+    if options.get("spec_file") is not None:
+        return
+    if options.get("max_staleness") is not None and options.get("concurrency") is None:
+        raise click.UsageError("--max-staleness goes with --concurrency")
+    names = ("noise", "clip", "delta", "budget", "kind", "threshold", "bands")
+    given = {name for name in names if options.get(f"dp_{name}") is not None}
+    if given and not given >= {"noise", "clip"}:
+        raise click.UsageError("differential privacy takes --dp-noise and --dp-clip")
+    kind = options.get("dp_kind")
+    for name, needed in (("threshold", "thresholded"), ("bands", "correlated")):
+        if name in given and kind != needed:
+            raise click.UsageError(f"--dp-{name} goes with --dp-kind {needed}")
+    if kind == "correlated" and not options.get("rounds"):
+        raise click.UsageError("correlated noise is planned for a number of --rounds")
