@@ -166,23 +166,18 @@ def sample_dropouts(
 
 @dataclass
 class ClientStream:
-    """Who starts next; a function of the seed and of who could not start.
-
-    Args:
-        drawn: how many of the stream have been drawn before.
-    """
+    """Who starts next; a function of the seed and of who could not start."""
 
     cohorts: Cohorts
     seed: int
     trial: int
-    drawn: int = 0
+    drawn: int = 0  # of the stream, so far
 
     def take(self, count: int, busy: AbstractSet[int]) -> list[int]:
         """Returns the next clients that can start; fewer than `count` if no more are left.
 
-        Args:
-            busy: clients that are passed over, since they are at work or had their part in this
-                round: a client takes part in a round once.
+        Those that are `busy` are passed over, since they are at work or had their part in this
+        round: a client takes part in a round once.
         """
         found: list[int] = []
         passed_over = set(busy)

@@ -97,7 +97,7 @@ BACKENDS = """
 import threading
 import jax, jax.numpy as jnp
 from keyhole.rounds.cores import map_on_cores, use_one_thread
-from keyhole.rounds.threads import count_cores
+from keyhole.rounds.workers import count_cores
 
 use_one_thread()
 together = threading.Barrier(count_cores())

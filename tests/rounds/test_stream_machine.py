@@ -4,15 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.rounds.machine import (
-    Buffering,
-    CountIn,
-    Ended,
-    LeaveOut,
-    Start,
-    Started,
-    StreamMachine,
-)
+from keyhole.aggregation.base import ClientResult
+from keyhole.rounds.asynchronous import AsyncRound
+from keyhole.rounds.machine import Buffering, StreamMachine
 
 
 def machine(step=10, at_work=0, **changes):
@@ -22,44 +16,56 @@ def machine(step=10, at_work=0, **changes):
 
 def test_as_many_are_at_work_as_should_be():
     one = machine(at_work=1)
-    assert one.fill() == Start(3)
-    one.handle(Started(3))
-    assert one.fill() == Start(0)
-    one.handle(Ended(10, has_sent=False))
-    assert one.fill() == Start(1)
+    assert one.vacant == 3
+    one.start(3)
+    assert one.vacant == 0
+    one.end(10, has_sent=False)
+    assert one.vacant == 1
 
 
-@pytest.mark.parametrize(
-    ("version", "command"), [(10, CountIn(0)), (7, CountIn(3)), (6, LeaveOut(is_stale=True))]
-)
-def test_an_update_counts_until_it_is_too_old(version, command):
-    assert machine(at_work=1).handle(Ended(version, has_sent=True)) == command
+@pytest.mark.parametrize(("version", "staleness"), [(10, 0), (7, 3), (6, None)])
+def test_an_update_counts_until_it_is_too_old(version, staleness):
+    assert machine(at_work=1).end(version, has_sent=True) == staleness
 
 
-def test_who_sends_nothing_is_not_stale_however_old():
-    assert machine(at_work=1).handle(Ended(0, has_sent=False)) == LeaveOut(is_stale=False)
+@pytest.mark.parametrize("version", [10, 0])
+def test_nothing_counts_of_a_client_that_sends_nothing(version):
+    one = machine(at_work=1)
+    assert (one.end(version, has_sent=False), one.counted) == (None, 0)
+
+
+def test_only_an_update_that_was_sent_is_stale():
+    sent, lost = (
+        ClientResult(client=client, outcome=outcome, keys={}, update=None)
+        for client, outcome in enumerate(["sent", "lost_after"])
+    )
+    this = AsyncRound()
+    this.end(sent, None)
+    this.end(lost, None)
+    _, record = this.close(0, 10, "everyone", None, None, "cohort")
+    assert record.stale == [0]
 
 
 def test_a_round_in_which_clients_only_drop_out_ends_without_a_step():
     one, ended = machine(goal=1), 0
     while one.closed is None:
-        one.handle(Started(one.fill().clients))
-        one.handle(Ended(10, has_sent=False))
+        one.start(one.vacant)
+        one.end(10, has_sent=False)
         ended += 1
     assert (one.closed, ended) == ("everyone", 100)
 
 
 def test_a_round_ends_without_a_step_when_nobody_is_left_to_start():
     one = machine(at_work=1)
-    one.handle(Ended(10, has_sent=True))
+    one.end(10, has_sent=True)
     assert one.closed is None
-    one.handle(Started(0))
+    one.start(0)
     assert one.closed == "everyone"
 
 
 def test_those_at_work_are_waited_for_when_nobody_is_left_to_start():
     one = machine(at_work=1)
-    one.handle(Started(0))
+    one.start(0)
     assert one.closed is None
 
 
@@ -69,6 +75,6 @@ def test_a_step_is_due_exactly_when_so_many_fresh_updates_are_in(ends, goal):
     fresh = 0
     for version, has_sent in ends:
         fresh += has_sent and 10 - version <= 3
-        one.handle(Ended(version, has_sent))
+        one.end(version, has_sent)
         assert (one.closed == "goal") == (fresh >= goal)
         assert one.counted == fresh

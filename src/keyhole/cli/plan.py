@@ -16,23 +16,21 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli.options import GroupedOption, NameOr, NumberRange, json_option
+from keyhole.aggregation import aggregation_named, aggregation_names
+from keyhole.cli.options import GroupedOption, NameOr, NumberRange, json_option, refuse
 from keyhole.delivery import delivery_names
 from keyhole.planner.prices import TRUSTS, Trust
-from keyhole.pricing import Workload
+from keyhole.pricing import Speeds, Workload
 
 if TYPE_CHECKING:
-    from keyhole.about import Leak
     from keyhole.aggregation.base import Aggregation
     from keyhole.delivery.base import Price
     from keyhole.planner.capacity import Fleet, PartyNeed
-    from keyhole.pricing import Speeds, Workload
-
 
 _MAX = 10**15
 
 
-def parse_whole(_: click.Context, option: click.Parameter, text: str | None) -> int | None:
+def _parse_whole(_: click.Context, option: click.Parameter, text: str | None) -> int | None:
     """Turns `250`, `1_000_000` or `1e6` into a whole number; a callback of click."""
     if text is None:
         return None
@@ -101,77 +99,51 @@ def _power(value: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
 _ABOVE = NumberRange(0, min_open=True)
-_OPTIONS = (
-    click.option(
-        "--round-seconds",
-        type=_ABOVE,
-        help="Count the servers instead, if the devices of a round come spread over so long.",
-    ),
-    click.option("--cores", type=click.IntRange(1), help="Of a server.  [default: 32]"),
-    click.option("--gbit", type=_ABOVE, help="Of its line, a second.  [default: 25]"),
-    click.option("--memory-gb", type=_ABOVE, help="Of a server.  [default: 512]"),
-    click.option(
-        "--busy",
-        type=NumberRange(0, 1, min_open=True),
-        help="Share of the time that a resource may be in use.  [default: 0.7]",
-    ),
-)
 _WIDTH = 110  # characters of the widest line
-_NAMES = ("round_seconds", "cores", "gbit", "memory_gb", "busy")
+_FLEET = {"round_seconds": "seconds", "memory_gb": "memory"}  # their names there
 
 
-def fleet_options(command: _Command) -> _Command:
-    """Adds the options."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def fleet_of(options: Mapping[str, Any]) -> Fleet | None:
+def _fleet_of(options: Mapping[str, Any]) -> Fleet | None:
     """The servers to count with; None where they are not to be counted."""
-    given = {name: options[name] for name in _NAMES if options[name] is not None}
+    from keyhole.planner.capacity import Fleet
+
+    given = {name: value for name, value in options.items() if value is not None}
     if not given:
         return None
     if "round_seconds" not in given:
-        name = next(iter(given)).replace("_", "-")
-        raise click.UsageError(f"--{name} goes with --round-seconds")
-    from keyhole.planner.capacity import Fleet
-
-    names = {"round_seconds": "seconds", "memory_gb": "memory"}
-    scale = {"memory_gb": 1e9}
-    return Fleet(**{names.get(name, name): n * scale.get(name, 1) for name, n in given.items()})
+        refuse(given, given, "goes with --round-seconds")
+    if "memory_gb" in given:
+        given["memory_gb"] *= 1e9
+    return Fleet(**{_FLEET.get(name, name): value for name, value in given.items()})
 
 
-def show_fleet(
-    need: Workload, fleet: Fleet, prices: Sequence[Price], own: Sequence[Aggregation] = ()
+def _show_fleet(
+    need: Workload, fleet: Fleet, prices: Sequence[Price], own: Sequence[Aggregation]
 ) -> None:
     """Prints what deliveries and sums take, your own sums among them."""
-    from keyhole.aggregation import aggregation_names
     from keyhole.planner.capacity import price_sums
 
     console = Console()
     console.width = max(console.width, _WIDTH)  # else numbers would be cut
-    console.print(_table(_fleet_title(need, fleet), _deliveries(need, fleet, prices)))
-    sums = price_sums(need, own)
-    console.print(_table("Checking in, and adding up", _sums(need, fleet, own)))
-    if beyond := [way for way in aggregation_names() if way not in {price.name for price in sums}]:
+    console.print(_fleet_table(_fleet_title(need, fleet), _deliveries(need, fleet, prices)))
+    console.print(_fleet_table("Checking in, and adding up", _sums(need, fleet, own)))
+    priced = {price.name for price in price_sums(need, own)}
+    if beyond := [way for way in aggregation_names() if way not in priced]:
         click.echo(f"beyond the limits of its messages: {', '.join(beyond)}")
 
 
-def fleet_as_json(
-    need: Workload, fleet: Fleet, prices: Sequence[Price], own: Sequence[Aggregation] = ()
+def _fleet_as_json(
+    need: Workload, fleet: Fleet, prices: Sequence[Price], own: Sequence[Aggregation]
 ) -> dict[str, Any]:
     """The same for programs."""
     lines = [*_deliveries(need, fleet, prices), *_sums(need, fleet, own)]
+    names = "party", "gbit", "cores", "requests", "memory", "servers", "fits", "first"
     needs = [
         {
             "way": way,
             "bytes_total": sent,
-            **{name: getattr(one, name) for name in ("party", "gbit", "cores", "requests")},
-            **{name: getattr(one, name) for name in ("memory", "servers", "fits", "first")},
+            **{name: getattr(one, name) for name in names},
             "by": dict(one.by),
         }
         for way, sent, one in lines
@@ -201,13 +173,11 @@ def _sums(
             yield price.name, price.bytes_up + price.bytes_down, one
 
 
-def _table(title: str, lines: Iterator[tuple[str, int, PartyNeed]]) -> Table:
+def _fleet_table(title: str, lines: Iterator[tuple[str, int, PartyNeed]]) -> Table:
+    numbers = "a device", "Gbit/s", "cores", "memory", "servers"
     table = _empty(title)
-    for name in ("way", "party"):
-        table.add_column(name, no_wrap=True)
-    for name in ("a device", "Gbit/s", "cores", "memory", "servers"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("first", no_wrap=True)
+    for name in ("way", "party", *numbers, "first"):
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
     for way, sent, one in lines:
         table.add_row(
             way,
@@ -245,9 +215,12 @@ def _fleet_title(need: Workload, fleet: Fleet) -> str:
     )
 
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
 def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Command], _Command]:
     """An option that takes a whole number as people type it."""
-    return click.option(name, callback=parse_whole, metavar="N", required=required, help=about)
+    return click.option(name, callback=_parse_whole, metavar="N", required=required, help=about)
 
 
 @click.command()
@@ -276,7 +249,19 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
 )
 @click.option("--force", is_flag=True, help="With --delivery: do not refuse it.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine first, for a few seconds.")
-@fleet_options
+@click.option(
+    "--round-seconds",
+    type=_ABOVE,
+    help="Count the servers instead, if the devices of a round come spread over so long.",
+)
+@click.option("--cores", type=click.IntRange(1), help="Of a server.  [default: 32]")
+@click.option("--gbit", type=_ABOVE, help="Of its line, a second.  [default: 25]")
+@click.option("--memory-gb", type=_ABOVE, help="Of a server.  [default: 512]")
+@click.option(
+    "--busy",
+    type=NumberRange(0, 1, min_open=True),
+    help="Share of the time that a resource may be in use.  [default: 0.7]",
+)
 @json_option
 def plan(
     num_keys: int,
@@ -302,46 +287,32 @@ def plan(
     With --round-seconds it says how many servers the round takes, of deliveries and of sums, and
     which of their resources runs out first; docs/deploy.md works from that.
     """
-    from keyhole.aggregation import aggregation_named
     from keyhole.delivery.clear import Broadcast
     from keyhole.planner.prices import best, check_worth, price_all, price_of
 
     if force and delivery is None:
         raise click.UsageError("--force goes with --delivery")
     own = [aggregation_named(name) for name in aggregation]
-    need = Workload(
-        num_keys,
-        keys_per_client,
-        slice_bytes,
-        cohort,
-        distinct,
-        broadcast_bytes=broadcast_bytes or 0,
-    )
-    fleet, machine = fleet_of(servers), _machine(calibrate)
+    counts = num_keys, keys_per_client, slice_bytes, cohort, distinct
+    need = Workload(*counts, broadcast_bytes=broadcast_bytes or 0)
+    fleet, machine = _fleet_of(servers), Speeds()
+    if calibrate:
+        from keyhole.planner.speeds import calibrate as measure
+
+        machine = measure()
     prices = price_all(need, machine)
     if delivery is not None and ":" in delivery:  # one's own
         prices = (*prices, price_of(delivery, need, machine))
     chosen = {asked: best(prices, need, asked) for asked in ([trust] if trust else TRUSTS)}
     if as_json:
-        counted = {} if fleet is None else fleet_as_json(need, fleet, prices, own)
+        counted = {} if fleet is None else _fleet_as_json(need, fleet, prices, own)
         click.echo(json.dumps(_as_json(need, machine, prices, chosen) | counted, indent=2))
     elif fleet is not None:
-        show_fleet(need, fleet, prices, own)
+        _show_fleet(need, fleet, prices, own)
     else:
         _show(need, prices, chosen)
     if delivery is not None and not force:
         check_worth(price_of(delivery, need, machine), Broadcast().price(need, machine))
-
-
-def _machine(calibrate: bool) -> Speeds:
-    """The speeds to reckon with."""
-    from keyhole.pricing import Speeds
-
-    if not calibrate:
-        return Speeds()
-    from keyhole.planner.speeds import calibrate as measure
-
-    return measure()
 
 
 def _as_json(
@@ -373,18 +344,14 @@ def _best_table(need: Workload, chosen: Mapping[Trust, Price]) -> Table:
         table.add_column(name, no_wrap=True)
     table.add_column("where")
     for trust, price in chosen.items():
-        provided = [TRUSTS[trust], *_provided(need, price)]
-        table.add_row(trust, price.name, "\n".join(provided))
+        where = TRUSTS[trust]
+        if price.about.basis == "hardware":
+            # No attester of real hardware comes with keyhole, only one that simulates it.
+            where += "\n(with hardware and an attester of your own)"
+        elif any(party.keys and not party.whose for party in price.about.leaks.values()):
+            where += f"\n(in a crowd of {_write_clients(need)})"
+        table.add_row(trust, price.name, where)
     return table
-
-
-def _provided(need: Workload, price: Price) -> Iterator[str]:
-    """What a choice comes with, in a few words."""
-    if price.about.basis == "hardware":
-        # No attester of real hardware comes with keyhole, only one that simulates it.
-        yield "(with hardware and an attester of your own)"
-    elif any(party.keys and not party.whose for party in price.about.leaks.values()):
-        yield f"(in a crowd of {_write_clients(need)})"
 
 
 def _cost_table(need: Workload, prices: Sequence[Price]) -> Table:
@@ -482,13 +449,12 @@ def _price_as_json(price: Price) -> dict[str, Any]:
         "server_seconds": price.server_seconds,
         "seconds_by": dict(price.seconds_by),
         "building_by": dict(price.building_by),
+        # Of keys: a delivery has nothing to do with updates.
         "seen_by": {
-            party: {**_leak_as_json(learned), "in_words": str(learned)}
-            for party, learned in price.about.leaks.items()
+            party: {
+                **{name: getattr(leak, name) for name in ("keys", "whose", "how_many")},
+                "in_words": str(leak),
+            }
+            for party, leak in price.about.leaks.items()
         },
     }
-
-
-def _leak_as_json(leak: Leak) -> dict[str, bool]:
-    """What a party learns of keys; a delivery has nothing to do with updates."""
-    return {"keys": leak.keys, "whose": leak.whose, "how_many": leak.how_many}

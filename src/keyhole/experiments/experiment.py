@@ -160,14 +160,14 @@ class Experiment:
     def algorithm(self) -> Algorithm:
         """How clients train and how the server steps."""
         client, server = self.spec.client, self.spec.server
-        further = {"fedavg": {}, "fedprox": {"proximal": client.proximal}}
         named = algorithm_named(
             client.algorithm,
             client_lr=client.lr,
             server_lr=server.lr,
             batch_size=client.batch_size,
             max_examples=client.max_examples,
-            **further.get(client.algorithm.lower(), {"eps": server.eps}),
+            eps=server.eps,
+            proximal=client.proximal,
         )
         if server.optimizer is None:
             return named

@@ -38,10 +38,8 @@ _NEVER = -1
 
 
 class Participation:
-    """Notes the last round of every client, and refuses those that are back too soon.
-
-    Args:
-        separation: rounds from one part of a client to its next, at least.
+    """Notes the last round of every client, and refuses those that are back too soon: less than
+    `separation` rounds after their last.
 
     >>> took_part = Participation(population=4, separation=2)
     >>> took_part.record(np.array([0, 3]), 0)
@@ -65,12 +63,13 @@ class Participation:
     def record(self, clients: NDArray[np.int64], round_index: int) -> None:
         """Notes a cohort, before its sum is used. Who drops out has taken part.
 
-        Raises:
-            InputError: one of them is back too soon, or named twice, or unknown. Nothing is noted,
-                and the round must not be released.
+        Raises InputError where one of them is back too soon, or named twice, or unknown: nothing is
+        noted, and the round must not be released.
         """
         is_known = bool(((clients >= 0) & (clients < len(self._last))).all())
-        too_soon = int(np.count_nonzero(self._is_too_soon(clients, round_index))) if is_known else 0
+        last = self._last[clients] if is_known else np.empty(0, np.int64)
+        rested = (last == _NEVER) | (round_index - last >= self.separation)
+        too_soon = int(np.count_nonzero(~rested))
         if not is_known or too_soon or len(np.unique(clients)) != len(clients):
             odd = "clients that are unknown or named twice"
             if too_soon:
@@ -81,11 +80,6 @@ class Participation:
                 "turns"
             )
         self._last[clients] = round_index
-
-    def _is_too_soon(self, clients: NDArray[np.int64], round_index: int) -> NDArray[np.bool_]:
-        last = self._last[clients]
-        too_soon: NDArray[np.bool_] = (last != _NEVER) & (round_index - last < self.separation)
-        return too_soon
 
 
 def odds_of_deciding(population: int, probability: float, minimum: int) -> float:
@@ -115,11 +109,7 @@ def odds_of_deciding(population: int, probability: float, minimum: int) -> float
 
 @dataclass(frozen=True)
 class Account:
-    """What the rounds of a run spend.
-
-    Args:
-        cohorts: how clients are drawn; the relation follows from it.
-    """
+    """What the rounds of a run spend; the relation follows from how clients are drawn."""
 
     privacy: Privacy
     cohorts: Cohorts
@@ -144,9 +134,12 @@ class Account:
             stays = (1 - cohorts.lost_before) * (1 - cohorts.lost_after)
             share = stays * cohorts.asked / cohorts.population
             failure += odds_of_deciding(cohorts.population, share, minimum)
+        # In how many of a round a client takes part, on average, at the most.
+        parts = cohorts.asked / cohorts.population
+        if privacy.kind == "correlated":
+            parts = privacy.strategy(cohorts).participations / privacy.rounds
         # With the client a sum may fail, and without it: either can give it away.
-        odds = about.failure(layout, keys_per_client, cohorts)
-        failure += 2 * _parts_a_round(privacy, cohorts) * odds
+        failure += 2 * parts * about.failure(layout, keys_per_client, cohorts)
         return Account(privacy, cohorts, failure)
 
     def check(self, t: int) -> None:
@@ -154,13 +147,8 @@ class Account:
         self._after(t).check()
 
     def describe(self, t: int, asked: Sequence[int], arrived: int) -> dict[str, Any]:
-        """What the run has spent after round t.
-
-        Args:
-            arrived: how many of their updates are in its sum.
-
-        Returns:
-            The fields of `PrivacySpent`; an epsilon without bound is None.
+        """The fields of `PrivacySpent` after round t, with `arrived` updates in its sum; an epsilon
+        without bound is None.
         """
         accountant, made_for = self._after(t), self._mechanism()
         is_poisson = self.cohorts.sampling == "poisson"
@@ -200,8 +188,7 @@ class Account:
 class Attendance:
     """Who took part in the rounds of a run: held against its promise before a round is applied.
 
-    Args:
-        privacy: the promise; None promises nothing, and all may come.
+    Without privacy nothing is promised, and all may come.
     """
 
     def __init__(
@@ -218,9 +205,8 @@ class Attendance:
     def admit(self, record: RoundRecord) -> None:
         """Notes a round, before its sum is used.
 
-        Raises:
-            InputError: it was made without noise or account, or somebody is back too soon. It must
-                not be applied.
+        Raises InputError where it was made without noise or account, or somebody is back too soon:
+        it must not be applied.
         """
         if self._privacy is None:
             return
@@ -239,13 +225,6 @@ class Attendance:
                 )
             self._took_part.record(np.array(record.clients, np.int64), record.round)
         self._next = record.round + 1
-
-
-def _parts_a_round(privacy: Privacy, cohorts: Cohorts) -> float:
-    """In how many of a round a client takes part, on average, at the most."""
-    if privacy.kind != "correlated":
-        return cohorts.asked / cohorts.population
-    return privacy.strategy(cohorts).participations / privacy.rounds
 
 
 def _check_cohorts(privacy: Privacy, cohorts: Cohorts, aggregate: Aggregation) -> None:

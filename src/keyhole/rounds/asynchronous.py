@@ -26,16 +26,7 @@ from keyhole.delivery.base import Cost
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.machine import (
-    Buffering,
-    CountIn,
-    Ended,
-    LeaveOut,
-    Started,
-    StreamMachine,
-    Terms,
-    WhyStep,
-)
+from keyhole.rounds.machine import Buffering, StreamMachine, Terms, WhyStep
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import (
     Executor,
@@ -66,12 +57,12 @@ class AsyncRound:
         """Who cannot start in this round: those at work, and those who had their part in it."""
         return {*at_work, *(result.client for result in self.ended)}
 
-    def end(self, result: ClientResult, command: CountIn | LeaveOut) -> None:
-        """A client has ended, and its update counts or does not."""
+    def end(self, result: ClientResult, staleness: int | None) -> None:
+        """A client has ended; its update, if it sent one, is so old, or too old to count."""
         self.ended.append(result)
-        if isinstance(command, CountIn):
-            self._added.append((result, command.staleness))
-        elif command.is_stale:
+        if staleness is not None:
+            self._added.append((result, staleness))
+        elif result.outcome == "sent":
             self._stale.append(result.client)
 
     def close(
@@ -128,22 +119,20 @@ class Buffered:
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Lets time pass until a step is due; see `run_round` for the arguments."""
         machine = StreamMachine(self.buffering, state.steps, len(self._in_flight))
-        this, stream = (
-            AsyncRound(),
-            ClientStream(parts.cohorts, parts.seed, parts.trial, self._drawn),
-        )
+        this = AsyncRound()
+        stream = ClientStream(parts.cohorts, parts.seed, parts.trial, self._drawn)
         while machine.closed is None:
             # Clients that end at the same time all end before the next ones start.
             if not self._in_flight or self._in_flight[0].finish > self._now:
                 busy = this.busy(flight.result.client for flight in self._in_flight)
-                asked = stream.take(machine.fill().clients, busy)
+                asked = stream.take(machine.vacant, busy)
                 self._start(t, asked, state, clients, parts, execute, this)
-                machine.handle(Started(len(asked)))
+                machine.start(len(asked))
             if machine.closed is None:
                 flight = heapq.heappop(self._in_flight)
                 self._now = flight.finish
                 has_sent = flight.result.outcome == "sent"
-                this.end(flight.result, machine.handle(Ended(flight.version, has_sent)))
+                this.end(flight.result, machine.end(flight.version, has_sent))
         self._drawn = stream.drawn
         why, steps = machine.closed, state.steps
         return this.close(t, steps, why, state.layout, self.buffering, parts.over)

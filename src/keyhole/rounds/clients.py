@@ -232,10 +232,8 @@ class ClientJob:
             return NOTHING
 
     def train(self, clients: Clients) -> Tree:
-        """Returns the update, a function of the job and the client's data alone.
-
-        Raises:
-            NoExamplesError: the client has no examples.
+        """Returns the update, a function of the job and the client's data alone; raises
+        NoExamplesError where the client has no examples.
         """
         data = clients.localize(clients.data(self.client), self.keys)
         return clients.train(self.submodel, data, generator(*self.seed_path))
@@ -251,10 +249,8 @@ class ClientJob:
 class Jobs(Sequence[ClientJob]):
     """The jobs of some clients of one round: sub-models come one by one, as jobs are taken.
 
-    Args:
-        seed_path: seed, trial and round.
-        keys: client -> what its sub-model holds, in the order of the jobs.
-        source: of the rows of sub-models, where they can be selected elsewhere.
+    `seed_path` is seed, trial and round; `keys` has what a client's sub-model holds, in the order
+    of the jobs; `source` is that of the rows, where they can be selected elsewhere.
     """
 
     def __init__(

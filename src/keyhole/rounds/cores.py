@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from jaxlib.xla_client import make_cpu_client
 from keyhole.arrays import Tree
 from keyhole.errors import InputError
 from keyhole.rounds.clients import ClientJob, Clients
-from keyhole.rounds.threads import count_cores, is_one_thread, set_one_thread
+from keyhole.rounds.workers import THREADS, count_cores, set_one_thread
 
 _CORE = "keyhole_core_"  # names the CPU backend of each core beside the first
 _In = TypeVar("_In")
@@ -40,7 +41,7 @@ def use_one_thread() -> None:
         for count in (2, 1):  # a JAX that has started refuses a change, and only that
             jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:  # JAX has started
-        if not is_one_thread():
+        if os.environ.get(THREADS) != "1":
             raise InputError(
                 "too late to let JAX compute with one thread, it has started: got a JAX that has "
                 "computed; expected one that has not; call use_one_thread first of all, before any "

@@ -16,7 +16,7 @@ from jax.extend.backend import get_default_device
 from keyhole.arrays import Array, Tree
 from keyhole.models.model import Batch, Model
 from keyhole.rounds.cores import map_on_cores
-from keyhole.rounds.threads import count_cores
+from keyhole.rounds.workers import count_cores
 
 
 def accuracy(predicted: Array, label: Array) -> float:

@@ -167,21 +167,14 @@ def _unusable(what: str, got: str) -> InputError:
 
 @dataclass(frozen=True)
 class SpecField:
-    """One field of the record, as options need it.
+    """One field of the record, as options need it."""
 
-    Args:
-        path: dotted, such as "client.lr".
-        flag: the option that sets it; empty for none.
-        bounds: as msgspec has them: ge, gt, le, lt.
-        default: None if there is none, or if it is None.
-    """
-
-    path: str
+    path: str  # dotted, such as "client.lr"
     doc: str
-    flag: str
+    flag: str  # the option that sets it; empty for none
     type: Any
-    bounds: Mapping[str, float]
-    default: Any
+    bounds: Mapping[str, float]  # as msgspec has them: ge, gt, le, lt
+    default: Any  # None if there is none, too
     is_required: bool
 
 

@@ -51,12 +51,7 @@ def draw_batches(settings: ClientUpdate, num_examples: int, rng: np.random.Gener
 
 
 def draw_examples(settings: ClientUpdate, data: Batch, rng: np.random.Generator) -> Batch:
-    """Returns all examples of a client, or `max_examples` of them, drawn without replacement.
-
-    Raises:
-        NoExamplesError: the client has no examples.
-        ShapeError: the arrays of `data` differ in their number of examples.
-    """
+    """Returns all examples of a client, or `max_examples` of them, drawn without replacement."""
     count, limit = _count_examples(data), settings.max_examples
     if limit is None or count <= limit:
         return data
@@ -89,14 +84,9 @@ class LocalSgd:
     _shapes: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __call__(self, slices: Tree, data: Batch, rng: np.random.Generator) -> Tree:
-        """Trains one client.
+        """Trains one client; returns start minus end, shaped as `slices`, in NumPy arrays.
 
-        Args:
-            data: the client's examples, arrays with one first axis.
-            rng: of this client in this round; it orders the examples.
-
-        Returns:
-            Start minus end, shaped as `slices`, in NumPy arrays.
+        The examples in `data` share a first axis; `rng` orders them.
         """
         data = draw_examples(self.settings, data, rng)
         batches = draw_batches(self.settings, _count_examples(data), rng)
@@ -180,7 +170,8 @@ def _descend(
     def step(i: Any, state: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         params, velocity = state
         grads = _clip(settings, jax.grad(loss)(params, i))
-        grads = _pull(settings, grads, params, start)
+        if mu := settings.proximal:  # the gradient of mu / 2 times the squared distance
+            grads = jax.tree.map(lambda g, w, y: g + mu * (w - y), grads, params, start)
         if settings.momentum:
             grads = jax.tree.map(lambda v, g: settings.momentum * v + g, velocity, grads)
         params = jax.tree.map(lambda w, g: w - settings.client_lr * g, params, grads)
@@ -198,13 +189,6 @@ def _clip(settings: ClientUpdate, grads: Tree) -> Tree:
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
     scale = jnp.where(norm > settings.clip_norm, settings.clip_norm / norm, 1.0)
     return jax.tree.map(lambda g: g * scale, grads)
-
-
-def _pull(settings: ClientUpdate, grads: Tree, params: Tree, start: Tree) -> Tree:
-    """Adds the gradient of the proximal term, mu / 2 times the squared distance from the start."""
-    if not settings.proximal:
-        return grads
-    return jax.tree.map(lambda g, w, y: g + settings.proximal * (w - y), grads, params, start)
 
 
 def _arrange(array: Array, batches: Array, max_steps: int) -> Array:

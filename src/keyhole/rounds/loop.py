@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -204,10 +205,7 @@ class Run:
 
     def _skipped(self) -> list[RoundRecord]:
         """The rounds since the last step, which the store does not know of."""
-        count = 0
-        while count < len(self.records) and self.records[-1 - count].is_skipped:
-            count += 1
-        return self.records[len(self.records) - count :]
+        return list(takewhile(lambda record: record.is_skipped, reversed(self.records)))[::-1]
 
     def _check_usable(self) -> None:
         """Raises CohortError where nothing has been learned for a while, and nothing will be."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, TypeAlias, overload
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -182,9 +182,7 @@ class RoundMachine:
     def _close(self, why: Why) -> None:
         self.closed = why
         for client, outcome in self._outcomes.items():
-            if (
-                outcome is None
-            ):  # after the goal, others would still answer; after the deadline, not
+            if outcome is None:  # after the goal, others would still answer; later they would not
                 self._outcomes[client] = "late" if why == "goal" else self._lost(client)
         self._at_work = 0
 
@@ -194,47 +192,6 @@ _PATIENCE = 100  # clients per update waited for, before a round counts as one w
 WhyStep: TypeAlias = Literal["goal", "everyone"]
 """Why a round has closed: with a step, or without one where clients only ever drop out or nobody is
 left to start."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """So many clients have started; fewer than were to, where no more are left."""
-
-    clients: int
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A client has ended its part.
-
-    Args:
-        version: the step whose slices it was given.
-        has_sent: whether an update came of it.
-    """
-
-    version: int
-    has_sent: bool
-
-
-@dataclass(frozen=True)
-class CountIn:
-    """The update counts, this many steps old."""
-
-    staleness: int
-
-
-@dataclass(frozen=True)
-class LeaveOut:
-    """Nothing came of it, or the update is too old to count."""
-
-    is_stale: bool
-
-
-@dataclass(frozen=True)
-class Start:
-    """So many more clients are to start."""
-
-    clients: int
 
 
 def fade(staleness: int) -> float:
@@ -299,15 +256,16 @@ class StreamMachine:
         at_work: clients that are under way from earlier rounds.
 
     Attributes:
+        counted: updates that count so far.
         closed: why the round has closed; None while it goes on. What ends later belongs to the
             next.
 
     >>> machine = StreamMachine(Buffering(concurrency=2, goal=1), step=3, at_work=0)
-    >>> machine.fill()
-    Start(clients=2)
-    >>> machine.handle(Started(2))
-    >>> machine.handle(Ended(version=1, has_sent=True))
-    CountIn(staleness=2)
+    >>> machine.vacant
+    2
+    >>> machine.start(2)
+    >>> machine.end(version=1, has_sent=True)
+    2
     >>> machine.closed
     'goal'
     """
@@ -316,43 +274,33 @@ class StreamMachine:
         self._buffering = buffering
         self._step = step
         self._at_work = at_work
-        self._counted = 0
         self._ended = 0
+        self.counted = 0
         self.closed: WhyStep | None = None
 
     @property
-    def counted(self) -> int:
-        """Updates that count so far."""
-        return self._counted
-
-    def fill(self) -> Start:
+    def vacant(self) -> int:
         """How many clients are to start now, so that as many are at work as should be."""
-        return Start(max(0, self._buffering.concurrency - self._at_work))
+        return max(0, self._buffering.concurrency - self._at_work)
 
-    @overload
-    def handle(self, event: Started) -> None: ...
+    def start(self, clients: int) -> None:
+        """Takes note of clients that have started: fewer than were to, where no more are left."""
+        self._at_work += clients
+        if not self._at_work:
+            self.closed = "everyone"
 
-    @overload
-    def handle(self, event: Ended) -> CountIn | LeaveOut: ...
+    def end(self, version: int, has_sent: bool) -> int | None:
+        """Takes note of a client that was given the slices of step `version`, and has ended.
 
-    def handle(self, event: Started | Ended) -> CountIn | LeaveOut | None:
-        """Takes note of what has happened; returns whether an update counts."""
-        if isinstance(event, Started):
-            self._at_work += event.clients
-            if not self._at_work:
-                self.closed = "everyone"
-            return None
-        return self._end(event)
-
-    def _end(self, event: Ended) -> CountIn | LeaveOut:
+        Returns how many steps old its update is; None where none came, or it is too old to count.
+        """
         self._at_work -= 1
         self._ended += 1
-        age = self._step - event.version
-        is_stale = event.has_sent and age > self._buffering.max_staleness
-        counts = event.has_sent and not is_stale
-        self._counted += counts
-        if self._counted >= self._buffering.goal:
+        age = self._step - version
+        counts = has_sent and age <= self._buffering.max_staleness
+        self.counted += counts
+        if self.counted >= self._buffering.goal:
             self.closed = "goal"
         elif self._ended >= _PATIENCE * self._buffering.goal:
             self.closed = "everyone"
-        return CountIn(age) if counts else LeaveOut(is_stale)
+        return age if counts else None

@@ -23,55 +23,44 @@ class Algorithm:
     server: Optimizer
 
 
-def fed_avg(client_lr: float, server_lr: float = 1.0, **client: Any) -> Algorithm:
-    """SGD at the clients, SGD at the server; with server_lr 1 the server averages models."""
-    return Algorithm(ClientUpdate(client_lr, **client), SGD(server_lr))
-
-
-def fed_prox(
-    client_lr: float, server_lr: float = 1.0, proximal: float = 0.01, **client: Any
-) -> Algorithm:
-    """FedAvg whose clients are pulled back to where they started."""
-    return Algorithm(ClientUpdate(client_lr, proximal=proximal, **client), SGD(server_lr))
-
-
-def fed_adagrad(client_lr: float, server_lr: float, eps: float = 1e-3, **client: Any) -> Algorithm:
-    """SGD at the clients, Adagrad at the server."""
-    return Algorithm(ClientUpdate(client_lr, **client), Adagrad(server_lr, eps=eps))
-
-
-def fed_adam(client_lr: float, server_lr: float, eps: float = 1e-3, **client: Any) -> Algorithm:
-    """SGD at the clients, Adam at the server, with the betas of Reddi et al."""
-    return Algorithm(ClientUpdate(client_lr, **client), Adam(server_lr, b1=0.9, b2=0.99, eps=eps))
-
-
-def fed_yogi(client_lr: float, server_lr: float, eps: float = 1e-3, **client: Any) -> Algorithm:
-    """SGD at the clients, Yogi at the server, with the betas of Reddi et al."""
-    return Algorithm(ClientUpdate(client_lr, **client), Yogi(server_lr, b1=0.9, b2=0.99, eps=eps))
-
-
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "FedAvg": fed_avg,
-    "FedProx": fed_prox,
-    "FedAdagrad": fed_adagrad,
-    "FedAdam": fed_adam,
-    "FedYogi": fed_yogi,
+ALGORITHMS: dict[str, Callable[[float, float], Optimizer]] = {
+    "FedAvg": lambda lr, _: SGD(lr),
+    "FedProx": lambda lr, _: SGD(lr),
+    "FedAdagrad": lambda lr, eps: Adagrad(lr, eps=eps),
+    "FedAdam": lambda lr, eps: Adam(lr, b1=0.9, b2=0.99, eps=eps),
+    "FedYogi": lambda lr, eps: Yogi(lr, b1=0.9, b2=0.99, eps=eps),
 }
+"""Name -> the server's optimizer for a learning rate and eps; betas are those of Reddi et al.
+Clients run SGD; those of FedProx are pulled back to where they started."""
 
 
-def algorithm_named(name: str, **settings: Any) -> Algorithm:
+def algorithm_named(
+    name: str,
+    client_lr: float,
+    server_lr: float = 1.0,
+    *,
+    eps: float = 1e-3,
+    proximal: float = 0.01,
+    **client: Any,
+) -> Algorithm:
     """Returns the algorithm of that name.
 
     Args:
         name: a key of `ALGORITHMS`, in any case.
-        settings: client_lr, server_lr, and what else the algorithm takes.
+        server_lr: with 1, FedAvg averages models.
+        eps: of adaptive optimizers; others do without.
+        proximal: of FedProx; others do without.
+        client: what else `ClientUpdate` takes.
 
     >>> algorithm_named("FedAvg", client_lr=0.1).server
     SGD(lr=1.0)
     """
-    by_case = {known.lower(): make for known, make in ALGORITHMS.items()}
-    if name.lower() not in by_case:
+    by_case = {known.lower(): known for known in ALGORITHMS}
+    known = by_case.get(name.lower())
+    if known is None:
         raise InputError(
             f"no such algorithm: got {name}; expected {', '.join(ALGORITHMS)}; choose one of them"
         )
-    return by_case[name.lower()](**settings)
+    pull = proximal if known == "FedProx" else 0.0
+    update = ClientUpdate(client_lr, proximal=pull, **client)
+    return Algorithm(update, ALGORITHMS[known](server_lr, eps))

@@ -27,14 +27,7 @@ from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMac
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts, Outcome, Stream, sample_cohort, sample_dropouts
-from keyhole.server.row_sums import (
-    BLOCK,
-    BlockSum,
-    RowUpdate,
-    pair_up,
-    sum_block,
-    usable,
-)
+from keyhole.server.row_sums import BLOCK, BlockSum, RowUpdate, pair_up, sum_block, usable
 from keyhole.server.state import ServerState
 
 Executor: TypeAlias = Callable[[Clients, Sequence[ClientJob]], Iterable[Tree]]
@@ -142,20 +135,14 @@ def choose(
 
 @dataclass(frozen=True)
 class CohortSlices:
-    """Holds what a cohort was given to train on.
-
-    Args:
-        keys: client -> the keys that its sub-model holds: a private delivery may place fewer.
-        submodels: client -> its sub-model; those lost before have none.
-        source: of the rows of sub-models, where they can be selected elsewhere.
-    """
+    """Holds what a cohort was given to train on, by client."""
 
     layout: Layout
     chosen: Mapping[int, KeysBySpace]
-    keys: Mapping[int, KeysBySpace]
-    submodels: Mapping[int, Tree]
+    keys: Mapping[int, KeysBySpace]  # that sub-models hold: a private delivery may place fewer
+    submodels: Mapping[int, Tree]  # those lost before have none
     cost: Cost
-    source: RowSource | None
+    source: RowSource | None  # of the rows, where they can be selected elsewhere
 
 
 def deliver(
@@ -171,17 +158,12 @@ def deliver(
 
 @dataclass(frozen=True)
 class CohortResults:
-    """Holds what a cohort brought.
+    """Holds what a cohort brought."""
 
-    Args:
-        each: of each client asked, in order.
-        blocks: the updates, added up where clients were trained; None where results have them.
-    """
-
-    each: list[ClientResult]
+    each: list[ClientResult]  # of each client asked, in order
     cost: Cost
     closed: Why
-    blocks: tuple[BlockSum, ...] | None = None
+    blocks: tuple[BlockSum, ...] | None = None  # updates, where they were added up at once
     incidents: list[str] = field(default_factory=list)
 
 
@@ -223,8 +205,9 @@ def train(
 
 def _result(client: int, outcome: Outcome, slices: CohortSlices, update: Tree) -> ClientResult:
     keys, wanted = slices.keys[client], slices.chosen[client]
+    unplaced = sum(map(len, wanted.values())) - sum(map(len, keys.values()))
     result = result_of(client, outcome, keys, update, slices.layout, slices.cost)
-    return replace(result, unplaced_keys=_count(wanted) - _count(keys))
+    return replace(result, unplaced_keys=unplaced)
 
 
 @dataclass
@@ -300,9 +283,7 @@ def _in_blocks(
 
 
 def _add_block(
-    brought: Sequence[tuple[KeysBySpace, Tree]],
-    layout: Layout,
-    before: BlockSum | None = None,
+    brought: Sequence[tuple[KeysBySpace, Tree]], layout: Layout, before: BlockSum | None = None
 ) -> BlockSum:
     """Adds up what clients of one block brought; those without a usable update are left out."""
     empty = [at for at, (_, update) in enumerate(brought) if is_nothing(update)]
@@ -318,17 +299,8 @@ def _add_block(
     )
 
 
-def _count(keys: KeysBySpace) -> int:
-    return sum(len(z) for z in keys.values())
-
-
 def result_of(
-    client: int,
-    outcome: Outcome,
-    keys: KeysBySpace,
-    update: Tree,
-    layout: Layout,
-    cost: Cost,
+    client: int, outcome: Outcome, keys: KeysBySpace, update: Tree, layout: Layout, cost: Cost
 ) -> ClientResult:
     """Returns the result of a client that chose `keys`, with what they and a plain update weigh."""
     counts = {name: len(z) for name, z in keys.items()}
@@ -432,22 +404,17 @@ def _count_distinct(results: Sequence[ClientResult]) -> int:
 
 
 def record_results(
-    results: Sequence[ClientResult],
-    costs: Sequence[Cost],
-    summed: SumResult | None = None,
+    results: Sequence[ClientResult], costs: Sequence[Cost], summed: SumResult | None = None
 ) -> dict[str, Any]:
     """What results, deliveries and a sum (None for a plain one) put into the record of a round."""
 
     def those(outcome: str) -> list[int]:
         return [result.client for result in results if result.outcome == outcome]
 
+    ended = "lost_before", "lost_after", "late", "refused", "empty"
     return {
         "clients": [result.client for result in results],
-        "lost_before": those("lost_before"),
-        "lost_after": those("lost_after"),
-        "late": those("late"),
-        "refused": those("refused"),
-        "empty": those("empty"),
+        **{outcome: those(outcome) for outcome in ended},
         "bytes_down": [result.bytes_down for result in results],
         "bytes_up": [result.bytes_up + result.update_bytes for result in results],
         "client_sizes": [result.size for result in results],

@@ -425,9 +425,8 @@ class RunParts:
 
     def for_clients(self) -> RunParts:
         """Returns it without what the server alone needs, so that it can be sent to clients."""
-        delivery, aggregate = _on_demand(), _plain()
-        clear = replace(self, delivery=delivery, aggregate=aggregate, privacy=None)
-        return replace(clear, buffering=None)
+        clear = {"delivery": _on_demand(), "aggregate": _plain()}
+        return replace(self, **clear, privacy=None, buffering=None)
 
     def describe(self) -> dict[str, str]:
         """Returns it as text; two runs of one text train alike.
@@ -448,10 +447,18 @@ class RunParts:
 
     def check(self, layout: Layout) -> None:
         """Raises InputError unless it fits the model, BudgetError if no round fits the budget."""
+        from keyhole.aggregation.privacy.mechanism import PrivateSum
         from keyhole.rounds.clients import check_keys_per_client
 
         check_keys_per_client(layout, self.keys_per_client)
-        self._check_sums(layout)
+        # Rings that are too small, and promises that cannot be kept, show before the first round.
+        if self._sum.ring is not None:
+            self._sum.ring.for_clients(self.cohorts.asked)
+        account = self.account(layout)
+        if self.privacy is not None and account is not None:
+            account.check(0)
+            private = PrivateSum(self.aggregate, self.privacy, self.cohorts)
+            private.check(layout, self.keys_per_client, self.over)
 
     def _check_stream(self, buffering: Buffering) -> None:
         """Raises InputError where rounds cannot be asynchronous."""
@@ -472,19 +479,6 @@ class RunParts:
                 f"waited for; expected 1..{cohorts.population}; choose a smaller concurrency or "
                 "cohort"
             )
-
-    def _check_sums(self, layout: Layout) -> None:
-        """Rings that are too small, and promises that cannot be kept, show before the first round
-        is made."""
-        from keyhole.aggregation.privacy.mechanism import PrivateSum
-
-        if self._sum.ring is not None:
-            self._sum.ring.for_clients(self.cohorts.asked)
-        account = self.account(layout)
-        if self.privacy is not None and account is not None:
-            account.check(0)
-            private = PrivateSum(self.aggregate, self.privacy, self.cohorts)
-            private.check(layout, self.keys_per_client, self.over)
 
 
 def _text(value: Any) -> str:

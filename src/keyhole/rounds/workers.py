@@ -2,11 +2,16 @@
 
 Workers are started anew (not forked), build the population themselves from a factory, and receive
 one job at a time. A worker that dies is replaced, and its job is done again by another.
+
+XLA sums in another order where it splits a product over threads. What runs in parallel here is
+clients, and each of their operations is computed by one thread, in every process that trains: then
+bytes do not depend on the machine.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
 from collections import deque
@@ -19,9 +24,21 @@ from typing import Any
 from keyhole.arrays import Tree, keep_freed_memory
 from keyhole.errors import InputError, WorkerError
 from keyhole.rounds.clients import ClientJob, Clients
-from keyhole.rounds.threads import set_one_thread
 
 MAX_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
+THREADS = "NPROC"  # read by XLA when it starts
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def set_one_thread() -> None:
+    """Takes effect where JAX has not computed anything yet."""
+    os.environ[THREADS] = "1"
 
 
 class Workers:
@@ -71,7 +88,9 @@ class Workers:
         try:
             self._work(jobs, results, busy)
         except BaseException:
-            self._drain(busy)  # else the next call would read this one's answers
+            for connection in busy:  # else the next call would read this one's answers
+                self._processes[connection].terminate()
+                self._replace(connection)
             raise
         return results
 
@@ -81,15 +100,18 @@ class Workers:
         waiting = deque(range(len(jobs)))
         attempts = [0] * len(jobs)
         while waiting or busy:
-            for connection in [c for c in self._processes if c not in busy]:
-                if waiting:
-                    self._assign(connection, waiting, attempts, busy, jobs)
+            for connection in [c for c in self._processes if c not in busy][: len(waiting)]:
+                index = busy[connection] = waiting.popleft()
+                attempts[index] += 1
+                with suppress(OSError):  # of a dead worker: waiting for its answer finds that out
+                    connection.send(jobs[index])
             for connection in (c for c in wait(list(busy)) if isinstance(c, Connection)):
                 index = busy.pop(connection)
                 try:
                     is_update, value = connection.recv()
                 except (EOFError, OSError):
-                    self._replace(connection, jobs[index], attempts[index])
+                    code = self._replace(connection)
+                    self._check_attempts(jobs[index], attempts[index], code)
                     waiting.appendleft(index)
                     continue
                 if not is_update:
@@ -111,40 +133,22 @@ class Workers:
         there.close()
         self._processes[here] = process
 
-    def _assign(
-        self,
-        connection: Connection,
-        waiting: deque[int],
-        attempts: list[int],
-        busy: dict[Connection, int],
-        jobs: Sequence[ClientJob],
-    ) -> None:
-        index = waiting.popleft()
-        attempts[index] += 1
-        busy[connection] = index
-        with suppress(OSError):  # of a dead worker: waiting for its answer finds that out
-            connection.send(jobs[index])
-
-    def _replace(self, connection: Connection, job: ClientJob, attempts: int) -> None:
+    def _replace(self, connection: Connection) -> int | None:
+        """Starts a worker in place of one that is ending; returns the exit code of that one."""
         process = self._processes.pop(connection)
         process.join()
         connection.close()
         self._start()
+        return process.exitcode
+
+    @staticmethod
+    def _check_attempts(job: ClientJob, attempts: int, code: int | None) -> None:
         if attempts >= MAX_ATTEMPTS:
             raise WorkerError(
                 f"workers die of one client's work: got client {job.client}, {attempts} times, "
-                f"exit code {process.exitcode}; expected an update or an exception; run without "
-                "workers to see why; memory may have run out"
+                f"exit code {code}; expected an update or an exception; run without workers to see "
+                "why; memory may have run out"
             )
-
-    def _drain(self, busy: dict[Connection, int]) -> None:
-        """Replaces the workers that still work on a round that has failed."""
-        for connection in busy:
-            process = self._processes.pop(connection)
-            process.terminate()
-            process.join()
-            connection.close()
-            self._start()
 
 
 def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:

@@ -30,11 +30,9 @@ from keyhole.rounds.machine import (
     Buffering,
     Dropped,
     Elapsed,
-    Ended,
     Event,
     Refused,
     RoundMachine,
-    Started,
     StreamMachine,
 )
 from keyhole.rounds.record import RoundRecord
@@ -188,9 +186,9 @@ class Streamed:
     def _begin(self, this: _Round) -> list[int]:
         """Draws as many clients as should be at work; returns whom to call."""
         busy = this.async_round.busy(self._at_work)
-        began = this.stream.take(this.machine.fill().clients, busy)
+        began = this.stream.take(this.machine.vacant, busy)
         self._at_work |= {client: _AtWork(client, this.t, this.t) for client in began}
-        this.machine.handle(Started(len(began)))
+        this.machine.start(len(began))
         this.cohort.update(dict.fromkeys(map(device_name, self._at_work)))
         again, self._again = [client for client in self._again if client in self._at_work], []
         return again + began
@@ -256,10 +254,10 @@ class Streamed:
         self._heard.pop(client, None)
         if end.outcome == "sent":
             result = self.inbox.result(end.round, client, "sent", self.served.coding)
-            ended = Ended(self._versions[end.round].step, result.outcome == "sent")
+            version = self._versions[end.round].step
         else:
-            result, ended = nothing_of(client, end.outcome), Ended(0, False)
-        this.async_round.end(result, this.machine.handle(ended))
+            result, version = nothing_of(client, end.outcome), 0
+        this.async_round.end(result, this.machine.end(version, result.outcome == "sent"))
 
     def _hear(self, round_id: str, event: Event) -> None:
         """A device is said to be gone: the one at work, if it was called to that round."""

@@ -29,8 +29,7 @@ from typing import Any
 from keyhole.arrays import keep_freed_memory
 from keyhole.errors import InputError, WorkerError
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.threads import count_cores, set_one_thread
-from keyhole.rounds.workers import MAX_ATTEMPTS, portable
+from keyhole.rounds.workers import MAX_ATTEMPTS, count_cores, portable, set_one_thread
 
 # Ray reads these when it is imported.
 _QUIET = {
