@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,8 @@ from keyhole.cli.runs import start_jax
 from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from keyhole.experiments.trial import Result
     from keyhole.rounds.record import RoundRecord
 
@@ -82,17 +83,21 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
         data = demo_data(seed)
         for label, spec in demo_arms(rounds, seed).items():
             records[label] = []
-            note = _noter(bars, label, rounds)
+            bar = bars.add_task(label, total=rounds, note="")
 
-            def show(
-                record: RoundRecord, label: str = label, note: Callable[[int, str], None] = note
-            ) -> None:
+            def show(record: RoundRecord, label: str = label, bar: TaskID = bar) -> None:
                 records[label].append(record)
-                note(len(records[label]), "")
+                done = len(records[label])
+                bars.update(bar, completed=done)
+                if bars.disable and done < rounds and done % LOG_EVERY == 0:
+                    click.echo(f"{label:14} {done}/{rounds} rounds", err=True)
 
             result = Experiment(spec, data).run(0, execute=cores, on_round=show)
             assert result is not None
-            note(rounds, f"recall@5 {result.metrics[METRIC]:.1%}")
+            reached = f"recall@5 {result.metrics[METRIC]:.1%}"
+            bars.update(bar, note=reached)
+            if bars.disable:
+                click.echo(f"{label:14} {rounds}/{rounds} rounds {reached}", err=True)
             results[label] = result
     return results, records
 
@@ -109,18 +114,6 @@ def _bars() -> Progress:
         console=console,
         disable=not console.is_terminal,
     )
-
-
-def _noter(bars: Progress, label: str, rounds: int) -> Callable[[int, str], None]:
-    """Returns what shows the rounds done and a note: on a bar, or as lines of a log."""
-    bar = bars.add_task(label, total=rounds, note="")
-
-    def note(done: int, text: str) -> None:
-        bars.update(bar, completed=done, note=text)
-        if bars.disable and (text or (done < rounds and done % LOG_EVERY == 0)):
-            click.echo(f"{label:14} {done}/{rounds} rounds {text}".rstrip(), err=True)
-
-    return note
 
 
 def _rows(results: dict[str, Result]) -> list[list[str]]:

@@ -71,19 +71,19 @@ def import_shown(source: str | Path) -> Path:
     known = find_source(path)
     with progress_bars() as bars:
         hashing = bars.add_task(f"hash {known.name}", total=None, note="", unit="bytes")
-        reading = bars.add_task(
-            f"import {known.name}", total=None, start=False, note="", unit=known.unit
-        )
+        what = f"import {known.name}"
+        reading = bars.add_task(what, total=None, start=False, note="", unit=known.unit)
 
         def show_hashing(done: int, total: int) -> None:
             bars.update(hashing, completed=done, total=total)
             if done == total:  # the first client may take long, and its time counts
                 bars.start_task(reading)
 
-        def show_reading(done: int, total: int) -> None:
-            bars.update(reading, completed=done, total=total)
-
-        directory = import_dataset(path, hashing=show_hashing, progress=show_reading)
+        directory = import_dataset(
+            path,
+            hashing=show_hashing,
+            progress=lambda done, total: bars.update(reading, completed=done, total=total),
+        )
         if not bars.tasks[-1].completed:  # bytes that are known already are not read
             bars.update(reading, visible=False)
     return directory
@@ -128,11 +128,7 @@ class Notices:
         self._told: set[str] = set()
 
     def tell(self, text: str, kind: str | None = None) -> None:
-        """Prints a line, unless one of its kind is there already.
-
-        Args:
-            kind: what it is about, where the text is never twice the same.
-        """
+        """Prints a line, unless one of its kind is there already: the text, unless told."""
         kind = text if kind is None else kind
         if kind not in self._told:
             self._told.add(kind)
@@ -146,9 +142,8 @@ class Notices:
 class WaitingNotice:
     """Says on standard error which devices a round waits for.
 
-    Args:
-        is_terminal: whether somebody looks at a bar: then only a round that stands still is told
-            of. A log has a line for each change.
+    On a terminal somebody looks at a bar: only a round that stands still is told of. A log has a
+    line for each change.
     """
 
     def __init__(self, is_terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -162,14 +157,10 @@ class WaitingNotice:
         patience = _PATIENCE if self._is_terminal else 0.0
         if not self._is_told and self._clock() - self._since >= patience and waiting.missing:
             self._is_told = True
-            click.echo(_waiting_line(waiting), err=True)
-
-
-def _waiting_line(waiting: Waiting) -> str:
-    """Names the first devices that are missing, and says how many more there are."""
-    named, more = waiting.missing[:_NAMED], len(waiting.missing) - _NAMED
-    others = f" and {more} more" if more > 0 else ""
-    return (
-        f"round {waiting.round}: {waiting.here} of {waiting.goal} updates are here; waiting for "
-        f"{', '.join(named)}{others}"
-    )
+            more = len(waiting.missing) - _NAMED
+            click.echo(
+                f"round {waiting.round}: {waiting.here} of {waiting.goal} updates are here; "
+                f"waiting for {', '.join(waiting.missing[:_NAMED])}"
+                + (f" and {more} more" if more > 0 else ""),
+                err=True,
+            )

@@ -5,6 +5,8 @@ Further options make it a server of private retrieval or a gateway, and add rout
 
 from __future__ import annotations
 
+import random
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -26,13 +28,11 @@ from keyhole.cli.runs import coding_option, read_run, recover_run, run_settings
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
-    from keyhole.delivery.records import CodingKind
     from keyhole.service.access import Access, Guards
     from keyhole.service.app import App
-    from keyhole.service.limits import Limits
     from keyhole.service.metrics import Metrics
     from keyhole.service.routes import Route
-    from keyhole.wire.assignment import Pace, RoundSource
+    from keyhole.wire.assignment import RoundSource
     from keyhole.wire.private import QuerySettings
 
     ExtraRoutes: TypeAlias = list[Callable[[Guards], Sequence[Route]]]
@@ -184,45 +184,24 @@ def _pair(text: str) -> tuple[str, int]:
     help="Answer sealed requests that come through a relay, with the keys of this file: see "
     "`keyhole token gateway-key`. One process.",
 )
-def serve(
-    directory: Path,
-    workers: int,
-    token_key: Path | None,
-    open_reads: bool,
-    max_keys: int,
-    max_body_mb: int,
-    spread: float,
-    again: float,
-    verify: bool,
-    on_demand: bool,
-    coding: CodingKind,
-    data: str,
-    memory_mb: int,
-    **options: Any,
-) -> None:
+def serve(directory: Path, workers: int, **options: Any) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
     from keyhole.service.access import Access, Keyring
     from keyhole.service.limits import Limits
     from keyhole.service.transport import run
-    from keyhole.wire.assignment import Pace
 
-    keyring = None if token_key is None else Keyring.load(token_key)
-    access = Access(keyring, reads_need_token=not open_reads)
-    limits = Limits(max_keys=max_keys, max_body=max_body_mb << 20)
-    listen = listen_of(options)
-    extra = extra_routes(options, workers)
-    if on_demand:
-        if workers > 1:
-            raise click.UsageError("--on-demand computes each slice once, in one process")
+    keyring = None if options["token_key"] is None else Keyring.load(options["token_key"])
+    access = Access(keyring, reads_need_token=not options["open_reads"])
+    limits = Limits(max_keys=options["max_keys"], max_body=options["max_body_mb"] << 20)
+    listen, extra = listen_of(options), extra_routes(options, workers)
+    if options["on_demand"] and workers > 1:
+        raise click.UsageError("--on-demand computes each slice once, in one process")
+    if not options["on_demand"]:
+        _check(directory, options)
+    make_app = _on_demand_app if options["on_demand"] else _published_app
 
-        def checked(rounds: RoundSource) -> ExtraRoutes:
-            check_tables(options, rounds)  # in the worker: the round is there no sooner
-            return extra(rounds)
-
-        make = _on_demand_maker(directory, access, limits, data, coding, memory_mb << 20, checked)
-    else:
-        _check(directory, verify, options)
-        make = _app_maker(directory, access, limits, Pace(spread, again), extra)
+    def make(metrics: Metrics) -> App:
+        return make_app(directory, options, extra, access=access, limits=limits, metrics=metrics)
 
     def tell(url: str) -> None:
         click.echo(f"serving {directory} at {url}", err=True)
@@ -230,48 +209,43 @@ def serve(
     run(make, listen, workers=workers, on_listen=tell)
 
 
-def _app_maker(
+def _published_app(
     directory: Path,
-    access: Access,
-    limits: Limits,
-    pace: Pace,
+    options: Mapping[str, Any],
     extra: Callable[[RoundSource], ExtraRoutes],
-) -> Callable[[Metrics], App]:
+    access: Access,
+    **known: Any,
+) -> App:
     """Makes the service of one worker."""
-    import random
-    import secrets
-
     from keyhole.service.app import App
     from keyhole.service.reading import RoundsDirectory
     from keyhole.service.spool import UpdateSpool
-    from keyhole.wire.assignment import admit
+    from keyhole.wire.assignment import Pace, admit
 
-    def make(metrics: Metrics) -> App:
-        rng, rounds = random.Random(secrets.randbits(64)), RoundsDirectory(directory)
-        return App(
-            rounds,
-            access=access,
-            limits=limits,
-            spool=None if access.keyring is None else UpdateSpool(directory / "updates"),
-            admit=partial(admit, pace=pace, uniform=rng.random),
-            metrics=metrics,
-            extra_routes=extra(rounds),
-            rng=rng,
-        )
-
-    return make
+    rng, rounds = random.Random(secrets.randbits(64)), RoundsDirectory(directory)
+    pace = Pace(options["spread"], options["again"])
+    return App(
+        rounds,
+        access=access,
+        spool=None if access.keyring is None else UpdateSpool(directory / "updates"),
+        admit=partial(admit, pace=pace, uniform=rng.random),
+        extra_routes=extra(rounds),
+        rng=rng,
+        **known,
+    )
 
 
-def _on_demand_maker(
+def _on_demand_app(
     run: Path,
-    access: Access,
-    limits: Limits,
-    data: str,
-    coding: CodingKind,
-    max_bytes: int,
+    options: Mapping[str, Any],
     extra: Callable[[RoundSource], ExtraRoutes],
-) -> Callable[[Metrics], App]:
-    """Makes a service that computes slices of a run's model as they are asked for."""
+    metrics: Metrics,
+    **known: Any,
+) -> App:
+    """Makes a service that computes slices of a run's model as they are asked for.
+
+    In the worker: what computes slices has threads of its own, which no fork carries over.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     from keyhole.delivery.records import Coding
@@ -279,37 +253,32 @@ def _on_demand_maker(
     from keyhole.service.app import App
     from keyhole.service.on_demand import Counts, OnDemandRounds
 
-    def make(metrics: Metrics) -> App:
-        # In the worker: what computes slices has threads of its own, which no fork carries over.
-        experiment = read_run(run, data)
-        found = recover_run(run, experiment)
-        found.store.close()  # the run may go on: this worker holds its state as it is now
-        rounds = OnDemandRounds(
-            max_bytes=max_bytes,
-            executor=ThreadPoolExecutor(1),
-            counts=Counts(tell=metrics.add),
-        )
-        rounds.publish(
-            sources_of(found.state, Coding(coding, experiment.spec.seed)),
-            found.state.layout,
-            number=found.state.steps,
-            step=found.state.steps,
-            settings=run_settings(experiment),
-        )
-        return App(
-            rounds, access=access, limits=limits, metrics=metrics, extra_routes=extra(rounds)
-        )
-
-    return make
+    experiment = read_run(run, options["data"])
+    found = recover_run(run, experiment)
+    found.store.close()  # the run may go on: this worker holds its state as it is now
+    rounds = OnDemandRounds(
+        max_bytes=options["memory_mb"] << 20,
+        executor=ThreadPoolExecutor(1),
+        counts=Counts(tell=metrics.add),
+    )
+    rounds.publish(
+        sources_of(found.state, Coding(options["coding"], experiment.spec.seed)),
+        found.state.layout,
+        number=found.state.steps,
+        step=found.state.steps,
+        settings=run_settings(experiment),
+    )
+    check_tables(options, rounds)  # the round is there no sooner
+    return App(rounds, metrics=metrics, extra_routes=extra(rounds), **known)
 
 
-def _check(directory: Path, verify: bool, options: Mapping[str, Any]) -> None:
+def _check(directory: Path, options: Mapping[str, Any]) -> None:
     """Holds the current round against the options; compares every record with its sum if told."""
     from keyhole.service.reading import RoundsDirectory, verify_round
 
     with closing(RoundsDirectory(directory)) as rounds:
         check_tables(options, rounds)
         current = rounds.current()
-        if verify and current is not None:
+        if options["verify"] and current is not None:
             with rounds.hold(current.round) as held:
                 verify_round(held)

@@ -425,8 +425,8 @@ class RunParts:
 
     def for_clients(self) -> RunParts:
         """Returns it without what the server alone needs, so that it can be sent to clients."""
-        clear = {"delivery": _on_demand(), "aggregate": _plain()}
-        return replace(self, **clear, privacy=None, buffering=None)
+        clear = replace(self, delivery=_on_demand(), aggregate=_plain())
+        return replace(clear, privacy=None, buffering=None)
 
     def describe(self) -> dict[str, str]:
         """Returns it as text; two runs of one text train alike.
