@@ -1,0 +1,275 @@
+"""Binds the rows of a table to one hash: a Merkle tree, proofs for many keys, paths for rows.
+
+Leaf k is the hash of row k; a node is the hash of its two children; a node without a sibling moves
+up as it is. Leaves and nodes are hashed under different keys, and the number of leaves is known
+from elsewhere, so that no text can pass for one of another place or height.
+
+    prove      the fewest nodes with which many rows lead to the root: what a server sends
+    root_of    rows and such nodes -> root: what a device compares
+    paths      siblings from each leaf up to a public layer: what a row carries that is fetched by
+               private retrieval, where a proof would have to know the keys
+    climb      rows and their paths -> nodes of that layer
+
+What holds: two rows under one root and key are equal, unless somebody finds a collision of BLAKE3.
+Nothing is hidden: a proof tells the keys it is for, and is sent to the device that named them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.hashes import HASH_BYTES, HashArray, hash_rows
+from keyhole.errors import DamageError, ShapeError
+
+_LEAF, _NODE = (word.ljust(32, b"\0") for word in (b"keyhole leaf", b"keyhole node"))
+
+
+def hash_leaves(rows: NDArray[np.uint8]) -> HashArray:
+    """Returns the leaf of each row, (m, 32)."""
+    return hash_rows(rows, _LEAF)
+
+
+def hash_pairs(left: HashArray, right: HashArray) -> HashArray:
+    """Returns the node above each pair."""
+    return hash_rows(np.concatenate([left, right], axis=1), _NODE)
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Which nodes a tree over a number of leaves has: levels one behind the other, leaves first.
+
+    >>> TreeShape(5).sizes
+    (5, 3, 2, 1)
+    """
+
+    num_leaves: int
+
+    def __post_init__(self) -> None:
+        if self.num_leaves < 1:
+            raise ShapeError(
+                f"a tree needs leaves: got {self.num_leaves}; expected 1 or more; leave an empty "
+                "table out"
+            )
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes of each level, from the leaves to the root."""
+        sizes = [self.num_leaves]
+        while sizes[-1] > 1:
+            sizes.append(-(-sizes[-1] // 2))
+        return tuple(sizes)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The place of each level's first node, and of the end."""
+        return (0, *np.cumsum(self.sizes).tolist())
+
+    @property
+    def num_nodes(self) -> int:
+        """Of all levels."""
+        return self.starts[-1]
+
+    def height_of(self, max_nodes: int) -> int:
+        """The lowest level of at most this many nodes."""
+        return next(level for level, size in enumerate(self.sizes) if size <= max_nodes)
+
+
+@dataclass(frozen=True, repr=False)
+class Tree:
+    """A tree with all its nodes.
+
+    Args:
+        nodes: (num_nodes, 32): its levels one behind the other, leaves first; may be a mapped file.
+    """
+
+    shape: TreeShape
+    nodes: HashArray
+
+    def __post_init__(self) -> None:
+        if self.nodes.shape != (self.shape.num_nodes, HASH_BYTES) or self.nodes.dtype != np.uint8:
+            raise ShapeError(
+                f"nodes that are no tree: got {self.nodes.dtype} of shape {self.nodes.shape}; "
+                f"expected uint8 of shape ({self.shape.num_nodes}, {HASH_BYTES}); build the tree "
+                "from its leaves"
+            )
+
+    def __repr__(self) -> str:
+        return f"Tree({self.shape.num_leaves} leaves)"
+
+    @staticmethod
+    def of(leaves: HashArray) -> Tree:
+        """Returns the tree over leaves.
+
+        >>> Tree.of(hash_leaves(np.zeros((5, 8), np.uint8)))
+        Tree(5 leaves)
+        """
+        shape = TreeShape(len(leaves))
+        tree = Tree(shape, np.empty((shape.num_nodes, HASH_BYTES), np.uint8))
+        tree.level(0)[:] = leaves
+        tree.join()
+        return tree
+
+    @property
+    def root(self) -> bytes:
+        """32 bytes that stand for all rows."""
+        return bytes(self.nodes[-1])
+
+    def level(self, height: int) -> HashArray:
+        """The nodes of one level."""
+        return self.nodes[self.shape.starts[height] : self.shape.starts[height + 1]]
+
+    def join(self) -> None:
+        """Makes all nodes above the leaves."""
+        for height in range(len(self.shape.sizes) - 1):
+            self._join(height, np.arange(self.shape.sizes[height + 1]))
+
+    def update(self, keys: KeyArray, leaves: HashArray) -> None:
+        """Changes leaves and what lies above them: work for their number, not that of all leaves.
+
+        Args:
+            keys: (m,) ascending, all different.
+            leaves: (m, 32).
+        """
+        self.nodes[keys] = leaves
+        for height in range(len(self.shape.sizes) - 1):
+            keys = _distinct(keys >> 1)
+            self._join(height, keys)
+
+    def _join(self, height: int, parents: KeyArray) -> None:
+        """Makes nodes of the level above `height` from their children."""
+        below, above = self.level(height), self.level(height + 1)
+        if len(parents) and 2 * parents[-1] + 1 == len(below):  # it has no sibling
+            above[parents[-1]] = below[-1]
+            parents = parents[:-1]
+        above[parents] = hash_pairs(below[2 * parents], below[2 * parents + 1])
+
+
+def prove(tree: Tree, keys: KeyArray) -> HashArray:
+    """Returns the nodes that lead from the rows of `keys` to the root, (p, 32), level by level.
+
+    Args:
+        keys: (m,) ascending, all different.
+    """
+    places = _sibling_places(tree.shape, keys)
+    return tree.nodes[places]
+
+
+def proof_length(shape: TreeShape, keys: KeyArray) -> int:
+    """Returns how many nodes `prove` sends for keys."""
+    return len(_sibling_places(shape, keys))
+
+
+def root_of(shape: TreeShape, keys: KeyArray, leaves: HashArray, proof: HashArray) -> bytes:
+    """Returns the root that rows and a proof lead to.
+
+    Args:
+        keys: (m,) ascending, all different; one or more.
+        leaves: (m, 32), of the rows that arrived.
+
+    Raises:
+        DamageError: the proof is not as long as one for these keys.
+    """
+    nodes, taken = leaves, 0
+    for size in shape.sizes[:-1]:
+        is_left = keys % 2 == 0
+        has_both = np.zeros(len(keys), bool)  # a left node whose sibling is the next one
+        has_both[:-1] = is_left[:-1] & (keys[1:] == keys[:-1] + 1)
+        follows = np.concatenate([[False], has_both[:-1]])
+        is_last = is_left & (keys == size - 1)  # moves up as it is
+        lacks = ~(has_both | follows | is_last)
+        count = int(np.count_nonzero(lacks))
+        if taken + count > len(proof):
+            raise _wrong_length(len(proof))
+        siblings = np.empty_like(nodes)
+        siblings[lacks] = proof[taken : taken + count]
+        siblings[:-1][has_both[:-1]] = nodes[1:][has_both[:-1]]
+        taken += count
+        kept = ~follows
+        joined = hash_pairs(
+            np.where(is_left[kept, None], nodes[kept], siblings[kept]),
+            np.where(is_left[kept, None], siblings[kept], nodes[kept]),
+        )
+        nodes = np.where(is_last[kept, None], nodes[kept], joined)
+        keys = keys[kept] >> 1
+    if taken != len(proof):
+        raise _wrong_length(len(proof))
+    return bytes(nodes[0])
+
+
+def paths(tree: Tree, height: int) -> HashArray:
+    """Returns the siblings of every leaf and of what lies above it, up to a level.
+
+    Returns:
+        (num_leaves, height * 32); zeros where a node has no sibling.
+    """
+    leaves = tree.shape.num_leaves
+    out = np.zeros((leaves, height, HASH_BYTES), np.uint8)
+    for level in range(height):
+        siblings = (np.arange(leaves) >> level) ^ 1
+        there = siblings < tree.shape.sizes[level]
+        out[there, level] = tree.level(level)[siblings[there]]
+    return out.reshape(leaves, height * HASH_BYTES)
+
+
+def climb(shape: TreeShape, keys: KeyArray, leaves: HashArray, path: HashArray) -> HashArray:
+    """Returns the node that each row and its path lead to, (m, 32): node `keys >> height`.
+
+    Args:
+        keys: (m,) in any order.
+        path: (m, height * 32), as `paths` has it.
+    """
+    height = path.shape[1] // HASH_BYTES
+    siblings = path.reshape(len(keys), height, HASH_BYTES)
+    nodes = leaves
+    for level in range(height):
+        is_left = (keys >> level) % 2 == 0
+        joined = hash_pairs(
+            np.where(is_left[:, None], nodes, siblings[:, level]),
+            np.where(is_left[:, None], siblings[:, level], nodes),
+        )
+        is_last = is_left & (keys >> level == shape.sizes[level] - 1)
+        nodes = np.where(is_last[:, None], nodes, joined)
+    return nodes
+
+
+def root_of_level(shape: TreeShape, height: int, nodes: HashArray) -> bytes:
+    """Returns the root above all nodes of one level.
+
+    Raises:
+        DamageError: they are not as many as the level has.
+    """
+    if nodes.shape != (shape.sizes[height], HASH_BYTES):
+        raise _wrong_length(len(nodes))
+    return Tree.of(nodes).root
+
+
+def _sibling_places(shape: TreeShape, keys: KeyArray) -> NDArray[np.int64]:
+    """The places of the nodes of a proof among all nodes."""
+    found = []
+    for start, size in zip(shape.starts, shape.sizes[:-1], strict=False):
+        siblings = keys ^ 1
+        is_known = np.zeros(len(keys), bool)
+        is_known[1:] = siblings[1:] == keys[:-1]
+        is_known[:-1] |= siblings[:-1] == keys[1:]
+        found.append(start + siblings[~is_known & (siblings < size)])
+        keys = _distinct(keys >> 1)
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _distinct(ascending: KeyArray) -> KeyArray:
+    """The different ones of ascending numbers."""
+    keep = np.ones(len(ascending), bool)
+    keep[1:] = ascending[1:] != ascending[:-1]
+    return ascending[keep]
+
+
+def _wrong_length(got: int) -> DamageError:
+    return DamageError(
+        f"the proof does not fit the rows: got {got} nodes; expected those of the keys asked for; "
+        "ask again"
+    )
