@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole import tree
 
+DIGEST = 4 * "0123456789abcdef"  # of a manifest, in the identifier of a round
 ROOT = Path(__file__).parent.parent
 LONG = 300.0  # seconds that only what hangs takes, also where 30 others want the same core
 

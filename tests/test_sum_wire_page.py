@@ -42,12 +42,12 @@ from tests.aggregation.two_servers.two_server_sums import (
     shares_of,
     terms_of,
 )
-from tests.helpers import ROOT
+from tests.helpers import DIGEST, ROOT
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()
 WHOLE = PAGE.partition("**Two servers, whole updates.**")[2].partition("**One server.**")[0]
 AGGREGATORS = PAGE.partition("\n## Aggregators\n")[2].partition("\n## ")[0]
-ROUND, NOW = "3-0123456789abcdef", 1_800_000_000.0
+ROUND, NOW = f"3-{DIGEST}", 1_800_000_000.0
 COHORT = [f"client-{i}" for i in range(6)]
 OCTETS = {"content-type": "application/octet-stream"}
 

@@ -204,7 +204,7 @@ class Simulation:
         self._coordinator = Queue(fleet.coordinator_cores, fleet.gbit)
         names = {device_name(n): n for n in range(setting.devices)}
         self._names = list(names)
-        self._current = Current("0-0000000000000000", 0, "open", names)
+        self._current = Current("0-" + 64 * "0", 0, "open", names)
         terms = Terms(setting.goal, seconds=setting.deadline)
         self._machine = RoundMachine(terms, range(setting.devices), 0.0)
         self._retry, self._failures = Retry(), dict[int, int]()

@@ -19,12 +19,12 @@ from keyhole.experiments.specs import spec_of
 from keyhole.rounds.clients import ClientJob, choose_keys
 from keyhole.wire.messages import encode_update
 from keyhole.wire.sockets import Clock
-from tests.helpers import LAYOUTS
+from tests.helpers import DIGEST, LAYOUTS
 from tests.service.scripted import answer, refusal, scripted
 from tests.service.small_service import small_service
 
 SIZES = {"neurons": 16, "hidden": 8}
-OPEN = b'{"round": "7-0123456789abcdef", "number": 7, "phase": "open"}'
+OPEN = b'{"round": "7-%s", "number": 7, "phase": "open"}' % DIGEST.encode()
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_what_is_told_is_news_again_after_a_round(capsys):
 
 
 def test_keys_without_a_place_are_told_with_the_round():
-    taken = Taken("0-0123456789abcdef", 0, 8, 2, 1, 1, 0)
+    taken = Taken(f"0-{DIGEST}", 0, 8, 2, 1, 1, 0)
     assert "8 keys" in _line_of(taken)
     assert _line_of(taken).endswith("2 keys found no place in a query")
     assert "no place" not in _line_of(replace(taken, missing=0))

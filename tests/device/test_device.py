@@ -20,7 +20,7 @@ from keyhole.errors import (
     TooLateError,
 )
 from keyhole.wire.assignment import Wait
-from tests.helpers import LAYOUTS, assert_trees_equal
+from tests.helpers import DIGEST, LAYOUTS, assert_trees_equal
 from tests.service.scripted import answer, scripted
 
 KEYS = {"word": [3, 1, 3], "neuron": [5]}
@@ -180,8 +180,8 @@ def test_the_manifest_must_be_the_one_the_round_is_named_after(service, device):
         b'{"wait": NaN}',
         b'{"round": "3", "number": 3}',
         b'{"round": "../x", "number": 3}',
-        b'{"round": "3-0123456789abcdef", "number": 4}',
-        b'{"round": "3-0123456789abcdef", "number": 3, "fetch_after": "x"}',
+        b'{"round": "3-%s", "number": 4}' % DIGEST.encode(),
+        b'{"round": "3-%s", "number": 3, "fetch_after": "x"}' % DIGEST.encode(),
     ],
 )
 def test_a_check_in_that_makes_no_sense_is_refused(service, said):

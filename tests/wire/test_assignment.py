@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from keyhole.errors import InputError
 from keyhole.wire.assignment import Admission, Current, Pace, Wait, admit
+from tests.helpers import DIGEST
 
-OPEN = Current("3-0123456789abcdef", 3, "open", {"ann": 0, "bob": 1})
+OPEN = Current(f"3-{DIGEST}", 3, "open", {"ann": 0, "bob": 1})
 PACE = Pace(spread=10, again=4)
 
 
@@ -22,7 +23,7 @@ def test_a_device_of_the_cohort_takes_part_at_a_time_of_its_own():
 
 
 def test_any_device_takes_part_where_there_is_no_cohort():
-    assert isinstance(ask("zoe", Current("3-0123456789abcdef", 3, "open")), Admission)
+    assert isinstance(ask("zoe", Current(f"3-{DIGEST}", 3, "open")), Admission)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 from collections import namedtuple
 from functools import reduce
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from keyhole.wire.manifest import (
     MAX_BYTES,
     decode_manifest,
     describe_round,
+    digest_of,
     encode_manifest,
     name_round,
     table_info,
@@ -67,6 +69,13 @@ def test_a_round_is_named_after_its_number_and_content():
     other = encode_manifest(manifest_of(LAYOUTS["columns"]))
     assert name_round(one, 3) == name_round(one, 3)
     assert len({name_round(one, 3), name_round(other, 3), name_round(one, 4)}) == 3
+    assert digest_of(name_round(one, 3)) == sha256(one).digest()
+
+
+@pytest.mark.parametrize("name", ["3", "3-" + 16 * "0", "3-" + 65 * "0", "03-" + 64 * "0"])
+def test_no_digest_is_taken_from_what_is_no_round(name):
+    with pytest.raises(InputError, match="64 hex digits"):
+        digest_of(name)
 
 
 def _change(path, value):

@@ -30,12 +30,19 @@ from keyhole.device.fetch import (
     WholeModel,
     fetch_slices,
 )
-from keyhole.errors import DamageError, InputError, NotFoundError, ServiceError, StorageError
+from keyhole.errors import DamageError, NotFoundError, ServiceError, StorageError
 from keyhole.primitives.layout import ClientKeys
 from keyhole.server.checksums import sum_records
 from keyhole.wire.assignment import Phase, Wait
 from keyhole.wire.http import OCTETS, HttpClient
-from keyhole.wire.manifest import MAX_BYTES, Manifest, decode_manifest, name_round, number_of
+from keyhole.wire.manifest import (
+    MAX_BYTES,
+    Manifest,
+    decode_manifest,
+    name_round,
+    not_a_round,
+    number_of,
+)
 from keyhole.wire.messages import encode_update, refuse_clear
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts, refuse_longer
 
@@ -381,11 +388,7 @@ def _number(round_id: str) -> int:
     """The number of a round; its identifier becomes part of a path, so its form is checked."""
     number = number_of(round_id)
     if number is None:
-        raise InputError(
-            f"not the identifier of a round: got {round_id!r}; expected an assignment, or a number "
-            "and 16 hex digits, such as 3-0123456789abcdef; pass what check_in returns, or the "
-            "round of current"
-        )
+        raise not_a_round(round_id)
     return number
 
 

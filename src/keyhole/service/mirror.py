@@ -221,8 +221,9 @@ def stored_current(store: RoundStore) -> CurrentRound:
 def oldest_first(names: Iterable[str], before: int) -> list[str]:
     """Those names that are of rounds before a number, the oldest first.
 
-    >>> oldest_first(["10-44136fa355b3678a", "9-44136fa355b3678a", ".part-0", "11-0"], before=11)
-    ['9-44136fa355b3678a', '10-44136fa355b3678a']
+    >>> names = [f"{number}-{64 * '0'}" for number in (11, 10, 9)]
+    >>> oldest_first([*names, ".part-0", "8-0"], before=11) == [names[2], names[1]]
+    True
     """
     found = [(number, name) for name in names if (number := number_of(name)) is not None]
     return [name for number, name in sorted(found) if number < before]

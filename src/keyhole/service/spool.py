@@ -175,7 +175,7 @@ class UpdateSpool:
         if number_of(round_id) is None:
             raise InputError(
                 f"not the identifier of a round: got {len(round_id)} characters; expected a "
-                "number, '-' and 16 hex digits; take it from the current round"
+                "number, '-' and 64 hex digits; take it from the current round"
             )
         return self._directory / round_id
 

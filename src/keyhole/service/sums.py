@@ -209,7 +209,7 @@ class SumFiles:
         if number_of(round_id) is None:
             raise NotFoundError(
                 f"not the identifier of a round: got {len(round_id)} characters; expected a "
-                "number, '-' and 16 hex digits; take it from the current round"
+                "number, '-' and 64 hex digits; take it from the current round"
             )
         return self._sums / round_id
 

@@ -201,9 +201,9 @@ def name_round(encoded: bytes, number: int) -> str:
     """The identifier of a round: its number and what its manifest holds, never used twice.
 
     >>> name_round(b"{}", 12)
-    '12-44136fa355b3678a'
+    '12-44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a'
     """
-    return f"{number}-{sha256(encoded).hexdigest()[:16]}"
+    return f"{number}-{sha256(encoded).hexdigest()}"
 
 
 def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
@@ -304,14 +304,34 @@ def _bad_settings(got: str) -> InputError:
     )
 
 
-_ROUND_ID = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{16}")
+_ROUND_ID = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{64}")
 
 
 def number_of(round_id: str) -> int | None:
     """The number in a round's identifier; None if it is no identifier, as `name_round` makes them.
 
-    >>> [number_of(f"{number}-44136fa355b3678a") for number in ("12", "012", "../12")]
+    >>> [number_of(f"{number}-" + 64 * "0") for number in ("12", "012", "../12")]
     [12, None, None]
     """
     found = _ROUND_ID.fullmatch(round_id)
     return None if found is None else int(found[1])
+
+
+def digest_of(round_id: str) -> bytes:
+    """The SHA-256 of the manifest that a round is named after, 32 bytes: what messages that belong
+    to one model say of it.
+
+    >>> digest_of(name_round(b"{}", 12)) == sha256(b"{}").digest()
+    True
+    """
+    if number_of(round_id) is None:
+        raise not_a_round(round_id)
+    return bytes.fromhex(round_id.partition("-")[2])
+
+
+def not_a_round(got: str) -> InputError:
+    """The error where something is no identifier of a round."""
+    return InputError(
+        f"not the identifier of a round: got {got!r}; expected a number, '-' and 64 hex digits; "
+        "pass what check_in returns, or the round of current"
+    )

@@ -19,8 +19,9 @@ from keyhole.delivery.relay.client import (
 from keyhole.delivery.relay.gateway import Gateway, relay
 from keyhole.delivery.relay.ohttp import GatewayKey, KeyConfig, open_request
 from keyhole.errors import KeySpaceError, MalformedError, NotFoundError, ReplayError, ServiceError
+from tests.helpers import DIGEST
 
-ROUND = "3-0123456789abcdef"
+ROUND = f"3-{DIGEST}"
 KEY = GatewayKey.fresh(1)
 RNG = np.random.default_rng(7)
 TABLES = [
@@ -162,7 +163,7 @@ def test_a_slice_of_another_length_is_refused():
 
 
 def test_a_gateway_of_another_round_refuses_inside():
-    question = BlindClient(KEY.config, "4-0123456789abcdef", SHAPES).query(keys_of([1], [1]))
+    question = BlindClient(KEY.config, f"4-{DIGEST}", SHAPES).query(keys_of([1], [1]))
     replies = served().answer_many(question.messages())
     assert {len(reply) for reply in replies} == {gateways.ERROR_BYTES + 32}
     with pytest.raises(ServiceError, match="15 of 15"):

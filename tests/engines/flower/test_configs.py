@@ -25,14 +25,14 @@ from keyhole.errors import InputError, NotAdmittedError, ServiceError
 from keyhole.experiments.specs import name_of, spec_of
 from keyhole.rounds.fields import flatten
 from tests.engines.flower.in_process_grid import InProcessGrid
-from tests.helpers import LONG
+from tests.helpers import DIGEST, LONG
 
 MIN = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
 APP = ["app", "x", "--task", "so_tag", "--service", "http://127.0.0.1:1", "--run", "r"]
 APP += ["--rounds-directory", "d"]
 SECURE = [*APP, "--aggregators", "http://127.0.0.1:1,http://127.0.0.1:2"]
 SECURE += ["--aggregator-tokens", "a,b"]
-CALL = RoundCall("3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (7,))
+CALL = RoundCall(f"3-{DIGEST}", 3, 60.0, "http://127.0.0.1:1", (7,))
 
 
 def test_what_a_run_config_leaves_out_is_as_documented():

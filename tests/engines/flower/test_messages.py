@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from keyhole.engines.flower.messages import Here, Report, RoundCall, read, write
 from keyhole.errors import MalformedError
+from tests.helpers import DIGEST
 
-CALL = RoundCall(
-    "3-0123456789abcdef", 3, 60.0, "http://127.0.0.1:1", (4, 9), ("secret-a", "secret-b")
-)
+CALL = RoundCall(f"3-{DIGEST}", 3, 60.0, "http://127.0.0.1:1", (4, 9), ("secret-a", "secret-b"))
 
 
 @given(

@@ -8,10 +8,11 @@ from keyhole.errors import ConflictError, TooLateError
 from keyhole.service import spool as update_spool
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.messages import encode_update
+from tests.helpers import DIGEST
 from tests.service.small_service import LAYOUT, small_service
 from tests.service.sockets import connect
 
-ROUND = "3-0123456789abcdef"
+ROUND = f"3-{DIGEST}"
 
 
 @pytest.fixture

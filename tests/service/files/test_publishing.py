@@ -15,7 +15,7 @@ from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
 from keyhole.service import segments as slice_files
 from keyhole.service.publishing import Publisher
 from keyhole.service.reading import RoundsDirectory
-from tests.helpers import ROOT
+from tests.helpers import DIGEST, ROOT
 from tests.service.small_rounds import (
     LAYOUT,
     check_current,
@@ -284,8 +284,8 @@ def test_what_a_killed_publisher_leaves_is_removed(tmp_path):
     published(tmp_path, state)
     rounds = tmp_path / "rounds"
     (rounds / ".new-77" / "table-0").mkdir(parents=True)
-    (rounds / ".old-3-0123456789abcdef").mkdir()
-    (rounds / "9-0123456789abcdef").mkdir()  # complete, but no device was told of it
+    (rounds / f".old-3-{DIGEST}").mkdir()
+    (rounds / f"9-{DIGEST}").mkdir()  # complete, but no device was told of it
     (tmp_path / "current.json.tmp").write_bytes(b"{")
     with Publisher(tmp_path) as publisher:
         assert len(names_of(tmp_path)) == 1

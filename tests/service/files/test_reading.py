@@ -12,6 +12,7 @@ from keyhole.errors import NotFoundError, StorageError, TooLateError
 from keyhole.service.directory import locked_manifest
 from keyhole.service.publishing import Publisher
 from keyhole.service.reading import RoundsDirectory, verify_round
+from tests.helpers import DIGEST
 from tests.service.small_rounds import LAYOUT, flip, names_of, published, small_state, step
 from tests.service.sockets import wait_for
 
@@ -108,13 +109,13 @@ def test_closing_a_round_shows(tmp_path, clock):
         "../../etc/passwd",
         "0-0123456789ABCDEF",
         "0-0123456789abcde",
-        "-1-0123456789abcdef",
-        "0-0123456789abcdef/",
-        "0-0123456789abcdef\n",
-        "0-0123456789abcdef\0",
-        "\N{FULLWIDTH DIGIT ONE}-0123456789abcdef",
-        "1" * 19 + "-0123456789abcdef",
-        "00-0123456789abcdef",
+        f"-1-{DIGEST}",
+        f"0-{DIGEST}/",
+        f"0-{DIGEST}\n",
+        f"0-{DIGEST}\0",
+        f"\N{FULLWIDTH DIGIT ONE}-{DIGEST}",
+        "1" * 19 + f"-{DIGEST}",
+        f"00-{DIGEST}",
         ".spare",
         ".new-1",
         "a" * 10**5,
@@ -129,7 +130,7 @@ def test_what_is_no_identifier_never_becomes_a_path(tmp_path, name):
 def test_an_older_round_is_too_late_and_a_later_one_unknown(tmp_path):
     rounds = RoundsDirectory(tmp_path)
     with pytest.raises(NotFoundError):
-        rounds.hold("0-0123456789abcdef").__enter__()
+        rounds.hold(f"0-{DIGEST}").__enter__()
     state, names = small_state(), []
     with Publisher(tmp_path) as publisher:
         for number in range(4):
@@ -143,7 +144,7 @@ def test_an_older_round_is_too_late_and_a_later_one_unknown(tmp_path):
         with rounds.hold(name) as opened:
             assert opened.id == name
     with pytest.raises(NotFoundError):
-        rounds.hold("4-0123456789abcdef").__enter__()
+        rounds.hold(f"4-{DIGEST}").__enter__()
 
 
 @pytest.mark.parametrize(

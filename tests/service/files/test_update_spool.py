@@ -11,10 +11,10 @@ import pytest
 from keyhole.errors import ConflictError, InputError, NotFoundError, StorageError, TooLateError
 from keyhole.service import spool as update_spool
 from keyhole.service.spool import UpdateSpool
-from tests.helpers import LONG
+from tests.helpers import DIGEST, LONG
 from tests.service.files.disks import leave_room
 
-ROUND = "3-0123456789abcdef"
+ROUND = f"3-{DIGEST}"
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_folder_that_another_process_made_is_durable_before_an_answer(
 def test_a_name_cannot_leave_the_folder(spool, name, tmp_path):
     with pytest.raises(InputError):
         spool.store(ROUND, name, b"one")
-    for round_id in ("..", "3-0123456789ABCDEF", "3", "03-0123456789abcdef", name):
+    for round_id in ("..", f"3-{DIGEST.upper()}", "3", f"03-{DIGEST}", name):
         with pytest.raises(InputError):
             spool.store(round_id, "a", b"one")
     assert not (tmp_path / "updates").exists()
@@ -148,7 +148,7 @@ def test_a_round_without_uploads_has_no_devices(spool):
 
 
 def test_removing_a_round_leaves_the_others(spool):
-    other = "4-0123456789abcdef"
+    other = f"4-{DIGEST}"
     spool.store(ROUND, "a", b"one")
     spool.store(other, "a", b"two")
     spool.remove(ROUND)
@@ -159,8 +159,8 @@ def test_removing_a_round_leaves_the_others(spool):
 def test_the_marks_of_removed_rounds_do_not_pile_up(spool, tmp_path, monkeypatch):
     monkeypatch.setattr(update_spool, "_MARKS_KEPT", 3)
     for number in range(9):
-        spool.store(f"{number}-0123456789abcdef", "a", b"one")
-        spool.remove(f"{number}-0123456789abcdef")
+        spool.store(f"{number}-{DIGEST}", "a", b"one")
+        spool.remove(f"{number}-{DIGEST}")
     assert spool.rounds() == []
     left = sorted(path.name[0] for path in (tmp_path / "updates").iterdir())
     assert left == ["6", "7", "8"]

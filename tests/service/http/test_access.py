@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from keyhole.errors import AccessError, InputError, NotAdmittedError
 from keyhole.service.access import LEEWAY, Access, Keyring, check_device_name, new_key
+from tests.helpers import DIGEST
 
 NOW = 1_800_000_000.0
-ROUND = "3-0123456789abcdef"
+ROUND = f"3-{DIGEST}"
 RING = Keyring((b"a" * 32,))
 TOKEN = RING.issue("device", "phone-1", now=NOW, seconds=60.0).encode()
 
@@ -223,7 +224,7 @@ def test_no_token_is_401_and_a_good_one_for_something_else_403():
         with pytest.raises(AccessError):
             access.member(headers, ROUND, NOW)
     with pytest.raises(NotAdmittedError):
-        access.member(bearer(of_round), "4-0123456789abcdef", NOW)
+        access.member(bearer(of_round), f"4-{DIGEST}", NOW)
     with pytest.raises(NotAdmittedError):
         access.member(bearer(TOKEN), ROUND, NOW)
     with pytest.raises(NotAdmittedError):

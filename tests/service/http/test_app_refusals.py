@@ -10,6 +10,7 @@ import pytest
 from keyhole.service.access import Access
 from keyhole.service.limits import Limits
 from keyhole.wire import messages as wire
+from tests.helpers import DIGEST
 from tests.service.in_process import (
     BINARY,
     RING,
@@ -45,7 +46,7 @@ def service():
         "/v1/rounds/%2e%2e/manifest",
         "/v1/rounds/{id}%2fmanifest",
         "/v1/rounds/x/manifest",
-        "/v1/rounds/9-0123456789abcdef/manifest",
+        f"/v1/rounds/9-{DIGEST}/manifest",
         "/v1/rounds/{id}/tables/2/slices/0",
         "/v1/rounds/{id}/tables/-1/slices/0",
         "/v1/rounds/{id}/tables/01/slices/0",

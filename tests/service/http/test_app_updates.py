@@ -13,6 +13,7 @@ from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages as wire
 from keyhole.wire.assignment import Current
 from keyhole.wire.messages import sum_settings
+from tests.helpers import DIGEST
 from tests.service.in_process import (
     BINARY,
     NOW,
@@ -49,7 +50,7 @@ def test_reads_with_tokens_are_for_the_round_and_kept_from_shared_caches():
     assert answer.headers["www-authenticate"] == "Bearer"
     old = round_token(service, now=NOW - 1000)
     service.refused(service.ask("GET", path, headers=bearer(old)), 401, "AccessError")
-    other = round_token(service, round_id="9-0123456789abcdef")
+    other = round_token(service, round_id=f"9-{DIGEST}")
     service.refused(service.ask("GET", path, headers=bearer(other)), 403, "NotAdmittedError")
     current = "/v1/rounds/current"
     service.refused(service.ask("GET", current), 401, "AccessError")
@@ -101,7 +102,7 @@ def test_a_device_waits_as_soon_as_the_round_takes_no_more_updates(taking):
 
 def test_who_is_let_in_and_what_is_taken_hangs_on_the_newest_round(taking):
     """Not on what this worker has read a moment ago: another one may have told the device."""
-    now, before = taking.rounds.now, Current("2-0123456789abcdef", 2, "closed")
+    now, before = taking.rounds.now, Current(f"2-{DIGEST}", 2, "closed")
     taking.rounds.current = lambda newest=False: now if newest else before
     assert "token" in taking.ask("POST", "/v1/checkin", headers=bearer(device_token())).json()
     assert send_update(taking).status_code == 201

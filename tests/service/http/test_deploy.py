@@ -12,7 +12,7 @@ import click
 import numpy as np
 import pytest
 
-from tests.helpers import LONG
+from tests.helpers import DIGEST, LONG
 from tests.service.fronts import (
     BEFORE,
     BINARY,
@@ -126,7 +126,7 @@ def test_errors_of_the_service_keep_their_shape(door, origin):
     assert is_error(door.ask(*post[0], b"nonsense", BINARY), 400)
     assert is_error(door.ask(*post[0], query(1), {"content-type": "text/plain"}), 415)
     assert is_error(door.ask("GET", origin.url("tables/0/slices/50000")), 404)
-    assert is_error(door.ask("GET", "/v1/rounds/6-0123456789abcdef/manifest"), 404)
+    assert is_error(door.ask("GET", f"/v1/rounds/6-{DIGEST}/manifest"), 404)
     assert is_error(door.ask("DELETE", origin.url("manifest")), 405)
     assert is_error(door.ask("POST", origin.url("updates"), b"", BINARY), 401)
     assert is_error(door.ask("POST", "/v1/checkin"), 404)
@@ -255,7 +255,7 @@ def test_a_round_that_a_replica_does_not_have_yet_comes_from_the_coordinator(
             answer = door.ask(method, origin.url("slices"), query(KEY), BINARY)
             assert answer.status == 200
         assert replica.count("slices") == 2  # it was asked first
-        assert is_error(door.ask("GET", "/v1/rounds/9-0123456789abcdef/manifest"), 404)
+        assert is_error(door.ask("GET", f"/v1/rounds/9-{DIGEST}/manifest"), 404)
 
 
 @pytest.mark.parametrize("kind", ["nginx", "varnish"])

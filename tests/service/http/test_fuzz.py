@@ -24,12 +24,13 @@ from keyhole.service.limits import Limits
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages as wire
 from keyhole.wire.assignment import Pace, admit
+from tests.helpers import DIGEST
 from tests.service.memory_rounds import WORDS, MemoryRounds, layout, make_round
 
 NOW = 1_800_000_000.0
 RING = Keyring((b"k" * 32,))
 ROUND, OLD = make_round(3), make_round(2)
-OTHER = "9-0123456789abcdef"
+OTHER = f"9-{DIGEST}"
 SHAPE = {"status", "kind", "wrong", "got", "allowed", "fix"}
 MARKED = 7_654_321  # keys from here on are outside, and would be noticed in a text
 LAYOUT = layout()

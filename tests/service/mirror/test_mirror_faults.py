@@ -10,6 +10,7 @@ import pytest
 
 from keyhole.errors import DamageError, InputError, NotFoundError, StorageError
 from keyhole.service.mirror import push_round
+from tests.helpers import DIGEST
 from tests.service.hand_made import content_of, write_round
 from tests.service.mirror.places import Place, is_one_line, state_of
 
@@ -135,10 +136,10 @@ def test_damage_in_the_store_is_found_and_nothing_appears(place, origin, edge, h
         b"",
         b"[]",
         b'{"round": "../../evil", "number": 1, "phase": "open"}',
-        b'{"round": "1-0123456789abcdef", "number": 2, "phase": "open"}',
-        b'{"round": "1-0123456789abcdef", "number": 1, "phase": "ajar"}',
-        b'{"round": "01-0123456789abcdef", "number": 1, "phase": "open"}',
-        b'{"round": "1-0123456789abcdef", "number": 1, "phase": "open", "trailing": ["../x"]}',
+        b'{"round": "1-%s", "number": 2, "phase": "open"}' % DIGEST.encode(),
+        b'{"round": "1-%s", "number": 1, "phase": "ajar"}' % DIGEST.encode(),
+        b'{"round": "01-%s", "number": 1, "phase": "open"}' % DIGEST.encode(),
+        b'{"round": "1-%s", "number": 1, "phase": "open", "trailing": ["../x"]}' % DIGEST.encode(),
         b"x" * 100_000,
     ],
 )

@@ -17,6 +17,7 @@ from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.service.on_demand import OnDemandRounds
 from keyhole.wire.manifest import decode_manifest, name_round
+from tests.helpers import DIGEST
 
 WORD = KeySpace("word", 40)
 
@@ -39,7 +40,7 @@ def rounds() -> Iterator[OnDemandRounds]:
 
 def test_there_is_no_round_before_the_first(rounds: OnDemandRounds) -> None:
     assert rounds.current() is None
-    with pytest.raises(NotFoundError), rounds.hold("0-0123456789abcdef"):
+    with pytest.raises(NotFoundError), rounds.hold(f"0-{DIGEST}"):
         pass
 
 

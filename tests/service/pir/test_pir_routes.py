@@ -17,7 +17,7 @@ from keyhole.wire.http import REFUSAL
 from keyhole.wire.private import QuerySettings, Role, name_table, role_named
 from tests.delivery.pir.mutations import HEAD_BYTES, body_of, flipped, resealed, with_body
 from tests.delivery.pir.schemes import two_server_zero_bits
-from tests.helpers import LONG
+from tests.helpers import DIGEST, LONG
 from tests.service.in_process import NOW, RING, bearer
 from tests.service.pir.one_service import (
     BINARY,
@@ -113,7 +113,7 @@ def test_a_body_in_pieces_is_refused_alike(service):
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/v1/rounds/3-0123456789abcdef/tables/1/pir/two-server", 404),
+        (f"/v1/rounds/3-{DIGEST}/tables/1/pir/two-server", 404),
         ("/v1/rounds/x/tables/1/pir/two-server", 404),
         ("/v1/rounds/{id}/tables/1/pir/one-server", 404),
         ("/v1/rounds/{id}/tables/1/pir/nonsense", 404),
@@ -167,7 +167,7 @@ def test_tokens_are_asked_for_as_for_slices():
     assert answer.status_code == 200
     assert answer.headers["cache-control"].startswith("private")
     assert service.post(free.query(), **token()).status_code == 200
-    assert service.post(free.query(), **token("2-0123456789abcdef")).status_code == 403
+    assert service.post(free.query(), **token(f"2-{DIGEST}")).status_code == 403
     # A query could ask for 4 keys, whatever it does ask for.
     assert service.post(free.query([1]), **token(max_keys=3)).status_code == 403
     assert service.post(free.query([1]), **token(max_keys=4)).status_code == 200

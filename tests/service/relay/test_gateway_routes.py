@@ -27,6 +27,7 @@ from keyhole.service.access import Access
 from keyhole.service.gateway import gateway_routes
 from keyhole.service.limits import Limits
 from keyhole.wire.messages import check_of
+from tests.helpers import DIGEST
 from tests.service.in_process import NOW, RING, SHAPE, WORD_TABLE, Service
 
 KEY = GatewayKey.fresh(1)
@@ -138,7 +139,7 @@ def test_what_is_refused_inside_shows_no_key_and_has_the_length_of_its_table():
         service,
         path_of(service, 40),
         path_of(service, 1, table=9),
-        path_of(service, 1, round_id="7-0123456789abcdef"),
+        path_of(service, 1, round_id=f"7-{DIGEST}"),
         path_of(service, 1, round_id="7"),
         b"/metrics",
     )

@@ -59,7 +59,7 @@ def stack():
 
 
 def sealed(both, key):
-    plain = encode_request(BinaryRequest(b"GET", slice_path(both.round, 1, key)), 80)
+    plain = encode_request(BinaryRequest(b"GET", slice_path(both.round, 1, key)), 128)
     return seal_request(both.key.config, plain)
 
 

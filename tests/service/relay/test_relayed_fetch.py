@@ -78,7 +78,7 @@ def test_what_the_relay_sees_does_not_depend_on_keys(both, keys):
     traffic = both.fetch()(device, both.round, keys).traffic
     shown = [(method, path, len(body)) for method, path, _, body, _ in both.relay.seen]
     requests = 4 + 3  # as the settings of the round say
-    request_bytes = len(f"/v1/rounds/{both.round}/tables/1/slices/0") + 13 + 55
+    request_bytes = len(f"/v1/rounds/{both.round}/tables/1/slices/0") + 14 + 55
     assert shown == [
         ("GET", "/v1/relay/keys", 0),
         ("POST", "/v1/relay", 8 + requests * request_bytes),

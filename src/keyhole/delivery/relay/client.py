@@ -69,7 +69,7 @@ CHECK_FIELD = b"keyhole-check"
 """The field in which a service vouches for a slice: eight hex digits."""
 
 _PATH = re.compile(
-    rb"/v1/rounds/([0-9a-f-]{1,64})/tables/(0|[1-9]\d{0,8})/slices/(0|[1-9]\d{0,18})"
+    rb"/v1/rounds/([0-9a-f-]{1,83})/tables/(0|[1-9]\d{0,8})/slices/(0|[1-9]\d{0,18})"
 )
 _CHECK_BYTES = 8
 
@@ -250,7 +250,7 @@ def _no_answers(got: str) -> MalformedError:
 
 
 # Of a round with a number of four digits: each digit more is a byte more of every request.
-_ROUND_ID = "1000-" + 16 * "0"
+_ROUND_ID = "1000-" + 64 * "0"
 
 _ABOUT = DeliveryAbout(
     name="relay",
