@@ -10,8 +10,8 @@ import numpy as np
 
 from keyhole import Cut, KeySpace, Layout
 from keyhole.aggregation.base import Rounding
-from keyhole.aggregation.exchange import SumRound, add_all, combine
-from keyhole.aggregation.shares import read_share
+from keyhole.aggregation.exchange import SumRound, add_all, client_of, combine, server_of
+from keyhole.aggregation.shares import NO_MODEL, read_share
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir import two_server
@@ -45,9 +45,9 @@ def add_up(adders, sent):
     """Both servers agree whom they have, add them, and give out their shares of the sum."""
     one, other = adders
     lists = one.close(), other.close()
-    agreed = one.reduce(lists[1]), other.reduce(lists[0])
-    one.agree(agreed[1])
-    other.agree(agreed[0])
+    receipts = one.reduce(lists[1]), other.reduce(lists[0])
+    one.agree(receipts[1])
+    other.agree(receipts[0])
     return [give_out(adder, sent) for adder in adders]
 
 
@@ -63,7 +63,7 @@ def main():
     client = two_server.TwoServerClient(two_server.params_of(database, MAX_KEYS))
     servers = two_server.servers_of(database, MAX_KEYS)
     params = SUM.params(SumRound(LAYOUT, {"word": MAX_KEYS}, bytes(16), len(CLIENTS)))
-    adders = [SUM.open(params, party, list(CLIENTS)) for party in (0, 1)]
+    adders = [server_of(SUM, params, NO_MODEL, party, list(CLIENTS)) for party in (0, 1)]
 
     expected, views, sent = np.zeros_like(MODEL), ([], []), {}
     for name, words in CLIENTS.items():
@@ -71,7 +71,8 @@ def main():
         rows, is_found = retrieve(client, servers, keys, views)
         keys, rows = keys[is_found], rows[is_found]  # one client in thousands misses a key
         update = train(rows)
-        shares = SUM.client(params, LAYOUT).shard({"rows": update}, {"word": WORD.keys(keys)})
+        sender = client_of(SUM, params, NO_MODEL, LAYOUT)
+        shares = sender.shard({"rows": update}, {"word": WORD.keys(keys)})
         for adder, own, view in zip(adders, shares.to, views, strict=True):
             adder.accept(name, own)
             view += [shares.public, own]

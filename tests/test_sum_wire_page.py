@@ -15,17 +15,19 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation import shares as sum_messages
-from keyhole.aggregation.shares import pack_agreed, pack_list, pack_share
+from keyhole.aggregation.shares import pack_list, pack_receipt, pack_share
+from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.aggregation.two_servers.params import SPARSE_OWN_BYTES, SumParams, part_params
 from keyhole.crypto.codec import CHECK_BYTES
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
 from keyhole.service.access import Keyring
-from keyhole.service.aggregator import AggregatorApp, Keyrings, PeerLine
+from keyhole.service.aggregator import AggregatorApp, Keyrings
+from keyhole.service.finishing import PeerLine
 from keyhole.service.sums import AggregatorSettings, SumFiles
 from keyhole.wire.http import HttpClient
+from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import (
-    Closing,
     Failure,
     Summaries,
     SumOpening,
@@ -48,6 +50,7 @@ PAGE = (ROOT / "docs" / "wire.md").read_text()
 WHOLE = PAGE.partition("**Two servers, whole updates.**")[2].partition("**One server.**")[0]
 AGGREGATORS = PAGE.partition("\n## Aggregators\n")[2].partition("\n## ")[0]
 ROUND, NOW = f"3-{DIGEST}", 1_800_000_000.0
+MODEL = digest_of(ROUND)
 COHORT = [f"client-{i}" for i in range(6)]
 OCTETS = {"content-type": "application/octet-stream"}
 
@@ -65,8 +68,8 @@ def terms_by_the_page(terms):
 
 
 def head_by_the_page(terms, kind, server):
-    name = terms.round + sha256(terms_by_the_page(terms)).digest()
-    return b"KHX1" + bytes([kind, server, 0, 0]) + name
+    name = terms.round + sha256(terms_by_the_page(terms) + MODEL).digest()
+    return b"KHX2" + bytes([kind, server, 0, 0]) + name
 
 
 def sealed(message):
@@ -102,7 +105,7 @@ def test_messages_of_a_client_are_laid_out_as_the_page_says():
     terms = terms_of(bits=16, with_counts=True, clip=1.0)
     ones = np.ones((2, 3), np.uint16), np.ones((1, 2), np.uint16), np.ones((1, 1), np.uint16)
     rows = list(zip(map(np.array, ([30, 2], [4], [8])), ones, strict=True))
-    made = shares_of(terms, rows)
+    made = shares_of(terms, rows, model=MODEL)
     assert made.public[:56] == head_by_the_page(terms, 1, 0)
     inner = made.public[72:]  # nonce, then what each sparse part has of its own
     for place in (0, 2):
@@ -127,29 +130,33 @@ def test_messages_of_a_client_are_laid_out_as_the_page_says():
 def test_messages_of_servers_are_laid_out_as_the_page_says():
     terms = terms_of()
     rows = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in PARTS]
-    sent = {name: shares_of(terms, rows, seed) for seed, name in enumerate(COHORT[3:5])}
-    servers = server_of(terms, 0), server_of(terms, 1)
+    names = enumerate(COHORT[3:5])
+    sent = {name: shares_of(terms, rows, seed, MODEL) for seed, name in names}
+    servers = server_of(terms, 0, model=MODEL), server_of(terms, 1, model=MODEL)
+    facts = servers[1].facts
     for server in servers:
         for name, shares in sent.items():
             server.accept(name, shares.to[server.party])
     cohort = sha256(b"".join(f"{name}\0".encode() for name in COHORT)).digest()
     digests = [sha256(shares.public).digest() for shares in sent.values()]
     listed = struct.pack("<QQ", 3, 4) + b"".join(digests)
-    count, digest = struct.pack("<Q", 2), sha256(listed).digest()
+    count, places = struct.pack("<Q", 2), struct.pack("<QQ", 3, 4)
+    params = sha256(terms_by_the_page(terms)).digest()
+    receipt = MODEL + params + cohort + count + places + sha256(listed).digest()
     by_place = dict(zip((3, 4), digests, strict=True))
     expected = sealed(head_by_the_page(terms, 3, 1) + cohort + count + listed)
-    assert pack_list(terms.facts, 1, cohort, by_place) == expected
+    assert pack_list(facts, 1, cohort, by_place) == expected
     agree(servers)
-    expected_agreed = sealed(head_by_the_page(terms, 4, 1) + cohort + count + digest)
-    assert pack_agreed(terms.facts, 1, servers[1]._agreed()) == expected_agreed
+    expected_receipt = sealed(head_by_the_page(terms, 4, 1) + receipt)
+    assert pack_receipt(facts, 1, servers[1].receipt) == expected_receipt
     add_all(servers, sent)
-    agreed = servers[1]._agreed()
     _, *rows, _ = pieces = servers[1].share()
     table, given = b"".join(rows), b"".join(pieces)
-    assert given == b"".join(pack_share(terms.facts, 1, agreed, rows))
+    assert given == b"".join(pack_share(facts, 1, servers[1].receipt, rows))
     assert len(table) == sum(4 * np.prod(terms.shape(place)) for place in range(len(PARTS)))
-    assert given == sealed(head_by_the_page(terms, 5, 1) + count + digest + table)
-    assert (len(expected), len(expected_agreed)) == (112 + 40 * 2, 144)
+    told = count + sha256(receipt).digest()
+    assert given == sealed(head_by_the_page(terms, 5, 1) + told + table)
+    assert (len(expected), len(expected_receipt)) == (112 + 40 * 2, 208 + 8 * 2)
     assert len(given) == 112 + len(table)
 
 
@@ -163,7 +170,7 @@ def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
         "public": f"{head + 16} and those",
         "own": f"{head + 32 + check} and those",
         "list": f"{head + 32 + 8 + check} + {8 + 32} n",
-        "agreed": str(head + sum_messages._AGREED.size + check),
+        "receipt": f"{head + sum_messages._RECEIPT.size + 32 + check} + 8 n",
         "share": f"{head + sum_messages._SHARE.size + check} and the rows",
     }
     assert f"(`KHW1`, {SPARSE_OWN_BYTES})" in WHOLE
@@ -179,7 +186,7 @@ class Service:
         rings = [Keyring((bytes([n]) * 32,)) for n in (1, 2, 3)]
         self.rings = dict(zip(("device", "trainer", "peer"), rings, strict=True))
         peer = PeerLine(HttpClient("http://127.0.0.1:9"), rings[2], party)
-        files, settings = SumFiles(directory), AggregatorSettings(party)
+        files, settings = SumFiles(directory), AggregatorSettings(party, min_clients=2)
         self.app = AggregatorApp(files, settings, Keyrings(*rings), peer, clock=lambda: NOW)
 
     def close(self):
@@ -245,7 +252,7 @@ def test_opening_is_answered_as_the_page_says(service):
 def test_a_share_is_answered_as_the_page_says(service):
     terms, party = terms_of(), service.party
     rows = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in PARTS]
-    made = [shares_of(terms, rows, seed) for seed in range(2)]
+    made = [shares_of(terms, rows, seed, MODEL) for seed in range(2)]
     body, other = (one.to[party] + (one.public if party == 0 else b"") for one in made)
     assert len(body) == terms.facts.body_bytes(party)
     assert service.send(COHORT[0], body).status_code == 404
@@ -258,25 +265,30 @@ def test_a_share_is_answered_as_the_page_says(service):
     assert said(service.send(COHORT[0], body)) == (201, {"share": "stored"})
     assert said(service.send(COHORT[0], body)) == (200, {"share": "known"})
     assert service.send(COHORT[0], other).status_code == 409
-    stopped = {"phase": "stopped", "devices": COHORT[:1], "waiting": "", "failure": None}
-    assert said(service.trainer("POST", "/stop")) == (200, stopped)
+    foreign = shares_of(terms, rows, 2)
+    body_of_another = foreign.to[party] + (foreign.public if party == 0 else b"")
+    assert service.send(COHORT[1], body_of_another).status_code == 400
+    assert service.trainer("POST", "/close", {"taken": COHORT}).status_code == 413
+    assert service.trainer("GET").json()["phase"] == "open"
+    closing_sum = service.trainer("POST", "/close")
+    assert closing_sum.json()["phase"] == "closing"
+    assert closing_sum.headers["cache-control"] == "no-store"
     assert service.send(COHORT[1], other).status_code == 410
     assert service.send(COHORT[0], body).status_code == 200
 
 
-def test_closing_and_what_is_not_so_far_are_answered_as_the_page_says(service):
+def test_what_is_not_so_far_is_answered_as_the_page_says(service):
     service.trainer("POST", body=opening(service.party))
-    for path in ("/list", "/agreed", f"/publics/{COHORT[0]}"):
+    for path in ("/list", "/receipt", f"/publics/{COHORT[0]}"):
         asked = f"/v1/sums/{ROUND}{path}"
         answer = service.ask("GET", asked, "peer", peer_name(1 - service.party))
         assert answer.status_code == 503
         assert service.ask("GET", asked, "peer", peer_name(service.party)).status_code == 403
-        assert service.ask("GET", asked, "trainer", "trainer").status_code == 401
+        as_trainer = service.ask("GET", asked, "trainer", "trainer").status_code
+        assert as_trainer == (503 if path == "/receipt" else 401)
     assert service.trainer("GET", "/share").status_code == 503
-    assert service.trainer("POST", "/close", {"taken": ["somebody"]}).status_code == 403
-    closing_sum = service.trainer("POST", "/close", {"taken": COHORT})
-    assert closing_sum.json()["phase"] == "closing"
-    assert closing_sum.headers["cache-control"] == "no-store"
+    service.trainer("POST", "/forget")
+    assert said(service.trainer("POST", "/forget")) == (200, {"sum": "forgotten"})
 
 
 def test_every_route_phase_and_name_of_an_aggregator_is_on_the_page():
@@ -289,7 +301,7 @@ def test_every_route_phase_and_name_of_an_aggregator_is_on_the_page():
     assert len(re.findall(r"^(?:GET|POST) +/v1/sums", AGGREGATORS, re.M)) == len(routes)
     for phase in get_args(SumPhase):
         assert f"`{phase}`" in AGGREGATORS
-    for message in (SumOpening, Closing, Failure, SumStatus, Summaries):
+    for message in (SumOpening, Failure, SumStatus, Summaries):
         for name in message.__struct_fields__:
             assert re.search(rf"[`\"]{name}[`\"]", AGGREGATORS), name
     assert all(f"`{peer_name(party)}`" in AGGREGATORS for party in (0, 1))
@@ -304,7 +316,11 @@ class _Unbound:
 
 def test_the_limits_on_the_page_are_the_defaults():
     limits = AggregatorSettings(0)
-    assert f"(`--min-clients`, {limits.min_clients})" in AGGREGATORS
+    assert limits.min_clients is None
+    assert TwoServers().about.least_of(60) == 40
+    assert TwoServers(noise=1.0).about.least_of(60) == 2
+    assert "two thirds of the cohort, or 2 where the terms have noise" in AGGREGATORS
+    assert f"(`--close-after`, {limits.close_after:,.0f} seconds)" in AGGREGATORS
     assert f"{limits.max_table >> 20:,} MB of a share of the sum" in AGGREGATORS
     assert re.search(rf"{limits.max_upload >> 20} MB of a\s+device's body", AGGREGATORS)
     assert f"{limits.max_cohort:,} devices" in AGGREGATORS

@@ -8,9 +8,9 @@ import numpy as np
 
 from keyhole.about import Leak
 from keyhole.aggregation.base import AggregationAbout, PartSum, SumPrice, rows_of
-from keyhole.aggregation.exchange import SumClient, add_shared
+from keyhole.aggregation.exchange import add_shared
 from keyhole.aggregation.shares import SplitUpdate, SumFacts
-from keyhole.aggregation.sum_server import ShareAdder, SumServer
+from keyhole.aggregation.sum_server import ShareAdder
 from keyhole.errors import MalformedError
 from keyhole.pricing import Workload
 
@@ -74,7 +74,7 @@ class Halves:
             share_bytes=size,
         )
 
-    def client(self, params, layout):
+    def split(self, params, layout):
         *_, scale, shapes = self.read(params)
 
         def split(one, coins, secrets):
@@ -85,11 +85,10 @@ class Halves:
             mask = np.frombuffer(secrets.bytes(ring.nbytes), np.uint64)
             return SplitUpdate((mask.tobytes(), (ring - mask).tobytes()))
 
-        return SumClient(self.facts(params), split)
+        return split
 
-    def open(self, params, party, cohort):
-        facts = self.facts(params)
-        return SumServer(facts, party, cohort, HalfAdder(facts.share_bytes))
+    def adder(self, params, party):
+        return HalfAdder(self.facts(params).share_bytes)
 
     def decode(self, params, shares):
         *_, scale, shapes = self.read(params)

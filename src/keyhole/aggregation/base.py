@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import ceil
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -72,6 +73,8 @@ class SumRequest:
         with_counts: whether to say how many clients chose each key.
         blocks: updates that were added up where clients were trained, which results then
             lack; for sums in the clear alone.
+        goal: updates that the round waited for, fewer than were asked where it asks more; None for
+            those of everybody asked.
     """
 
     layout: Layout
@@ -81,6 +84,7 @@ class SumRequest:
     seed_path: tuple[int, int, int]
     with_counts: bool = False
     blocks: tuple[BlockSum, ...] | None = None
+    goal: int | None = None
 
     @property
     def needs_counts(self) -> bool:
@@ -196,6 +200,7 @@ class AggregationAbout(About):
             of updates: what `with_ring` was told. Noise that is not stated here is refused.
         min_clients: below which a sum is not opened; None (not declared) is refused where privacy
             is promised.
+        min_share: of those who were asked: fewer are not opened either.
         hides_dropouts: whether the sum is opened no matter how many of the cohort dropped out, as
             long as `min_clients` stayed. If not, Poisson cohorts may lose nobody.
         failure: how often a sum is not opened although enough clients stayed; `never` for always.
@@ -209,6 +214,7 @@ class AggregationAbout(About):
     noise: NoisePlace | None = None
     noise_added: float = 0.0
     min_clients: int | None = None
+    min_share: float = 0.0
     hides_dropouts: bool = False
     failure: Failure | None = None
     is_in_clear: bool = False
@@ -219,6 +225,12 @@ class AggregationAbout(About):
         """Whether two aggregators make it, as services, of shares that devices send; it is then a
         `SharedSum` of `aggregation/exchange.py`."""
         return self.is_served and self.servers == 2
+
+    def least_of(self, asked: int, goal: int | None = None) -> int:
+        """The fewest clients of which a sum is opened where this many were asked, and no more than
+        `goal` waited for."""
+        share = ceil(self.min_share * asked)
+        return max(self.min_clients or 0, share if goal is None else min(share, goal))
 
     def seen_by(self, *, with_counts: bool = False) -> dict[str, str]:
         """Party -> what it learns of updates, and of the counts beside the sum if it has any."""

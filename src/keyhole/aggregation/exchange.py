@@ -1,6 +1,7 @@
 """Drives a sum of shares: the same functions in process, on devices and at two aggregators.
 
 `SumClient` turns an update into messages, `SumServer` adds them up at one of the two servers.
+`client_of` and `server_of` make them for one sum of one model, whose digest all messages hold.
 `settle` and `add_all` bring a server from its closed list to its share of the sum: `add_shared`
 runs them for both servers in one process, and an aggregator runs them for its own, with the other
 one at the end of a line. `SharedSum` is what an aggregation offers for that.
@@ -11,9 +12,9 @@ collude. Not hidden: who takes part, and the sum once both shares are combined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
@@ -29,6 +30,7 @@ from keyhole.aggregation.base import (
     withheld,
 )
 from keyhole.aggregation.shares import (
+    NO_MODEL,
     Share,
     SplitUpdate,
     SumFacts,
@@ -36,7 +38,7 @@ from keyhole.aggregation.shares import (
     pack_shares,
     read_share,
 )
-from keyhole.aggregation.sum_server import Noise, SumServer, different
+from keyhole.aggregation.sum_server import Noise, ShareAdder, SumServer, different
 from keyhole.arrays import Tree
 from keyhole.crypto.codec import Body
 from keyhole.crypto.prg import Prg
@@ -56,7 +58,8 @@ class SumRound:
         name: 16 bytes that name the sum among all.
         asked: clients: more cannot be added.
         with_counts: whether the sum says how many clients chose each key.
-        min_clients: below which nothing is released, where that is more than the aggregation's own.
+        min_clients: below which nothing is released, where that is more than the aggregation's
+            own floor.
         norm: clients shorten updates that measure more.
     """
 
@@ -120,20 +123,16 @@ class SharedSum(Aggregation, Protocol):
         """
         ...
 
-    def client(self, params: bytes, layout: Layout) -> SumClient:
-        """Returns the client of one update.
+    def split(self, params: bytes, layout: Layout) -> Split:
+        """Returns how a client splits its update.
 
         Raises:
             StaleError: the params do not fit the model.
         """
         ...
 
-    def open(self, params: bytes, party: int, cohort: Sequence[str]) -> SumServer:
-        """Returns the state of one sum at one server, 0 or 1; `cohort` in an order that both know.
-
-        Raises:
-            InputError: a cohort that is repeated or too large.
-        """
+    def adder(self, params: bytes, party: int) -> ShareAdder:
+        """Returns what adds up one sum at one server, 0 or 1."""
         ...
 
     def decode(self, params: bytes, shares: tuple[memoryview, memoryview]) -> Sequence[PartSum]:
@@ -159,20 +158,48 @@ def check_shared(aggregation: Any) -> SharedSum:
     return cast(SharedSum, aggregation)
 
 
-_SERVED_HALF = ("params", "facts", "client", "open", "decode")
-Told: TypeAlias = tuple[Literal["list", "agreed"], bytes]
+_SERVED_HALF = ("params", "facts", "split", "adder", "decode")
+
+
+def facts_of(aggregation: SharedSum, params: bytes, model: bytes) -> SumFacts:
+    """Returns the facts of a sum of updates of one model.
+
+    Args:
+        model: SHA-256 of the manifest of the round: what clients trained on.
+    """
+    return replace(aggregation.facts(params), model=model)
+
+
+def client_of(aggregation: SharedSum, params: bytes, model: bytes, layout: Layout) -> SumClient:
+    """Returns the client of one update of a model; raises StaleError where params do not fit."""
+    return SumClient(facts_of(aggregation, params, model), aggregation.split(params, layout))
+
+
+def server_of(
+    aggregation: SharedSum, params: bytes, model: bytes, party: int, cohort: Sequence[str]
+) -> SumServer:
+    """Returns the state of one sum at one server, 0 or 1; `cohort` in an order that both know.
+
+    Raises:
+        InputError: a cohort that is repeated or too large.
+    """
+    adder = aggregation.adder(params, party)
+    return SumServer(facts_of(aggregation, params, model), party, cohort, adder)
+
+
+Told: TypeAlias = tuple[Literal["list", "receipt"], bytes]
 """What one server tells the other, who answers with its own of the same kind."""
 
 
-def settle(server: SumServer, taken: Iterable[str] | None = None) -> Generator[Told, bytes, None]:
+def settle(server: SumServer) -> Generator[Told, bytes, None]:
     """Agrees with the other server: yields what to tell it, and is sent what it told.
 
     Raises:
         CohortError, ProtocolError: the two do not agree; nothing may be given out.
     """
-    listed = yield "list", server.close(taken)
-    agreed = yield "agreed", server.reduce(listed)
-    server.agree(agreed)
+    listed = yield "list", server.close()
+    receipt = yield "receipt", server.reduce(listed)
+    server.agree(receipt)
 
 
 def add_all(
@@ -217,26 +244,26 @@ def combine(aggregation: SharedSum, params: bytes, shares: Sequence[Share]) -> S
     one, other = sorted(shares, key=lambda share: share.party)
     if (one.party, other.party) != (0, 1):
         raise different("two shares of one server", "one of each")
-    if (one.clients, one.digest) != (other.clients, other.digest):
+    if (one.clients, one.receipt) != (other.clients, other.receipt):
         got = f"{one.clients} and {other.clients} clients"
-        raise different(got, "shares of the same clients and messages")
+        raise different(got, "shares with the same receipt")
     return aggregation.decode(params, (one.payload, other.payload))
 
 
 def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
     """Adds up a round at two servers in this process."""
     about = aggregation.about
-    seen = about.seen_by(with_counts=request.needs_counts)
-    minimum = about.min_clients or 0
+    asked, counts = len(request.results), request.needs_counts
+    seen, layout = about.seen_by(with_counts=counts), request.layout
+    minimum = about.least_of(asked, request.goal)
     if len(request.sent) < minimum:  # the servers would refuse, after all the work
         return withheld(len(request.sent), minimum, seen)
-    asked, counts = len(request.results), request.needs_counts
+    name = name_of_sum(request)
     params, facts = prepare(
-        aggregation,
-        SumRound(request.layout, request.keys_per_client, name_of_sum(request), asked, counts),
+        aggregation, SumRound(layout, request.keys_per_client, name, asked, counts, minimum)
     )
     sent = {
-        str(one.client): aggregation.client(params, request.layout).shard(
+        str(one.client): client_of(aggregation, params, NO_MODEL, layout).shard(
             one.update, one.keys, derived(b"rounding", request.seed_path, one.client)
         )
         for one in request.sent
@@ -257,7 +284,7 @@ def _shares(
 ) -> list[Share]:
     """What both servers give out, with noise that derives from the seed of the simulation."""
     cohort = [str(one.client) for one in request.results]
-    servers = [aggregation.open(params, party, cohort) for party in (0, 1)]
+    servers = [server_of(aggregation, params, NO_MODEL, party, cohort) for party in (0, 1)]
     for server in servers:
         for name, shares in sent.items():
             server.accept(name, shares.to[server.party])

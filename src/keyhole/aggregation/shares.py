@@ -5,14 +5,17 @@
     list     one server to the other: head, SHA-256 of the cohort's names (32), number of clients
              (u64), their places in the cohort, ascending (u64 each), SHA-256 of each one's public
              message (32 each), check (16)
-    agreed   as list, after both were reduced: head, SHA-256 of the names (32), number (u64),
-             SHA-256 of places and digests (32), check (16)
-    share    one server to the trainer: head, number of clients (u64), SHA-256 of places and
-             digests (32), payload, check (16)
+    receipt  what a server adds, told to the other before it adds, and to the trainer: head, digest
+             of the manifest (32), SHA-256 of the params (32), of the names (32), number (u64),
+             places (u64 each), SHA-256 of places and digests (32), check (16)
+    share    one server to the trainer: head, number of clients (u64), SHA-256 of the receipt
+             without head and check (32), payload, check (16)
 
-Heads and checks are those of `crypto/codec.py`, with the magic "KHX1"; numbers are little-endian. A
-public message has no check, since both own messages hold its digest. Payloads are the aggregation's
-own: their lengths stand in its facts, and depend on nothing that a client keeps to itself.
+Heads and checks are those of `crypto/codec.py`, with the magic "KHX2"; numbers are little-endian.
+The digest in a head is that of the params and of the manifest of the round: what was made from
+another model is no message of this sum. A public message has no check, since both own messages hold
+its digest. Payloads are the aggregation's own: their lengths stand in its facts, and depend on
+nothing that a client keeps to itself.
 """
 
 from __future__ import annotations
@@ -30,14 +33,17 @@ from keyhole.crypto.codec import CHECK_BYTES, Body, Framing, sha_check
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.errors import InputError
 
-_KINDS = {"public": 1, "own": 2, "list": 3, "agreed": 4, "share": 5}
-FRAMING = Framing(b"KHX1", _KINDS, "a message of a sum")
+_KINDS = {"public": 1, "own": 2, "list": 3, "receipt": 4, "share": 5}
+FRAMING = Framing(b"KHX2", _KINDS, "a message of a sum")
 _NAME_BYTES, _DIGEST_BYTES = 16, 32
-_LISTED, _AGREED, _SHARE = (struct.Struct(form) for form in ("<32sQ", "<32sQ32s", "<Q32s"))
+_LISTED, _RECEIPT, _SHARE = (struct.Struct(form) for form in ("<32sQ", "<32s32s32sQ", "<Q32s"))
 _PUBLIC_BYTES = FRAMING.head_bytes + SEED_BYTES
 _OWN_BYTES = FRAMING.head_bytes + _DIGEST_BYTES + CHECK_BYTES
 _SHARE_BYTES = FRAMING.head_bytes + _SHARE.size + CHECK_BYTES
 _ENTRY_BYTES = 8 + _DIGEST_BYTES  # of a client in a list
+
+NO_MODEL = bytes(_DIGEST_BYTES)
+"""Stands for the model of a sum in one process, where all clients are given the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,8 @@ class SumFacts:
     Args:
         params: all that is agreed on, encoded: the aggregation's own bytes.
         round: 16 bytes: the sum's name. A name is used once.
+        model: SHA-256 of the manifest of the round, 32 bytes. The drivers of `exchange.py` put it
+            in: the params stand in the manifest and cannot hold it.
         min_clients: below which neither server releases anything.
         max_clients: the most that may be added; the ring holds no more.
         public_bytes: of what a client sends for both servers alike.
@@ -69,21 +77,24 @@ class SumFacts:
     norm: float = inf
     noise: float = 0.0
     with_counts: bool = False
+    model: bytes = NO_MODEL
 
     def __post_init__(self) -> None:
         sizes = self.public_bytes, *self.own_bytes, self.share_bytes
         clients = self.min_clients, self.max_clients
-        if len(self.round) != _NAME_BYTES or min(clients) < 1 or min(sizes) < 0:
+        names = len(self.round), len(self.model)
+        if names != (_NAME_BYTES, _DIGEST_BYTES) or min(clients) < 1 or min(sizes) < 0:
             raise InputError(
-                f"facts of a sum that make no sense: got a name of {len(self.round)} bytes, "
-                f"{clients} clients, sizes {sizes}; expected {_NAME_BYTES} bytes, 1 or more "
-                "clients, sizes from 0; check what `facts` of the aggregation returns"
+                f"facts of a sum that make no sense: got a name and a model of {names} bytes, "
+                f"{clients} clients, sizes {sizes}; expected {_NAME_BYTES} and {_DIGEST_BYTES} "
+                "bytes, 1 or more clients, sizes from 0; check what `facts` of the aggregation "
+                "returns"
             )
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that stand for all of it in every message."""
-        return sha256(self.params).digest()
+        """32 bytes that stand for all of it, and for the model, in every message."""
+        return sha256(self.params + self.model).digest()
 
     @property
     def public_message_bytes(self) -> int:
@@ -155,27 +166,49 @@ class SumShares:
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """Whom a server will add.
+class Receipt:
+    """Says what a server adds. The two compare theirs before they add, and the trainer before it
+    combines their shares.
 
     Args:
+        model: SHA-256 of the manifest.
+        params: SHA-256 of the params.
         cohort: SHA-256 of the names of everybody asked, in order.
-        digest: SHA-256 of their places and of the digests of their public messages.
+        places: of those who are added, ascending.
+        messages: SHA-256 of their places and of the digests of their public messages.
     """
 
+    model: bytes
+    params: bytes
     cohort: bytes
-    clients: int
-    digest: bytes
+    places: tuple[int, ...]
+    messages: bytes
+
+    @staticmethod
+    def of(facts: SumFacts, cohort: bytes, digests: Mapping[int, bytes]) -> Receipt:
+        """The receipt of a sum of these messages, each client's digest by its place."""
+        params, places = sha256(facts.params).digest(), tuple(sorted(digests))
+        return Receipt(facts.model, params, cohort, places, sha256(_listed(digests)).digest())
+
+    def encode(self) -> bytes:
+        """Returns what stands between head and check."""
+        head = _RECEIPT.pack(self.model, self.params, self.cohort, len(self.places))
+        return head + np.array(self.places, "<u8").tobytes() + self.messages
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that stand for it in a share."""
+        return sha256(self.encode()).digest()
 
 
 @dataclass(frozen=True, repr=False)
 class Share:
-    """A server's share of a sum; alone it is noise. `digest` is that of `Agreed`, the payload
-    the aggregation's own."""
+    """A server's share of a sum; alone it is noise. `receipt` is the digest of its receipt, the
+    payload the aggregation's own."""
 
     party: int
     clients: int
-    digest: bytes
+    receipt: bytes
     payload: memoryview
 
     def __repr__(self) -> str:
@@ -205,11 +238,6 @@ def read_own(facts: SumFacts, party: int, data: bytes) -> tuple[bytes, bytes]:
     return bytes(body[:_DIGEST_BYTES]), bytes(body[_DIGEST_BYTES:])
 
 
-def list_digest(digests: Mapping[int, bytes]) -> bytes:
-    """SHA-256 of places, ascending, and of the digests of public messages in the same order."""
-    return sha256(_listed(digests)).digest()
-
-
 def list_message_bytes(clients: int) -> int:
     """Of the list of this many clients."""
     return FRAMING.head_bytes + _LISTED.size + _ENTRY_BYTES * clients + CHECK_BYTES
@@ -230,38 +258,60 @@ def read_list(facts: SumFacts, party: int, data: bytes) -> tuple[bytes, dict[int
     body = FRAMING.unseal(facts, "list", party, data, length)
     cohort, count = _LISTED.unpack_from(body)
     FRAMING.check_length(data, list_message_bytes(count))
-    places = np.frombuffer(body, "<u8", count, _LISTED.size)
-    if (places[1:] <= places[:-1]).any():
-        raise FRAMING.malformed("places that do not ascend", "each client once, ascending")
+    places = _ascending(body, count, _LISTED.size)
     digests = bytes(body[_LISTED.size + 8 * count :])
     found = [digests[at : at + _DIGEST_BYTES] for at in range(0, len(digests), _DIGEST_BYTES)]
-    return cohort, dict(zip(places.tolist(), found, strict=True))
+    return cohort, dict(zip(places, found, strict=True))
 
 
-def pack_agreed(facts: SumFacts, party: int, agreed: Agreed) -> bytes:
-    """Returns whom a server will add, in a few bytes."""
-    packed = _AGREED.pack(agreed.cohort, agreed.clients, agreed.digest)
-    return FRAMING.seal(facts, "agreed", party, packed)
+def receipt_message_bytes(clients: int) -> int:
+    """Of the receipt of a sum of this many clients."""
+    body = _RECEIPT.size + 8 * clients + _DIGEST_BYTES
+    return FRAMING.head_bytes + body + CHECK_BYTES
 
 
-def read_agreed(facts: SumFacts, party: int, data: bytes) -> Agreed:
-    """Returns whom server `party` will add; raises as `read_list` does."""
-    return Agreed(*_AGREED.unpack(FRAMING.unseal(facts, "agreed", party, data, _AGREED.size)))
+def pack_receipt(facts: SumFacts, party: int, receipt: Receipt) -> bytes:
+    """Returns what a server says that it adds."""
+    return FRAMING.seal(facts, "receipt", party, receipt.encode())
 
 
-def pack_share(facts: SumFacts, party: int, agreed: Agreed, payload: Sequence[Body]) -> list[Body]:
+def read_receipt(facts: SumFacts, party: int, data: bytes | memoryview) -> Receipt:
+    """Returns what server `party` says that it adds; raises as `read_list` does."""
+    if len(data) < receipt_message_bytes(0):
+        least = receipt_message_bytes(0)
+        raise FRAMING.malformed(f"{len(data)} bytes", f"{least} bytes or more")
+    length = len(data) - FRAMING.head_bytes - CHECK_BYTES
+    body = FRAMING.unseal(facts, "receipt", party, data, length)
+    model, params, cohort, count = _RECEIPT.unpack_from(body)
+    FRAMING.check_length(data, receipt_message_bytes(count))
+    places = _ascending(body, count, _RECEIPT.size)
+    return Receipt(model, params, cohort, tuple(places), bytes(body[-_DIGEST_BYTES:]))
+
+
+def pack_share(
+    facts: SumFacts, party: int, receipt: Receipt, payload: Sequence[Body]
+) -> list[Body]:
     """Returns what a server gives out, in pieces that need not be joined."""
-    head = FRAMING.head(facts, "share", party) + _SHARE.pack(agreed.clients, agreed.digest)
+    told = _SHARE.pack(len(receipt.places), receipt.digest)
+    head = FRAMING.head(facts, "share", party) + told
     return [head, *payload, sha_check([head, *payload])]
 
 
 def read_share(facts: SumFacts, party: int, data: bytes | memoryview) -> Share:
     """Returns the share of server `party`; its payload lies in `data`."""
     body = FRAMING.unseal(facts, "share", party, data, _SHARE.size + facts.share_bytes)
-    clients, digest = _SHARE.unpack_from(body)
-    return Share(party, clients, digest, body[_SHARE.size :])
+    clients, receipt = _SHARE.unpack_from(body)
+    return Share(party, clients, receipt, body[_SHARE.size :])
 
 
 def _listed(digests: Mapping[int, bytes]) -> bytes:
     places = sorted(digests)
     return np.array(places, "<u8").tobytes() + b"".join(digests[place] for place in places)
+
+
+def _ascending(body: memoryview, count: int, start: int) -> list[int]:
+    """Places of clients, each once."""
+    places = np.frombuffer(body, "<u8", count, start)
+    if (places[1:] <= places[:-1]).any():
+        raise FRAMING.malformed("places that do not ascend", "each client once, ascending")
+    return list(map(int, places))

@@ -3,9 +3,10 @@
     open (accept) --close--> closed --reduce--> reduced --agree--> agreed (add) --share--> over
 
 Over a network a client may reach one server only. So each server closes its list, both exchange
-lists and keep whom both have, with the same public message; then they compare what is left, and
-only then is a share touched. What a share holds, and how shares are added, is the business of the
-aggregation's `ShareAdder`.
+lists and keep whom both have, with the same public message; then they compare receipts of what is
+left, and only then is a share touched. Everybody whom both have is added, once: nobody can name
+fewer. What a share holds, and how shares are added, is the business of the aggregation's
+`ShareAdder`.
 
 Hidden: every client's keys and rows, from each server, if the two do not collude and follow the
 protocol, and if each share tells nothing; of the sum, only what is combined is learnt.
@@ -20,21 +21,20 @@ to be added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Literal, Protocol, TypeAlias
 
 from keyhole.aggregation.shares import (
-    Agreed,
+    Receipt,
     SumFacts,
-    list_digest,
-    pack_agreed,
     pack_list,
+    pack_receipt,
     pack_share,
-    read_agreed,
     read_list,
     read_own,
     read_public,
+    read_receipt,
 )
 from keyhole.crypto.codec import Body
 from keyhole.crypto.prg import Prg
@@ -152,17 +152,15 @@ class SumServer:
         self._seen.add(digest)
         return digest
 
-    def close(self, taken: Iterable[str] | None = None) -> bytes:
-        """Accepts nobody any more; returns the list of clients, for the other server's `reduce`.
+    @property
+    def receipt(self) -> Receipt:
+        """What it adds."""
+        return Receipt.of(self.facts, self._cohort, self._digests)
 
-        Args:
-            taken: whom to keep of those accepted; everybody if left out. Closing again changes
-                nothing.
-        """
+    def close(self) -> bytes:
+        """Accepts nobody any more; returns the list of clients, for the other server's `reduce`.
+        Closing again changes nothing."""
         if self._phase == "open":
-            if taken is not None:
-                kept = {self._place(name) for name in taken}
-                self._digests = {p: d for p, d in self._digests.items() if p in kept}
             self._phase = "closed"
         self._demand("closed")
         return pack_list(self.facts, self.party, self._cohort, self._digests)
@@ -171,7 +169,7 @@ class SumServer:
         """Keeps the clients that both servers have, with the same public message.
 
         Returns:
-            Whom it will add, for the other server's `agree`.
+            Its receipt, for the other server's `agree`.
 
         Raises:
             MismatchError: the servers were told different cohorts.
@@ -184,15 +182,15 @@ class SumServer:
         self._digests = {p: d for p, d in self._digests.items() if theirs.get(p) == d}
         self._check_cohort()
         self._phase = "reduced"
-        return pack_agreed(self.facts, self.party, self._agreed())
+        return pack_receipt(self.facts, self.party, self.receipt)
 
     def agree(self, other: bytes) -> None:
-        """Compares whom the other server will add; before that nothing is added."""
+        """Compares the receipt of the other server; before that nothing is added."""
         self._demand("reduced")
-        theirs, ours = read_agreed(self.facts, 1 - self.party, other), self._agreed()
+        theirs, ours = read_receipt(self.facts, 1 - self.party, other), self.receipt
         if theirs != ours:
-            got = f"{ours.clients} clients here and {theirs.clients} there"
-            raise different(got, "the same clients and messages at both")
+            got = f"{len(ours.places)} clients here and {len(theirs.places)} there"
+            raise different(got, "the same receipt at both")
         self._check_cohort()
         self._left = set(self._digests)
         self._phase = "agreed"
@@ -235,10 +233,7 @@ class SumServer:
         if self._left:
             raise different(f"{len(self._left)} clients that are not added", "none")
         self._phase = "over"
-        return pack_share(self.facts, self.party, self._agreed(), self._adder.take(noise))
-
-    def _agreed(self) -> Agreed:
-        return Agreed(self._cohort, len(self._digests), list_digest(self._digests))
+        return pack_share(self.facts, self.party, self.receipt, self._adder.take(noise))
 
     def _place(self, client: str) -> int:
         place = self._places.get(client)

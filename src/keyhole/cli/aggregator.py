@@ -53,9 +53,16 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--min-clients",
-    default=2,
     type=click.IntRange(1),
+    show_default="two thirds of the cohort; 2 with noise",
     help="Take part in no sum that may be released with fewer.",
+)
+@click.option(
+    "--close-after",
+    default=86_400.0,
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Close a sum that has been open for this long, without its trainer.",
 )
 @click.option(
     "--max-sums", default=4, type=click.IntRange(1, 1024), help="Sums that may be here at one time."
@@ -91,7 +98,8 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
     """What makes the service in its worker; files of keys are read before a port is taken."""
     from keyhole.aggregation import shared_sum
     from keyhole.service.access import Keyring
-    from keyhole.service.aggregator import AggregatorApp, Keyrings, PeerLine
+    from keyhole.service.aggregator import AggregatorApp, Keyrings
+    from keyhole.service.finishing import PeerLine
     from keyhole.service.limits import Limits
     from keyhole.service.sums import AggregatorSettings, SumFiles
     from keyhole.wire.http import HttpClient
@@ -107,6 +115,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
         party,
         shared_sum(options["aggregation"]),
         min_clients=options["min_clients"],
+        close_after=options["close_after"],
         max_sums=options["max_sums"],
         max_table=options["max_table_mb"] << 20,
         max_upload=body,

@@ -76,7 +76,7 @@ trainer_sum_options = options_of(
         "--min-clients",
         type=click.IntRange(2),
         help="With --aggregators: a sum of fewer is not released.",
-        show_default="2",
+        show_default="two thirds of the cohort; 2 with noise",
     ),
     in_group(
         PLACE,

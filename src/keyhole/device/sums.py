@@ -3,7 +3,9 @@
 The params of the sum stand in the manifest, which the trainer has published. Where the aggregators
 are, and which authorities vouch for them, the device knows from its own operator: a trainer that
 could name both would name two of its own. Both aggregators refuse messages under other params than
-those they were told, so a trainer cannot tell devices one minimum and aggregators another.
+those they were told, so a trainer cannot tell devices one minimum and aggregators another. Every
+message holds the digest of the manifest that the device trained by, and both aggregators refuse
+what was made from another model than the one that the sum was opened for.
 
 Hidden from each aggregator: keys and numbers of the update, if the two do not work together.
 Hidden from the trainer: all but the sum. Not hidden: that the device takes part.
@@ -16,13 +18,14 @@ from dataclasses import dataclass, field
 from math import inf
 
 from keyhole.aggregation import shared_sum
-from keyhole.aggregation.exchange import SharedSum
+from keyhole.aggregation.exchange import SharedSum, client_of
 from keyhole.aggregation.shares import SumFacts
 from keyhole.arrays import Tree
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import KnownRound
 from keyhole.errors import InputError, NotFoundError, ViolationError
 from keyhole.wire.http import OCTETS
+from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import SUM_SETTING
 
 _MAX_MESSAGE = 1 << 16  # bytes of an answer
@@ -122,7 +125,7 @@ class SumSend:
         known = device.known(round)
         params = params_in(known)
         self.policy.check(self.aggregation.facts(params))
-        client = self.aggregation.client(params, known.layout)
+        client = client_of(self.aggregation, params, digest_of(known.id), known.layout)
         bodies = client.shard(update, known.keys_by_space(keys)).bodies
         for aggregator, body in zip((self.first, self.second), bodies, strict=True):
             _post(aggregator, round, body)

@@ -331,7 +331,13 @@ def add_up(
         return withheld(sent, parts.cohorts.min_updates, {})
     seed_path = parts.seed, parts.trial, t
     request = SumRequest(
-        layout, results, parts.over, parts.keys_per_client, seed_path, blocks=blocks
+        layout,
+        results,
+        parts.over,
+        parts.keys_per_client,
+        seed_path,
+        blocks=blocks,
+        goal=terms_of(parts.cohorts, [result.client for result in results]).goal,
     )
     if parts.privacy is not None:
         total = PrivateSum(parts.aggregate, parts.privacy, parts.cohorts).add(request)

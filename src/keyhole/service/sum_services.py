@@ -22,22 +22,38 @@ import msgspec
 
 from keyhole.about import Leak
 from keyhole.aggregation import aggregation_names
-from keyhole.aggregation.base import ClientResult, SumResult, about_of, withheld
-from keyhole.aggregation.exchange import SharedSum, SumRound, check_shared, combine, prepare
+from keyhole.aggregation.base import ClientResult, SumResult, about_of
+from keyhole.aggregation.exchange import (
+    SharedSum,
+    SumRound,
+    check_shared,
+    combine,
+    facts_of,
+    prepare,
+)
 from keyhole.aggregation.privacy.mechanism import PrivateSum
-from keyhole.aggregation.shares import Share, SumFacts, read_share
+from keyhole.aggregation.shares import (
+    Receipt,
+    Share,
+    SumFacts,
+    read_receipt,
+    read_share,
+    receipt_message_bytes,
+)
+from keyhole.aggregation.sum_server import different
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
 from keyhole.files import make_directory, replacing, write_all
 from keyhole.primitives.layout import Layout
+from keyhole.rounds.round import terms_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.service.inbox import Gathered
 from keyhole.wire.assignment import device_name
 from keyhole.wire.http import HttpClient
+from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import (
-    Closing,
     Summaries,
     SumOpening,
     SumStatus,
@@ -91,31 +107,35 @@ class AggregatorClient:
             )
         return _read(got.body, SumStatus)
 
-    def stop(self, round_id: str) -> SumStatus:
-        """No more shares."""
-        return _read(self._post(f"/v1/sums/{round_id}/stop", b""), SumStatus)
+    def close_sum(self, round_id: str) -> SumStatus:
+        """No more shares: those at both are added up, and `status` tells when that is done."""
+        return _read(self._post(f"/v1/sums/{round_id}/close", b""), SumStatus)
 
-    def add_up(self, round_id: str, taken: list[str]) -> SumStatus:
-        """Says whose updates count; `status` tells when they are added up."""
-        body = msgspec.json.encode(Closing(taken))
-        return _read(self._post(f"/v1/sums/{round_id}/close", body), SumStatus)
+    def receipt(self, round_id: str, facts: SumFacts, asked: int) -> Receipt:
+        """What it says that it added, of a sum that is ready."""
+        limit = receipt_message_bytes(asked)
+        return self._get(round_id, "receipt", limit, lambda b: read_receipt(facts, self.party, b))
 
     def share(self, round_id: str, facts: SumFacts) -> Share:
         """Its share of a sum that is ready; asked again, the same."""
-        found: list[Share] = []
+        limit = facts.share_message_bytes
+        return self._get(round_id, "share", limit, lambda b: read_share(facts, self.party, b))
+
+    def _get(self, round_id: str, what: str, limit: int, read: Callable[[memoryview], T]) -> T:
+        found: list[T] = []
 
         def check(body: memoryview) -> None:
             try:
-                found.append(read_share(facts, self.party, body))
+                found.append(read(body))
             except MalformedError as error:
                 raise DamageError(
-                    f"a share was damaged: got {len(body)} bytes; expected the share of the sum; "
-                    "fetch it again"
+                    f"the {what} of a sum was damaged: got {len(body)} bytes; expected that of the "
+                    "sum; fetch it again"
                 ) from error
 
-        path, limit = f"/v1/sums/{round_id}/share", facts.share_message_bytes
+        path = f"/v1/sums/{round_id}/{what}"
         self._client.get(path, token=self._token, limit=limit, check=check)
-        return found[0]
+        return found[-1]
 
     def forget(self, round_id: str) -> None:
         """Removes a sum there."""
@@ -189,7 +209,8 @@ class SumServices:
         second: party 1, run by other people.
         salt: 16 bytes that a run keeps as long as it goes on, and that no other run has: a name of
             a sum is used once.
-        min_clients: below which no sum is released, where that is more than the run's.
+        min_clients: below which no sum is released; 0 for what the run's aggregation declares, a
+            share of the cohort.
         seconds: to wait for the aggregators once a round is closed, before giving up with an error;
             the round goes on when the run does.
         stop: once set, waiting ends with KeyboardInterrupt.
@@ -228,7 +249,8 @@ class SumServices:
     ) -> Mapping[str, object]:
         """Makes the params of round t's sum, which devices are told."""
         ready, norm = _ready(layout, parts)
-        planned = ready.about.min_clients or 0
+        about, cohorts = ready.about, parts.cohorts
+        planned = about.min_clients or 0
         if parts.privacy is not None and self._minimum > planned:
             # That a sum is withheld tells something, which the account of a run has counted.
             raise InputError(
@@ -236,6 +258,8 @@ class SumServices:
                 f"{self._minimum}; expected {planned}, as the run's aggregation has it; leave it "
                 "out, or make the run with an aggregation of that min_clients"
             )
+        goal = terms_of(cohorts, asked).goal
+        least = self._minimum or about.least_of(len(asked), goal)
         place = struct.pack("<3q", parts.seed, parts.trial, t)
         of_sum = SumRound(
             layout,
@@ -243,7 +267,7 @@ class SumServices:
             sha256(b"keyhole-sum" + self._salt + place).digest()[:16],
             len(asked),
             with_counts=parts.over == "choosers",
-            min_clients=self._minimum,
+            min_clients=max(least, cohorts.min_updates),
             norm=norm,
         )
         params, facts = prepare(ready, of_sum)
@@ -252,9 +276,12 @@ class SumServices:
         return sum_settings(params)
 
     def begin(self, round_id: str) -> None:
-        """Opens the sum at both aggregators; older ones of this trainer are forgotten there: runs
-        that go on at the same time take tokens for different names."""
+        """Opens the sum at both aggregators, for updates of the model that was published; older
+        ones of this trainer are forgotten there: runs that go on at the same time take tokens for
+        different names."""
         now = self._now()
+        facts = facts_of(now.aggregation, now.params, digest_of(round_id))
+        self._round = replace(now, facts=facts)
         cohort = [device_name(client) for client in now.asked]
         for each in self._both:
             for older in each.rounds():
@@ -271,29 +298,27 @@ class SumServices:
         return self._looked(round_id).is_closed
 
     def close(self, round_id: str) -> Iterable[str]:
-        """Takes no more shares; returns whose are at both."""
-        self._look = self._read([each.stop(round_id) for each in self._both])
+        """Takes no more shares; returns whose are at both: the aggregators add them up."""
+        self._look = self._read([each.close_sum(round_id) for each in self._both])
         return self._look.devices
 
     def add_up(self, round_id: str, outcomes: Mapping[int, Outcome], coding: Coding) -> Gathered:
-        """Lets both add up, and combines their shares.
+        """Waits until both have added up, and combines their shares.
+
+        Whose updates are in the sum, the aggregators say: everybody who reached both before it was
+        closed, those that the round had stopped waiting for included.
 
         Raises:
             ServiceError: an aggregator is away for too long; the round goes on when the run does.
         """
-        now = self._now()
-        taken = [client for client, outcome in outcomes.items() if outcome == "sent"]
-        minimum = max(now.parts.cohorts.min_updates, now.facts.min_clients)
-        added: frozenset[str] = frozenset()
-        if len(taken) < minimum:  # the aggregators would refuse
-            summed = withheld(len(taken), minimum, self._seen_by())
-        else:
-            summed, added = self._sum(round_id, [device_name(client) for client in taken])
+        now, (summed, added) = self._now(), self._sum(round_id)
         results = []
         for client, outcome in outcomes.items():
-            # A share that reached one aggregator only is not in the sum.
-            is_in = summed.rows is None or device_name(client) in added
-            became: Outcome = outcome if is_in or outcome != "sent" else "lost_after"
+            became: Outcome = outcome
+            if summed.rows is not None and device_name(client) in added:
+                became = "sent"
+            elif summed.rows is not None and outcome == "sent":
+                became = "lost_after"  # a share that reached one aggregator only
             results.append(ClientResult(client, became, {}, None))  # slices are its own affair
         arrived = [result.client for result in results if result.outcome in ("sent", "late")]
         up = dict.fromkeys(arrived, now.facts.upload_bytes)
@@ -301,21 +326,33 @@ class SumServices:
         incidents = ("an aggregator was away for a while",) * self._was_away
         return Gathered(results, cost, replace(summed, bytes_up=up), incidents)
 
-    def _sum(self, round_id: str, taken: list[str]) -> tuple[SumResult, frozenset[str]]:
+    def _sum(self, round_id: str) -> tuple[SumResult, frozenset[str]]:
         """The sum, and whose updates are in it."""
         now = self._now()
-        for each in self._both:
-            each.add_up(round_id, taken)
         done = self._finished(round_id)
         failure = next((one.failure for one in done if one.failure is not None), None)
         if failure is not None:
             return SumResult(None, {}, seen_by=self._seen_by(), error=str(failure)), frozenset()
+        receipt = self._receipt(round_id)
         shares = [each.share(round_id, now.facts) for each in self._both]
+        if any(share.receipt != receipt.digest for share in shares):
+            raise different("a share with another receipt", "the receipt that both gave out")
         of_run = now.parts
         divisor = shares[0].clients if of_run.privacy is None else of_run.cohorts.size
         sums = combine(now.aggregation, now.params, shares)
         rows = tuple(part.divided(of_run.over, divisor) for part in sums)
-        return SumResult(rows, {}, seen_by=self._seen_by()), frozenset(done[0].devices)
+        added = frozenset(device_name(now.asked[place]) for place in receipt.places)
+        return SumResult(rows, {}, seen_by=self._seen_by()), added
+
+    def _receipt(self, round_id: str) -> Receipt:
+        """What both aggregators say that they added: the same, of this model and these params."""
+        now = self._now()
+        facts, asked = now.facts, len(now.asked)
+        one, other = (each.receipt(round_id, facts, asked) for each in self._both)
+        if one != other or one.model != facts.model or max(one.places, default=0) >= asked:
+            got = f"receipts of {len(one.places)} and {len(other.places)} clients"
+            raise different(got, "the same receipt of both, of the model that was published")
+        return one
 
     def _finished(self, round_id: str) -> list[SumStatus]:
         """What both say once they are done, or one has given up."""

@@ -3,16 +3,18 @@
 `AggregatorSettings` is what its operator allows, whatever a trainer asks for.
 
     sums/<round>/opening    who opened it, params and cohort
-    sums/<round>/taken      whose updates count: from then on it is closed
     sums/<round>/list       the list as it was told to the other aggregator
-    sums/<round>/agreed     whom this one will add
-    sums/<round>/added      their names
+    sums/<round>/receipt    what this one adds
     sums/<round>/share      what is given out, noise included: asked again, the same bytes
     sums/<round>/failed     why nothing is given out
     names/<name>            each name of a sum that was ever opened, and its round
     uploads/                shares of devices, see `UpdateSpool`
 
 Each file appears at once and whole, and never changes. Everything is readable by its owner alone.
+
+A sum is closed once: by its trainer, who says when and not whose shares count, or when it has been
+open for as long as the operator allows. Everybody whose share is at both aggregators is added. From
+then on its name, and with it every share that was made for it, is of no use again.
 
 Whatever is told to anyone is on the disk first. A process that is killed goes on with every sum
 where it was: lists do not change once they are closed, and a share that was written is given out
@@ -29,7 +31,8 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -37,8 +40,9 @@ from typing import Literal
 import msgspec
 
 from keyhole.aggregation import shared_sum
-from keyhole.aggregation.exchange import SharedSum
-from keyhole.aggregation.shares import SumFacts
+from keyhole.aggregation.base import about_of
+from keyhole.aggregation.exchange import SharedSum, facts_of, server_of
+from keyhole.aggregation.shares import SumFacts, read_receipt
 from keyhole.aggregation.sum_server import SumServer
 from keyhole.errors import (
     BusyError,
@@ -51,7 +55,7 @@ from keyhole.errors import (
 from keyhole.files import Buffer, lock_file, replacing, storage_errors, sync_directory, write_all
 from keyhole.service.access import check_device_name, not_admitted
 from keyhole.service.spool import UpdateSpool
-from keyhole.wire.manifest import number_of
+from keyhole.wire.manifest import digest_of, number_of
 from keyhole.wire.messages import Failure, SumOpening, SumPhase, SumStatus, read_message
 
 _OVER = "over"  # stands behind the round in the file of a name whose sum was forgotten
@@ -63,7 +67,10 @@ class AggregatorSettings:
 
     party: int
     aggregation: SharedSum = field(default_factory=shared_sum)  # how shares are added up
-    min_clients: int = 2  # the operator's own: a sum whose params allow fewer is not opened
+    # the operator's own: a sum whose params allow fewer is not opened; None for what the
+    # aggregation declares, which is a share of the cohort unless noise is added
+    min_clients: int | None = None
+    close_after: float = 86_400.0  # seconds after which an open sum closes by itself
     max_sums: int = 4  # open, being added up or not yet forgotten, of all trainers
     # bytes of a server's share of one sum. Adding up takes as much memory, and some 256 MB for the
     # messages of a batch; one sum is added up at a time
@@ -72,12 +79,13 @@ class AggregatorSettings:
     max_cohort: int = 1 << 20  # devices of one sum
 
     def __post_init__(self) -> None:
-        limits = self.min_clients, self.max_sums, self.max_table, self.max_upload, self.max_cohort
-        if self.party not in (0, 1) or min(limits) < 1:
+        least = 1 if self.min_clients is None else self.min_clients
+        limits = least, self.max_sums, self.max_table, self.max_upload, self.max_cohort
+        if self.party not in (0, 1) or min(limits) < 1 or not self.close_after > 0:
             raise InputError(
                 f"settings of an aggregator that make no sense: got party {self.party}, least "
-                f"number {min(limits)}; expected party 0 or 1, and limits from 1; choose other "
-                "numbers"
+                f"number {min(limits)}, {self.close_after:g} s; expected party 0 or 1, limits from "
+                "1, and seconds above 0; choose other numbers"
             )
 
     def check(self, opening: SumOpening, facts: SumFacts, live: int) -> None:
@@ -87,11 +95,12 @@ class AggregatorSettings:
                 f"this is the other aggregator: got a sum for party {opening.party}; expected "
                 f"party {self.party}; name the aggregators in the order of their parties"
             )
-        if facts.min_clients < self.min_clients:
+        least = self._least(opening, facts)
+        if facts.min_clients < least:
             raise InputError(
                 f"a sum of too few clients could be released: got at least {facts.min_clients}; "
-                f"expected at least {self.min_clients}, says the operator of this aggregator; "
-                "raise min_clients"
+                f"expected at least {least} of {len(opening.cohort)}, says the operator of this "
+                "aggregator; raise --min-clients of the trainer, or lower it here"
             )
         self._check_cohort(opening, facts)
         self._check_sizes(facts)
@@ -100,6 +109,14 @@ class AggregatorSettings:
                 f"too many sums are under way: got {live + 1}; expected {self.max_sums}; close and "
                 "forget older ones"
             )
+
+    def _least(self, opening: SumOpening, facts: SumFacts) -> int:
+        """The fewest clients that a sum may be released with."""
+        if self.min_clients is not None:
+            return self.min_clients
+        about = about_of(self.aggregation)
+        share = 0.0 if facts.noise else about.min_share
+        return replace(about, min_share=share).least_of(len(opening.cohort))
 
     def _check_cohort(self, opening: SumOpening, facts: SumFacts) -> None:
         names = opening.cohort
@@ -182,15 +199,19 @@ class SumFiles:
         """Where a file is."""
         return self._folder(round_id) / name
 
+    def opened_at(self, round_id: str) -> float:
+        """When a sum was opened, in unix seconds; raises NotFoundError where there is none."""
+        try:
+            return self.path(round_id, "opening").stat().st_mtime
+        except FileNotFoundError as error:
+            raise _no_sum() from error
+
     def read(self, round_id: str, name: str) -> bytes:
         """Returns a file; raises NotFoundError where there is none."""
         try:
             return self.path(round_id, name).read_bytes()
         except FileNotFoundError as error:
-            raise NotFoundError(
-                "no such sum, or it is not so far: got another round; expected a round that the "
-                "trainer has opened here; check the round; open it first"
-            ) from error
+            raise _no_sum() from error
 
     def forget(self, round_id: str, name: bytes) -> None:
         """Removes a sum, but not that there was one: its name is not used again."""
@@ -207,11 +228,15 @@ class SumFiles:
     def _folder(self, round_id: str) -> Path:
         # Names come from requests: what is not of this shape never reaches the file system.
         if number_of(round_id) is None:
-            raise NotFoundError(
-                f"not the identifier of a round: got {len(round_id)} characters; expected a "
-                "number, '-' and 64 hex digits; take it from the current round"
-            )
+            raise _no_round(round_id)
         return self._sums / round_id
+
+
+def _no_sum() -> NotFoundError:
+    return NotFoundError(
+        "no such sum, or it is not so far: got another round; expected a round that the trainer "
+        "has opened here; check the round; open it first"
+    )
 
 
 def _taken(wrong: str) -> ConflictError:
@@ -254,7 +279,7 @@ class Sums:
     def open(self, owner: str, round_id: str, body: bytes) -> Literal["opened", "known"]:
         """Opens a sum; doing it again with the same bytes changes nothing."""
         opening = read_message(body, SumOpening)
-        facts = self.settings.aggregation.facts(opening.terms)
+        facts = facts_of(self.settings.aggregation, opening.terms, model_of(round_id))
         kept = msgspec.json.encode(_Kept(owner, opening))
         with self._lock:
             live = [each for each in self.files.rounds() if each != round_id]
@@ -269,7 +294,8 @@ class Sums:
         if found is None or not self.files.has(round_id, "opening"):
             kept = read_message(self.files.read(round_id, "opening"), _Kept)
             params, settings = kept.opening.terms, self.settings
-            checker = settings.aggregation.open(params, settings.party, ())
+            model = model_of(round_id)
+            checker = server_of(settings.aggregation, params, model, settings.party, ())
             found = self._here[round_id] = HeldSum(round_id, kept.owner, kept.opening, checker)
         if owner not in (None, found.owner):
             raise NotFoundError(
@@ -298,22 +324,22 @@ class Sums:
         self.held(round_id).checker.check(body)
         return self.files.spool.store(round_id, device, body)
 
-    def stop(self, owner: str, round_id: str) -> None:
-        """Takes no more shares; stopping again changes nothing."""
+    def close(self, owner: str, round_id: str) -> None:
+        """Takes no more shares: those that are here are added, if they are at both. Closing again
+        changes nothing."""
         self.held(round_id, owner)
         self.files.spool.close(round_id)
 
-    def close(self, owner: str, round_id: str, taken: Sequence[str]) -> None:
-        """Takes no more shares, and says whose count; closing again changes nothing. Raises
-        NotAdmittedError where somebody of `taken` was not asked."""
-        held = self.held(round_id, owner)
-        if not held.members.issuperset(taken):
-            raise not_admitted("a device outside the cohort", "devices of this round's cohort")
-        self.files.spool.close(round_id)
-        with self._lock:
-            if not self.files.has(round_id, "taken"):
-                names = msgspec.json.encode(sorted(set(taken)))
-                self.files.write(round_id, "taken", [names])
+    def close_overdue(self, now: float) -> list[str]:
+        """Closes the sums that have been open for too long, in unix seconds; returns them."""
+        found = []
+        for round_id in self.files.rounds():
+            with suppress(NotFoundError):
+                since = self.files.opened_at(round_id)
+                if self.phase(round_id) == "open" and now - since >= self.settings.close_after:
+                    self.files.spool.close(round_id)
+                    found.append(round_id)
+        return found
 
     def phase(self, round_id: str) -> SumPhase:
         """How far a sum is."""
@@ -321,23 +347,22 @@ class Sums:
             return "failed"
         if self.files.has(round_id, "share"):
             return "ready"
-        if self.files.has(round_id, "taken"):
-            return "closing"
-        return "stopped" if self.files.spool.is_closed(round_id) else "open"
+        return "closing" if self.files.spool.is_closed(round_id) else "open"
 
     def status(self, owner: str, round_id: str, waiting: str = "") -> SumStatus:
         """How a sum stands: names and counts, nothing of a share."""
-        self.held(round_id, owner)
-        phase = self.phase(round_id)
+        held, phase = self.held(round_id, owner), self.phase(round_id)
         if phase == "failed":
             failure = read_message(self.files.read(round_id, "failed"), Failure)
             return SumStatus(phase, [], failure=failure)
         if phase == "ready":
-            return SumStatus(phase, self.names(round_id, "added"))
+            facts, receipt = held.checker.facts, self.files.read(round_id, "receipt")
+            places = read_receipt(facts, self.settings.party, receipt).places
+            return SumStatus(phase, [held.opening.cohort[place] for place in places])
         waiting = waiting if phase == "closing" else ""
         return SumStatus(phase, self.files.spool.devices(round_id), waiting)
 
-    def share(self, owner: str, round_id: str) -> Path:
+    def given_out(self, owner: str, round_id: str, name: Literal["share", "receipt"]) -> Path:
         """The file that is given out; asked again, the same bytes. Raises BusyError where it is
         not ready, TooLateError where nothing will be given out."""
         self.held(round_id, owner)
@@ -346,9 +371,9 @@ class Sums:
             raise _given_up()
         if phase != "ready":
             raise _not_yet(f"a sum that is {phase}")
-        return self.files.path(round_id, "share")
+        return self.files.path(round_id, name)
 
-    def for_peer(self, round_id: str, name: Literal["list", "agreed"]) -> bytes:
+    def for_peer(self, round_id: str, name: Literal["list", "receipt"]) -> bytes:
         """What the other aggregator asks for; raises BusyError or TooLateError where it is not so
         far, or given up."""
         self.held(round_id)
@@ -366,15 +391,30 @@ class Sums:
         body = self.files.spool.read(round_id, device)
         return held.checker.facts.split_body(self.settings.party, body)[1]
 
-    def names(self, round_id: str, name: Literal["taken", "added"]) -> list[str]:
-        """A file of names."""
-        return read_message(self.files.read(round_id, name), list[str])
-
     def forget(self, owner: str, round_id: str) -> None:
-        """Removes all of a sum but its name; the trainer has what it wants, or gives it up."""
-        held = self.held(round_id, owner)
-        self.files.forget(round_id, held.checker.facts.round)
-        self._here.pop(round_id, None)
+        """Removes all of a sum but its name; the trainer has what it wants, or gives it up.
+        Forgetting again, or twice at once, changes nothing."""
+        with self._lock:
+            was_here = self.files.spool.is_closed(round_id)
+            if was_here and not self.files.has(round_id, "opening"):
+                return
+            held = self.held(round_id, owner)
+            self.files.forget(round_id, held.checker.facts.round)
+            self._here.pop(round_id, None)
+
+
+def model_of(round_id: str) -> bytes:
+    """The digest of the manifest of a round, which its name holds."""
+    if number_of(round_id) is None:
+        raise _no_round(round_id)
+    return digest_of(round_id)
+
+
+def _no_round(round_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"not the identifier of a round: got {len(round_id)} characters; expected a number, '-' "
+        "and 64 hex digits; take it from the current round"
+    )
 
 
 def _not_yet(got: str) -> BusyError:

@@ -272,8 +272,8 @@ def _cut_short(length: int) -> DamageError:
     )
 
 
-SumPhase: TypeAlias = Literal["open", "stopped", "closing", "ready", "failed"]
-"""Of a sum at one aggregator: takes shares; takes no more; compares and adds up; its share can be
+SumPhase: TypeAlias = Literal["open", "closing", "ready", "failed"]
+"""Of a sum at one aggregator: takes shares; takes no more, compares and adds up; its share can be
 fetched; nothing will ever be given out."""
 
 
@@ -283,12 +283,6 @@ class SumOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     party: int  # which aggregator the trainer takes this one for
     terms: bytes  # of the sum, encoded; base64 in JSON
     cohort: list[str]  # all devices that are asked, in an order that both aggregators are told
-
-
-class Closing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The trainer says whose updates count, and the aggregators add them up."""
-
-    taken: list[str]
 
 
 class Failure(msgspec.Struct, frozen=True):

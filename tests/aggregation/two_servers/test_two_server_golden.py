@@ -35,12 +35,12 @@ def test_messages_of_a_whole_sum_are_the_bytes_they_always_were():
             messages[f"own of {name} to server {server.party}"] = shares.to[server.party]
             server.accept(name, shares.to[server.party])
     lists = [server.close() for server in servers]
-    agreed = [server.reduce(lists[1 - server.party]) for server in servers]
+    receipts = [server.reduce(lists[1 - server.party]) for server in servers]
     for server in servers:
-        server.agree(agreed[1 - server.party])
+        server.agree(receipts[1 - server.party])
     add_all(servers, sent)
     for party, server in enumerate(servers):
         messages[f"list of server {party}"] = lists[party]
-        messages[f"agreed of server {party}"] = agreed[party]
+        messages[f"receipt of server {party}"] = receipts[party]
         messages[f"share of server {party}"] = b"".join(server.share())
     assert_golden("whole-sum", messages)

@@ -1,5 +1,6 @@
 """Sums of whole updates by two servers: the plain ring sum, of whom both have, or nothing."""
 
+from dataclasses import replace
 from hashlib import sha256
 from itertools import combinations
 
@@ -7,7 +8,15 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.exchange import combine
-from keyhole.aggregation.shares import pack_agreed, pack_list, read_list, read_share
+from keyhole.aggregation.shares import (
+    Receipt,
+    pack_list,
+    pack_receipt,
+    read_list,
+    read_receipt,
+    read_share,
+    receipt_message_bytes,
+)
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
@@ -151,13 +160,13 @@ def test_only_the_messages_that_were_agreed_on_are_added_each_once():
     _, sent = sent_by(terms, COHORT[:3])
     other = shares_of(terms, rows_of(terms, 8), 8)
     servers = servers_of(terms, sent)
-    agree(servers, COHORT[:2])
+    agree(servers)
     server, name = servers[1], COHORT[0]
     public, own = sent[name].public, sent[name].to[1]
     refusals = [
         (name, other.public, own, MismatchError),
         (name, public, other.to[1], MismatchError),
-        (COHORT[2], sent[COHORT[2]].public, sent[COHORT[2]].to[1], MismatchError),
+        (COHORT[3], public, own, MismatchError),
         ("stranger", public, own, NotAdmittedError),
     ]
     for client, sent_public, sent_own, kind in refusals:
@@ -257,9 +266,9 @@ def test_shares_of_one_server_or_of_different_clients_are_not_combined():
     terms = terms_of()
     _, sent = sent_by(terms)
     all_shares = []
-    for taken in (COHORT[:3], COHORT[:4]):
-        servers = servers_of(terms, sent)
-        agree(servers, taken)
+    for there in (COHORT[:3], COHORT[:4]):
+        servers = servers_of(terms, sent, lambda party, name, there=there: name in there)
+        agree(servers)
         add_all(servers, sent)
         all_shares.append([share_of(server) for server in servers])
     (one, two), (_, other) = all_shares
@@ -413,4 +422,41 @@ def test_nothing_that_is_printed_holds_a_key_or_a_number():
         "for the servers)"
     )
     assert repr(server) == "SumServer(party 0, open, 1 clients)"
-    assert len(pack_agreed(terms.facts, 0, server._agreed())) == 144
+    assert len(pack_receipt(terms.facts, 0, server.receipt)) == receipt_message_bytes(1)
+
+
+def test_receipts_name_model_params_cohort_places_and_messages_and_each_is_compared():
+    terms = terms_of()
+    _, sent = sent_by(terms, COHORT[:3])
+    servers = servers_of(terms, sent)
+    lists = [server.close() for server in servers]
+    receipt = read_receipt(terms.facts, 1, servers[1].reduce(lists[0]))
+    servers[0].reduce(lists[1])
+    digests = {place: sha256(sent[COHORT[place]].public).digest() for place in range(3)}
+    names = sha256(b"".join(name.encode() + b"\0" for name in COHORT)).digest()
+    assert receipt == Receipt.of(terms.facts, names, digests)
+    assert (receipt.model, receipt.params) == (bytes(32), sha256(terms.encode()).digest())
+    names = ["model", "params", "cohort", "messages"]
+    for name, value in {"places": (0, 1), **dict.fromkeys(names, bytes(31) + b"x")}.items():
+        wrong = pack_receipt(terms.facts, 1, replace(receipt, **{name: value}))
+        with pytest.raises(MismatchError, match="same receipt"):
+            servers[0].agree(wrong)
+    good = pack_receipt(terms.facts, 1, receipt)
+    for bad in (*truncations(good), *extensions(good), *bit_flips(good)):
+        with pytest.raises(MalformedError):
+            servers[0].agree(bad)
+    servers[0].agree(good)
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_what_was_made_from_another_model_is_refused(party):
+    terms, model, other = terms_of(), bytes(31) + b"1", bytes(31) + b"2"
+    server = server_of(terms, party, model=model)
+    made = {name: shares_of(terms, rows_of(terms, 1), model=name) for name in (model, other)}
+    for wrong in (made[other], shares_of(terms, rows_of(terms, 1))):
+        with pytest.raises(StaleError):
+            server.accept(COHORT[0], wrong.to[party])
+    server.accept(COHORT[0], made[model].to[party])
+    server.close()
+    with pytest.raises(StaleError):
+        server.reduce(server_of(terms, 1 - party, model=other).close())

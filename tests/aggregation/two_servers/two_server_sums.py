@@ -1,10 +1,11 @@
 """Whole updates and their two servers, for tests."""
 
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
 
-from keyhole.aggregation.shares import pack_shares, read_share
+from keyhole.aggregation.shares import NO_MODEL, pack_shares, read_share
 from keyhole.aggregation.sum_server import SumServer
 from keyhole.aggregation.two_servers.client import split_rows
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
@@ -37,13 +38,14 @@ def rows_of(terms, seed):
     return rows
 
 
-def share_update(terms, rows, prg):
+def share_update(terms, rows, prg, model=NO_MODEL):
     """What a client sends of an update, as `SumClient` packs it."""
-    return pack_shares(terms.facts, split_rows(terms, rows, prg), prg)
+    facts = replace(terms.facts, model=model)
+    return pack_shares(facts, split_rows(terms, rows, prg), prg)
 
 
-def shares_of(terms, rows, seed=0):
-    return share_update(terms, rows, Prg(sha256(b"shares %d" % seed).digest()[:16]))
+def shares_of(terms, rows, seed=0, model=NO_MODEL):
+    return share_update(terms, rows, Prg(sha256(b"shares %d" % seed).digest()[:16]), model)
 
 
 def plain_sum(terms, clients):
@@ -56,8 +58,9 @@ def plain_sum(terms, clients):
     return totals
 
 
-def server_of(terms, party, cohort=COHORT):
-    return SumServer(terms.facts, party, cohort, TwoServerAdder(terms, party))
+def server_of(terms, party, cohort=COHORT, model=NO_MODEL):
+    facts = replace(terms.facts, model=model)
+    return SumServer(facts, party, cohort, TwoServerAdder(terms, party))
 
 
 def share_of(server, *noise):
@@ -82,12 +85,12 @@ def servers_of(terms, sent, reach=lambda party, name: True):
     return servers
 
 
-def agree(servers, taken=None):
+def agree(servers):
     one, other = servers
-    lists = one.close(taken), other.close(taken)
-    agreed = one.reduce(lists[1]), other.reduce(lists[0])
-    one.agree(agreed[1])
-    other.agree(agreed[0])
+    lists = one.close(), other.close()
+    receipts = one.reduce(lists[1]), other.reduce(lists[0])
+    one.agree(receipts[1])
+    other.agree(receipts[0])
 
 
 def add_all(servers, sent):

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -11,11 +12,13 @@ from keyhole.aggregation.two_servers.server import tables_of
 from keyhole.crypto.prg import Prg
 from keyhole.device.device import Device
 from keyhole.service.access import Keyring, new_key
-from keyhole.service.aggregator import AggregatorApp, Keyrings, PeerLine
+from keyhole.service.aggregator import AggregatorApp, Keyrings
+from keyhole.service.finishing import PeerLine
 from keyhole.service.sum_services import AggregatorClient
 from keyhole.service.sums import AggregatorSettings, SumFiles
 from keyhole.service.transport import Listen, serving
 from keyhole.wire.http import OCTETS, HttpClient
+from keyhole.wire.manifest import digest_of
 from keyhole.wire.sockets import Retry
 from tests.aggregation.two_servers.two_server_sums import share_update
 from tests.service.sockets import held_port
@@ -55,7 +58,12 @@ def plain_sum(terms, clients):
 
 
 def round_name(name=b"a", number=0):
-    return f"{number}-{sha256(name).hexdigest()[:16]}"
+    return f"{number}-{sha256(name).hexdigest()}"
+
+
+def facts_at(terms, round_id=None):
+    """The facts of the sum of a round, which hold its model."""
+    return replace(terms.facts, model=digest_of(round_id or round_name()))
 
 
 class Pair:
@@ -64,7 +72,7 @@ class Pair:
     scheme = "http"
 
     def __init__(self, directory, **settings):
-        self.directory, self.settings = directory, settings
+        self.directory, self.settings = directory, {"min_clients": 2, **settings}
         self._held = ExitStack()
         self.ports = [self._held.enter_context(held_port()) for _ in range(2)]
         self.peer_key = keyring()
@@ -142,14 +150,14 @@ class Pair:
     def share(self, round_id, terms, name, seed, to=(0, 1)):
         """A device sends its shares, to one or to both; returns its rows."""
         rows = rows_of(terms, seed)
-        for party, body in enumerate(bodies_of(terms, rows, seed)):
+        for party, body in enumerate(bodies_of(terms, rows, seed, round_id)):
             if party in to:
                 self.send(party, round_id, name, body)
         return rows
 
-    def close(self, round_id, taken=COHORT):
+    def close(self, round_id):
         for party in (0, 1):
-            self.trainer(party).add_up(round_id, taken)
+            self.trainer(party).close_sum(round_id)
 
     def wait(self, round_id, phases=("ready", "failed"), seconds=60.0, parties=(0, 1)):
         """Waits until all are in one of these phases; returns what they say."""
@@ -162,7 +170,8 @@ class Pair:
             time.sleep(0.02)
 
     def combined(self, round_id, terms):
-        shares = [self.trainer(party).share(round_id, terms.facts) for party in (0, 1)]
+        facts = facts_at(terms, round_id)
+        shares = [self.trainer(party).share(round_id, facts) for party in (0, 1)]
         tables = [tables_of(terms, share.payload) for share in shares]
         return [one + other for one, other in zip(*tables, strict=True)]
 
@@ -177,10 +186,10 @@ def eventually(holds, seconds=60.0):
     return True
 
 
-def bodies_of(terms, rows, seed=0):
+def bodies_of(terms, rows, seed=0, round_id=None):
     """What a device sends to each aggregator."""
-    made = share_update(terms, rows, Prg(sha256(b"%d" % seed).digest()[:16]))
-    return made.bodies
+    prg = Prg(sha256(b"%d" % seed).digest()[:16])
+    return share_update(terms, rows, prg, facts_at(terms, round_id).model).bodies
 
 
 @contextmanager
@@ -204,6 +213,7 @@ __all__ = [
     "aggregators",
     "bodies_of",
     "eventually",
+    "facts_at",
     "plain_sum",
     "round_name",
     "rows_of",

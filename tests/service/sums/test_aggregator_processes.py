@@ -25,6 +25,7 @@ from tests.service.sums.aggregators import (
     COHORT,
     Pair,
     eventually,
+    facts_at,
     plain_sum,
     round_name,
     terms_of,
@@ -116,19 +117,19 @@ def test_killed_aggregators_go_on_where_they_were(pair):
     assert [pair.trainer(party).status(ROUND).devices for party in (0, 1)] == [COHORT[:3]] * 2
     rows += [pair.share(ROUND, terms, name, seed + 3) for seed, name in enumerate(COHORT[3:])]
     pair.kill(1)
-    pair.trainer(0).add_up(ROUND, COHORT)
+    pair.trainer(0).close_sum(ROUND)
     assert eventually(lambda: "other aggregator" in pair.trainer(0).status(ROUND).waiting)
     pair.kill(0)
     for party in (0, 1):
         pair.start(party)
-    pair.trainer(1).add_up(ROUND, COHORT)
+    pair.trainer(1).close_sum(ROUND)
     pair.wait(ROUND)
     for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
         assert found.tobytes() == expected.tobytes()
-    before = pair.trainer(0).share(ROUND, terms.facts)
+    before = pair.trainer(0).share(ROUND, facts_at(terms))
     pair.kill(0)
     pair.start(0)
-    again = pair.trainer(0).share(ROUND, terms.facts)
+    again = pair.trainer(0).share(ROUND, facts_at(terms))
     assert before.payload == again.payload
     for party in (0, 1):
         pair.close_lines()
@@ -171,7 +172,7 @@ def test_aggregators_speak_tls_to_each_other_devices_and_trainers(tmp_path):
                 stack.callback(client.close)
                 lines[party].open(ROUND, terms.encode(), COHORT)
             for line in lines:
-                line.add_up(ROUND, COHORT)
+                line.close_sum(ROUND)
             assert eventually(lambda: all(one.status(ROUND).failure for one in lines))
             kinds = {one.status(ROUND).failure.kind for one in lines}
             assert kinds == {"ThresholdError"}  # they have exchanged lists: both are empty

@@ -1,6 +1,7 @@
 """Two aggregators over sockets: the plain sum in the ring, and what they refuse."""
 
 import threading
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from tests.service.sums.aggregators import (
     aggregators,
     bodies_of,
     eventually,
+    facts_at,
     plain_sum,
     round_name,
     rows_of,
@@ -78,17 +80,73 @@ def test_a_device_that_tells_both_different_things_is_left_out(pair):
         assert found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.slow
-def test_only_those_whom_the_trainer_takes_at_both_are_added(pair):
+def test_a_sum_that_is_never_closed_closes_by_itself(tmp_path):
+    """At both, and everybody who is there is added."""
+    with aggregators(tmp_path, close_after=1.0) as pair:
+        terms = terms_of()
+        pair.open(ROUND, terms)
+        rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT[:3])]
+        assert [one.devices for one in pair.wait(ROUND)] == [COHORT[:3]] * 2
+        expected = plain_sum(terms, rows)
+        for found, total in zip(pair.combined(ROUND, terms), expected, strict=True):
+            assert found.tobytes() == total.tobytes()
+
+
+def test_both_give_out_the_same_receipt_and_shares_that_hold_it(pair):
     terms = terms_of()
     pair.open(ROUND, terms)
-    rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT)]
-    pair.trainer(0).add_up(ROUND, COHORT[:4])
-    pair.trainer(1).add_up(ROUND, COHORT[1:])
-    assert [one.devices for one in pair.wait(ROUND)] == [COHORT[1:4]] * 2
-    expected = plain_sum(terms, rows[1:4])
-    for found, total in zip(pair.combined(ROUND, terms), expected, strict=True):
-        assert found.tobytes() == total.tobytes()
+    with pytest.raises(ServiceError):
+        pair.trainer(0).receipt(ROUND, facts_at(terms), len(COHORT))
+    for seed, name in enumerate(COHORT[1:4]):
+        pair.share(ROUND, terms, name, seed)
+    pair.close(ROUND)
+    pair.wait(ROUND)
+    one, other = (pair.trainer(p).receipt(ROUND, facts_at(terms), len(COHORT)) for p in (0, 1))
+    assert one == other
+    assert (one.model, one.places) == (facts_at(terms).model, (1, 2, 3))
+    for party in (0, 1):
+        assert pair.trainer(party).share(ROUND, facts_at(terms)).receipt == one.digest
+
+
+def test_closing_and_forgetting_twice_at_once_change_nothing(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    for seed, name in enumerate(COHORT[:2]):
+        pair.share(ROUND, terms, name, seed)
+    for act in ("close_sum", "forget"):
+        met = []
+
+        def run(party, act=act, met=met):
+            with closing(pair.new_trainer(party)) as line:
+                try:
+                    getattr(line, act)(ROUND)
+                except KeyholeError as error:
+                    met.append(error)
+
+        threads = [threading.Thread(target=run, args=(party,)) for party in (0, 0, 0, 1, 1, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert met == []
+        if act == "close_sum":
+            assert {one.phase for one in pair.wait(ROUND)} == {"ready"}
+    assert pair.trainer(0).rounds() == []
+
+
+def test_by_default_two_thirds_of_the_cohort_must_come_unless_noise_is_added(tmp_path):
+    with aggregators(tmp_path, min_clients=None) as pair:
+        first, names = pair.trainer(0), [f"device-{i}" for i in range(50)]
+        for least, is_fine in ((33, False), (34, True)):
+            terms = terms_of(b"%d" % least, cohort=50, minimum=least)
+            at = round_name(b"%d" % least)
+            if is_fine:
+                first.open(at, terms.encode(), names)
+            else:
+                with pytest.raises(InputError, match="expected at least 34 of 50"):
+                    first.open(at, terms.encode(), names)
+        noisy = terms_of(b"n", cohort=50, minimum=2, noise=1.0, clip=1.0, norm=1.0, room=20)
+        first.open(round_name(b"n"), noisy.encode(), names)
 
 
 def test_with_too_few_clients_nothing_is_given_out_and_shares_are_gone(pair, tmp_path):
@@ -102,7 +160,7 @@ def test_with_too_few_clients_nothing_is_given_out_and_shares_are_gone(pair, tmp
         assert (one.phase, one.failure.kind) == ("failed", "ThresholdError")
     for party in (0, 1):
         with pytest.raises(TooLateError):
-            pair.trainer(party).share(ROUND, terms.facts)
+            pair.trainer(party).share(ROUND, facts_at(terms))
         assert not list((tmp_path / str(party)).rglob("share"))
         uploads = tmp_path / str(party) / "uploads" / ROUND
         assert eventually(lambda folder=uploads: not list(folder.glob("device*")))
@@ -135,12 +193,12 @@ def test_the_same_share_is_given_out_however_often_it_is_asked_for(pair, tmp_pat
         pair.share(ROUND, terms, name, seed)
     pair.close(ROUND)
     pair.wait(ROUND)
-    before = [pair.trainer(party).share(ROUND, terms.facts) for party in (0, 1)]
+    before = [pair.trainer(party).share(ROUND, facts_at(terms)) for party in (0, 1)]
     pair.close(ROUND)  # again
     for party in (0, 1):
         pair.stop(party)
         pair.start(party)
-        again = pair.trainer(party).share(ROUND, terms.facts)
+        again = pair.trainer(party).share(ROUND, facts_at(terms))
         assert before[party].payload == again.payload
 
 
@@ -210,7 +268,7 @@ def test_strangers_late_ones_and_foreign_messages_are_refused(pair, party):
         pair.send(party, ROUND, COHORT[0], body, token=round_token)
     round_token = pair.device_token(party, COHORT[0], "round", round_id=ROUND)
     pair.send(party, ROUND, COHORT[0], body, token=round_token)
-    pair.trainer(party).stop(ROUND)
+    pair.trainer(party).close_sum(ROUND)
     with pytest.raises(TooLateError):
         pair.send(party, ROUND, COHORT[1], bodies_of(terms, rows_of(terms, 2), 2)[party])
     assert b"known" in pair.send(party, ROUND, COHORT[0], body)
@@ -250,7 +308,7 @@ def test_a_sum_is_its_trainers_alone_and_its_name_is_used_once(pair):
     pair.open(ROUND, terms)
     stranger = pair.trainer(0, "somebody")
     assert stranger.rounds() == []
-    for act in (stranger.status, stranger.stop, stranger.forget):
+    for act in (stranger.status, stranger.close_sum, stranger.forget):
         with pytest.raises(NotFoundError):
             act(ROUND)
     with pytest.raises(ConflictError):
@@ -272,7 +330,7 @@ def test_tokens_of_one_kind_of_caller_are_worth_nothing_for_another(pair):
         for path in ("", "/share", "/list"):
             with pytest.raises((AccessError, NotAdmittedError)):
                 device.client.get(f"/v1/sums/{ROUND}{path}", token=token, limit=10**6)
-    for path in ("/list", "/agreed", f"/publics/{COHORT[0]}"):
+    for path in ("/list", f"/publics/{COHORT[0]}"):
         with pytest.raises(AccessError):
             device.client.get(f"/v1/sums/{ROUND}{path}", token=trainer._token, limit=10**6)
     device.close()
@@ -330,7 +388,7 @@ def test_many_devices_at_once_are_all_taken(pair):
         thread.start()
     for thread in threads:
         thread.join()
-    pair.close(ROUND, names)
+    pair.close(ROUND)
     assert [len(one.devices) for one in pair.wait(ROUND)] == [24, 24]
     expected = plain_sum(terms, rows.values())
     for found, total in zip(pair.combined(ROUND, terms), expected, strict=True):
@@ -340,7 +398,7 @@ def test_many_devices_at_once_are_all_taken(pair):
 def test_busy_is_what_a_share_is_before_it_is_ready(pair):
     pair.open(ROUND, terms_of())
     with pytest.raises((BusyError, ServiceError)):
-        pair.trainer(0).share(ROUND, terms_of().facts)
+        pair.trainer(0).share(ROUND, facts_at(terms_of()))
 
 
 def test_two_processes_do_not_share_the_files_of_an_aggregator(pair, tmp_path):
@@ -356,11 +414,11 @@ def test_what_was_told_to_the_other_aggregator_stays_true_or_nothing_is_released
     for seed, name in enumerate(COHORT):
         pair.share(ROUND, terms, name, seed)
     pair.stop(1)
-    pair.trainer(0).add_up(ROUND, COHORT)
+    pair.trainer(0).close_sum(ROUND)
     assert eventually((tmp_path / "0" / "sums" / ROUND / "list").exists)
     pair.stop(0)
     (tmp_path / "0" / "uploads" / ROUND / COHORT[2]).unlink()
     for party in (0, 1):
         pair.start(party)
-    pair.trainer(1).add_up(ROUND, COHORT)
+    pair.trainer(1).close_sum(ROUND)
     assert [one.phase for one in pair.wait(ROUND)] == ["failed", "failed"]

@@ -13,6 +13,7 @@ import pytest
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
 from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
+from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import SumOpening
 from tests.aggregation.two_servers.two_server_sums import share_update
 from tests.delivery.pir.distinguisher import bits_of, compare
@@ -39,12 +40,12 @@ def rows_of(keys, number, dense):
 
 def stored(directory, world, party):
     """What an aggregator has on its disk of devices of either kind."""
-    sums = Sums(SumFiles(directory), AggregatorSettings(party))
+    sums = Sums(SumFiles(directory), AggregatorSettings(party, min_clients=2))
     sums.open("trainer", ROUND, msgspec.json.encode(SumOpening(party, TERMS.encode(), NAMES)))
     for at, name in enumerate(NAMES):
         kind = at % 2
         prg = Prg(sha256(f"{world} {at}".encode()).digest()[:16])
-        made = share_update(TERMS, rows_of(*WORLDS[world][kind]), prg)
+        made = share_update(TERMS, rows_of(*WORLDS[world][kind]), prg, digest_of(ROUND))
         sums.upload(ROUND, name, made.bodies[party])
     found = [sums.files.spool.read(ROUND, name) for name in NAMES]
     sums.files.close()

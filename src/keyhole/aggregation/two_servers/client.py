@@ -21,8 +21,8 @@ in counter mode it is a pseudo-random function. Not hidden: who takes part; anyt
 that holds both roots. Not prevented: a client that lies. It can share any rows at any number of
 keys, of any size, and so spoil a sum; neither server can see it.
 
-A client relies on its params: the device's policy checks `min_clients`, and `SumsJoined` checks
-that the device has not taken part in the round before.
+A client relies on its params: the device's policy checks `min_clients`. Its messages are of one
+sum and one model, and no server of another takes them.
 
     public   of a sparse part: head, nonce (16), control bits (two per level, of all buckets, 8 per
              byte from the lowest), seed corrections (16 per level and bucket), row corrections (a

@@ -6,7 +6,6 @@ and the sum once both shares are combined.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
@@ -26,10 +25,9 @@ from keyhole.aggregation.base import (
     never,
     rows_of,
 )
-from keyhole.aggregation.exchange import SumClient, SumRound, add_shared
+from keyhole.aggregation.exchange import Split, SumRound, add_shared
 from keyhole.aggregation.privacy.mechanism import clip_update, norm_before_rounding
 from keyhole.aggregation.shares import SplitUpdate, SumFacts
-from keyhole.aggregation.sum_server import SumServer
 from keyhole.aggregation.two_servers.client import split_rows
 from keyhole.aggregation.two_servers.params import SparseParams, SumParams, part_params
 from keyhole.aggregation.two_servers.server import TwoServerAdder, tables_of
@@ -40,7 +38,10 @@ from keyhole.pricing import SumSpeeds, Workload
 from keyhole.primitives.layout import Layout, max_keys_of
 
 MIN_CLIENTS = 2
-"""Below which two servers release nothing, unless they are told otherwise."""
+"""Below which two servers never release anything: a sum of one is its update."""
+
+MIN_SHARE = 2 / 3
+"""Of those who are asked: below it two servers release nothing, unless they are told a number."""
 
 _ELEMENT = 4  # bytes of a number of the ring
 
@@ -85,20 +86,27 @@ class TwoServers:
     (`service.sums`), driven in one process.
 
     Args:
-        min_clients: below which neither server releases anything.
+        min_clients: below which neither server releases anything; None for two thirds of those who
+            are asked. With noise, which hides each client however few they are, None stands for 2:
+            how many came must not decide, by a number that one client moves, what is released.
         noise: standard deviation of the noise that each server adds to its share, in the units of
             updates; 0 for none.
     """
 
     rounding: Rounding = field(default_factory=Rounding)
-    min_clients: int = MIN_CLIENTS
+    min_clients: int | None = None
     noise: float = 0.0
 
     @property
     def about(self) -> AggregationAbout:
         """Two servers, neither of which sees an update."""
+        is_share = self.min_clients is None and not self.noise
         return replace(
-            _ABOUT, ring=self.rounding, min_clients=self.min_clients, noise_added=self.noise
+            _ABOUT,
+            ring=self.rounding,
+            min_clients=MIN_CLIENTS if self.min_clients is None else self.min_clients,
+            min_share=MIN_SHARE if is_share else 0.0,
+            noise_added=self.noise,
         )
 
     def with_ring(self, ring: Rounding, noise: float = 0.0) -> TwoServers:
@@ -138,7 +146,7 @@ class TwoServers:
             round=round.name,
             parts=parts,
             max_clients=max(ring.minimum, round.asked),
-            min_clients=max(self.min_clients, round.min_clients),
+            min_clients=max(self.about.min_clients or 0, round.min_clients),
             clip=ring.clip,
             bits=ring.bits,
             with_counts=with_counts,
@@ -151,8 +159,8 @@ class TwoServers:
         """Implements `SharedSum.facts`."""
         return SumParams.decode(params).facts
 
-    def client(self, params: bytes, layout: Layout) -> SumClient:
-        """Implements `SharedSum.client`."""
+    def split(self, params: bytes, layout: Layout) -> Split:
+        """Implements `SharedSum.split`."""
         terms = SumParams.decode(params)
         told = [(part.num_keys, part.width) for part in terms.parts]
         known = [(part.space.num_keys, part.slice_size) for part in layout.parts]
@@ -166,12 +174,11 @@ class TwoServers:
         def split(one: ClientResult, coins: Prg, secrets: Prg) -> SplitUpdate:
             return split_rows(terms, ring_rows(terms, layout, one, coins), secrets)
 
-        return SumClient(terms.facts, split)
+        return split
 
-    def open(self, params: bytes, party: int, cohort: Sequence[str]) -> SumServer:
-        """Implements `SharedSum.open`."""
-        terms = SumParams.decode(params)
-        return SumServer(terms.facts, party, cohort, TwoServerAdder(terms, party))
+    def adder(self, params: bytes, party: int) -> TwoServerAdder:
+        """Implements `SharedSum.adder`."""
+        return TwoServerAdder(SumParams.decode(params), party)
 
     def decode(self, params: bytes, shares: tuple[memoryview, memoryview]) -> list[PartSum]:
         """Implements `SharedSum.decode`."""
