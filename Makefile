@@ -11,7 +11,7 @@ BENCHMARKS = $(filter-out benchmarks/harness.py benchmarks/__init__.py,$(wildcar
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench docs clean base full
+.PHONY: help demo test test-all check bench docs wheel sbom lock clean base full
 # Targets share .venv, and two installs into it at once would break it.
 .NOTPARALLEL:
 
@@ -32,10 +32,11 @@ test-all: full ## Run all tests, the slow ones too, on two cores
 	apt install nginx redis-server varnish"
 	@$(BIN)/python -m pytest -n 2 -m ""
 
-check: full ## Lint, check the format, check the types
+check: full ## Lint, check the format, the types and for unsafe calls
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src tools
 
 bench: full ## Run the benchmarks and hold them to their goals
 	@failed=; for benchmark in $(BENCHMARKS); do \
@@ -46,6 +47,15 @@ bench: full ## Run the benchmarks and hold them to their goals
 
 docs: full ## Write the generated pages of docs/
 	@$(BIN)/python docs/generate.py
+
+wheel: full ## Build the wheel in dist/, with the same bytes for the same tree
+	@$(BIN)/python tools/build_wheel.py
+
+sbom: full ## Write what keyhole is made of to dist/, as a CycloneDX file
+	@$(BIN)/python tools/sbom.py
+
+lock: full ## Write requirements.lock; UPGRADE=1 takes the newest versions
+	@$(BIN)/python tools/lock.py write $(if $(UPGRADE),--upgrade)
 
 clean: ## Remove .venv, caches and build output
 	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info

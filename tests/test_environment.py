@@ -1,20 +1,16 @@
 """Setting up .venv: what is installed when, what is shown of it, and that errors are not hidden."""
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 import venv
-import zipfile
 
 import pytest
 
+import environment
 from tests.helpers import ROOT
-
-spec = importlib.util.spec_from_file_location("environment", ROOT / "tools" / "environment.py")
-environment = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(environment)
+from tests.wheels import write_wheel
 
 PIP = [sys.executable, "-m", "pip", "install", "--no-index", "--no-compile"]
 
@@ -23,7 +19,7 @@ PIP = [sys.executable, "-m", "pip", "install", "--no-index", "--no-compile"]
 def tree(tmp_path):
     """A tree with an environment of its own."""
     for name in environment.INPUTS:
-        (tmp_path / name).write_text(name)
+        (tmp_path / name).write_text((ROOT / name).read_text())
     venv.create(tmp_path / ".venv", symlinks=True)
     return tmp_path
 
@@ -73,20 +69,8 @@ def test_an_install_that_fails_leaves_no_ready_file(tree, capfd):
     assert environment.next_step(tree, "base") == "create"
 
 
-def write_wheel(folder, name):
-    """A package of one empty module, as pip installs it."""
-    info = f"{name}-1.0.dist-info"
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name}.py", "")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    return str(path)
-
-
 def test_every_package_is_shown_without_a_terminal(tmp_path, capfd):
-    wheels = [write_wheel(tmp_path, name) for name in ("hinges", "lock")]
+    wheels = [str(write_wheel(tmp_path, name)) for name in ("hinges", "lock")]
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     site = tmp_path / "lib" / version / "site-packages"
     command = [*PIP, "--prefix", str(tmp_path), *wheels]
@@ -132,6 +116,17 @@ def test_a_line_of_pip_becomes_progress_without_its_address(line, said):
     assert environment.describe(line) == said
 
 
+def test_everything_is_installed_by_hash_and_keyhole_from_its_tree(tree):
+    fetched, own = environment.commands(tree, "base")
+    assert "--require-hashes" in fetched
+    listed = (tree / ".venv" / "base.lock").read_text()
+    assert fetched[-2:] == ["-r", str(tree / ".venv" / "base.lock")]
+    assert "jax==" in listed
+    assert "pytest==" not in listed
+    assert own[-2:] == ["-e", "."]
+    assert {"--no-index", "--no-deps", "--no-build-isolation"} <= set(own)
+
+
 def test_targets_name_the_level_they_need():
     """The demo installs no tools, and everything else has them."""
     done = subprocess.run(
@@ -153,7 +148,7 @@ def test_targets_name_the_level_they_need():
 
 
 @pytest.mark.parametrize(
-    "name", ["Makefile", "constraints.txt", "pyproject.toml", "tools/environment.py"]
+    "name", ["Makefile", "requirements.lock", "pyproject.toml", "tools/environment.py"]
 )
 def test_no_package_index_is_named(name):
     text = (ROOT / name).read_text().replace("http://host", "")

@@ -1,9 +1,10 @@
 """Sets up .venv for the targets of the Makefile, and shows how far it is.
 
 `environment.py base` installs keyhole with what it needs to run; `environment.py full` adds what
-tests, checks and benchmarks need. An environment that is ready at that level or above is left as it
-is, one at a lower level is added to. It uses the standard library alone: it runs before anything is
-installed.
+tests, checks and benchmarks need. Everything comes from requirements.lock: pip refuses a file whose
+hash is not there, and keyhole itself is built from this tree without a download. An environment
+that is ready at that level or above is left as it is, one at a lower level is added to. It uses the
+standard library alone: it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from lock import LOCK, pick
+
 TREE = Path(__file__).resolve().parent.parent
-LEVELS = {"base": ".", "full": ".[dev]"}
-INPUTS = ("pyproject.toml", "constraints.txt")
+LEVELS = {"base": ("base",), "full": ("base", "dev")}
+INPUTS = ("pyproject.toml", LOCK)
 SECONDS_OF_SILENCE = 10  # a log gets a line at least this often
 
 # Lines of pip that name a package file: NAME-VERSION-TAGS.whl, after a path or an address.
@@ -75,14 +78,26 @@ def set_up(tree: Path, level: str, step: str, screen: Screen) -> int:
     venv = tree / ".venv"
     if step == "create" and (code := create(venv, screen)):
         return code
+    (site,) = venv.glob("lib/python*/site-packages")
+    for command in commands(tree, level):
+        if code := install(command, tree, site, screen):
+            return code
+    mark_ready(tree, level)
+    return 0
+
+
+def commands(tree: Path, level: str) -> list[list[str]]:
+    """Returns the calls of pip that fill an environment: what was locked, then keyhole itself."""
+    venv = tree / ".venv"
+    wanted = venv / f"{level}.lock"
+    wanted.write_text("".join(each.requirement() for each in pick(tree, LEVELS[level])))
     # Python compiles what is imported when it is imported: a fraction of what is installed.
     options = ["--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", *options]
-    (site,) = venv.glob("lib/python*/site-packages")
-    code = install([*pip, "-c", "constraints.txt", "-e", LEVELS[level]], tree, site, screen)
-    if code == 0:
-        mark_ready(tree, level)
-    return code
+    return [
+        [*pip, "--require-hashes", "-r", str(wanted)],
+        [*pip, "--no-index", "--no-deps", "--no-build-isolation", "-e", "."],
+    ]
 
 
 def create(venv: Path, screen: Screen) -> int:
@@ -224,8 +239,11 @@ def _lines_or_ticks(process: subprocess.Popen[str]) -> Iterator[str | None]:
 
 
 def _installed(site: Path) -> set[str]:
-    """Name and version of what is installed; pip writes RECORD last."""
-    found = (path.parent.name for path in site.glob("*.dist-info/RECORD"))
+    """Name and version of what is installed; pip writes RECORD last.
+
+    What begins with "~" is being removed.
+    """
+    found = (path.parent.name for path in site.glob("[!~]*.dist-info/RECORD"))
     return {name[: -len(".dist-info")].replace("-", " ") for name in found}
 
 

@@ -6,7 +6,6 @@ Further options make it a server of private retrieval or a gateway, and add rout
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -222,7 +221,7 @@ def _published_app(
     from keyhole.service.spool import UpdateSpool
     from keyhole.wire.assignment import Pace, admit
 
-    rng, rounds = random.Random(secrets.randbits(64)), RoundsDirectory(directory)
+    rng, rounds = random.SystemRandom(), RoundsDirectory(directory)
     pace = Pace(options["spread"], options["again"])
     return App(
         rounds,

@@ -119,7 +119,8 @@ class FixedKeyAes:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._cipher = Cipher(AES(bytes(key)), ECB()).encryptor()
+        # Single blocks of a permutation: what is made of them is h, not a cipher.
+        self._cipher = Cipher(AES(bytes(key)), ECB()).encryptor()  # nosec B305
 
     def expand(self, seeds: SeedArray, blocks: int) -> NDArray[np.uint8]:
         """Returns the first blocks of the output of each seed, (n, 16 * blocks)."""

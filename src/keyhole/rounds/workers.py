@@ -173,7 +173,7 @@ def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
 def portable(error: Exception) -> Exception:
     """The error if it survives the way to the parent, else its words."""
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(pickle.dumps(error))  # of this process  # nosec B301
     except Exception:  # noqa: BLE001
         return WorkerError(
             f"a client failed with an error that cannot be sent: got {error!r}; expected an "

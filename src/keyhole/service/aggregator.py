@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -118,7 +117,7 @@ class AggregatorApp:
             Route("ready", ("GET",), "/readyz", self._health),
             Route("metrics", ("GET",), "/metrics", self._metrics),
         ]
-        rng = rng or random.Random(secrets.randbits(64))
+        rng = rng or random.SystemRandom()
         self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
         self._finisher.resume()
 

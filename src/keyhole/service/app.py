@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -425,7 +424,7 @@ class App:
     ) -> None:
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
         self._rounds = rounds
-        rng = rng or random.Random(secrets.randbits(64))
+        rng = rng or random.SystemRandom()
         guards = Guards(access or Access(), self.limits, self.metrics, clock)
         routes = [
             *SliceRoutes(rounds, guards).routes(),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -253,7 +252,7 @@ class RelayApp:
             Route("ready", ("GET",), "/readyz", self._ready),
             Route("metrics", ("GET",), "/metrics", self._metrics),
         ]
-        rng = rng or random.Random(secrets.randbits(64))
+        rng = rng or random.SystemRandom()
         self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

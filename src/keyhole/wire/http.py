@@ -155,7 +155,7 @@ class HttpClient:
         self._retry, self._timeouts = retry or Retry(), timeouts or Timeouts()
         self._clock, self._stop = clock or Clock(), stop
         # Draws from [0, 1), by the seed or else from the system.
-        self._uniform = random.Random(self._retry.seed).random
+        self._uniform = random.Random(self._retry.seed).random  # jitter  # nosec B311
         self._idle: list[HTTPConnection] = []
         self._lock = threading.Lock()
 
