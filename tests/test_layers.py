@@ -100,10 +100,12 @@ NAMED_ELSEWHERE = {
         "service/segments.py",
         "service/transport.py",
     },
-    "relay": {  # the party: its verb, its option, its name in messages
+    "relay": {  # the party: its verb, its option, its name in messages, tokens for it
         "cli/device.py",
         "cli/main.py",
+        "cli/token.py",
         "device/relayed.py",
+        "service/access.py",
         "service/relay.py",
     },
 }

@@ -193,7 +193,8 @@ class Service:
         self.app.close()
 
     def ask(self, method, path, caller, name, body=b"", headers=OCTETS):
-        token = self.rings[caller].issue("device", name, now=NOW, seconds=60)
+        to = {"audience": "aggregator"}
+        token = self.rings[caller].issue("device", name, now=NOW, seconds=60, **to)
         headers = {**headers, "authorization": f"Bearer {token}"}
 
         async def run():

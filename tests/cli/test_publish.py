@@ -75,7 +75,7 @@ def test_slices_on_demand_are_those_of_the_published_round(run, trained, environ
                 for device in (on_demand, published)
             )
             assert_trees_equal(found, expected)
-        with urlopen(f"{computed.url}/metrics") as page:
+        with urlopen(computed.metrics) as page:
             assert b"keyhole_select_evaluations_total 17.0" in page.read()
 
 

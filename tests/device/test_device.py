@@ -153,7 +153,7 @@ def test_a_closed_round_is_too_late_for_an_update(service, device):
 
 def test_a_bad_token_is_refused(service):
     service.publish()
-    with service.device(token="kh1.nonsense") as device, pytest.raises(AccessError):
+    with service.device(token="kh2.nonsense") as device, pytest.raises(AccessError):
         device.check_in()
 
 

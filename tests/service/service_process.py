@@ -17,6 +17,7 @@ class ServiceProcess:
 
     process: subprocess.Popen
     url: str
+    metrics: str  # the URL of its metrics, on a port of their own
 
     @property
     def port(self):
@@ -32,7 +33,10 @@ def start(directory, *options, port=0, env=None):
     if found is None:
         rest = process.communicate(timeout=LONG)[1]
         raise AssertionError(f"the service did not start: {line}{rest}")
-    return ServiceProcess(process, found[1])
+    shown = re.fullmatch(
+        r"metrics at (http://127\.0\.0\.1:\d+/metrics)\n", process.stderr.readline()
+    )
+    return ServiceProcess(process, found[1], shown[1])
 
 
 @contextmanager

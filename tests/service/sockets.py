@@ -68,7 +68,8 @@ def get(url, **settings):
 
 
 def metric(url, name):
-    return _value(get(f"{url}/metrics").text, name)
+    """A metric of a service process; the URL is that of its metrics."""
+    return _value(get(url).text, name)
 
 
 def counted(app, name):

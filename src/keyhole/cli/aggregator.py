@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import DIRECTORY, EXISTING_FILE, listen_of, listen_options
+from keyhole.cli.options import (
+    DIRECTORY,
+    EXISTING_FILE,
+    deny_list_of,
+    deny_option,
+    listen_of,
+    listen_options,
+)
 from keyhole.cli.sums import shared_names
 
 if TYPE_CHECKING:
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trainer-key", required=True, type=EXISTING_FILE, help="Keys that sign tokens of trainers."
 )
+@deny_option
 @listen_options(8110)
 @click.option(
     "--aggregation",
@@ -88,10 +96,11 @@ def aggregator(directory: Path, **options: Any) -> None:
 
     make = _app_maker(directory, options)
 
-    def tell(url: str) -> None:
-        click.echo(f"aggregating as party {options['party']} at {url}", err=True)
+    def tell(url: str, metrics: str) -> None:
+        party = options["party"]
+        click.echo(f"aggregating as party {party} at {url}\nmetrics at {metrics}", err=True)
 
-    run(make, listen_of(options), on_listen=tell)
+    run(make, listen_of(options), metrics=options["metrics_listen"], on_listen=tell)
 
 
 def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], AggregatorApp]:
@@ -109,7 +118,8 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
         raise click.UsageError("--peer-cert and --peer-cert-key belong together")
     shown = options["peer_cert"] and Certificate(options["peer_cert"], options["peer_cert_key"])
     names = "token_key", "trainer_key", "peer_key"
-    keyrings = Keyrings(*(Keyring.load(options[name]) for name in names))
+    devices, trainers, peer = (Keyring.load(options[name]) for name in names)
+    keyrings = Keyrings(devices, trainers, peer, deny_list_of(options))
     body, party = options["max_body_mb"] << 20, options["party"]
     settings = AggregatorSettings(
         party,

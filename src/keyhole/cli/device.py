@@ -19,7 +19,7 @@ from keyhole.cli.options import DIRECTORY, FILE, GroupedOption, NameOr, data_opt
 from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
 from keyhole.cli.screen import Notices
 from keyhole.cli.sums import device_sum_options, send_of
-from keyhole.cli.token import device_in, read_token
+from keyhole.cli.token import claims_in, read_token
 from keyhole.delivery import all_deliveries, delivery_named, delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import InputError, KeyholeError, MalformedError
@@ -188,7 +188,7 @@ def device(url: str, **options: Any) -> None:
 
 def _check_token(file: Path, client: int) -> None:
     """Raises InputError where a token is for another client: its update would count as theirs."""
-    named, mine = device_in(read_token(file)), device_name(client)
+    named, mine = claims_in(read_token(file)).get("device"), device_name(client)
     if named is not None and named != mine:
         raise InputError(
             f"the token is for another device: got a token for {named}, with --client {client}; "

@@ -22,6 +22,7 @@ from keyhole.rounds.fields import VERSION, SpecField, merge, nest, spec_fields
 from keyhole.rounds.spec import RunSpec
 
 if TYPE_CHECKING:
+    from keyhole.service.access import DenyList
     from keyhole.service.transport import Listen
 
 SYNTHETIC = "synthetic"
@@ -438,7 +439,41 @@ def listen_options(port: int) -> Callable[[_Command], _Command]:
         click.option(
             "--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways."
         ),
+        click.option(
+            "--metrics-listen",
+            metavar="HOST:PORT",
+            callback=_metrics_listen,
+            show_default="a free port of 127.0.0.1",
+            help="Where /metrics is shown, in plain HTTP: never at the port of devices.",
+        ),
     )
+
+
+deny_option = click.option(
+    "--deny",
+    type=EXISTING_FILE,
+    help="Ids of tokens that count no more, as `keyhole token deny` writes them; read again when "
+    "it changes.",
+)
+
+
+def _metrics_listen(_: click.Context, option: click.Parameter, text: str | None) -> Listen | None:
+    """Where metrics are shown; an address that is named is meant."""
+    from keyhole.service.transport import Listen
+
+    if text is None:
+        return None
+    host, _sign, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT", param=option)
+    return Listen(host.strip("[]"), int(port), insecure=True)
+
+
+def deny_list_of(options: Mapping[str, Any]) -> DenyList | None:
+    """The list that `--deny` names."""
+    from keyhole.service.access import DenyList
+
+    return None if options["deny"] is None else DenyList(options["deny"])
 
 
 def listen_of(options: Mapping[str, Any]) -> Listen:

@@ -71,7 +71,7 @@ def relay(**options: Any) -> None:
         mix = Mix(options["mix_ms"] / 1000, options["mix_count"], options["batch"])
         return RelayApp(link, mix=mix, limits=limits, metrics=metrics)
 
-    def tell(at: str) -> None:
-        click.echo(f"relaying to {url} at {at}", err=True)
+    def tell(at: str, metrics: str) -> None:
+        click.echo(f"relaying to {url} at {at}\nmetrics at {metrics}", err=True)
 
-    run(make, listen_of(options), on_listen=tell)
+    run(make, listen_of(options), metrics=options["metrics_listen"], on_listen=tell)

@@ -19,6 +19,8 @@ from keyhole.cli.options import (
     EXISTING_FILE,
     NumberRange,
     data_option,
+    deny_list_of,
+    deny_option,
     listen_of,
     listen_options,
     refuse,
@@ -120,6 +122,7 @@ def _pair(text: str) -> tuple[str, int]:
 @click.option(
     "--token-key", type=EXISTING_FILE, help="Signing keys; without them no updates are taken."
 )
+@deny_option
 @click.option(
     "--open-reads/--token-reads",
     default=True,
@@ -190,7 +193,8 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
     from keyhole.service.transport import run
 
     keyring = None if options["token_key"] is None else Keyring.load(options["token_key"])
-    access = Access(keyring, reads_need_token=not options["open_reads"])
+    reads = not options["open_reads"]
+    access = Access(keyring, reads_need_token=reads, denied=deny_list_of(options))
     limits = Limits(max_keys=options["max_keys"], max_body=options["max_body_mb"] << 20)
     listen, extra = listen_of(options), extra_routes(options, workers)
     if options["on_demand"] and workers > 1:
@@ -202,10 +206,10 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
     def make(metrics: Metrics) -> App:
         return make_app(directory, options, extra, access=access, limits=limits, metrics=metrics)
 
-    def tell(url: str) -> None:
-        click.echo(f"serving {directory} at {url}", err=True)
+    def tell(url: str, metrics: str) -> None:
+        click.echo(f"serving {directory} at {url}\nmetrics at {metrics}", err=True)
 
-    run(make, listen, workers=workers, on_listen=tell)
+    run(make, listen, workers=workers, metrics=options["metrics_listen"], on_listen=tell)
 
 
 def _published_app(

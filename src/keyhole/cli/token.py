@@ -7,6 +7,7 @@ import os
 import time
 from base64 import urlsafe_b64decode
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -92,32 +93,78 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
 @click.option("--key", required=True, type=EXISTING_FILE, help="File of signing keys.")
 @click.option("--device", required=True, help="Name of the device.")
 @click.option(
+    "--audience",
+    default="slices",
+    type=click.Choice(["slices", "aggregator", "relay"]),
+    help="The kind of service that the token is for.",
+)
+@click.option(
     "--days",
-    default=30.0,
+    default=7.0,
     type=NumberRange(0, 3650, min_open=True),
     help="How long the token is good.",
 )
 @click.option("--max-keys", type=click.IntRange(1), help="Keys that one query may name.")
-def issue(key: Path, device: str, days: float, max_keys: int | None) -> None:
-    """Print a token with which a device checks in."""
+def issue(key: Path, device: str, days: float, **options: Any) -> None:
+    """Print a token with which a device checks in, or shows to an aggregator or a relay.
+
+    Its id goes to standard error: keep it beside the name of the device, to revoke the token.
+    """
     from keyhole.service.access import Keyring
 
     ring = Keyring.load(key)
-    made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, max_keys=max_keys)
+    made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, **options)
     click.echo(made)
+    click.echo(f"id {claims_in(made)['id']}", err=True)
 
 
-def device_in(token: str) -> str | None:
-    """Returns the name of the device that a token says it is for; None where it does not say.
+@token.command()
+@click.argument("file", type=EXISTING_FILE)
+def show(file: Path) -> None:
+    """Print what the token in FILE says: its id, whom and what it is for, until when.
 
-    Nothing is checked: the service does that.
+    The signature is not checked: that takes the key of the service.
     """
+    told = claims_in(read_token(file))
+    if not told:
+        raise InputError(
+            f"no token of this version: got file {file.name}; expected a token that `keyhole token "
+            "issue` has printed; issue a new one"
+        )
+    click.echo(json.dumps(told, indent=1))
+
+
+@token.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+def deny(file: Path, ids: tuple[str, ...]) -> None:
+    """Add ids of tokens to the deny list FILE; services with --deny FILE refuse them in a second.
+
+    Round tokens that devices got by them are refused as well. The list is replaced at once.
+    """
+    from keyhole.files import replacing, write_all
+    from keyhole.service.access import TOKEN_ID
+
+    bad = [each for each in ids if not TOKEN_ID.fullmatch(each)]
+    if bad:
+        raise InputError(
+            f"not the id of a token: got {len(bad)} of {len(ids)}; expected 32 hex digits; "
+            "`keyhole token show` tells the id of a token"
+        )
+    listed = file.read_bytes() if file.exists() else b""
+    listed += b"" if listed.endswith(b"\n") or not listed else b"\n"
+    with replacing(file) as descriptor:
+        write_all(descriptor, [listed + "".join(f"{each}\n" for each in ids).encode("ascii")])
+
+
+def claims_in(token: str) -> dict[str, Any]:
+    """Returns what a token says; nothing where it is of another kind. The service checks it."""
     try:
         payload = token.split(".")[1]
         told = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        return str(told["device"])
+        return {"id": str(told["id"]), "device": str(told["device"]), **told}
     except (IndexError, KeyError, TypeError, ValueError):
-        return None
+        return {}
 
 
 def read_token(path: Path) -> str:

@@ -61,6 +61,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
     Attributes:
         token: to show in this round; null where the service asks for none.
+        sum_token: to show to aggregators that take tokens of the service; null likewise.
         fetch_after: seconds to wait before the first request, so that not all come at once.
     """
 
@@ -68,9 +69,10 @@ class Assignment(msgspec.Struct, frozen=True):
     number: int
     token: str | None = None
     fetch_after: float = 0.0
+    sum_token: str | None = None
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Without the tokens."""
         return f"Assignment(round {self.round})"
 
 
@@ -93,6 +95,7 @@ class _CheckedIn(msgspec.Struct, frozen=True):
     number: int = 0
     token: str | None = None
     fetch_after: float = 0.0
+    sum_token: str | None = None
 
 
 class Device:
@@ -192,7 +195,8 @@ class Device:
         if told.round is None:
             return Wait(_bounded(told.wait))
         _check_told(told.round, told.number)
-        return Assignment(told.round, told.number, told.token, _bounded(told.fetch_after))
+        wait = _bounded(told.fetch_after)
+        return Assignment(told.round, told.number, told.token, wait, told.sum_token)
 
     def manifest(self, round: Assignment | str) -> Manifest:
         """The manifest of a round, fetched once.

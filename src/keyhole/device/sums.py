@@ -98,8 +98,9 @@ class SumSend:
 
     Args:
         first: the aggregator that is party 0, as its operator gave the address; with a token of
-            this device there, or none to show the round's token instead. An aggregator with which
-            that token counts can act for the device at the other one, and must be trusted not to.
+            this device there, or none to show the round's token for aggregators instead. One with
+            which that token counts can act for the device at the other one, and must be trusted
+            not to.
         second: party 1, likewise.
         policy: what the device accepts.
         aggregation: how the update is shared; the sum that comes with keyhole if left out.
@@ -135,7 +136,7 @@ class SumSend:
 def _post(aggregator: Device, round: Assignment, body: bytes) -> None:
     """Sends a body, again and again where the trainer has not opened the sum yet."""
     own, path = aggregator.token_for(round.round), f"/v1/sums/{round.round}/shares"
-    token = round.token if own is None else own
+    token = round.sum_token if own is None else own
     client = aggregator.client
     attempts = client.attempts(f"POST {path}")
     while True:

@@ -1,16 +1,18 @@
-"""Issues and checks tokens, and guards routes: who may take part, and how often they may ask.
+"""Issues, checks and revokes tokens: who may take part, and at which kind of service.
 
-    kh1.<payload>.<signature>      payload: base64url of JSON; signature: base64url of HMAC-SHA256
-                                   over "kh1.<payload>"
+    kh2.<payload>.<signature>      payload: base64url of JSON; signature: base64url of HMAC-SHA256
+                                   over "kh2.<payload>"
 
 There is one algorithm, and a token cannot name another. The signature is compared in its text form,
-so each token has exactly one spelling. A device token lets a device check in; it gets a round token
-in return, which is good for one round.
+so each token has exactly one spelling. A device token lets a device check in; it gets round tokens
+in return, which are good for one round, each at one kind of service. They carry the id of the
+device token, so that revoking one id ends all of them.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import secrets
 import time
@@ -32,24 +34,35 @@ from keyhole.service.routes import BINARY, Request
 TokenKind: TypeAlias = Literal["device", "round"]
 """What a token is for: to check in, or to take part in one round."""
 
+Audience: TypeAlias = Literal["slices", "aggregator", "relay"]
+"""The kind of service that a token is for; others refuse it."""
+
 DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Names of devices: they are names of files as well."""
 
 LEEWAY = 60.0
 """Seconds by which the clocks of a service may differ, or jump."""
 
-_VERSION = 1
-_PREFIX = b"kh1."
+TOKEN_ID = re.compile(r"[0-9a-f]{32}")
+"""Names of tokens: 128 bits in hex."""
+
+_VERSION = 2
+_PREFIX = b"kh2."
 _SIGNATURE = 43  # characters of 32 bytes
 _MAX_TOKEN = 1024  # bytes; longer ones are refused before any work
 _MIN_KEY = 32  # bytes, as long as the digest
 _MAX_CACHED = 16384  # verified tokens; 5 MB
+_LOOK_EVERY = 1.0  # seconds between two looks at a deny list
+_MAX_DENIED = 64 << 20  # bytes of a deny list: two million ids
+_LOG = logging.getLogger("keyhole.service")
 
 
 class TokenClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a token says."""
 
     version: int
+    id: str  # by which it is revoked; round tokens have that of the device token
+    audience: Audience
     kind: TokenKind
     device: str
     issued: float  # unix seconds; it is not good before
@@ -123,12 +136,19 @@ class Keyring:
         *,
         now: float,
         seconds: float,
+        audience: Audience = "slices",
+        token_id: str | None = None,
         round_id: str | None = None,
         max_keys: int | None = None,
     ) -> str:
-        """Returns a token that is good for this many seconds from `now`, in unix seconds."""
+        """Returns a token that is good for this many seconds from `now`, in unix seconds.
+
+        `token_id` is that of the token that this one follows from; a new one if None.
+        """
         claims = TokenClaims(
             version=_VERSION,
+            id=secrets.token_hex(16) if token_id is None else token_id,
+            audience=audience,
             kind=kind,
             device=check_device_name(device),
             issued=now,
@@ -166,19 +186,85 @@ class Keyring:
             claims = msgspec.json.decode(payload, type=TokenClaims)
         except (ValueError, msgspec.DecodeError) as error:
             raise _refused("the token is of another version") from error
-        if claims.version != _VERSION or not DEVICE_NAME.fullmatch(claims.device):
+        is_named = DEVICE_NAME.fullmatch(claims.device) and TOKEN_ID.fullmatch(claims.id)
+        if claims.version != _VERSION or not is_named:
             raise _refused("the token is of another version")
         return claims
 
 
+class DenyList:
+    """The ids of tokens that count no more: a file with one on each line, `#` before a remark.
+
+    The file is looked at every second and read when it has changed. What cannot be read takes
+    nothing back: the ids that were denied before stay denied, beside those that can be read.
+
+    Raises:
+        InputError: the file cannot be read, or has a line that is no id, when the list is made.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._mark, self._looked = self._stat(), clock()
+        ids, wrong = self._read()
+        if wrong:
+            raise InputError(
+                f"cannot use the deny list {path.name}: got {wrong}; expected ids of 32 hex "
+                "digits, one a line; `keyhole token show` tells the id of a token"
+            )
+        self._ids = ids
+
+    def __contains__(self, token_id: str) -> bool:
+        """Whether a token is denied."""
+        if (now := self._clock()) - self._looked >= _LOOK_EVERY:
+            self._looked = now
+            self._look()
+        return token_id in self._ids
+
+    def __repr__(self) -> str:
+        return f"DenyList({len(self._ids)} ids)"
+
+    def _look(self) -> None:
+        mark = self._stat()
+        if mark == self._mark:
+            return
+        ids, wrong = self._read()
+        self._mark = mark
+        if wrong:
+            _LOG.error("the deny list has %s: what was denied stays denied", wrong)
+            ids |= self._ids
+        self._ids = ids
+
+    def _stat(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _read(self) -> tuple[frozenset[str], str]:
+        """The ids that can be read, and what is wrong with the rest."""
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(_MAX_DENIED + 1).decode("ascii", "replace")
+        except OSError as error:
+            return frozenset(), f"no file to read, {type(error).__name__}"
+        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+        bad = sum(1 for line in lines if line and not TOKEN_ID.fullmatch(line))
+        is_long = len(text) > _MAX_DENIED
+        wrong = "more than 64 MB" if is_long else f"{bad} lines that are no id" if bad else ""
+        return frozenset(line for line in lines if TOKEN_ID.fullmatch(line)), wrong
+
+
 @dataclass(frozen=True)
 class Access:
-    """Who may do what."""
+    """Who may do what at one service."""
 
     # checks and signs tokens; None for a service that knows none and takes no updates
     keyring: Keyring | None = None
     reads_need_token: bool = False  # whether slices are for devices of the round only
     round_seconds: float = 3600.0  # how long a round token is good
+    audience: Audience = "slices"  # tokens for another kind of service are refused
+    denied: DenyList | None = None  # tokens that were revoked
 
     def __post_init__(self) -> None:
         if self.reads_need_token and self.keyring is None:
@@ -194,7 +280,12 @@ class Access:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not token:
             raise _refused("a token is needed")
-        return self.keyring.verify(token, now)
+        claims = self.keyring.verify(token, now)
+        if self.denied is not None and claims.id in self.denied:
+            raise _refused("the token was revoked")
+        if claims.audience != self.audience:
+            raise not_admitted("a token for another service", f"a token for {self.audience}")
+        return claims
 
     def member(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> TokenClaims:
         """Returns the claims of a device of a round; raises NotAdmittedError for another round."""
@@ -219,7 +310,7 @@ def not_admitted(got: str, allowed: str) -> NotAdmittedError:
 
 def _refused(wrong: str) -> AccessError:
     return AccessError(
-        f"{wrong}: got no good token; expected authorization: Bearer kh1....; check in again, or "
+        f"{wrong}: got no good token; expected authorization: Bearer kh2....; check in again, or "
         "ask the operator for a token"
     )
 

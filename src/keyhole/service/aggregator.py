@@ -34,7 +34,7 @@ from keyhole.errors import (
     InputError,
     MalformedError,
 )
-from keyhole.service.access import Access, Guards, Keyring, TokenClaims, not_admitted
+from keyhole.service.access import Access, DenyList, Guards, Keyring, TokenClaims, not_admitted
 from keyhole.service.finishing import Finisher, PeerLine
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
@@ -68,6 +68,7 @@ class Keyrings:
     devices: Keyring
     trainers: Keyring  # of those who open sums and fetch shares
     peer: Keyring  # that both aggregators have, and nobody else
+    denied: DenyList | None = None  # tokens of any of them that were revoked
 
     def __post_init__(self) -> None:
         keys = [*self.devices.keys, *self.trainers.keys, *self.peer.keys]
@@ -109,13 +110,15 @@ class AggregatorApp:
         self.sums = Sums(files, settings)
         self._finisher = Finisher(self.sums, peer, clock)
         self._guards = Guards(Access(), self.limits, self.metrics, clock)
-        self._devices, self._peers = Access(keyrings.devices), Access(keyrings.peer)
-        self._trainers, self._peer = Access(keyrings.trainers), peer_name(1 - settings.party)
+        rings = keyrings.devices, keyrings.trainers, keyrings.peer
+        self._devices, self._trainers, self._peers = (
+            Access(ring, audience="aggregator", denied=keyrings.denied) for ring in rings
+        )
+        self._peer = peer_name(1 - settings.party)
         routes = [
             *self.routes(),
             Route("health", ("GET",), "/healthz", self._health),
             Route("ready", ("GET",), "/readyz", self._health),
-            Route("metrics", ("GET",), "/metrics", self._metrics),
         ]
         rng = rng or random.SystemRandom()
         self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
@@ -132,10 +135,6 @@ class AggregatorApp:
 
     async def _health(self, request: Request) -> Response:
         return json_response({"alive": True})
-
-    async def _metrics(self, request: Request) -> Response:
-        text = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-        return Response.of(200, [text, NO_STORE], self.metrics.page())
 
     def routes(self) -> list[Route]:
         """Those of sums."""

@@ -305,16 +305,19 @@ class UpdateRoutes:
         told = self.admit(claims.device, current, has_sent)
         if not isinstance(told, Admission):
             return json_response({"wait": told.seconds})
-        token = access.keyring.issue(
+        issue = partial(
+            access.keyring.issue,
             "round",
             claims.device,
             now=now,
             seconds=access.round_seconds,
+            token_id=claims.id,
             round_id=told.round,
             max_keys=claims.max_keys,
         )
         shown = {"round": told.round, "number": told.number, "fetch_after": told.fetch_after}
-        return json_response({**shown, "token": token})
+        # Two: an aggregator that is shown the second cannot fetch or send as this device.
+        return json_response({**shown, "token": issue(), "sum_token": issue(audience="aggregator")})
 
     async def update(self, request: Request) -> Response:
         """Takes the update of one device in one round."""
@@ -431,7 +434,6 @@ class App:
             *UpdateRoutes(rounds, guards, spool, admit).routes(),
             Route("health", ("GET",), "/healthz", self._health),
             Route("ready", ("GET",), "/readyz", self._ready),
-            Route("metrics", ("GET",), "/metrics", self._metrics),
             *(route for make in extra_routes for route in make(guards)),
         ]
         self._routes = Routes(routes, self.metrics)
@@ -450,7 +452,3 @@ class App:
             raise BusyError("no round yet: got none; expected a published round; publish one")
         with self._rounds.hold(current.round):
             return json_response({"round": current.round})
-
-    async def _metrics(self, request: Request) -> Response:
-        text = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-        return Response.of(200, [text, NO_STORE], self.metrics.page())

@@ -73,7 +73,9 @@ class PeerLine:
             MismatchError: it has given the sum up, or never had it.
         """
         now = self._clock()
-        token = self._keyring.issue("device", self._name, now=now, seconds=_TOKEN_SECONDS)
+        token = self._keyring.issue(
+            "device", self._name, now=now, seconds=_TOKEN_SECONDS, audience="aggregator"
+        )
         path = f"/v1/sums/{round_id}/{what}"
         try:
             got = self._client.exchange("GET", path, headers={}, token=token, limit=limit)

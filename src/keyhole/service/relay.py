@@ -35,7 +35,6 @@ from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
 from keyhole.service.private import weighed_body
 from keyhole.service.routes import (
-    NO_STORE,
     Edge,
     Receive,
     Request,
@@ -250,7 +249,6 @@ class RelayApp:
             Route("relay keys", ("GET",), RELAY_KEYS_PATH, self._keys),
             Route("health", ("GET",), "/healthz", self._health),
             Route("ready", ("GET",), "/readyz", self._ready),
-            Route("metrics", ("GET",), "/metrics", self._metrics),
         ]
         rng = rng or random.SystemRandom()
         self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
@@ -286,7 +284,3 @@ class RelayApp:
     async def _ready(self, request: Request) -> Response:
         await self._link.configs()
         return json_response({"gateway": True})
-
-    async def _metrics(self, request: Request) -> Response:
-        text = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-        return Response.of(200, [text, NO_STORE], self.metrics.page())

@@ -396,6 +396,28 @@ class Edge:
         return error_response(hidden)
 
 
+class MetricsApp:
+    """Shows the metrics of a service at an address of their own, and nothing else.
+
+    What is counted of all devices together still tells an operator's habits, and a page costs more
+    to make than most requests: it is not for everyone who can reach the service.
+    """
+
+    def __init__(self, shown: Metrics, limits: Limits) -> None:
+        self.limits, self.metrics = limits, Metrics()  # its own: looking changes no count
+        self._shown = shown
+        routes = Routes([Route("metrics", ("GET",), "/metrics", self._page)], self.metrics)
+        self._edge = Edge(routes, limits, self.metrics, random.Random(0))
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answers one request."""
+        return self._edge(scope, receive, send)
+
+    async def _page(self, request: Request) -> Response:
+        text = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        return Response.of(200, [text, NO_STORE], self._shown.page())
+
+
 async def _send(response: Response, scope: Scope, send: Send) -> None:
     """Sends an answer; returns when all of it but a little is with the system, or nobody waits."""
     headers = response.headers

@@ -41,7 +41,7 @@ from keyhole.service.connections import BACKLOG, accept, allow_many_files
 from keyhole.service.metrics import Metrics, MetricsBoard
 from keyhole.service.on_demand import SliceSlab
 from keyhole.service.reading import MappedTable
-from keyhole.service.routes import Application
+from keyhole.service.routes import Application, MetricsApp
 from keyhole.wire.manifest import SegmentInfo, TableInfo
 
 _SUPERVISE_EVERY = 0.1  # seconds between looks at workers
@@ -295,7 +295,8 @@ def run(
     listen: Listen,
     *,
     workers: int = 1,
-    on_listen: Callable[[str], None] = lambda _: None,
+    metrics: Listen | None = None,
+    on_listen: Callable[[str, str], None] = lambda url, metrics_url: None,
 ) -> None:
     """Serves until SIGTERM or SIGINT; requests under way are answered first.
 
@@ -305,17 +306,26 @@ def run(
     Args:
         make_app: called in each worker, so that workers share no open file.
         workers: processes that answer; one more watches over them.
-        on_listen: is told the URL once all workers can answer.
+        metrics: where `/metrics` is, in plain HTTP; a free port of this machine alone if None.
+        on_listen: is told the URL of the service and that of its metrics, once all workers can
+            answer.
     """
+    shown = metrics or Listen()
     tls, listener = listen.tls(), bind(listen)
     board = MetricsBoard(workers, is_shared=True)
-    with listener:
+    with listener, bind(shown) as page:
+        urls = url_of(listener, listen), url_of(page, shown) + "/metrics"
+
+        def stop() -> None:  # as workers do: what waits there would wait in vain
+            listener.close()
+            page.close()
+
         warm_up()  # workers inherit what was compiled
         supervise(
-            partial(_work, make_app, listener, tls, board),
+            partial(_work, make_app, (listener, page), tls, board),
             workers,
-            on_ready=lambda: on_listen(url_of(listener, listen)),
-            on_stop=listener.close,  # as workers do: what waits there would wait in vain
+            on_ready=lambda: on_listen(*urls),
+            on_stop=stop,
         )
 
 
@@ -345,7 +355,7 @@ def serving(app: Application, listen: Listen | None = None) -> Iterator[str]:
 
 def _work(
     make_app: Callable[[Metrics], Application],
-    listener: socket.socket,
+    listeners: tuple[socket.socket, socket.socket],
     tls: ssl.SSLContext | None,
     board: MetricsBoard,
     worker: int,
@@ -367,7 +377,11 @@ def _work(
         loop.add_reader(parent.fileno(), end)
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, end)
-        await accept(app, listener, tls, stop, on_ready)
+        service, page = listeners
+        shown = MetricsApp(app.metrics, app.limits)
+        await asyncio.gather(
+            accept(app, service, tls, stop, on_ready), accept(shown, page, None, stop)
+        )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

@@ -79,7 +79,8 @@ class Deployment:
             _key_file(self.directory / name)
         for party in (0, 1):
             trainer = Keyring.load(self.directory / f"trainer-{party}")
-            token = trainer.issue("device", "trainer", now=time.time(), seconds=3600)
+            to = {"audience": "aggregator"}
+            token = trainer.issue("device", "trainer", now=time.time(), seconds=3600, **to)
             (self.directory / f"token-{party}").write_text(token)
             command = [
                 *(*_SERVE[:-1], "aggregator", self.directory / f"aggregator-{party}"),

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import AccessError, InputError, NotAdmittedError
-from keyhole.service.access import LEEWAY, Access, Keyring, check_device_name, new_key
+from keyhole.service.access import (
+    LEEWAY,
+    Access,
+    DenyList,
+    Keyring,
+    check_device_name,
+    new_key,
+)
 from tests.helpers import DIGEST
 
 NOW = 1_800_000_000.0
@@ -23,7 +30,7 @@ def bearer(token):
     return {b"authorization": b"Bearer " + (token if isinstance(token, bytes) else token.encode())}
 
 
-def forge(payload, key=b"a" * 32, prefix=b"kh1."):
+def forge(payload, key=b"a" * 32, prefix=b"kh2."):
     """A token with any payload, signed with a key."""
     signed = prefix + base64.urlsafe_b64encode(payload).rstrip(b"=")
     signature = base64.urlsafe_b64encode(hmac.digest(key, signed, sha256)).rstrip(b"=")
@@ -31,7 +38,8 @@ def forge(payload, key=b"a" * 32, prefix=b"kh1."):
 
 
 def claims(**changes):
-    known = {"version": 1, "kind": "device", "device": "phone-1"}
+    known = {"version": 2, "id": "0" * 32, "audience": "slices"}
+    known |= {"kind": "device", "device": "phone-1"}
     times = {"issued": NOW, "expires": NOW + 60.0, "round": None, "max_keys": None}
     return json.dumps({**known, **times, **changes}).encode()
 
@@ -95,14 +103,14 @@ def test_all_keys_verify_and_the_first_signs():
     "token",
     [
         b"",
-        b"kh1",
-        b"kh1..",
-        b"kh2." + TOKEN[4:],
+        b"kh2",
+        b"kh2..",
+        b"kh1." + TOKEN[4:],
         base64.urlsafe_b64encode(b'{"alg":"none"}') + b"." + claims() + b".",
-        forge(claims(), prefix=b"kh2."),
+        forge(claims(), prefix=b"kh1."),
         forge(claims(), prefix=b"none."),
         forge(claims(), key=b""),
-        b"kh1." + base64.urlsafe_b64encode(claims()).rstrip(b"=") + b"." + b"A" * 43,
+        b"kh2." + base64.urlsafe_b64encode(claims()).rstrip(b"=") + b"." + b"A" * 43,
     ],
 )
 def test_a_token_cannot_choose_how_it_is_checked(token):
@@ -113,7 +121,9 @@ def test_a_token_cannot_choose_how_it_is_checked(token):
 @pytest.mark.parametrize(
     "payload",
     [
-        claims(version=2),
+        claims(version=1),
+        claims(id="x"),
+        claims(audience="everyone"),
         claims(alg="none"),
         claims(kind="admin"),
         claims(device="../x"),
@@ -236,3 +246,60 @@ def test_reads_cannot_need_tokens_that_nobody_can_check():
         Access(None, reads_need_token=True)
     with pytest.raises(AccessError):
         Access(None).device(bearer(TOKEN), NOW)
+
+
+def test_a_token_counts_at_the_kind_of_service_that_it_is_for():
+    for audience in ("slices", "aggregator", "relay"):
+        token = RING.issue("device", "phone-1", now=NOW, seconds=60.0, audience=audience)
+        assert Access(RING, audience=audience).device(bearer(token), NOW).audience == audience
+        for other in {"slices", "aggregator", "relay"} - {audience}:
+            with pytest.raises(NotAdmittedError, match="another service"):
+                Access(RING, audience=other).device(bearer(token), NOW)
+
+
+def test_tokens_have_ids_that_differ():
+    made = [RING.issue("device", "x", now=NOW, seconds=1.0).encode() for _ in range(50)]
+    assert len({RING.verify(token, NOW).id for token in made}) == 50
+
+
+@pytest.fixture
+def denied(tmp_path):
+    """A deny list, its file, and a clock that the test sets."""
+    clock = [0.0]
+    path = tmp_path / "deny"
+    path.write_text(f"{'a' * 32}  # lost in a train\n\n# none\n")
+    return DenyList(path, clock=lambda: clock[0]), path, clock
+
+
+def test_a_denied_id_is_refused_and_the_list_is_read_again_when_it_changes(denied):
+    listed, path, clock = denied
+    access = Access(RING, denied=listed)
+    tokens = [RING.issue("device", "p", now=NOW, seconds=60.0, token_id=i * 32) for i in ("a", "b")]
+    with pytest.raises(AccessError, match="revoked"):
+        access.device(bearer(tokens[0]), NOW)
+    assert access.device(bearer(tokens[1]), NOW).device == "p"  # and is remembered as verified
+    path.write_text(f"{'b' * 32}\n")
+    clock[0] = 1.0
+    with pytest.raises(AccessError, match="revoked"):
+        access.device(bearer(tokens[1]), NOW)
+    assert access.device(bearer(tokens[0]), NOW).device == "p"
+
+
+@pytest.mark.parametrize("content", [None, b"nonsense\n" + b"b" * 32, b"\xff\xfe"])
+def test_a_deny_list_that_cannot_be_read_takes_nothing_back(denied, content, caplog):
+    listed, path, clock = denied
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    clock[0] = 1.0
+    assert "a" * 32 in listed
+    assert ("b" * 32 in listed) == (content is not None and b"b" in content)
+    assert "stays denied" in caplog.text
+
+
+def test_a_service_does_not_start_with_a_deny_list_that_is_none(tmp_path):
+    (tmp_path / "deny").write_text("phone-17\n")
+    for name in ("deny", "missing"):
+        with pytest.raises(InputError, match="deny list"):
+            DenyList(tmp_path / name)

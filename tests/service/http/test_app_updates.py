@@ -131,7 +131,7 @@ def test_an_update_is_stored_once(taking):
 
 def test_an_update_needs_a_token_of_the_round(taking):
     taking.refused(send_update(taking, token=device_token()), 403, "NotAdmittedError")
-    taking.refused(send_update(taking, token="kh1.x.y"), 401, "AccessError")
+    taking.refused(send_update(taking, token="kh2.x.y"), 401, "AccessError")
     foreign = Keyring((b"x" * 32,)).issue(
         "round", "phone-1", now=NOW, seconds=60.0, round_id=taking.round.id
     )

@@ -291,7 +291,7 @@ def test_commands_of_the_pages_have_the_options_that_they_give(line):
 
 def test_metrics_of_the_page_exist(origin):
     origin.door.ask("POST", origin.url("slices"), query(1), BINARY)
-    shown = origin.door.ask("GET", "/metrics").body.decode()
+    shown = origin.metrics
     named = set(re.findall(r"`(keyhole_[a-z_]+)`", OPERATE))
     assert len(named) > 5
     for name in named:

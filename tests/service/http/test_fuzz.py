@@ -50,7 +50,7 @@ TOKENS = [
     issue(ring=Keyring((b"x" * 32,))),
     issue()[:-1],
     issue() + b"=",
-    b"kh1..",
+    b"kh2..",
     b"A" * 5000,
 ]
 

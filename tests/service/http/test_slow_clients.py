@@ -17,7 +17,6 @@ from tests.service.sockets import (
     counted,
     get,
     make_certificates,
-    metric,
     read_to_end,
     wait_for,
 )
@@ -98,12 +97,13 @@ def test_a_client_that_does_not_read_is_cut_off_and_frees_the_memory(is_whole):
         body = bytes(size) if is_whole else iter([bytes(1 << 20)] * 64)
         return Response(200, [], body, size, after=ended.set)
 
-    with serving(app_with(large, send_seconds=0.3, idle_seconds=0.1)) as url:
+    app = app_with(large, send_seconds=0.3, idle_seconds=0.1)
+    with serving(app) as url:
         with connect(url) as reader:
             reader.sendall(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
             assert reader.recv(15) == b"HTTP/1.1 200 OK"
             assert ended.wait(LONG)
-            wait_for(lambda: metric(url, SLOW) == 1)
+            wait_for(lambda: counted(app, SLOW) == 1)
             assert len(read_to_end(reader)) < size
         assert get(url + "/healthz").status_code == 200
 

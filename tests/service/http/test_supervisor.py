@@ -48,7 +48,7 @@ def make(metrics):
     rounds.open(0)
     return App(rounds, metrics=metrics)
 
-tell = lambda url: print("serving x at", url, file=sys.stderr, flush=True)
+tell = lambda url, page: print("serving x at", url, page, file=sys.stderr, flush=True)
 run(make, Listen(), on_listen=tell)
 """
 
@@ -133,7 +133,7 @@ def test_a_start_that_fails_is_not_tried_for_ever(script, tmp_path, mode):
 
 def test_a_worker_that_cannot_be_replaced_yet_is_tried_again(script, tmp_path):
     process = script("serve")
-    url = re.search(r"http://\S+", process.stderr.readline())[0]
+    url, page = re.findall(r"http://\S+", process.stderr.readline())
     (worker,) = workers_of(process.pid)
     (tmp_path / "mode").write_text("fail")
     os.kill(worker, signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_a_worker_that_cannot_be_replaced_yet_is_tried_again(script, tmp_path):
     assert "no model" in process.stderr.readline()
     (tmp_path / "mode").write_text("serve")
     wait_for(lambda: httpx.get(url + "/healthz", timeout=5).status_code == 200)
-    assert metric(url, "keyhole_requests_in_flight") == 1
+    assert metric(page, "keyhole_requests_in_flight") == 0
 
 
 def test_those_who_die_early_are_replaced_ever_later():

@@ -1,5 +1,6 @@
 """`keyhole token`: a key file that works, and tokens that it signs."""
 
+import json
 import stat
 import time
 
@@ -8,7 +9,7 @@ from click.testing import CliRunner
 
 from keyhole.cli.token import token
 from keyhole.errors import InputError
-from keyhole.service.access import Keyring
+from keyhole.service.access import DenyList, Keyring
 
 
 def run(*args):
@@ -42,3 +43,26 @@ def test_a_device_needs_a_name_that_can_be_one(tmp_path):
     run("new-key", tmp_path / "key")
     with pytest.raises(InputError, match="name of a device"):
         run("issue", "--key", tmp_path / "key", "--device", "../x")
+
+
+def test_a_token_is_for_slices_and_a_week_unless_told(tmp_path):
+    run("new-key", tmp_path / "key")
+    claims = Keyring.load(tmp_path / "key").verify(
+        run("issue", "--key", tmp_path / "key", "--device", "x").encode(), time.time()
+    )
+    assert (claims.audience, claims.expires - claims.issued) == ("slices", 7 * 86_400)
+
+
+def test_the_id_that_show_tells_can_be_denied(tmp_path):
+    run("new-key", tmp_path / "key")
+    made = run("issue", "--key", tmp_path / "key", "--device", "x", "--audience", "relay")
+    (tmp_path / "token").write_text(made)
+    told = json.loads(run("show", tmp_path / "token"))
+    assert (told["device"], told["audience"]) == ("x", "relay")
+    (tmp_path / "deny").write_text("# who lost a phone")
+    run("deny", tmp_path / "deny", told["id"], "f" * 32)
+    listed = DenyList(tmp_path / "deny")
+    assert told["id"] in listed
+    assert "f" * 32 in listed
+    with pytest.raises(InputError, match="not the id"):
+        run("deny", tmp_path / "deny", "phone-17")

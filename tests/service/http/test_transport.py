@@ -189,7 +189,7 @@ def test_a_signal_ends_the_service_with_success(published, sent, workers):
             head = f"POST /v1/rounds/{current}/slices HTTP/1.1\r\nhost: x\r\n"
             head += f"content-length: {len(body)}\r\ncontent-type: application/octet-stream\r\n\r\n"
             connection.sendall(head.encode() + body[:-1])
-            wait_for(lambda: metric(running.url, "keyhole_requests_in_flight") == 2)
+            wait_for(lambda: metric(running.metrics, "keyhole_requests_in_flight") == 1)
             running.process.send_signal(sent)
             wait_for(lambda: not _accepts(running.url))
             connection.sendall(body[-1:])
@@ -223,13 +223,13 @@ def test_a_worker_that_dies_is_replaced_its_counts_stay_and_all_end_with_their_p
         wait_for(lambda: len(_workers_of(running.process.pid)) == 2)
         for _ in range(20):
             fetch(running.url, [1, 2, 3])
-        assert metric(running.url, "keyhole_keys_total") == 60
+        assert metric(running.metrics, "keyhole_keys_total") == 60
         before = _workers_of(running.process.pid)
         for worker in before:
             os.kill(worker, signal.SIGKILL)
         wait_for(lambda: len(set(_workers_of(running.process.pid)) - set(before)) == 2)
         np.testing.assert_array_equal(fetch(running.url, [4]), MODEL["w"][[4]])
-        assert metric(running.url, "keyhole_keys_total") == 61
+        assert metric(running.metrics, "keyhole_keys_total") == 61
         workers = _workers_of(running.process.pid)  # they end with their parent
         running.process.kill()
         running.process.wait()

@@ -84,6 +84,7 @@ def service(kind, directory):
                 connection.close()
                 return found
 
+            ask.metrics = lambda: app.metrics.page().decode()
             yield ask
 
 
@@ -119,7 +120,7 @@ def test_nothing_is_logged_and_metrics_hold_no_key_or_device(kind, tmp_path, cap
     caplog.set_level(logging.DEBUG)
     with service(kind, tmp_path) as ask:
         assert take_part(ask) == [200, 200, 400, 401, 200, 404, 404, 201, 400]
-        page = ask("GET", "/metrics")[1].decode()
+        page = ask.metrics()
     assert [record.getMessage() for record in caplog.records] == []
     assert "keyhole_keys_total 2.0" in page
     # Sums of seconds have 16 digits, among which those of a key may stand.
@@ -130,7 +131,7 @@ def test_a_select_function_that_fails_tells_no_key_through_the_service(tmp_path,
     caplog.set_level(logging.DEBUG)
     with service("failing", tmp_path) as ask:
         assert take_part(ask)[1] == 500
-        page = ask("GET", "/metrics")[1].decode()
+        page = ask.metrics()
     assert {record.getMessage() for record in caplog.records} == {
         "KeyholeError on route slices",
         "KeyholeError on route slice",

@@ -231,6 +231,6 @@ def test_where_reading_takes_a_token_the_relay_shows_its_own():
 def test_slices_are_counted_and_rounds_are_let_go():
     service = made()
     ask(service, path_of(service, 1), path_of(service, 2))
-    page = service.ask("GET", "/metrics").text
+    page = service.app.metrics.page().decode()
     assert "\nkeyhole_keys_total 2.0\n" in page
     assert service.rounds.held == 0

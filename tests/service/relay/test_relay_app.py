@@ -254,7 +254,7 @@ def test_the_relay_passes_on_the_key_configuration(http, both):
     assert got.headers["content-type"] == "application/ohttp-keys"
     assert got.content == http.get(f"{both.service.url}/v1/gateway/keys").content
     assert http.get(f"{both.url}/readyz").status_code == 200
-    assert "keyhole" in http.get(f"{both.url}/metrics").text
+    assert http.get(f"{both.url}/metrics").status_code == 404
 
 
 def test_the_relay_shows_its_own_token_where_reading_takes_one(http, tmp_path):

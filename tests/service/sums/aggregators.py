@@ -120,12 +120,13 @@ class Pair:
 
     def new_trainer(self, party, name="trainer", **retry):
         ring = self.keys[party].trainers
-        token = ring.issue("device", name, now=time.time(), seconds=600)
+        token = ring.issue("device", name, now=time.time(), seconds=600, audience="aggregator")
         retry = Retry(**{"attempts": 3, "first_wait": 0.01, "longest_wait": 0.05, **retry})
         return AggregatorClient(HttpClient(self.urls[party], retry=retry), token, party)
 
     def device_token(self, party, name, kind="device", **more):
         ring = self.keys[party].devices
+        more = {"audience": "aggregator", **more}
         return ring.issue(kind, name, now=time.time(), seconds=600, **more)
 
     def device(self, party, name):

@@ -166,7 +166,8 @@ def test_aggregators_speak_tls_to_each_other_devices_and_trainers(tmp_path):
             lines = []
             for party in (0, 1):
                 ring = pair.keys[party].trainers
-                token = ring.issue("device", "trainer", now=time.time(), seconds=60)
+                to = {"audience": "aggregator"}
+                token = ring.issue("device", "trainer", now=time.time(), seconds=60, **to)
                 client = HttpClient(pair.urls[party], ca=folder / "ca.pem", retry=Retry(attempts=3))
                 lines.append(AggregatorClient(client, token, party))
                 stack.callback(client.close)

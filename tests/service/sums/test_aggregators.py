@@ -245,7 +245,7 @@ def test_strangers_late_ones_and_foreign_messages_are_refused(pair, party):
     own = terms.facts.own_message_bytes(party)
     refusals = [
         (lambda: pair.send(party, ROUND, "device-77", body), NotAdmittedError),
-        (lambda: pair.send(party, ROUND, COHORT[0], body, token="kh1.x.y"), AccessError),
+        (lambda: pair.send(party, ROUND, COHORT[0], body, token="kh2.x.y"), AccessError),
         (lambda: pair.send(party, round_name(b"z"), COHORT[0], body), NotFoundError),
         (lambda: pair.send(party, "../../x", COHORT[0], body), NotFoundError),
         (lambda: pair.send(party, ROUND, COHORT[0], body[:-1]), MalformedError),
@@ -326,7 +326,8 @@ def test_tokens_of_one_kind_of_caller_are_worth_nothing_for_another(pair):
     pair.open(ROUND, terms)
     device, peer = pair.device(0, COHORT[0]), pair.peer_key
     trainer = pair.trainer(0)
-    for token in (device.token_for(ROUND), peer.issue("device", "x", now=0, seconds=1e12)):
+    strange = peer.issue("device", "x", now=0, seconds=1e12, audience="aggregator")
+    for token in (device.token_for(ROUND), strange):
         for path in ("", "/share", "/list"):
             with pytest.raises((AccessError, NotAdmittedError)):
                 device.client.get(f"/v1/sums/{ROUND}{path}", token=token, limit=10**6)

@@ -94,21 +94,23 @@ def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf)
     """Takes part for one client after the other, until the round is over."""
     node = NodeConfig.of(context.node_config)
     node.check(call)
-    if call.tokens and len(call.tokens) != len(call.clients):
-        raise MalformedError(
-            f"a call names another number of tokens than clients: got {len(call.tokens)} tokens; "
-            f"expected {len(call.clients)}, or none; run one version of keyhole on the server and "
-            "on all nodes"
-        )
+    for named in (call.tokens, call.sum_tokens):
+        if named and len(named) != len(call.clients):
+            raise MalformedError(
+                f"a call names another number of tokens than clients: got {len(named)} tokens; "
+                f"expected {len(call.clients)}, or none; run one version of keyhole on the server "
+                "and on all nodes"
+            )
     stop = threading.Event()
     timer = threading.Timer(min(call.seconds, threading.TIMEOUT_MAX), stop.set)
     timer.daemon = True
     timer.start()
     try:
-        tokens = call.tokens or (None,) * len(call.clients)
+        none = (None,) * len(call.clients)
+        tokens = zip(call.tokens or none, call.sum_tokens or none, strict=True)
         lots = [
-            _one(call, token, node, stop, partial(participant_of, client, context))
-            for client, token in zip(call.clients, tokens, strict=True)
+            _one(call, pair, node, stop, partial(participant_of, client, context))
+            for client, pair in zip(call.clients, tokens, strict=True)
         ]
     finally:
         timer.cancel()
@@ -134,13 +136,14 @@ class _Lot(NamedTuple):
 
 def _one(
     call: RoundCall,
-    token: str | None,
+    tokens: tuple[str | None, str | None],
     node: NodeConfig,
     stop: threading.Event,
     make: Callable[[], Participant],
 ) -> _Lot:
     began, reason, outcome, down, up = time.monotonic(), "", "failed", 0, 0
-    told = Assignment(call.round, call.number, token)
+    token, sum_token = tokens
+    told = Assignment(call.round, call.number, token, sum_token=sum_token)
     try:
         with ExitStack() as stack:
             connect = node.connector(stack, stop)

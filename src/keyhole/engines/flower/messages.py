@@ -50,6 +50,7 @@ class RoundCall:
         seconds: until it closes at the latest.
         service: URL of the slice service.
         tokens: of the round, one for each client; none where the service knows no tokens.
+        sum_tokens: likewise for the aggregators, where there are any.
         delivery: how slices are fetched.
         second: URL of the second slice server, where the delivery needs one.
         aggregators: URLs of the two aggregators, where updates are added up in secret.
@@ -61,6 +62,7 @@ class RoundCall:
     service: str
     clients: tuple[int, ...]
     tokens: tuple[str, ...] = ()
+    sum_tokens: tuple[str, ...] = ()
     delivery: str = DEFAULT_SERVED
     second: str = ""
     aggregators: tuple[str, ...] = ()

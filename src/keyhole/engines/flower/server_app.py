@@ -258,17 +258,20 @@ class FlowerSummons:
         return sentences(told)
 
     def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> RoundCall:
-        tokens: list[str] = []
+        tokens, sum_tokens = list[str](), list[str]()
         if self.keyring is not None:
-            now, ring = self.wall(), self.keyring
+            now, ring, names = self.wall(), self.keyring, [device_name(c) for c in clients]
             issue = partial(ring.issue, "round", now=now, seconds=seconds, round_id=round_id)
-            tokens = [issue(device_name(client)) for client in clients]
+            tokens = [issue(name) for name in names]
+            if self.addresses.aggregators:
+                sum_tokens = [issue(name, audience="aggregator") for name in names]
         return RoundCall(
             round=round_id,
             number=t,
             seconds=seconds,
             clients=tuple(clients),
             tokens=tuple(tokens),
+            sum_tokens=tuple(sum_tokens),
             **asdict(self.addresses),
         )
 
