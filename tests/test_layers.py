@@ -252,6 +252,7 @@ OF_ALL_SUMS = {
     "keyhole.aggregation",
     "keyhole.aggregation.base",
     "keyhole.aggregation.exchange",
+    "keyhole.aggregation.inputs",
     "keyhole.aggregation.privacy.mechanism",
     "keyhole.aggregation.shares",
     "keyhole.aggregation.sum_server",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from keyhole import tree
 from keyhole.about import About, Leak
+from keyhole.aggregation.inputs import HeldBy
 from keyhole.arrays import KeyArray, Tree
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint, RingBits
@@ -45,6 +46,8 @@ class ClientResult:
         update_bytes: what it sent to have its update added.
         unplaced_keys: how many keys it chose and trained without, because a private delivery had
             no place for them in its query.
+        norm: of its update as it arrived; None where nobody measured it.
+        is_above_norm: whether that was above what the round allows.
     """
 
     client: int
@@ -56,6 +59,8 @@ class ClientResult:
     bytes_up: int = 0
     update_bytes: int = 0
     unplaced_keys: int = 0
+    norm: float | None = None
+    is_above_norm: bool = False
 
     def __repr__(self) -> str:
         """Keys and updates may be private."""
@@ -109,6 +114,7 @@ class SumResult:
         bytes_down: client -> what it received for it.
         unplaced_keys: keys of all clients whose update found no place in a message.
         seen_by: party -> what it learned of updates and their keys.
+        outliers: updates that a sum with an alarm found too long beside the others.
         error: why nothing was opened, if so.
     """
 
@@ -118,6 +124,7 @@ class SumResult:
     bytes_down: Mapping[int, int] = field(default_factory=dict)
     unplaced_keys: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
+    outliers: int = 0
     error: str | None = None
 
 
@@ -205,8 +212,11 @@ class AggregationAbout(About):
             long as `min_clients` stayed. If not, Poisson cohorts may lose nobody.
         failure: how often a sum is not opened although enough clients stayed; `never` for always.
             None (not declared) is refused where privacy is promised.
-        is_in_clear: whether this is the plain sum, in the clear: updates may then be added up in
-            blocks before they arrive.
+        is_in_clear: whether updates arrive as they are, at one who sees each of them.
+        adds_in_blocks: whether updates may be added up in blocks before they arrive: it needs
+            nothing but their sums.
+        inputs: how a bound on updates is held.
+        needs_norms: whether it looks at `ClientResult.norm`.
         can_sign: whether clients can sign which of them are left.
     """
 
@@ -218,6 +228,9 @@ class AggregationAbout(About):
     hides_dropouts: bool = False
     failure: Failure | None = None
     is_in_clear: bool = False
+    adds_in_blocks: bool = False
+    inputs: HeldBy = "unproved"
+    needs_norms: bool = False
     can_sign: bool = False
 
     @property

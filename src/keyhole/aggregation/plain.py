@@ -39,6 +39,8 @@ _SPARSE = AggregationAbout(
     failure=never,
     hides_dropouts=True,
     is_in_clear=True,
+    adds_in_blocks=True,
+    inputs="checked",
 )
 _WHERE = "each update and whose it is; its keys are where it is not zero"
 _DENSE = AggregationAbout(
@@ -52,6 +54,8 @@ _DENSE = AggregationAbout(
     failure=never,
     hides_dropouts=True,
     is_in_clear=True,
+    adds_in_blocks=True,
+    inputs="checked",
 )
 
 

@@ -170,6 +170,11 @@ def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     for option in ("value_clip", "ring_bits"):
         if options[option] is not None and name not in secure:
             raise click.UsageError(f"--{option.replace('_', '-')} goes with a secure --aggregation")
+    if options["above_norm"] is not None:
+        if spec.aggregation.max_update_norm is None:
+            raise click.UsageError("--above-norm goes with --max-update-norm")
+        if name in secure:
+            raise click.UsageError("--above-norm: a secure sum shows nobody how long an update is")
     if spec.aggregation.signed and name not in signed:
         raise click.UsageError(f"--signed goes with --aggregation {', '.join(signed)}")
     if options["value_clip"] is not None and spec.privacy and spec.privacy.clip < inf:

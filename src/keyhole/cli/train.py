@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from keyhole.aggregation import aggregation_named
 from keyhole.cli.options import (
     DELIVERY,
     DIRECTORY,
@@ -120,7 +121,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 )
 @spec_options(
     *("--aggregation", "--mean-over", "--server-lr", "--optimizer"),
-    *("--value-clip", "--ring-bits", "--signed"),
+    *("--value-clip", "--ring-bits", "--signed", "--max-update-norm", "--above-norm"),
     *("--dp-noise", "--dp-clip", "--dp-delta", "--dp-budget"),
     *("--dp-kind", "--dp-threshold", "--dp-bands"),
     *("--concurrency", "--max-staleness", "--engine"),
@@ -260,8 +261,8 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     if options["devices"] and delivery:
         raise click.UsageError("--delivery: devices choose their own")
     is_alone = options["devices"] and not options["aggregators"]
-    if is_alone and (spec.aggregation.name or spec.privacy):
-        raise click.UsageError("--aggregation and --dp-noise with --devices take --aggregators")
+    if is_alone and (spec.privacy or not _is_served_clear(spec)):
+        raise click.UsageError("secure sums and --dp-noise with --devices take --aggregators")
     about = delivery_named(delivery.name).about if delivery else None
     if options["force"] and not (about and about.is_private):
         raise click.UsageError("--force goes with a private --delivery")
@@ -276,6 +277,15 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
         refuse(options, ("address", "shards"), "goes with --engine ray")
     if options["devices"] is None:
         refuse(options, ("round_seconds", "replace_rounds"), "goes with --devices")
+
+
+def _is_served_clear(spec: RunSpec) -> bool:
+    """Whether the updates of devices arrive in the clear."""
+    from keyhole.aggregation.base import about_of
+
+    named = spec.aggregation.name
+    about = about_of(aggregation_named(named.name)) if named else None
+    return about is None or (about.is_in_clear and about.is_served)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, choose_keys
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.wire.assignment import Wait
-from keyhole.wire.messages import refuse_clear
+from keyhole.wire.messages import bound_of, refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""
@@ -52,7 +52,8 @@ class Participant:
 
     Args:
         choose: `round -> keys`.
-        train: `(round, what was fetched) -> update`, start minus end.
+        train: `(round, what was fetched) -> update`, start minus end; what is sent is clipped to
+            what the round allows.
         fetch: `(device, round, keys) -> sub-model`: how slices are fetched, and so who learns which
             keys. The sub-model says which keys it was selected with: a private way may miss some.
         send: `(device, round, update, keys) -> bytes sent`: how the update travels, and so who
@@ -147,7 +148,8 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
         refuse_clear(known.manifest.settings)
     keys = participant.choose(known)
     fetched = participant.fetch(device, told, keys)
-    update = participant.train(known, fetched)
+    bound = bound_of(known.manifest.settings)
+    update = bound.clip(participant.train(known, fetched), fetched.keys)
     _refuse_late(device, told)
     sent = send(device, told, update, fetched.keys)
     kept = sum(map(len, fetched.keys.values()))

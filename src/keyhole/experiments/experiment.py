@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -226,6 +227,8 @@ class Experiment:
             delivery=self._delivery,
             aggregate=self._aggregate,
             privacy=None if private is None else Privacy(**private.values()),
+            max_update_norm=self.spec.aggregation.max_update_norm or inf,
+            above_norm=self.spec.aggregation.above_norm,
             buffering=None
             if stream is None
             else Buffering(stream.concurrency, size, stream.max_staleness, duration=exponential),

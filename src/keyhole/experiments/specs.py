@@ -181,6 +181,8 @@ def name_of(spec: RunSpec) -> str:
     sums = spec.aggregation
     words += [part.name for part in (spec.server.optimizer, spec.delivery, sums.name) if part]
     words += ["ring16"] * (sums.ring_bits == 16) + ["signed"] * sums.signed
+    if sums.max_update_norm is not None:
+        words += [f"norm{sums.max_update_norm:g}"] + ["clip"] * (sums.above_norm == "clip")
     words += [spec.cohort.sampling] if spec.cohort.sampling != "fixed" else []
     if (private := spec.privacy) is not None:
         words.append(f"noise{private.noise:g}-clip{private.clip:g}")

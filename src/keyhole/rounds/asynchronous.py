@@ -14,13 +14,13 @@ import io
 import json
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.aggregation.base import ClientResult
+from keyhole.aggregation.base import ClientResult, SumResult
 from keyhole.arrays import Tree
 from keyhole.delivery.base import Cost
 from keyhole.errors import InputError
@@ -32,14 +32,16 @@ from keyhole.rounds.round import (
     Executor,
     choose,
     deliver,
+    nothing_summed,
     open_round,
     record_results,
     refused_whole,
+    sum_results,
     train,
 )
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream, Stream, generator
-from keyhole.server.row_sums import Over, RowUpdate, sum_updates
+from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 
 
@@ -66,12 +68,13 @@ class AsyncRound:
             self._stale.append(result.client)
 
     def close(
-        self, t: int, step: int, why: WhyStep, layout: Layout, buffering: Buffering, over: Over
+        self, t: int, step: int, why: WhyStep, layout: Layout, parts: RunParts
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """The sum, each update weighed by its age, or None where the goal was not reached; and the
         record.
         """
         is_step = why == "goal"
+        summed = self._sum(t, layout, parts) if is_step else nothing_summed(parts)
         record = RoundRecord(
             round=t,
             step=step + is_step,
@@ -79,13 +82,19 @@ class AsyncRound:
             stale=self._stale,
             staleness=[age for _, age in self._added] if is_step else [],
             incidents=[*self.incidents, *refused_whole(self.ended)],
-            **record_results(self.ended, self.costs),
+            input_bound=parts.input_bound,
+            **record_results(self.ended, self.costs, summed),
         )
-        if not is_step:
-            return None, record
-        updates = [_scale(result.update, buffering.weight(age)) for result, age in self._added]
-        keys = [result.keys for result, _ in self._added]
-        return sum_updates(layout, updates, keys, over), record
+        return summed.rows, record
+
+    def _sum(self, t: int, layout: Layout, parts: RunParts) -> SumResult:
+        assert parts.buffering is not None
+        weight = parts.buffering.weight
+        weighed = [
+            replace(result, update=_scale(result.update, weight(age)))
+            for result, age in self._added
+        ]
+        return sum_results(t, weighed, layout, parts)
 
 
 def _scale(update: Tree, weight: float) -> Tree:
@@ -135,7 +144,7 @@ class Buffered:
                 this.end(flight.result, machine.end(flight.version, has_sent))
         self._drawn = stream.drawn
         why, steps = machine.closed, state.steps
-        return this.close(t, steps, why, state.layout, self.buffering, parts.over)
+        return this.close(t, steps, why, state.layout, parts)
 
     def dump(self) -> bytes:
         """What is under way, to be stored with a step."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
+from keyhole.aggregation.inputs import UNBOUND, InputBound
 from keyhole.arrays import Tree
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
@@ -217,12 +218,16 @@ def is_nothing(update: Tree) -> bool:
 
 @dataclass(frozen=True)
 class ClientJob:
-    """One client's training in one round: all that a worker needs besides `Clients`."""
+    """One client's training in one round: all that a worker needs besides `Clients`.
+
+    `bound` is what an honest client clips its update to.
+    """
 
     client: int
     seed_path: tuple[int, ...]
     keys: KeysBySpace
     submodel: Tree
+    bound: InputBound = UNBOUND
 
     def run(self, clients: Clients) -> Tree:
         """Returns the update; `NOTHING` where the client has no examples."""
@@ -232,25 +237,33 @@ class ClientJob:
             return NOTHING
 
     def train(self, clients: Clients) -> Tree:
-        """Returns the update, a function of the job and the client's data alone; raises
+        """Returns the update, clipped, a function of the job and the client's data alone; raises
         NoExamplesError where the client has no examples.
         """
         data = clients.localize(clients.data(self.client), self.keys)
-        return clients.train(self.submodel, data, generator(*self.seed_path))
+        update = clients.train(self.submodel, data, generator(*self.seed_path))
+        return self.bound.clip(update, self.keys)
 
     @staticmethod
     def of(
-        seed: int, trial: int, t: int, client: int, keys: KeysBySpace, submodel: Tree
+        seed: int,
+        trial: int,
+        t: int,
+        client: int,
+        keys: KeysBySpace,
+        submodel: Tree,
+        bound: InputBound = UNBOUND,
     ) -> ClientJob:
         """The job of a client in round t; its randomness is the client's in that round."""
-        return ClientJob(client, (seed, trial, Stream.CLIENT, t, client), keys, submodel)
+        return ClientJob(client, (seed, trial, Stream.CLIENT, t, client), keys, submodel, bound)
 
 
 class Jobs(Sequence[ClientJob]):
     """The jobs of some clients of one round: sub-models come one by one, as jobs are taken.
 
     `seed_path` is seed, trial and round; `keys` has what a client's sub-model holds, in the order
-    of the jobs; `source` is that of the rows, where they can be selected elsewhere.
+    of the jobs; `source` is that of the rows, where they can be selected elsewhere; `bound` holds
+    for every update.
     """
 
     def __init__(
@@ -259,10 +272,12 @@ class Jobs(Sequence[ClientJob]):
         keys: Mapping[int, KeysBySpace],
         submodel: Callable[[int], Tree],
         source: RowSource | None = None,
+        bound: InputBound = UNBOUND,
     ) -> None:
         self.seed_path = seed_path
         self.keys = keys
         self.source = source
+        self.bound = bound
         self._submodel = submodel
         self._clients = list(keys)
 
@@ -274,7 +289,8 @@ class Jobs(Sequence[ClientJob]):
         if isinstance(at, slice):
             return [self[place] for place in range(len(self))[at]]
         client = self._clients[at]
-        return ClientJob.of(*self.seed_path, client, self.keys[client], self._submodel(client))
+        submodel = self._submodel(client)
+        return ClientJob.of(*self.seed_path, client, self.keys[client], submodel, self.bound)
 
     def __len__(self) -> int:
         return len(self._clients)

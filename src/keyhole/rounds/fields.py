@@ -12,14 +12,22 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from keyhole.errors import InputError
 from keyhole.identity import Ref
 
-VERSION = 3
+VERSION = 4
 NONE = "none"
 """Stands for None where a format has no word for it: TOML, and Flower's run config."""
+
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+def said(doc: str, *flags: str) -> Meta:
+    """Returns what a field means, and the option that sets it."""
+    return Meta(description=doc, extra={"flag": flags[0]} if flags else {})
 
 
 class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

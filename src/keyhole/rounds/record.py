@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from keyhole.aggregation.inputs import HeldBy
 from keyhole.errors import InputError
 from keyhole.files import replacing, write_all
 from keyhole.rounds.fields import typed
@@ -31,7 +32,8 @@ class RoundRecord:
         lost_before: those lost before their slices arrived.
         lost_after: those lost after.
         late: those that had not answered when the round had enough.
-        refused: those whose update held NaN, infinity, or numbers too large to add up.
+        refused: those whose update held NaN, infinity, or numbers too large to add up, or was above
+            the max norm where such updates are refused.
         empty: those whose keys met none of their examples: they had nothing to train on.
         stale: those whose update was too old to count.
         bytes_down: bytes that each client received, in the order of `clients`.
@@ -48,6 +50,10 @@ class RoundRecord:
         privacy: epsilon and delta that the run has spent so far, for whom and by which account.
         not_opened: why a secure sum could not be opened, and the round made no step.
         staleness: of each update that was added, in steps; all zero unless rounds are asynchronous.
+        above_norm: how many updates were above the max norm, and so refused or clipped.
+        outliers: how many of those added were longer than the alarm's multiple of the median norm.
+        input_bound: how the bound on updates was held: "checked" by who added them up, "proved" to
+            them, "unproved" where honest devices alone keep it; "none" where there is none.
         incidents: what went wrong beside the clients, such as a worker that was lost and whose work
             was done again.
         metrics: name -> value, where the round was evaluated.
@@ -75,6 +81,9 @@ class RoundRecord:
     privacy: Mapping[str, Any] = field(default_factory=dict)
     not_opened: str | None = None
     staleness: list[int] = field(default_factory=list)
+    above_norm: int = 0
+    outliers: int = 0
+    input_bound: HeldBy | Literal["none"] = "none"
     incidents: list[str] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -170,6 +179,8 @@ def _scalars(record: RoundRecord) -> dict[str, float]:
         "cohort/asked": len(record.clients),
         "cohort/added": len(record.staleness),
         "cohort/refused": len(record.refused),
+        "cohort/above_norm": record.above_norm,
+        "cohort/outliers": record.outliers,
         "cohort/empty": len(record.empty),
         "cost/bytes_down": sum(record.bytes_down),
         "cost/bytes_up": sum(record.bytes_up),

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
-from keyhole.aggregation.plain import PLAIN
+from keyhole.aggregation.inputs import InputBound, TakenUpdate
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.arrays import KeyArray, Tree
 from keyhole.delivery.base import Cost
@@ -27,7 +27,7 @@ from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMac
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts, Outcome, Stream, sample_cohort, sample_dropouts
-from keyhole.server.row_sums import BLOCK, BlockSum, RowUpdate, pair_up, sum_block, usable
+from keyhole.server.row_sums import BLOCK, BlockSum, RowUpdate, pair_up, sum_block
 from keyhole.server.state import ServerState
 
 Executor: TypeAlias = Callable[[Clients, Sequence[ClientJob]], Iterable[Tree]]
@@ -86,7 +86,7 @@ def run_round(
     machine = open_round(t, asked, parts, terms_of(parts.cohorts, asked))
     keys = choose(clients, asked, t, state.layout, parts, execute)  # z
     slices = deliver(state, keys, machine, parts)  # psi
-    results = train(clients, slices, t, machine, parts, execute, parts.is_in_clear)  # u
+    results = train(clients, slices, t, machine, parts, execute, parts.adds_in_blocks)  # u
     total = add_up(t, results.each, state.layout, parts, results.blocks)  # phi
     return total.rows, record_round(t, state, parts, results, total)
 
@@ -191,22 +191,24 @@ def train(
         wave, waiting = waiting[: machine.missing], waiting[machine.missing :]
         own = {client: slices.keys[client] for client in wave}
         place = parts.seed, parts.trial, t
-        jobs = Jobs(place, own, slices.submodels.__getitem__, slices.source)
+        jobs = Jobs(place, own, slices.submodels.__getitem__, slices.source, parts.bound)
         for client, outcome in zip(wave, work.do(jobs), strict=True):
             is_sent, is_empty = outcome == "sent", outcome == "empty"
             machine.handle(Answered(client) if is_sent else Refused(client, is_empty=is_empty))
     each = [
-        _result(client, outcome, slices, work.updates.get(client))
+        _result(client, outcome, slices, work.taken.get(client, _NOTHING_TAKEN))
         for client, outcome in machine.outcomes.items()
     ]
     blocks = tuple(work.blocks) if in_blocks else None
     return CohortResults(each, slices.cost, machine.closed, blocks, work.incidents)
 
 
-def _result(client: int, outcome: Outcome, slices: CohortSlices, update: Tree) -> ClientResult:
+def _result(
+    client: int, outcome: Outcome, slices: CohortSlices, taken: TakenUpdate
+) -> ClientResult:
     keys, wanted = slices.keys[client], slices.chosen[client]
     unplaced = sum(map(len, wanted.values())) - sum(map(len, keys.values()))
-    result = result_of(client, outcome, keys, update, slices.layout, slices.cost)
+    result = result_of(client, outcome, keys, taken, slices.layout, slices.cost)
     return replace(result, unplaced_keys=unplaced)
 
 
@@ -218,7 +220,7 @@ class _Work:
     clients: Clients
     layout: Layout
     in_blocks: bool
-    updates: dict[int, Tree] = field(default_factory=dict)
+    taken: dict[int, TakenUpdate] = field(default_factory=dict)  # without updates, where in blocks
     blocks: list[BlockSum] = field(default_factory=list)
     incidents: list[str] = field(default_factory=list)
 
@@ -231,11 +233,12 @@ class _Work:
 
     def _bring(self, jobs: Jobs) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        for client, update in zip(jobs.keys, self.execute(self.clients, jobs), strict=True):
-            found = None if is_nothing(update) else usable(update)
-            self.updates[client] = found
+        for (client, keys), update in zip(
+            jobs.keys.items(), self.execute(self.clients, jobs), strict=True
+        ):
+            taken = self.taken[client] = _take(jobs.bound, keys, update)
             without: Outcome = "empty" if is_nothing(update) else "refused"
-            outcomes.append(without if found is None else "sent")
+            outcomes.append(without if taken.update is None else "sent")
         return outcomes
 
     def _add_up(self, jobs: Jobs) -> list[Outcome]:
@@ -243,7 +246,7 @@ class _Work:
             blocks = list(self.execute.add_up(self.clients, jobs, self.layout))
         else:
             updates = self.execute(self.clients, jobs)
-            blocks = pair_up(_in_blocks(list(jobs.keys.values()), updates, self.layout))
+            blocks = pair_up(_in_blocks(jobs, updates, self.layout))
         self.blocks += blocks
         outcomes: list[Outcome] = ["sent"] * len(jobs)
         start = 0
@@ -253,7 +256,29 @@ class _Work:
             for place in block.empty:
                 outcomes[start + place] = "empty"
             start += BLOCK * block.span
+        self._note_norms(list(jobs.keys), outcomes, blocks)
         return outcomes
+
+    def _note_norms(
+        self, clients: Sequence[int], outcomes: Sequence[Outcome], blocks: Sequence[BlockSum]
+    ) -> None:
+        """Keeps what is known of updates that were added up where they were made."""
+        sent = [c for c, outcome in zip(clients, outcomes, strict=True) if outcome == "sent"]
+        if norms := [norm for block in blocks for norm in block.norms]:
+            self.taken |= {c: TakenUpdate(None, n) for c, n in zip(sent, norms, strict=True)}
+        start = 0
+        for block in blocks:
+            for client in (clients[start + place] for place in block.above):
+                self.taken[client] = replace(self.taken.get(client, _NOTHING_TAKEN), is_above=True)
+            start += BLOCK * block.span
+
+
+_NOTHING_TAKEN = TakenUpdate(None)
+
+
+def _take(bound: InputBound, keys: KeysBySpace, update: Tree) -> TakenUpdate:
+    """What is added up of what a client brought; of one without examples, nothing."""
+    return _NOTHING_TAKEN if is_nothing(update) else bound.take(update, keys)
 
 
 def add_up_jobs(
@@ -269,38 +294,61 @@ def add_up_jobs(
         before: called once they have run; returns the sum of those before them in the block, if
             they are not the first.
     """
-    brought = [(job.keys, job.run(clients)) for job in jobs]
+    brought = [_Brought.of(job.bound, job.keys, job.run(clients)) for job in jobs]
     return _add_block(brought, layout, before())
 
 
-def _in_blocks(
-    keys: Sequence[KeysBySpace], updates: Iterable[Tree], layout: Layout
-) -> Iterator[BlockSum]:
+def _in_blocks(jobs: Jobs, updates: Iterable[Tree], layout: Layout) -> Iterator[BlockSum]:
     """Adds up block after block; no more updates are held than one has."""
-    pairs = zip(keys, updates, strict=True)
-    for _ in range(0, len(keys), BLOCK):
-        yield _add_block(list(islice(pairs, BLOCK)), layout)
+    pairs = zip(jobs.keys.values(), updates, strict=True)
+    for _ in range(0, len(jobs), BLOCK):
+        block = islice(pairs, BLOCK)
+        yield _add_block([_Brought.of(jobs.bound, keys, update) for keys, update in block], layout)
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """What one client of a block brought."""
+
+    keys: KeysBySpace
+    taken: TakenUpdate
+    is_empty: bool
+
+    @staticmethod
+    def of(bound: InputBound, keys: KeysBySpace, update: Tree) -> _Brought:
+        return _Brought(keys, _take(bound, keys, update), is_nothing(update))
 
 
 def _add_block(
-    brought: Sequence[tuple[KeysBySpace, Tree]], layout: Layout, before: BlockSum | None = None
+    brought: Sequence[_Brought], layout: Layout, before: BlockSum | None = None
 ) -> BlockSum:
     """Adds up what clients of one block brought; those without a usable update are left out."""
-    empty = [at for at, (_, update) in enumerate(brought) if is_nothing(update)]
-    found = [(z, usable(update)) for z, update in brought]
-    refused = [at for at, (_, update) in enumerate(found) if update is None]
-    sent = [pair for at, pair in enumerate(found) if at not in {*empty, *refused}]
-    summed = sum_block(layout, [update for _, update in sent], [z for z, _ in sent], before)
+    sent = [each for each in brought if each.taken.update is not None]
+    updates, keys = [each.taken.update for each in sent], [each.keys for each in sent]
+    summed = sum_block(layout, updates, keys, before)
     first = 0 if before is None else before.clients + len(before.refused) + len(before.empty)
+
+    def places(which: Callable[[_Brought], bool]) -> tuple[int, ...]:
+        return tuple(first + at for at, each in enumerate(brought) if which(each))
+
+    refused = places(lambda each: each.taken.update is None and not each.is_empty)
+    norms = tuple(each.taken.norm for each in sent if each.taken.norm is not None)
     return replace(
         summed,
-        refused=summed.refused + tuple(first + at for at in refused),
-        empty=summed.empty + tuple(first + at for at in empty),
+        refused=summed.refused + refused,
+        empty=summed.empty + places(lambda each: each.is_empty),
+        above=summed.above + places(lambda each: each.taken.is_above),
+        norms=summed.norms + norms,
     )
 
 
 def result_of(
-    client: int, outcome: Outcome, keys: KeysBySpace, update: Tree, layout: Layout, cost: Cost
+    client: int,
+    outcome: Outcome,
+    keys: KeysBySpace,
+    taken: TakenUpdate,
+    layout: Layout,
+    cost: Cost,
 ) -> ClientResult:
     """Returns the result of a client that chose `keys`, with what they and a plain update weigh."""
     counts = {name: len(z) for name, z in keys.items()}
@@ -310,7 +358,9 @@ def result_of(
         client=client,
         outcome=outcome,
         keys=keys,
-        update=update,
+        update=taken.update,
+        norm=taken.norm,
+        is_above_norm=taken.is_above,
         size=0 if outcome == "lost_before" else layout.client_size(**counts),
         bytes_down=cost.bytes_down.get(client, 0),
         bytes_up=cost.bytes_up.get(client, 0),
@@ -329,6 +379,17 @@ def add_up(
     sent = sum(result.outcome == "sent" for result in results)
     if sent < parts.cohorts.min_updates:
         return withheld(sent, parts.cohorts.min_updates, {})
+    return sum_results(t, results, layout, parts, blocks)
+
+
+def sum_results(
+    t: int,
+    results: Sequence[ClientResult],
+    layout: Layout,
+    parts: RunParts,
+    blocks: tuple[BlockSum, ...] | None = None,
+) -> SumResult:
+    """Returns what the run's aggregation makes of results, however few."""
     seed_path = parts.seed, parts.trial, t
     request = SumRequest(
         layout,
@@ -345,6 +406,11 @@ def add_up(
         total = parts.aggregate.add(request)
     # A sum of one's own need not repeat in every result what it declares.
     return total if total.seen_by else replace(total, seen_by=about_of(parts.aggregate).seen_by())
+
+
+def nothing_summed(parts: RunParts) -> SumResult:
+    """Returns the sum of a round that makes no step."""
+    return SumResult(None, {}, seen_by=about_of(parts.aggregate).seen_by())
 
 
 def record_round(
@@ -370,6 +436,7 @@ def record_round(
         incidents=[*results.incidents, *refused_whole(each)],
         **record_results(each, [results.cost], summed),
         not_opened=summed.error,
+        input_bound=parts.input_bound,
         privacy={} if account is None else account.describe(t, asked, added),
     )
 
@@ -394,8 +461,11 @@ class Synchronous:
 def refused_whole(results: Sequence[ClientResult]) -> list[str]:
     """Says so where clients answered and the update of none could be used."""
     refused = sum(result.outcome == "refused" for result in results)
+    above = sum(result.is_above_norm for result in results if result.outcome == "refused")
     if not refused or any(result.outcome in ("sent", "late") for result in results):
         return []
+    if above:
+        return [f"{refused} updates came, {above} of them above the max norm: none was added"]
     return [f"{refused} updates, all that came, held NaN, infinity or nothing: none was added"]
 
 
@@ -410,9 +480,9 @@ def _count_distinct(results: Sequence[ClientResult]) -> int:
 
 
 def record_results(
-    results: Sequence[ClientResult], costs: Sequence[Cost], summed: SumResult | None = None
+    results: Sequence[ClientResult], costs: Sequence[Cost], summed: SumResult
 ) -> dict[str, Any]:
-    """What results, deliveries and a sum (None for a plain one) put into the record of a round."""
+    """What results, deliveries and a sum put into the record of a round."""
 
     def those(outcome: str) -> list[int]:
         return [result.client for result in results if result.outcome == outcome]
@@ -427,8 +497,9 @@ def record_results(
         "select_calls": sum(cost.select_calls for cost in costs),
         "cache_hits": sum(cost.cache_hits for cost in costs),
         "distinct_keys": _count_distinct(results),
-        "unplaced_keys": sum(result.unplaced_keys for result in results)
-        + (0 if summed is None else summed.unplaced_keys),
+        "above_norm": sum(result.is_above_norm for result in results),
+        "outliers": summed.outliers,
+        "unplaced_keys": sum(result.unplaced_keys for result in results) + summed.unplaced_keys,
         "seen_by": {p: str(learned) for p, learned in costs[-1].leaks.items()} if costs else {},
-        "seen_in_sum": dict(PLAIN.about.seen_by() if summed is None else summed.seen_by),
+        "seen_in_sum": dict(summed.seen_by),
     }

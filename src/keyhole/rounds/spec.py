@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
@@ -18,10 +19,14 @@ from msgspec import Meta
 from keyhole.errors import InputError
 from keyhole.identity import Ref, identity_of
 from keyhole.rounds.fields import VERSION, Record, convert, merge, nest, read
+from keyhole.rounds.fields import Positive as _Positive
+from keyhole.rounds.fields import said as _said
+from keyhole.rounds.sum_spec import AggregationSpec
 from keyhole.sampling import Cohorts, check_count
 
 if TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation, AggregationAbout
+    from keyhole.aggregation.inputs import AboveNorm, HeldBy, InputBound
     from keyhole.aggregation.privacy.mechanism import Privacy
     from keyhole.delivery.base import Delivery
     from keyhole.keys.budget import DeviceClass
@@ -38,12 +43,6 @@ _MAX_SEED = 2**32 - 1
 _WHAT = "the record of a run"
 
 
-def _said(doc: str, *flags: str) -> Meta:
-    """What a field means, and the option that sets it."""
-    return Meta(description=doc, extra={"flag": flags[0]} if flags else {})
-
-
-_Positive = Annotated[float, Meta(gt=0)]
 _NotNegative = Annotated[float, Meta(ge=0)]
 _Count = Annotated[int, Meta(ge=1)]
 _CountOrNone = Annotated[int, Meta(ge=0)]
@@ -123,42 +122,6 @@ class ServerSpec(Record, frozen=True, kw_only=True):
             "--optimizer",
         ),
     ] = None
-
-
-class AggregationSpec(Record, frozen=True, kw_only=True):
-    """How updates are added up."""
-
-    name: Annotated[
-        Ref | None,
-        _said(
-            "How updates are added up: in the clear; dense at the client; by one server that sees "
-            "only sums, dense or as a sketch; by two servers that see nothing.",
-            "--aggregation",
-        ),
-    ] = None
-    value_clip: Annotated[
-        _Positive,
-        _said(
-            "Clip each coordinate of an update to [-C, C] before secure aggregation.",
-            "--value-clip",
-        ),
-    ] = 16.0
-    ring_bits: Annotated[
-        Literal[16, 32],
-        _said(
-            "Bits of the ring of secure sums: 16 halves what is sent, and rounds to steps 65,536 "
-            "times as coarse.",
-            "--ring-bits",
-        ),
-    ] = 32
-    signed: Annotated[
-        bool,
-        _said(
-            "Secure sums with one server: clients sign the list of those that remain, so that a "
-            "server that shows them different lists is caught. One more message each way.",
-            "--signed",
-        ),
-    ] = False
 
 
 class PrivacySpec(Record, frozen=True, kw_only=True):
@@ -376,6 +339,9 @@ class RunParts:
         delivery: how slices travel.
         aggregate: how updates are added up.
         privacy: what the run promises about one client; None promises nothing.
+        max_update_norm: C, the max L2 norm of an update: clients clip to it, and who sees updates
+            holds them to it; infinity for none.
+        above_norm: what is done with an update above it where updates arrive in the clear.
         buffering: asynchronous rounds; None for synchronous ones.
         shared_keys: all clients that start in one round draw their keys from the same random
             numbers: random keys are the same for everybody, "fixed" in section 5.3, while keys that
@@ -396,6 +362,8 @@ class RunParts:
     delivery: Delivery = field(default_factory=_on_demand)
     aggregate: Aggregation = field(default_factory=_plain)
     privacy: Privacy | None = None
+    max_update_norm: float = inf
+    above_norm: AboveNorm = "refuse"
     buffering: Buffering | None = None
     shared_keys: bool = False
     for_devices: Mapping[str, Any] = field(default_factory=dict)
@@ -406,6 +374,7 @@ class RunParts:
                 f"no such divisor: got {self.over}; expected {', '.join(get_args(MeanOver))}; "
                 "choose one of them"
             )
+        _ = self.bound  # checks itself
         if self.buffering is not None:
             self._check_stream(self.buffering)
         counts = {f"keys_per_client of {name!r}": m for name, m in self.keys_per_client.items()}
@@ -413,9 +382,26 @@ class RunParts:
             check_count(name, value, 0)
 
     @property
-    def is_in_clear(self) -> bool:
+    def adds_in_blocks(self) -> bool:
         """Whether updates are added up as they are, so that sums of some of them can be, too."""
-        return self.privacy is None and self._sum.is_in_clear
+        return self.privacy is None and self._sum.adds_in_blocks
+
+    @property
+    def bound(self) -> InputBound:
+        """How long an update may be, and whether who adds it up can tell."""
+        from keyhole.aggregation.inputs import InputBound
+
+        about = self._sum
+        is_checked = about.inputs == "checked"
+        return InputBound(self.max_update_norm, self.above_norm, is_checked, about.needs_norms)
+
+    @property
+    def input_bound(self) -> HeldBy | Literal["none"]:
+        """How the bound on updates is held. Where updates are not seen, that is never checked: each
+        number is clipped on honest devices, at the least."""
+        held = self._sum.inputs
+        has_clip = self.privacy is not None and self.privacy.clip < inf
+        return "none" if held == "checked" and not (self.bound.is_bound or has_clip) else held
 
     @property
     def _sum(self) -> AggregationAbout:
@@ -463,7 +449,8 @@ class RunParts:
     def _check_stream(self, buffering: Buffering) -> None:
         """Raises InputError where rounds cannot be asynchronous."""
         cohorts, limit = self.cohorts, max(buffering.concurrency, buffering.goal)
-        if not (self.is_in_clear and self._sum.is_served):
+        about = self._sum
+        if self.privacy is not None or not (about.is_in_clear and about.is_served):
             raise InputError(
                 "asynchronous rounds are added up in the clear, without noise: got a secure sum or "
                 "privacy; expected neither; use synchronous rounds"

@@ -28,8 +28,6 @@ from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout, Part
 from keyhole.server.rows import scatter_add_rows, sum_rows
 
-_LARGEST = np.finfo(np.float32).max / 2**20  # a million of them still add up
-
 
 @dataclass(frozen=True)
 class RowUpdate:
@@ -51,28 +49,6 @@ class RowUpdate:
 def no_update(part: Part) -> RowUpdate:
     """The update of a part that nobody touched."""
     return RowUpdate(np.empty(0, np.int64), np.empty((0, part.slice_size), np.float32))
-
-
-def usable(update: Tree) -> Tree | None:
-    """A client's update in float32, or None if it is not finite or too large to add up.
-
-    >>> usable({"w": np.array([1.0, np.nan])}) is None
-    True
-    """
-    leaves = {path: _cast(leaf) for path, leaf in tree.flatten(update).items()}
-    return tree.unflatten(update, leaves) if all(map(_is_small, leaves.values())) else None
-
-
-def _cast(leaf: Any) -> NDArray[np.float32]:
-    if getattr(leaf, "dtype", None) == np.float32:
-        return np.asarray(leaf)
-    with np.errstate(over="ignore"):  # infinity is refused, as is what becomes it
-        return np.asarray(leaf, np.float32)
-
-
-def _is_small(leaf: NDArray[np.float32]) -> bool:
-    """Two passes that write nothing; a NaN is both the least and the largest, and not small."""
-    return leaf.size == 0 or bool(leaf.min() >= -_LARGEST and leaf.max() <= _LARGEST)
 
 
 def check_float32(dtypes: Mapping[str, Any]) -> None:
@@ -175,6 +151,8 @@ class BlockSum:
         parts: for each part its distinct keys, ascending, and the sum of the rows of each.
         refused: places, from the first client on, of those whose update could not be added.
         empty: places of those that had nothing to add.
+        above: places of those whose update was longer than the round allows.
+        norms: of the updates that were added, in order, where they were asked for.
         span: how many blocks in a row were added up, a power of two.
     """
 
@@ -183,6 +161,8 @@ class BlockSum:
     refused: tuple[int, ...] = ()
     span: int = 1
     empty: tuple[int, ...] = ()
+    above: tuple[int, ...] = ()
+    norms: tuple[float, ...] = ()
 
 
 def sum_updates(
@@ -300,12 +280,20 @@ def _add_pair(left: BlockSum, right: BlockSum) -> BlockSum:
     filled = [summed.parts for summed in (left, right) if summed.clients] or [left.parts]
     parts = tuple(_merge_part(same) for same in zip(*filled, strict=True))
 
-    def both(name: Literal["refused", "empty"]) -> tuple[int, ...]:
+    def both(name: Literal["refused", "empty", "above"]) -> tuple[int, ...]:
         behind = tuple(left.span * BLOCK + place for place in getattr(right, name))
         return tuple(getattr(left, name)) + behind
 
     clients, span = left.clients + right.clients, left.span + right.span
-    return BlockSum(parts, clients, both("refused"), span, both("empty"))
+    return BlockSum(
+        parts,
+        clients,
+        both("refused"),
+        span,
+        both("empty"),
+        both("above"),
+        left.norms + right.norms,
+    )
 
 
 def _merge_part(same: Sequence[RowUpdate]) -> RowUpdate:

@@ -19,9 +19,9 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.errors import BusyError, NotFiniteError, NotFoundError, TooLargeError, TooLateError
+from keyhole.aggregation.inputs import InputBound
+from keyhole.errors import BusyError, NotFoundError, TooLargeError, TooLateError
 from keyhole.primitives.layout import Layout
-from keyhole.server.row_sums import usable
 from keyhole.service.access import Access, Guards, TokenClaims, not_admitted
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
@@ -338,8 +338,9 @@ class UpdateRoutes:
             body = bytes(await request.body(limits.max_body, limits))
             with self.rounds.hold(of_layout) as held:
                 layout = self._layout(of_layout, held.manifest)
+                bound = messages.bound_of(held.manifest.settings)
                 outcome = await asyncio.to_thread(
-                    self._keep, self.spool, layout, round_id, claims.device, body
+                    self._keep, self.spool, layout, bound, round_id, claims.device, body
                 )
         finally:
             guards.uploads.leave(weight)
@@ -368,15 +369,25 @@ class UpdateRoutes:
         return round_id
 
     def _keep(
-        self, spool: UpdateSpool, layout: Layout, round_id: str, device: str, body: bytes
+        self,
+        spool: UpdateSpool,
+        layout: Layout,
+        bound: InputBound,
+        round_id: str,
+        device: str,
+        body: bytes,
     ) -> Literal["stored", "known"]:
-        """Checks an update and stores it; takes a disk's time, so it runs in a thread."""
-        update, _ = messages.decode_update(body, layout, self.guards.limits.max_keys)
-        if usable(update) is None:
-            raise NotFiniteError(
-                "the update cannot be added up: got NaN, infinity or numbers near them; expected "
-                "finite numbers below 2^108; clip updates, or lower the learning rate"
-            )
+        """Checks an update and stores it; takes a disk's time, so it runs in a thread.
+
+        One that is above the norm and to be clipped is stored as it is: who adds it up clips it.
+        """
+        update, keys = messages.decode_update(body, layout, self.guards.limits.max_keys)
+        taken = bound.take(update, keys)
+        if taken.is_above:
+            self.guards.metrics.add("above_norm")
+        if taken.update is None:
+            spool.refuse(round_id, device, "norm" if taken.is_above else "numbers")
+            raise bound.refusal(taken)
         return spool.store(round_id, device, body)
 
     def _layout(self, round_id: str, manifest: Manifest) -> Layout:

@@ -16,10 +16,10 @@ from keyhole.rounds.machine import Event
 from keyhole.rounds.round import add_up, result_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
-from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block, usable
+from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import device_name
-from keyhole.wire.messages import decode_update
+from keyhole.wire.messages import bound_settings, decode_update
 
 
 def nothing_of(client: int, outcome: Outcome) -> ClientResult:
@@ -124,6 +124,10 @@ class Inbox(Protocol):
         """Whose update is here, whole."""
         ...
 
+    def refused(self, round_id: str) -> Iterable[str]:
+        """Whose update was refused when it came: these are not waited for."""
+        ...
+
     def close(self, round_id: str) -> Iterable[str]:
         """Takes no more updates; returns whose are here. Closing again changes nothing."""
         ...
@@ -156,8 +160,8 @@ class SpoolInbox:
         if not (about.is_in_clear and about.is_served):
             raise InputError(
                 "updates of devices arrive in the clear: got a run with another sum, "
-                f"{about.name}; expected the plain sum; let devices send to two aggregators, or "
-                "leave the run's aggregation as it is"
+                f"{about.name}; expected one in the clear that is served; let devices send to two "
+                "aggregators, or leave the run's aggregation as it is"
             )
         self._round = t, layout, parts
         return {}
@@ -172,6 +176,10 @@ class SpoolInbox:
     def devices(self, round_id: str) -> Iterable[str]:
         """Whose update is stored."""
         return self._spool.devices(round_id)
+
+    def refused(self, round_id: str) -> Iterable[str]:
+        """Whose update the service refused."""
+        return self._spool.refused(round_id)
 
     def close(self, round_id: str) -> Iterable[str]:
         """Closes the spool, for the service's processes too."""
@@ -188,7 +196,7 @@ class SpoolInbox:
         coming = (self.result(round_id, c, outcome, coding) for c, outcome in outcomes.items())
         results: list[ClientResult] = []
         blocks = None
-        if parts.is_in_clear:
+        if parts.adds_in_blocks:
             blocks = tuple(pair_up(_sum_in_blocks(coming, layout, results)))
         else:
             results.extend(coming)
@@ -198,18 +206,19 @@ class SpoolInbox:
 
     def result(self, round_id: str, client: int, outcome: Outcome, coding: Coding) -> ClientResult:
         """What a client brought, if it brought anything; "refused" if that cannot be added."""
+        _, layout, parts = self._round
         if not self._spool.has(round_id, device_name(client)):
-            return nothing_of(client, outcome)
+            is_above = self._spool.refusal(round_id, device_name(client)) == "norm"
+            return replace(nothing_of(client, outcome), is_above_norm=is_above)
         body = self._spool.read(round_id, device_name(client))
-        _, layout, _ = self._round
         try:
             update, keys = decode_update(body, layout, max_keys=2**32)
         except KeyholeError:  # the service had checked it: a file was changed since
             return nothing_of(client, "refused")
-        update = usable(update)
-        outcome = "refused" if update is None else outcome
+        taken = parts.bound.take(update, keys)
+        outcome = "refused" if taken.update is None else outcome
         cost = Pregenerated(coding).cost(layout, {client: keys})
-        return result_of(client, outcome, keys, update, layout, cost)
+        return result_of(client, outcome, keys, taken, layout, cost)
 
 
 def _sum_in_blocks(
@@ -246,5 +255,6 @@ def round_settings(t: int, parts: RunParts) -> dict[str, object]:
         "trial": parts.trial,
         "keys_per_client": dict(parts.keys_per_client),
         "shared_keys": parts.shared_keys,
+        **bound_settings(parts.bound),
         **told,
     }

@@ -41,6 +41,7 @@ Count: TypeAlias = Literal[
     "stored",
     "repeated",
     "unused",
+    "above_norm",
     "cut_off",
     "gone",
     "private",
@@ -55,6 +56,10 @@ _COUNTS: Mapping[Count, tuple[str, str]] = {
     "stored": ("keyhole_updates_stored", "Updates taken."),
     "repeated": ("keyhole_updates_repeated", "Updates sent again, equal to the first."),
     "unused": ("keyhole_updates_refused", "Updates refused."),
+    "above_norm": (
+        "keyhole_updates_above_norm",
+        "Updates above the max norm of their round: refused, or to be clipped by the trainer.",
+    ),
     "cut_off": ("keyhole_slow_connections", "Connections cut off because they were slow."),
     "gone": ("keyhole_gone", "Requests whose sender left before the answer."),
     "private": ("keyhole_private_queries", "Private queries answered."),

@@ -79,7 +79,7 @@ class _AtWork:
 
 @dataclass(frozen=True)
 class _End:
-    """What became of a device, and the round that its update is of, if it sent one."""
+    """What became of a device, and the round that its update is of, if one came."""
 
     outcome: Outcome
     round: str = ""
@@ -136,7 +136,7 @@ class Streamed:
         assert why is not None
         self._forget(steps + (why == "goal"))
         self._add_costs(this.async_round, state.layout)
-        return this.async_round.close(t, steps, why, state.layout, self.buffering, parts.over)
+        return this.async_round.close(t, steps, why, state.layout, parts)
 
     def dump(self) -> bytes:
         """Who is at work and on what, to be stored with a step; their updates are in files."""
@@ -244,16 +244,19 @@ class Streamed:
         others end in the next round."""
         now = self.served.clock()
         arrived = {name: set(self.inbox.devices(name)) for name in self._versions}
+        refused = {name: set(self.inbox.refused(name)) for name in self._versions}
         for each in list(self._at_work.values()):
-            end = self._end_of(each, arrived, now) if this.machine.closed is None else None
+            end = None
+            if this.machine.closed is None:
+                end = self._end_of(each, arrived, refused, now)
             if end is not None:
                 self._end(each.client, end, this)
 
     def _end(self, client: int, end: _End, this: _Round) -> None:
         del self._at_work[client]
         self._heard.pop(client, None)
-        if end.outcome == "sent":
-            result = self.inbox.result(end.round, client, "sent", self.served.coding)
+        if end.round:
+            result = self.inbox.result(end.round, client, end.outcome, self.served.coding)
             version = self._versions[end.round].step
         else:
             result, version = nothing_of(client, end.outcome), 0
@@ -268,13 +271,19 @@ class Streamed:
             )
 
     def _end_of(
-        self, each: _AtWork, arrived: Mapping[str, Collection[str]], now: float
+        self,
+        each: _AtWork,
+        arrived: Mapping[str, Collection[str]],
+        refused: Mapping[str, Collection[str]],
+        now: float,
     ) -> _End | None:
         """What became of a device; None while it is at work."""
         device = device_name(each.client)
         for name, version in self._versions.items():
             if version.number >= each.number and device in arrived[name]:
                 return _End("sent", name)
+            if version.number >= each.number and device in refused[name]:
+                return _End("refused", name)
         return self._heard.get(each.client, _End("lost_before") if now >= each.until else None)
 
     def _add_costs(self, async_round: AsyncRound, layout: Layout) -> None:
@@ -381,12 +390,17 @@ class Served:
             for name in sorted(missing.keys() & here):
                 machine.handle(Answered(missing.pop(name), now))
 
+        def tell_refused(now: float) -> None:
+            for name in sorted(missing.keys() & self.inbox.refused(round_id)):
+                machine.handle(Refused(missing.pop(name), now))
+
         looked = self.clock()
         while machine.closed is None:
             now = self.clock()
             is_over = now >= machine.deadline or self.inbox.is_closed(round_id)
             here = self.inbox.close(round_id) if is_over else self.inbox.devices(round_id)
             tell(here, looked)
+            tell_refused(looked)
             for called_to, event in self.summons.news(looked):
                 if called_to == round_id:
                     machine.handle(event)

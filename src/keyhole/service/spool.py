@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from keyhole.errors import ConflictError, InputError, NotFoundError, TooLateError
 from keyhole.files import make_directory, storage_errors, sync_directory, write_all
@@ -16,7 +16,12 @@ from keyhole.service.access import check_device_name
 from keyhole.wire.manifest import number_of
 
 _CLOSED, _COUNTED, _REMOVED = ".closed", ".counted", ".removed"
+_REFUSED = ".refused"  # a folder of devices, each with why
 _MARKS_KEPT = 256  # rounds; an upload that began in one has long ended when its marks go
+
+
+Refusal: TypeAlias = Literal["norm", "numbers"]
+"""Why an update was refused: it was above the max norm, or held NaN or infinity."""
 
 
 class UpdateSpool:
@@ -36,6 +41,11 @@ class UpdateSpool:
         Raises ConflictError if other bytes are here, TooLateError if the round closed without it.
         """
         path = self._path(round_id, device)
+        if (path.parent / _REFUSED / device).exists():
+            raise ConflictError(
+                "an update of this device was refused in this round: got another; expected one "
+                "update for each device and round; wait for the next round"
+            )
         if not self.is_closed(round_id):
             self._make(path.parent)
             with storage_errors(path, "store"), _written(path.parent, body) as temporary:
@@ -68,6 +78,36 @@ class UpdateSpool:
         if path.exists():
             return True
         return (path.parent / _REMOVED).exists() and device in self._counted(round_id)
+
+    def refuse(self, round_id: str, device: str, why: Refusal) -> None:
+        """Takes note that the update of a device was refused: none of it counts in this round."""
+        path = self._path(round_id, device)
+        folder = path.parent / _REFUSED
+        if path.exists():  # what was acknowledged counts, whatever is sent behind it
+            return
+        self._make(folder.parent)
+        with storage_errors(folder, "store"):
+            folder.mkdir(0o700, exist_ok=True)
+            with _written(folder, why.encode()) as made, suppress(FileExistsError):
+                (folder / device).hardlink_to(made)
+            sync_directory(folder)
+            sync_directory(folder.parent)
+
+    def refused(self, round_id: str) -> list[str]:
+        """The devices whose update was refused, sorted."""
+        folder = self._folder(round_id) / _REFUSED
+        try:
+            return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def refusal(self, round_id: str, device: str) -> Refusal | None:
+        """Why the update of a device was refused; None if it was not."""
+        try:
+            text = (self._path(round_id, device).parent / _REFUSED / device).read_text()
+        except FileNotFoundError:
+            return None
+        return "norm" if text == "norm" else "numbers"
 
     def devices(self, round_id: str) -> list[str]:
         """The devices whose uploads are here, sorted."""
@@ -126,6 +166,7 @@ class UpdateSpool:
             sync_directory(folder)
             for device in self.devices(round_id):
                 (folder / device).unlink(missing_ok=True)
+            shutil.rmtree(folder / _REFUSED, ignore_errors=True)
             removed = [f for f in self._folders() if (f / _REMOVED).exists()]
             removed.sort(key=lambda f: (f / _REMOVED).stat().st_mtime_ns)
             for old in removed[:-_MARKS_KEPT]:

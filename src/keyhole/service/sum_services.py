@@ -293,6 +293,10 @@ class SumServices:
         """Whose shares are at both. While one is away, whose were there before."""
         return self._looked(round_id).devices
 
+    def refused(self, round_id: str) -> Iterable[str]:
+        """Nobody's: aggregators see no update."""
+        return ()
+
     def is_closed(self, round_id: str) -> bool:
         """Whether one of them takes no more."""
         return self._looked(round_id).is_closed

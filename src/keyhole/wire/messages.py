@@ -12,6 +12,7 @@ import struct
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, nan
 from typing import Any, Literal, TypeAlias, TypeVar
 from zlib import crc32
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole import tree
+from keyhole.aggregation.inputs import UNBOUND, InputBound
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
@@ -335,6 +337,25 @@ def read_message(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
 def peer_name(party: int) -> str:
     """What an aggregator is called by the other one."""
     return f"aggregator-{party}"
+
+
+_MAX_NORM, _ABOVE_NORM = "max_update_norm", "above_norm"
+
+
+def bound_settings(bound: InputBound) -> dict[str, object]:
+    """What the settings of a manifest say about how long an update may be."""
+    return {_MAX_NORM: bound.max_norm, _ABOVE_NORM: bound.above} if bound.is_bound else {}
+
+
+def bound_of(settings: Mapping[str, object]) -> InputBound:
+    """Returns how long an update may be in a round whose manifest has these settings.
+
+    Raises:
+        InputError: they say no norm that an update could have.
+    """
+    limit, above = settings.get(_MAX_NORM, inf), settings.get(_ABOVE_NORM, UNBOUND.above)
+    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    return InputBound(float(limit) if is_number else nan, above)  # type: ignore[arg-type]
 
 
 SUM_SETTING = "sum_terms"

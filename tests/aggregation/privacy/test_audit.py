@@ -5,10 +5,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from keyhole.aggregation.inputs import clip
 from keyhole.aggregation.privacy.accountant import Mechanism, epsilon_of
 from keyhole.aggregation.privacy.audit import audit, epsilon_from_scores, upper_rate
 from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
-from keyhole.aggregation.privacy.mechanism import clip
 from keyhole.aggregation.privacy.noise import (
     AdaFest,
     add_noise,

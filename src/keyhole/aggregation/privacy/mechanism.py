@@ -16,10 +16,10 @@ the noise is added, which secure sums are for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, frexp, inf, isfinite, isnan, log, sqrt
-from typing import Any, Literal, TypeAlias, get_args
+from math import ceil, inf, isnan, log, sqrt
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +36,15 @@ from keyhole.aggregation.base import (
     derived,
     rows_of,
 )
+from keyhole.aggregation.inputs import clip, norm
 from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
 from keyhole.aggregation.privacy.noise import AdaFest, add_noise, noise_room, threshold_rows
-from keyhole.arrays import Array, KeyArray, Tree
-from keyhole.errors import InputError, NotFiniteError, ShapeError
+from keyhole.arrays import KeyArray, Tree
+from keyhole.errors import InputError
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.layout import Layout, Part, max_keys_of
 from keyhole.sampling import Cohorts
 from keyhole.server.row_sums import Over, RowUpdate, no_update
-from keyhole.tree import flatten, map_leaves
 
 NoiseKind: TypeAlias = Literal["all-rows", "thresholded", "correlated"]
 """Noise on all rows; on those whose noisy count reaches a threshold (DP-AdaFEST); on all rows, so
@@ -306,62 +306,6 @@ def _check_divisor(over: Over) -> None:
         )
 
 
-def clip(update: Tree, limit: float, length: Callable[[Tree], float] | None = None) -> Tree:
-    """Scales a whole update down to a Euclidean norm of at most C; a shorter one stays as it is.
-
-        u min(1, C / |u|)
-
-    The bound holds for the numbers that come out, in their own dtype, not for the real numbers
-    before they are rounded.
-
-    Args:
-        update: all of it, as it will be added up: what was broadcast and what was selected.
-        limit: C, above zero; infinity changes nothing.
-        length: what an update measures; `norm` if left out.
-
-    Raises:
-        NotFiniteError: NaN or infinity in the update.
-
-    >>> clip({"bias": np.array([3.0]), "rows": np.array([[0.0, 4.0]])}, 10.0)["rows"]
-    array([[0., 4.]])
-    >>> norm(clip({"bias": np.array([3.0]), "rows": np.array([[0.0, 4.0]])}, 1.0)) <= 1.0
-    True
-    """
-    if not limit > 0:  # NaN too
-        raise InputError(
-            f"a clipping norm that nothing passes: got {limit}; expected above 0, or infinity for "
-            "no clipping; take about the median norm of an update"
-        )
-    length = norm if length is None else length
-    clipped, found, factor = update, length(update), 1.0
-    while found > limit:  # rounding to the dtype of a leaf may lengthen it again: shorter then
-        factor *= limit / found * (1 - 2.0**-20)
-        clipped = map_leaves(lambda leaf, by=factor: _scaled(leaf, by), update)
-        found = length(clipped)
-    return clipped
-
-
-def norm(update: Tree) -> float:
-    """The Euclidean norm of all leaves together, summed in 64 bits without overflow.
-
-    >>> f"{norm({'a': np.array([3e200]), 'b': [np.array([4e200])]}):.6g}"
-    '5e+200'
-    """
-    leaves = [_numbers(leaf) for leaf in flatten(update).values()]
-    peaks = [float(np.abs(leaf).max()) for leaf in leaves if leaf.size]
-    if not all(map(isfinite, peaks)):
-        raise NotFiniteError(
-            "an update with numbers that are none: got NaN or infinity; expected finite numbers; "
-            "lower the learning rate, or leave this client out of the round"
-        )
-    largest = max(peaks, default=0.0)
-    if largest == 0:
-        return 0.0
-    # A power of two: dividing by it loses nothing.
-    unit = 2.0 ** min(1000, max(-1000, frexp(largest)[1]))
-    return unit * sqrt(sum(float(np.sum(np.square(leaf / unit))) for leaf in leaves))
-
-
 def norm_before_rounding(limit: float, step: float, entries: int) -> float:
     """The norm to clip to, so that an update is no longer than C after it became integers.
 
@@ -387,22 +331,6 @@ def norm_before_rounding(limit: float, step: float, entries: int) -> float:
             "norm, or fewer keys"
         )
     return left
-
-
-def _numbers(leaf: Any) -> NDArray[np.float64]:
-    numbers = np.asarray(leaf)
-    if numbers.dtype.kind in "iubcOSU":
-        raise ShapeError(
-            f"an update that does not hold real numbers: got {numbers.dtype}; expected floating "
-            "point; clip the update before it becomes integers"
-        )
-    return numbers.astype(np.float64)
-
-
-def _scaled(leaf: Any, factor: float) -> Array:
-    numbers = np.asarray(leaf)
-    scaled: Array = numbers * numbers.dtype.type(factor)
-    return scaled
 
 
 def clip_update(layout: Layout, one: ClientResult, limit: float) -> ClientResult:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from keyhole import tree
+from keyhole.aggregation.inputs import UNBOUND, InputBound
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.delivery.sources import Excerpt
 from keyhole.primitives.keyspace import Keys, KeySpace
@@ -103,7 +104,7 @@ def _packing_of_rows(jobs: Jobs, source: RowSource) -> Packing:
         own = [clients[at] for at in places]
         keys = [jobs.keys[client] for client in own]
         rows = None if is_whole else Excerpt.of_keys(source, keys)
-        return _RowParcel(jobs.seed_path, own, KeyBundle.of(keys), rows)
+        return _RowParcel(jobs.seed_path, own, KeyBundle.of(keys), rows, jobs.bound)
 
     return Packing(common, pack)
 
@@ -116,11 +117,14 @@ class _RowParcel:
     clients: list[int]
     keys: KeyBundle
     own: Excerpt | None
+    bound: InputBound = UNBOUND
 
     def jobs(self, common: Excerpt) -> Jobs:
         rows = common if self.own is None else common | self.own
         keys = dict(zip(self.clients, self.keys.unpack(), strict=True))
-        return Jobs(self.seed_path, keys, lambda client: select_rows(rows, keys[client]))
+        return Jobs(
+            self.seed_path, keys, lambda client: select_rows(rows, keys[client]), bound=self.bound
+        )
 
 
 @dataclass(frozen=True)

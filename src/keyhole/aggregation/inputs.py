@@ -1,0 +1,252 @@
+"""Bounds what one client can add: the L2 norm of its whole update, on devices and where it arrives.
+
+An honest device clips its update before it sends it. A server that adds up updates in the clear
+measures each of them, too, and refuses or clips what is above the bound. One that adds up shares or
+masked updates sees none, and has the word of devices alone.
+
+The norm is that of the vector that is added up: the parts that everyone receives and the selected
+rows together. Rows of a key that a client names r times are added up, and can be sqrt(r) times as
+long as they are side by side: an update is measured as if all of its keys were repeated as often as
+the one that is repeated most. With different keys, as clients choose them, that is its norm.
+
+Hidden: nothing beyond what the sum hides. Not hidden: every update, from the server that measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import frexp, inf, isfinite, sqrt
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyhole.arrays import Array, Tree
+from keyhole.errors import InputError, NotFiniteError, ShapeError, TooLargeError
+from keyhole.primitives.keyspace import Keys
+from keyhole.tree import flatten, map_leaves, unflatten
+
+AboveNorm: TypeAlias = Literal["refuse", "clip"]
+"""What is done with an update above the bound, where updates arrive in the clear."""
+
+HeldBy: TypeAlias = Literal["checked", "proved", "unproved"]
+"""How a bound on updates is held: measured by who adds them up, proved to them, or kept by honest
+devices alone."""
+
+_LARGEST = np.finfo(np.float32).max / 2**20  # a million of them still add up
+_TOLERANCE = 1e-4  # a device may measure in 32 bits: what is above by less is taken as it is
+
+
+@dataclass(frozen=True, repr=False)
+class TakenUpdate:
+    """What becomes of an update that arrives.
+
+    Args:
+        update: to be added up, in float32; None if it is refused.
+        norm: as it arrived; None where nobody asked for it, or it has none.
+        is_above: whether it was above the bound.
+    """
+
+    update: Tree | None
+    norm: float | None = None
+    is_above: bool = False
+
+    def __repr__(self) -> str:
+        """An update may be private."""
+        return f"TakenUpdate({'refused' if self.update is None else 'taken'})"
+
+
+@dataclass(frozen=True)
+class InputBound:
+    """How long an update may be, and what is done with a longer one where it arrives.
+
+    Args:
+        max_norm: C, above zero; infinity for no bound.
+        above: whether an update above C is refused or clipped to it. NaN and infinity have no norm
+            and are refused.
+        is_checked: whether who adds up sees updates, and so can measure them.
+        keeps_norms: whether norms are asked for where there is no bound, too.
+
+    Raises:
+        InputError: C or `above` is not allowed.
+
+    >>> bound = InputBound(max_norm=1.0)
+    >>> long = {"w": np.array([3.0, 4.0], np.float32)}
+    >>> bound.take(long, {}), bound.take(bound.clip(long, {}), {}).is_above
+    (TakenUpdate(refused), False)
+    """
+
+    max_norm: float = inf
+    above: AboveNorm = "refuse"
+    is_checked: bool = True
+    keeps_norms: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.max_norm > 0 or self.above not in ("refuse", "clip"):
+            raise InputError(
+                f"a bound on updates that cannot be: got max norm {self.max_norm}, above it "
+                f"{self.above!r}; expected a norm above 0, and refuse or clip; take a few times "
+                "the median norm of an update"
+            )
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether there is a bound at all."""
+        return self.max_norm < inf
+
+    def clip(self, update: Tree, keys: Mapping[str, Keys]) -> Tree:
+        """Returns what an honest device sends: the update, scaled down to C where it is longer.
+
+        NaN and infinity stay as they are: they are refused where the update arrives.
+        """
+        if not self.is_bound or not _is_finite(update):
+            return update
+        return clip(update, self.max_norm, lambda each: length_of(each, keys))
+
+    def take(self, update: Tree, keys: Mapping[str, Keys]) -> TakenUpdate:
+        """Returns what is added up of an update that arrives in the clear."""
+        found = usable(update)
+        if found is None:
+            is_above = self.is_checked and self.is_bound and _is_beyond(update)
+            return TakenUpdate(None, is_above=is_above)
+        if not self.keeps_norms and not (self.is_bound and self.is_checked):
+            return TakenUpdate(found)
+        length = length_of(found, keys)
+        if not self.is_checked or length <= self.max_norm * (1 + _TOLERANCE):
+            return TakenUpdate(found, length)
+        cut = self.clip(found, keys) if self.above == "clip" else None
+        return TakenUpdate(cut, length, is_above=True)
+
+    def refusal(self, taken: TakenUpdate) -> InputError:
+        """Returns what a device is told whose update was refused: nothing of the update."""
+        if taken.is_above:
+            return TooLargeError(
+                "the update is above the max norm of the round: got a longer one; expected an L2 "
+                f"norm of at most {self.max_norm:g}, all parts together; clip it to that"
+            )
+        return NotFiniteError(
+            "the update cannot be added up: got NaN, infinity or numbers near them; expected "
+            "finite numbers below 2^108; clip updates, or lower the learning rate"
+        )
+
+
+UNBOUND = InputBound()
+"""Takes every update of finite numbers that can be added up."""
+
+
+def length_of(update: Tree, keys: Mapping[str, Keys]) -> float:
+    """Returns what an update measures: its norm, times the square root of how often its most
+    repeated key occurs; see the top of this module.
+
+    Raises:
+        NotFiniteError: NaN or infinity in the update.
+    """
+    repeats = 1
+    for z in keys.values():  # rows of a product of key spaces repeat as often as both keys do
+        if len(z):
+            repeats *= int(np.unique(z.array, return_counts=True)[1].max())
+    return norm(update) * sqrt(repeats)
+
+
+def usable(update: Tree) -> Tree | None:
+    """A client's update in float32, or None if it is not finite or too large to add up.
+
+    >>> usable({"w": np.array([1.0, np.nan])}) is None
+    True
+    """
+    leaves = {path: _cast(leaf) for path, leaf in flatten(update).items()}
+    return unflatten(update, leaves) if all(map(_is_small, leaves.values())) else None
+
+
+def _cast(leaf: Any) -> NDArray[np.float32]:
+    if getattr(leaf, "dtype", None) == np.float32:
+        return np.asarray(leaf)
+    with np.errstate(over="ignore"):  # infinity is refused, as is what becomes it
+        return np.asarray(leaf, np.float32)
+
+
+def _is_small(leaf: NDArray[np.float32]) -> bool:
+    """Two passes that write nothing; a NaN is both the least and the largest, and not small."""
+    return leaf.size == 0 or bool(leaf.min() >= -_LARGEST and leaf.max() <= _LARGEST)
+
+
+def _is_finite(update: Tree) -> bool:
+    return all(bool(np.isfinite(leaf).all()) for leaf in flatten(update).values())
+
+
+def _is_beyond(update: Tree) -> bool:
+    """Whether an update that cannot be used is too long, rather than no numbers at all."""
+    return not any(bool(np.isnan(leaf).any()) for leaf in flatten(update).values())
+
+
+def clip(update: Tree, limit: float, length: Callable[[Tree], float] | None = None) -> Tree:
+    """Scales a whole update down to a Euclidean norm of at most C; a shorter one stays as it is.
+
+        u min(1, C / |u|)
+
+    The bound holds for the numbers that come out, in their own dtype, not for the real numbers
+    before they are rounded.
+
+    Args:
+        update: all of it, as it will be added up: what was broadcast and what was selected.
+        limit: C, above zero; infinity changes nothing.
+        length: what an update measures; `norm` if left out.
+
+    Raises:
+        NotFiniteError: NaN or infinity in the update.
+
+    >>> clip({"bias": np.array([3.0]), "rows": np.array([[0.0, 4.0]])}, 10.0)["rows"]
+    array([[0., 4.]])
+    >>> norm(clip({"bias": np.array([3.0]), "rows": np.array([[0.0, 4.0]])}, 1.0)) <= 1.0
+    True
+    """
+    if not limit > 0:  # NaN too
+        raise InputError(
+            f"a clipping norm that nothing passes: got {limit}; expected above 0, or infinity for "
+            "no clipping; take about the median norm of an update"
+        )
+    length = norm if length is None else length
+    clipped, found, factor = update, length(update), 1.0
+    while found > limit:  # rounding to the dtype of a leaf may lengthen it again: shorter then
+        factor *= limit / found * (1 - 2.0**-20)
+        clipped = map_leaves(lambda leaf, by=factor: _scaled(leaf, by), update)
+        found = length(clipped)
+    return clipped
+
+
+def norm(update: Tree) -> float:
+    """The Euclidean norm of all leaves together, summed in 64 bits without overflow.
+
+    >>> f"{norm({'a': np.array([3e200]), 'b': [np.array([4e200])]}):.6g}"
+    '5e+200'
+    """
+    leaves = [_numbers(leaf) for leaf in flatten(update).values()]
+    peaks = [float(np.abs(leaf).max()) for leaf in leaves if leaf.size]
+    if not all(map(isfinite, peaks)):
+        raise NotFiniteError(
+            "an update with numbers that are none: got NaN or infinity; expected finite numbers; "
+            "lower the learning rate, or leave this client out of the round"
+        )
+    largest = max(peaks, default=0.0)
+    if largest == 0:
+        return 0.0
+    # A power of two: dividing by it loses nothing.
+    unit = 2.0 ** min(1000, max(-1000, frexp(largest)[1]))
+    return unit * sqrt(sum(float(np.sum(np.square(leaf / unit))) for leaf in leaves))
+
+
+def _numbers(leaf: Any) -> NDArray[np.float64]:
+    numbers = np.asarray(leaf)
+    if numbers.dtype.kind in "iubcOSU":
+        raise ShapeError(
+            f"an update that does not hold real numbers: got {numbers.dtype}; expected floating "
+            "point; clip the update before it becomes integers"
+        )
+    return numbers.astype(np.float64)
+
+
+def _scaled(leaf: Any, factor: float) -> Array:
+    numbers = np.asarray(leaf)
+    scaled: Array = numbers * numbers.dtype.type(factor)
+    return scaled

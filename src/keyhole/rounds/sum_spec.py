@@ -1,0 +1,64 @@
+"""AggregationSpec: how updates are added up, and how long one may be; a part of `RunSpec`.
+
+This module imports neither JAX nor Numba: a command reads its options before it loads either.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from keyhole.identity import Ref
+from keyhole.rounds.fields import Positive, Record, said
+
+
+class AggregationSpec(Record, frozen=True, kw_only=True):
+    """How updates are added up."""
+
+    name: Annotated[
+        Ref | None,
+        said(
+            "How updates are added up: in the clear; dense at the client; in the clear without the "
+            "largest and smallest numbers of each coordinate; by one server that sees only sums, "
+            "dense or as a sketch; by two servers that see nothing.",
+            "--aggregation",
+        ),
+    ] = None
+    value_clip: Annotated[
+        Positive,
+        said(
+            "Clip each coordinate of an update to [-C, C] before secure aggregation.",
+            "--value-clip",
+        ),
+    ] = 16.0
+    ring_bits: Annotated[
+        Literal[16, 32],
+        said(
+            "Bits of the ring of secure sums: 16 halves what is sent, and rounds to steps 65,536 "
+            "times as coarse.",
+            "--ring-bits",
+        ),
+    ] = 32
+    signed: Annotated[
+        bool,
+        said(
+            "Secure sums with one server: clients sign the list of those that remain, so that a "
+            "server that shows them different lists is caught. One more message each way.",
+            "--signed",
+        ),
+    ] = False
+    max_update_norm: Annotated[
+        Positive | None,
+        said(
+            "Max L2 norm of a client's whole update: devices clip to it, and where updates arrive "
+            "in the clear one above it is refused. Secure sums have the word of devices alone.",
+            "--max-update-norm",
+        ),
+    ] = None
+    above_norm: Annotated[
+        Literal["refuse", "clip"],
+        said(
+            "With --max-update-norm: what is done with an update above it that arrives in the "
+            "clear.",
+            "--above-norm",
+        ),
+    ] = "refuse"
