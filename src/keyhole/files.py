@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,10 @@ from keyhole.errors import StorageError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes to be written or checked; arrays come as `array.data`."""
 
+SECRET = 0o600
+"""Mode of a file that its owner alone may read: keys, tokens, salts, updates, slices."""
+
+_PASSING = ".passing-"  # begins the name of a file that is being written
 _MAX_AT_ONCE = 64  # buffers in one call; the least that POSIX lets a system take is 16
 
 
@@ -50,16 +55,21 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[int]:
+def replacing(path: Path, *, secret: bool = False) -> Iterator[int]:
     """Gives a descriptor to write to; the file has its name once everything is on the disk.
 
     A crash leaves either no file of that name or the whole one, and perhaps one ending in `.tmp`.
+    One that is secret can be read by its owner alone from its first byte on, wherever it lies and
+    whatever the umask says.
     """
     temporary = path.with_name(path.name + ".tmp")
     with storage_errors(path, "write"):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        mode = SECRET if secret else 0o644
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
             try:
+                if secret:  # one that a crash left may have had another mode
+                    os.fchmod(descriptor, SECRET)
                 yield descriptor
                 os.fsync(descriptor)
             finally:
@@ -69,6 +79,39 @@ def replacing(path: Path) -> Iterator[int]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def passing_file(folder: Path, content: Buffer) -> Iterator[Path]:
+    """Gives a secret file that holds `content` durably under a passing name, which begins with a
+    dot: link it to the name that lasts. It is locked as long as it is here, so that `sweep` knows
+    what a crash has left."""
+    while True:
+        path = folder / f"{_PASSING}{secrets.token_hex(8)}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not os.fstat(descriptor).st_nlink:
+                continue  # swept before it was locked
+            write_all(descriptor, [content])
+            os.fsync(descriptor)
+            yield path
+            return
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Removes passing files whose process has ended without doing so, and no others."""
+    for path in folder.glob(f"{_PASSING}*"):
+        with suppress(OSError):  # gone, or locked by a process that lives
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def lock_file(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:

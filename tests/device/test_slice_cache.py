@@ -162,6 +162,10 @@ def test_slices_that_have_not_changed_are_not_written_again(tmp_path):
 def test_only_the_owner_may_look(tmp_path):
     SliceCache(tmp_path / "cache")
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+    (tmp_path / "open").mkdir(0o755)
+    keep(SliceCache(tmp_path / "open"), [1, 2, 3])
+    (path,) = (tmp_path / "open").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_with_any_byte_flipped_or_missing_is_removed(tmp_path):

@@ -78,8 +78,8 @@ class SliceCache:
         if directory is not None:
             is_new = not directory.is_dir()
             make_directory(directory)
-            if is_new:
-                directory.chmod(0o700)  # which keys a device holds is nobody else's business
+            if is_new:  # which keys a device holds is nobody else's business, nor how many tables
+                directory.chmod(0o700)
             for path in sorted(directory.glob(f"*{_SUFFIX}")):
                 self._load(path)
         self._now = max((int(t.used.max(initial=0)) for t in self._tables.values()), default=0)
@@ -185,7 +185,7 @@ class SliceCache:
         count, length = table.records.shape
         head = _HEAD.pack(_VERSION, bytes.fromhex(name), count, length, check)
         records = np.ascontiguousarray(table.records)
-        with replacing(self._directory / f"{name}{_SUFFIX}") as descriptor:
+        with replacing(self._directory / f"{name}{_SUFFIX}", secret=True) as descriptor:
             write_all(descriptor, [head, *(column.data for column in index), records.data])
 
     def _load(self, path: Path) -> None:

@@ -25,6 +25,7 @@ from itertools import count
 from typing import Any, cast
 
 import uvicorn
+from httptools import HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -88,12 +89,67 @@ class JoinedWrites:
             self._transport.write(head)
 
 
+class BoundedHeads:
+    """Passes on what the parser finds, and stops it where a head is too long.
+
+    Counted as they are found, since one read may bring a head of any length, and the next one with
+    it. Headers behind a body count, too.
+    """
+
+    def __init__(self, inner: HttpToolsProtocol, limit: int) -> None:
+        self._inner, self._limit, self._left = inner, limit, limit
+        self.found = 0  # how often the parser has found something
+        self.on_headers_complete = inner.on_headers_complete
+        self.on_message_complete = inner.on_message_complete
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the parser was stopped."""
+        return self._left < 0
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._left = self._limit
+        self._inner.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of its target."""
+        self._take(len(url))
+        self._inner.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header: with a colon, a space and the end of its line."""
+        self._take(len(name) + len(value) + 4)
+        self._inner.on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body."""
+        self.found += 1
+        self._inner.on_body(body)
+
+    def _take(self, count: int) -> None:
+        self.found += 1
+        self._left -= count
+        if self._left < 0:
+            raise _too_long(self._limit)  # which ends the parser, and comes to no one
+
+
+def _too_long(limit: int) -> TooLargeError:
+    return TooLargeError(
+        f"the head of the request is too long: got more bytes; expected {limit} bytes; send fewer "
+        "headers"
+    )
+
+
 class Connection(asyncio.Protocol):
     """One connection: passes everything on to uvicorn's protocol, and can tell if it is slow."""
 
     def __init__(self, inner: HttpToolsProtocol, owner: Connections) -> None:
         self._inner, self._owner = inner, owner
-        self._head = 0  # bytes of an unfinished head
+        self._heads = BoundedHeads(inner, owner.limits.max_head)
+        inner.parser = HttpRequestParser(self._heads)
+        inner.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._unclear = 0  # bytes of an unfinished head, or between pieces of a body
         self._since: float | None = None  # when the wait for a head was first seen
         self._mark: tuple[int, float] | None = None  # bytes unsent, and when that was so
         self._transport: JoinedWrites | None = None
@@ -120,25 +176,19 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Passes bytes on; too many of them without the end of a head are refused."""
-        inner, cycle = self._inner, self._inner.cycle
+        inner, cycle, found = self._inner, self._inner.cycle, self._heads.found
         is_body = cycle is not None and cycle.more_body  # asked first: these may be its last bytes
         inner.data_received(data)
+        is_found = inner.cycle is not cycle or (is_body and self._heads.found != found)
+        self._unclear = 0 if is_found else self._unclear + len(data)
+        if self._unclear > self._owner.limits.max_head:
+            self._refuse_head()
         if inner.cycle is not cycle:
-            self._head = 0
             inner.cycle.scope[IS_GONE] = self._is_gone  # type: ignore[literal-required]
             if not inner.cycle.more_body:
                 # Anyone who answers need not wait for it, nor set a timer while waiting.
                 inner.cycle.scope[WHOLE_BODY] = inner.cycle.body  # type: ignore[literal-required]
                 inner.cycle.body = bytearray()  # else it would stay while the connection rests
-        elif not is_body:
-            self._head += len(data)
-            if self._head > self._owner.limits.max_head:
-                self._refuse(
-                    TooLargeError(
-                        "the head of the request is too long: got more bytes; expected "
-                        f"{self._owner.limits.max_head} bytes; send fewer headers"
-                    )
-                )
         if len(inner.pipeline) > _MAX_AHEAD:  # an answer in between would be taken for another
             self._owner.metrics.refuse(TooManyError.__name__)
             self.cut_off()
@@ -201,12 +251,24 @@ class Connection(asyncio.Protocol):
 
     def _refuse_unread(self, msg: str) -> None:
         """What uvicorn calls where a request cannot be parsed."""
+        if self._heads.is_too_long:
+            self._refuse_head()
+            return
         self._refuse(
             RequestError(
                 "not a request that can be read: got other bytes; expected HTTP/1.1; check the "
                 "client and what stands between"
             )
         )
+
+    def _refuse_head(self) -> None:
+        """Answers that a head is too long; behind an answer that is not whole, hangs up alone."""
+        error, cycle = _too_long(self._owner.limits.max_head), self._inner.cycle
+        if cycle is None or cycle.response_complete:
+            self._refuse(error)
+        else:
+            self._owner.metrics.refuse(type(error).__name__)
+            self.cut_off()
 
     def _refuse(self, error: KeyholeError, retry_after: float | None = None) -> None:
         """Answers before there is a request, and hangs up."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from keyhole.errors import ConflictError, InputError, NotFoundError, TooLateError
-from keyhole.files import make_directory, storage_errors, sync_directory, write_all
+from keyhole.files import make_directory, passing_file, storage_errors, sweep, sync_directory
 from keyhole.service.access import check_device_name
 from keyhole.wire.manifest import number_of
 
@@ -28,11 +26,14 @@ class UpdateSpool:
     """Uploads as files `<round>/<device>`, readable by their owner alone.
 
     Any number of processes may store at once: the first to link its file to the name wins. What was
-    stored is on the disk before anyone is told so.
+    stored is on the disk before anyone is told so. What a process was storing when it was killed is
+    removed when another one starts, and when its round is closed or removed.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        for folder in self._folders():
+            _sweep(folder)
 
     def store(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
         """Keeps an upload: "stored", or "known" if the same bytes are here, or counted before they
@@ -48,7 +49,7 @@ class UpdateSpool:
             )
         if not self.is_closed(round_id):
             self._make(path.parent)
-            with storage_errors(path, "store"), _written(path.parent, body) as temporary:
+            with storage_errors(path, "store"), passing_file(path.parent, body) as temporary:
                 try:
                     path.hardlink_to(temporary)
                     outcome: Literal["stored", "known"] = "stored"
@@ -88,7 +89,7 @@ class UpdateSpool:
         self._make(folder.parent)
         with storage_errors(folder, "store"):
             folder.mkdir(0o700, exist_ok=True)
-            with _written(folder, why.encode()) as made, suppress(FileExistsError):
+            with passing_file(folder, why.encode()) as made, suppress(FileExistsError):
                 (folder / device).hardlink_to(made)
             sync_directory(folder)
             sync_directory(folder.parent)
@@ -130,6 +131,7 @@ class UpdateSpool:
         with storage_errors(folder, "close"):
             (folder / _CLOSED).touch()
             sync_directory(folder)
+        _sweep(folder)
         return self._count(round_id)
 
     def is_closed(self, round_id: str) -> bool:
@@ -164,6 +166,7 @@ class UpdateSpool:
             (folder / _CLOSED).touch()
             (folder / _REMOVED).touch()
             sync_directory(folder)
+            _sweep(folder)
             for device in self.devices(round_id):
                 (folder / device).unlink(missing_ok=True)
             shutil.rmtree(folder / _REFUSED, ignore_errors=True)
@@ -199,7 +202,8 @@ class UpdateSpool:
 
     def _list(self, folder: Path, devices: Sequence[str]) -> None:
         """Writes whose uploads count, unless somebody has."""
-        with storage_errors(folder, "close"), _written(folder, "\n".join(devices).encode()) as made:
+        content = "\n".join(devices).encode()
+        with storage_errors(folder, "close"), passing_file(folder, content) as made:
             with suppress(FileExistsError):
                 (folder / _COUNTED).hardlink_to(made)
             sync_directory(folder)
@@ -232,17 +236,7 @@ class UpdateSpool:
             sync_directory(self._directory.parent)
 
 
-@contextmanager
-def _written(folder: Path, body: bytes) -> Iterator[Path]:
-    """A file that holds `body` durably under a passing name; one that begins with a dot."""
-    temporary = folder / f".{secrets.token_hex(8)}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        try:
-            write_all(descriptor, [body])
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
+def _sweep(folder: Path) -> None:
+    """Removes what dead processes were storing in the folder of a round."""
+    sweep(folder)
+    sweep(folder / _REFUSED)

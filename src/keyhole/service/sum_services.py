@@ -167,7 +167,7 @@ def kept_salt(path: Path) -> bytes:
     """The salt of a run's sums, in a file that is made when the run starts."""
     if not path.exists():
         make_directory(path.parent)
-        with replacing(path) as descriptor:
+        with replacing(path, secret=True) as descriptor:
             write_all(descriptor, [secrets.token_bytes(SALT_BYTES)])
     return path.read_bytes()
 

@@ -181,14 +181,14 @@ class SumFiles:
         with storage_errors(folder, "make"):
             folder.mkdir(0o700, exist_ok=True)
             sync_directory(self._sums)
-        with replacing(mark) as descriptor:
+        with replacing(mark, secret=True) as descriptor:
             write_all(descriptor, [round_id.encode("ascii")])
         self.write(round_id, "opening", [opening])
         return True  # a process that dies before has a mark and no sum: it is opened anew
 
     def write(self, round_id: str, name: str, content: Sequence[Buffer]) -> None:
         """Keeps a file; it is on the disk when this returns."""
-        with replacing(self.path(round_id, name)) as descriptor:
+        with replacing(self.path(round_id, name), secret=True) as descriptor:
             write_all(descriptor, content)
 
     def has(self, round_id: str, name: str) -> bool:
@@ -215,7 +215,7 @@ class SumFiles:
 
     def forget(self, round_id: str, name: bytes) -> None:
         """Removes a sum, but not that there was one: its name is not used again."""
-        with replacing(self._names / name.hex()) as descriptor:
+        with replacing(self._names / name.hex(), secret=True) as descriptor:
             write_all(descriptor, [f"{round_id} {_OVER}".encode("ascii")])
         self.spool.close(round_id)  # so that devices that come late are told so
         self.spool.remove(round_id)

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from keyhole import files
 from keyhole.errors import ConflictError, InputError, NotFoundError, StorageError, TooLateError
+from keyhole.files import passing_file
 from keyhole.service import spool as update_spool
 from keyhole.service.spool import UpdateSpool
 from tests.helpers import DIGEST, LONG
@@ -84,21 +86,66 @@ def test_of_many_processes_exactly_one_stores(tmp_path):
     assert UpdateSpool(tmp_path / "updates").read(ROUND, "a") in bodies
 
 
-def test_a_process_killed_while_storing_leaves_no_upload(tmp_path):
+def killed_while_storing(directory):
+    """A process that dies with a part of an upload on the disk; returns the file that it leaves."""
     code = """if True:
         import os, sys
         from pathlib import Path
-        from keyhole.service import spool as update_spool
-        update_spool.os.fsync = lambda _: os.kill(os.getpid(), 9)
-        update_spool.UpdateSpool(Path(sys.argv[1])).store(sys.argv[2], "a", b"one")
+        from keyhole import files
+        from keyhole.service.spool import UpdateSpool
+        files.write_all = lambda *_: os.kill(os.getpid(), 9)
+        UpdateSpool(Path(sys.argv[1])).store(sys.argv[2], "a", b"one")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "updates", ROUND], check=False, timeout=LONG
-    )
+    done = subprocess.run([sys.executable, "-c", code, directory, ROUND], check=False, timeout=LONG)
     assert done.returncode == -9
+    (left,) = (directory / ROUND).iterdir()
+    return left
+
+
+def test_a_process_killed_while_storing_leaves_no_upload(tmp_path):
+    left = killed_while_storing(tmp_path / "updates")
+    assert left.name.startswith(".")
     spool = UpdateSpool(tmp_path / "updates")
+    assert not left.exists(), "what a crash leaves is swept at the next start"
     assert spool.devices(ROUND) == []
     assert spool.store(ROUND, "a", b"two") == "stored"
+
+
+@pytest.mark.parametrize("end", [UpdateSpool.close, UpdateSpool.remove])
+def test_what_a_crash_leaves_is_swept_with_its_round(spool, tmp_path, end):
+    """By the process that lives on, while others store."""
+    left = killed_while_storing(tmp_path / "updates")
+    with passing_file(tmp_path / "updates" / ROUND, b"under way") as other:
+        end(spool, ROUND)
+        assert not left.exists()
+        assert other.read_bytes() == b"under way"
+    assert not other.exists()
+
+
+def test_what_other_processes_are_storing_is_not_swept(spool, tmp_path):
+    """Locks are of open files: within one process they hold as well."""
+    spool.store(ROUND, "a", b"one")
+    folder = tmp_path / "updates" / ROUND
+    with passing_file(folder, b"under way") as other:
+        UpdateSpool(tmp_path / "updates")
+        (folder / "b").hardlink_to(other)
+    assert spool.read(ROUND, "b") == b"under way"
+
+
+def test_a_file_that_is_swept_before_it_is_locked_is_written_anew(tmp_path, monkeypatch):
+    real, swept = files.fcntl.flock, []
+
+    def flock(descriptor, kind):
+        if not swept:
+            swept.extend(tmp_path.iterdir())
+            files.sweep(tmp_path)
+            assert list(tmp_path.iterdir()) == []
+        real(descriptor, kind)
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with passing_file(tmp_path, b"whole") as made:
+        assert made not in swept
+        assert made.read_bytes() == b"whole"
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(small_disk):
