@@ -15,10 +15,18 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation import shares as sum_messages
-from keyhole.aggregation.shares import pack_list, pack_receipt, pack_share
+from keyhole.aggregation.shares import (
+    SEAL_BYTES,
+    open_share,
+    pack_list,
+    pack_receipt,
+    pack_share,
+    seal_share,
+)
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.aggregation.two_servers.params import SPARSE_OWN_BYTES, SumParams, part_params
 from keyhole.crypto.codec import CHECK_BYTES
+from keyhole.crypto.hpke import PrivateKey, open_from
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
 from keyhole.service.access import Keyring
@@ -160,6 +168,17 @@ def test_messages_of_servers_are_laid_out_as_the_page_says():
     assert len(given) == 112 + len(table)
 
 
+def test_a_share_is_sealed_as_the_page_says():
+    """By the page, with nothing of ours but HPKE itself."""
+    key = PrivateKey.fresh()
+    sealed = seal_share(key.public, ROUND, b"body")
+    assert sealed[:8] == sha256(key.public).digest()[:8]
+    opened = open_from(key, sealed[8:40], b"keyhole share 1").open(ROUND.encode(), sealed[40:])
+    assert opened == open_share(key, ROUND, sealed) == b"body"
+    assert len(sealed) == len(b"body") + SEAL_BYTES
+    assert f"{SEAL_BYTES} bytes more" in WHOLE
+
+
 def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
     rows = re.findall(r"^\| (\d) \| (\w+),? .*\| ([^|]+) \|$", WHOLE, re.M)
     assert {name: int(kind) for kind, name, _ in rows} == sum_messages.FRAMING.kinds
@@ -209,7 +228,8 @@ class Service:
         return self.ask(method, f"/v1/sums/{ROUND}{path}", "trainer", name, content)
 
     def send(self, device, body, **more):
-        return self.ask("POST", f"/v1/sums/{ROUND}/shares", "device", device, body, **more)
+        sealed = seal_share(self.app.sums.files.key.public, ROUND, body)
+        return self.ask("POST", f"/v1/sums/{ROUND}/shares", "device", device, sealed, **more)
 
 
 @pytest.fixture(params=[0, 1])
@@ -255,7 +275,7 @@ def test_a_share_is_answered_as_the_page_says(service):
     rows = [(np.zeros(0, np.int64), np.zeros((0, p.width), np.uint32)) for p in PARTS]
     made = [shares_of(terms, rows, seed, MODEL) for seed in range(2)]
     body, other = (one.to[party] + (one.public if party == 0 else b"") for one in made)
-    assert len(body) == terms.facts.body_bytes(party)
+    assert len(body) + SEAL_BYTES == terms.facts.body_bytes(party)
     assert service.send(COHORT[0], body).status_code == 404
     service.trainer("POST", body=opening(party))
     assert service.send("somebody", body).status_code == 403

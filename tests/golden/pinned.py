@@ -359,7 +359,7 @@ def _behind_a_relay(case, clients, directory):
 def _to_aggregators(case, clients, directory):
     def send(name, stack):
         lines = [stack.enter_context(sums.device(party, name)) for party in (0, 1)]
-        return SumSend(*lines, SumPolicy())
+        return SumSend(*lines, (sums.public(0), sums.public(1)), SumPolicy())
 
     with (
         small_service(directory / "rounds") as service,

@@ -251,7 +251,8 @@ def combine(aggregation: SharedSum, params: bytes, shares: Sequence[Share]) -> S
 
 
 def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
-    """Adds up a round at two servers in this process."""
+    """Adds up a round at two servers in this process; what sealing adds to messages is counted, and
+    left out where nobody stands between."""
     about = aggregation.about
     asked, counts = len(request.results), request.needs_counts
     seen, layout = about.seen_by(with_counts=counts), request.layout

@@ -14,8 +14,9 @@
 Heads and checks are those of `crypto/codec.py`, with the magic "KHX2"; numbers are little-endian.
 The digest in a head is that of the params and of the manifest of the round: what was made from
 another model is no message of this sum. A public message has no check, since both own messages hold
-its digest. Payloads are the aggregation's own: their lengths stand in its facts, and depend on
-nothing that a client keeps to itself.
+its digest. What a client sends to a server is sealed to that server's key (`seal_share`), since TLS
+may end before it. Payloads are the aggregation's own: their lengths stand in its facts, and depend
+on nothing that a client keeps to itself.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from math import inf
 import numpy as np
 
 from keyhole.crypto.codec import CHECK_BYTES, Body, Framing, sha_check
+from keyhole.crypto.hpke import PUBLIC_BYTES, TAG_BYTES, PrivateKey, open_from, seal_to
 from keyhole.crypto.prg import SEED_BYTES, Prg
-from keyhole.errors import InputError
+from keyhole.errors import InputError, MalformedError
 
 _KINDS = {"public": 1, "own": 2, "list": 3, "receipt": 4, "share": 5}
 FRAMING = Framing(b"KHX2", _KINDS, "a message of a sum")
@@ -41,6 +43,12 @@ _PUBLIC_BYTES = FRAMING.head_bytes + SEED_BYTES
 _OWN_BYTES = FRAMING.head_bytes + _DIGEST_BYTES + CHECK_BYTES
 _SHARE_BYTES = FRAMING.head_bytes + _SHARE.size + CHECK_BYTES
 _ENTRY_BYTES = 8 + _DIGEST_BYTES  # of a client in a list
+
+_KEY_ID_BYTES = 8
+_SEALED = b"keyhole share 1"  # what sealing is for
+
+SEAL_BYTES = _KEY_ID_BYTES + PUBLIC_BYTES + TAG_BYTES
+"""What sealing adds to what a client sends to a server."""
 
 NO_MODEL = bytes(_DIGEST_BYTES)
 """Stands for the model of a sum in one process, where all clients are given the same."""
@@ -106,8 +114,9 @@ class SumFacts:
         return _OWN_BYTES + self.own_bytes[party]
 
     def body_bytes(self, party: int) -> int:
-        """Of all that a client sends to one server: to the first its public message, too."""
-        return self.own_message_bytes(party) + (self.public_message_bytes if party == 0 else 0)
+        """Of all that a client sends to one server, sealed: to the first both its messages."""
+        public = self.public_message_bytes if party == 0 else 0
+        return SEAL_BYTES + self.own_message_bytes(party) + public
 
     @property
     def upload_bytes(self) -> int:
@@ -120,7 +129,7 @@ class SumFacts:
         return _SHARE_BYTES + self.share_bytes
 
     def split_body(self, party: int, body: bytes) -> tuple[bytes, bytes]:
-        """A client's own message and, at the first server, its public one."""
+        """A client's own message and, at the first server, its public one, once it is opened."""
         at = self.own_message_bytes(party)
         return body[:at], body[at:]
 
@@ -161,7 +170,7 @@ class SumShares:
 
     @property
     def bodies(self) -> tuple[bytes, bytes]:
-        """What is sent to each server."""
+        """What is sent to each server, before it is sealed."""
         return self.to[0] + self.public, self.to[1]
 
 
@@ -223,6 +232,38 @@ def pack_shares(facts: SumFacts, split: SplitUpdate, prg: Prg) -> SumShares:
         FRAMING.seal(facts, "own", party, digest, own) for party, own in enumerate(split.own)
     )
     return SumShares(public, (one, other), split.unplaced)
+
+
+def seal_share(public: bytes, round_id: str, body: bytes) -> bytes:
+    """Returns what a client sends to the server with this public key, for one round: the first 8
+    bytes of the SHA-256 of the key, an ephemeral key (32), the body sealed by HPKE.
+
+    Raises:
+        MalformedError: not a public key.
+    """
+    enc, context = seal_to(public, _SEALED)
+    return _key_id(public) + enc + context.seal(round_id.encode(), body)
+
+
+def open_share(private: PrivateKey, round_id: str, data: bytes) -> bytes:
+    """Returns what a client sealed to this server.
+
+    Raises:
+        MalformedError: sealed to another key, for another round, or damaged.
+    """
+    if data[:_KEY_ID_BYTES] != _key_id(private.public):
+        raise MalformedError(
+            f"a share was sealed for another key: got key {data[:_KEY_ID_BYTES].hex()}; expected "
+            f"{_key_id(private.public).hex()}, the first bytes of the SHA-256 of this aggregator's "
+            "key; name the key that its operator gives out behind its URL: URL#KEY"
+        )
+    start = _KEY_ID_BYTES + PUBLIC_BYTES
+    context = open_from(private, data[_KEY_ID_BYTES:start], _SEALED)
+    return context.open(round_id.encode(), data[start:])
+
+
+def _key_id(public: bytes) -> bytes:
+    return sha256(public).digest()[:_KEY_ID_BYTES]
 
 
 def read_public(facts: SumFacts, data: bytes) -> bytes:

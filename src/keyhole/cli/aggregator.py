@@ -90,15 +90,18 @@ def aggregator(directory: Path, **options: Any) -> None:
     What devices send is kept in DIRECTORY until it has been added up; an aggregator that is killed
     goes on where it was. Neither aggregator learns a key or a number of an update, as long as
     different people run the two. The aggregators and the trainer of a sum are named to each other,
-    and to devices, by their operators.
+    and to devices, by their operators. Devices seal what they send to the key that stands behind
+    the address when it starts, and in DIRECTORY/seal.pub: it is made at the first start.
     """
+    from keyhole.service.sums import sealing_key
     from keyhole.service.transport import run
 
     make = _app_maker(directory, options)
+    key = sealing_key(directory).public.hex()
 
     def tell(url: str, metrics: str) -> None:
         party = options["party"]
-        click.echo(f"aggregating as party {party} at {url}\nmetrics at {metrics}", err=True)
+        click.echo(f"aggregating as party {party} at {url}#{key}\nmetrics at {metrics}", err=True)
 
     run(make, listen_of(options), metrics=options["metrics_listen"], on_listen=tell)
 

@@ -141,13 +141,21 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
         "min-nodes": options["min_nodes"],
         "delivery": options["delivery"],
         "second": options["second"],
-        "aggregators": " ".join(options["aggregators"]),
+        "aggregators": " ".join(map(_with_key, options["aggregators"])),
         "aggregator-tokens": " ".join(map(_absolute, options["aggregator_tokens"])),
         "aggregator-ca": _absolute(options["aggregator_ca"]),
     }
     RoundsConfig.of(config)  # a ServerApp would say so much later
     write_project(directory, config)
     click.echo(f"flwr run {shlex.quote(str(directory))}")
+
+
+def _with_key(text: str) -> str:
+    """An aggregator as nodes are told it: with its key, not with a file of this machine."""
+    from keyhole.device.sums import aggregator_of
+
+    url, key = aggregator_of(text)
+    return f"{url}#{key.hex()}"
 
 
 def _absolute(path: Path | str | None) -> str:

@@ -52,8 +52,9 @@ aggregator_options = options_of(
         PLACE,
         "--aggregators",
         callback=_pair,
-        metavar="URL,URL",
-        help="Updates go as shares to these two aggregators, party 0 first: neither learns one.",
+        metavar="URL#KEY,URL#KEY",
+        help="Updates go as shares to these two aggregators, party 0 first: neither learns one. A "
+        "device seals them to the key of each: hex digits or a file, seal.pub of the aggregator.",
     ),
     in_group(
         PLACE,
@@ -151,15 +152,17 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         refuse(options, names, _WITH_TWO)
         return Device.send
     from keyhole.aggregation import shared_sum
-    from keyhole.device.sums import SumPolicy, SumSend
+    from keyhole.device.sums import SumPolicy, SumSend, aggregator_of
 
     files = options["aggregator_tokens"] or (None, None)
+    (one, first_key), (other, second_key) = map(aggregator_of, options["aggregators"])
     first, second = (
         connect(f"aggregator {party}", url, Path(file) if file else None)
-        for party, (url, file) in enumerate(zip(options["aggregators"], files, strict=True))
+        for party, (url, file) in enumerate(zip((one, other), files, strict=True))
     )
     policy = SumPolicy(options["min_clients"] or 2, min_noise=options["min_noise"] or 0.0)
-    return SumSend(first, second, policy, shared_sum(options["aggregation"]))
+    keys = first_key, second_key
+    return SumSend(first, second, keys, policy, shared_sum(options["aggregation"]))
 
 
 def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:

@@ -7,8 +7,12 @@ those they were told, so a trainer cannot tell devices one minimum and aggregato
 message holds the digest of the manifest that the device trained by, and both aggregators refuse
 what was made from another model than the one that the sum was opened for.
 
+What goes to each aggregator is sealed to its key, which the operator names with its address: TLS
+may end at a load balancer, and whoever runs those of both would read the update.
+
 Hidden from each aggregator: keys and numbers of the update, if the two do not work together.
-Hidden from the trainer: all but the sum. Not hidden: that the device takes part.
+Hidden from what stands before the aggregators: the same, without that. Hidden from the trainer: all
+but the sum. Not hidden: that the device takes part.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from __future__ import annotations
 from base64 import b64decode
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 
 from keyhole.aggregation import shared_sum
 from keyhole.aggregation.exchange import SharedSum, client_of
-from keyhole.aggregation.shares import SumFacts
+from keyhole.aggregation.shares import SumFacts, seal_share
 from keyhole.arrays import Tree
+from keyhole.crypto.hpke import PUBLIC_BYTES
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import KnownRound
 from keyhole.errors import InputError, NotFoundError, ViolationError
@@ -29,6 +35,7 @@ from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import SUM_SETTING
 
 _MAX_MESSAGE = 1 << 16  # bytes of an answer
+_KEY_DIGITS = 2 * PUBLIC_BYTES
 
 
 def params_in(known: KnownRound) -> bytes:
@@ -44,6 +51,27 @@ def params_in(known: KnownRound) -> bytes:
         return b64decode(text, validate=True)
     except ValueError:
         return b""
+
+
+def aggregator_of(text: str) -> tuple[str, bytes]:
+    """The URL and the key of an aggregator, from `URL#KEY`: 64 hex digits, or a file of them.
+
+    >>> aggregator_of("https://sums.example#" + "ab" * 32)[0]
+    'https://sums.example'
+    """
+    url, _, key = text.partition("#")
+    try:
+        found = key if len(key) == _KEY_DIGITS else Path(key).read_text()[: _KEY_DIGITS + 1]
+        public = bytes.fromhex(found)
+    except (OSError, ValueError):
+        public = b""
+    if len(public) != PUBLIC_BYTES:
+        raise InputError(
+            f"an aggregator without its key: got {text!r}; expected URL#KEY, {_KEY_DIGITS} hex "
+            "digits or a file that holds them; take it from seal.pub of the aggregator, or from "
+            "what it prints when it starts"
+        )
+    return url, public
 
 
 @dataclass(frozen=True)
@@ -102,12 +130,14 @@ class SumSend:
             which that token counts can act for the device at the other one, and must be trusted
             not to.
         second: party 1, likewise.
+        keys: of both, 32 bytes each, as `keyhole aggregator` shows them to its operator.
         policy: what the device accepts.
         aggregation: how the update is shared; the sum that comes with keyhole if left out.
     """
 
     first: Device
     second: Device
+    keys: tuple[bytes, bytes]
     policy: SumPolicy = field(default_factory=SumPolicy)
     aggregation: SharedSum = field(default_factory=shared_sum)
 
@@ -127,7 +157,11 @@ class SumSend:
         params = params_in(known)
         self.policy.check(self.aggregation.facts(params))
         client = client_of(self.aggregation, params, digest_of(known.id), known.layout)
-        bodies = client.shard(update, known.keys_by_space(keys)).bodies
+        made = client.shard(update, known.keys_by_space(keys))
+        bodies = [
+            seal_share(key, known.id, body)
+            for key, body in zip(self.keys, made.bodies, strict=True)
+        ]
         for aggregator, body in zip((self.first, self.second), bodies, strict=True):
             _post(aggregator, round, body)
         return sum(map(len, bodies))

@@ -8,6 +8,8 @@
     sums/<round>/share      what is given out, noise included: asked again, the same bytes
     sums/<round>/failed     why nothing is given out
     names/<name>            each name of a sum that was ever opened, and its round
+    seal.key                this aggregator's private key, in hex, to which devices seal shares
+    seal.pub                the public key, for its operator to give out
     uploads/                shares of devices, see `UpdateSpool`
 
 Each file appears at once and whole, and never changes. Everything is readable by its owner alone.
@@ -42,13 +44,15 @@ import msgspec
 from keyhole.aggregation import shared_sum
 from keyhole.aggregation.base import about_of
 from keyhole.aggregation.exchange import SharedSum, facts_of, server_of
-from keyhole.aggregation.shares import SumFacts, read_receipt
+from keyhole.aggregation.shares import SumFacts, open_share, read_receipt
 from keyhole.aggregation.sum_server import SumServer
+from keyhole.crypto.hpke import PrivateKey
 from keyhole.errors import (
     BusyError,
     ConflictError,
     InputError,
     NotFoundError,
+    StorageError,
     TooLargeError,
     TooLateError,
 )
@@ -139,6 +143,36 @@ class AggregatorSettings:
             )
 
 
+def sealing_key(directory: Path) -> PrivateKey:
+    """The key of an aggregator, to which devices seal what they send; made if there is none.
+
+    Raises:
+        StorageError: it cannot be written, read, or holds something else.
+    """
+    path = directory / "seal.key"
+    with storage_errors(path, "make"):
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(PrivateKey.fresh().secret.hex().encode())
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(directory)
+        text = path.read_text()
+    try:
+        key = PrivateKey(bytes.fromhex(text))
+    except (ValueError, InputError) as error:
+        raise StorageError(
+            f"the key of the aggregator cannot be read: got {len(text)} characters in {path}; "
+            "expected 64 hex digits; put back a copy, or remove it: a new key is made, which "
+            "devices must be told"
+        ) from error
+    with replacing(directory / "seal.pub") as descriptor:
+        write_all(descriptor, [f"{key.public.hex()}\n".encode()])
+    return key
+
+
 class SumFiles:
     """The files of one aggregator; one process has them: two would draw different noise for one
     sum, and give out both.
@@ -150,6 +184,7 @@ class SumFiles:
             with storage_errors(folder, "make"):
                 folder.mkdir(0o700, parents=True, exist_ok=True)
         self._lock: int | None = lock_file(directory / "lock", "another aggregator runs here")
+        self.key = sealing_key(directory)
         self.spool = UpdateSpool(directory / "uploads")
 
     def close(self) -> None:
@@ -321,8 +356,9 @@ class Sums:
 
     def upload(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
         """Keeps what a device sent, durably; sending the same again changes nothing."""
-        self.held(round_id).checker.check(body)
-        return self.files.spool.store(round_id, device, body)
+        checker, opened = self.held(round_id).checker, open_share(self.files.key, round_id, body)
+        checker.check(opened)
+        return self.files.spool.store(round_id, device, opened)
 
     def close(self, owner: str, round_id: str) -> None:
         """Takes no more shares: those that are here are added, if they are at both. Closing again

@@ -9,6 +9,7 @@ import pytest
 
 from keyhole.aggregation.exchange import combine
 from keyhole.aggregation.shares import (
+    SEAL_BYTES,
     Receipt,
     pack_list,
     pack_receipt,
@@ -407,7 +408,8 @@ def test_messages_are_as_long_as_the_terms_say_whatever_they_hold():
         assert [len(m) for m in made.to] == [
             terms.facts.own_message_bytes(party) for party in (0, 1)
         ]
-        assert terms.facts.upload_bytes == len(made.public) + sum(map(len, made.to))
+        sealed = 2 * SEAL_BYTES
+        assert terms.facts.upload_bytes == len(made.public) + sum(map(len, made.to)) + sealed
 
 
 def test_nothing_that_is_printed_holds_a_key_or_a_number():

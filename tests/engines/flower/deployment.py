@@ -92,8 +92,11 @@ class Deployment:
         for party, port in enumerate(ports):
             address = f"127.0.0.1:{port}"
             self.children.wait_for(f"aggregator-{party}", partial(listens, address))
+        folders = [self.directory / f"aggregator-{party}" for party in (0, 1)]
+        keys = [(folder / "seal.pub").read_text().strip() for folder in folders]
+        pairs = zip(ports, keys, strict=True)
         return {
-            "aggregators": " ".join(f"http://127.0.0.1:{port}" for port in ports),
+            "aggregators": " ".join(f"http://127.0.0.1:{port}#{key}" for port, key in pairs),
             "aggregator-tokens": " ".join(str(self.directory / f"token-{p}") for p in (0, 1)),
         }
 

@@ -30,7 +30,9 @@ from tests.helpers import DIGEST, LONG
 MIN = {"run": "/r", "rounds-directory": "/d", "service": "http://127.0.0.1:1"}
 APP = ["app", "x", "--task", "so_tag", "--service", "http://127.0.0.1:1", "--run", "r"]
 APP += ["--rounds-directory", "d"]
-SECURE = [*APP, "--aggregators", "http://127.0.0.1:1,http://127.0.0.1:2"]
+KEY = "ab" * 32
+PAIR = f"http://127.0.0.1:2#{KEY},http://127.0.0.1:3#{KEY}"
+SECURE = [*APP, "--aggregators", PAIR]
 SECURE += ["--aggregator-tokens", "a,b"]
 CALL = RoundCall(f"3-{DIGEST}", 3, 60.0, "http://127.0.0.1:1", (7,))
 
@@ -188,7 +190,7 @@ def test_bad_flags_are_one_error(args):
 
 
 def test_the_command_names_the_services_of_a_secure_round_in_the_project(tmp_path):
-    urls = "http://127.0.0.1:2,http://127.0.0.1:3"
+    urls = PAIR
     args = ["--delivery", "pir", "--second", "http://127.0.0.1:4", "--aggregators", urls]
     args += ["--aggregator-tokens", "a,b", "--dp-noise", "0.5", "--dp-clip", "1"]
     done = CliRunner().invoke(flower, ["app", str(tmp_path / "p"), *APP[2:], *args])
@@ -204,7 +206,12 @@ def test_the_command_names_the_services_of_a_secure_round_in_the_project(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "args", [["--delivery", "pir"], ["--aggregators", "http://127.0.0.1:2,http://127.0.0.1:3"]]
+    "args",
+    [
+        ["--delivery", "pir"],
+        ["--aggregators", PAIR],
+        ["--aggregators", "http://127.0.0.1:2,http://127.0.0.1:3", "--aggregator-tokens", "a,b"],
+    ],
 )
 def test_services_that_are_missing_are_told_before_a_project_is_written(tmp_path, args):
     done = CliRunner().invoke(flower, ["app", str(tmp_path / "p"), *APP[2:], *args])

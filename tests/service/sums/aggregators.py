@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from keyhole.aggregation.shares import seal_share
 from keyhole.aggregation.two_servers.params import SumParams, part_params
 from keyhole.aggregation.two_servers.server import tables_of
 from keyhole.crypto.prg import Prg
@@ -134,7 +135,13 @@ class Pair:
         quick = {"retry": Retry(attempts=200, first_wait=0.01, longest_wait=0.05, seed=0)}
         return Device(self.urls[party], token=self.device_token(party, name), **quick)
 
-    def send(self, party, round_id, name, body, token=None):
+    def public(self, party):
+        """The key that devices seal to."""
+        return bytes.fromhex((self.directory / str(party) / "seal.pub").read_text())
+
+    def send(self, party, round_id, name, body, token=None, sealed=None):
+        """A device sends what it has sealed, or something else in its place."""
+        body = seal_share(self.public(party), round_id, body) if sealed is None else sealed
         client = HttpClient(self.urls[party], retry=Retry(attempts=1))
         token = token or self.device_token(party, name)
         path = f"/v1/sums/{round_id}/shares"

@@ -86,7 +86,8 @@ def devices(service, pair, clients=range(POPULATION), policy=None, to=None, popu
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.02)))
         with ExitStack() as stack:
             lines = [stack.enter_context(pair.device(party, name)) for party in (0, 1)]
-            send = SumSend(*lines, policy or SumPolicy())
+            keys = pair.public(0), pair.public(1)
+            send = SumSend(*lines, keys, policy or SumPolicy())
             send = send if to is None else to(client, send)
             device = stack.enter_context(service.device(name=name, stop=stop, clock=clock))
             try:

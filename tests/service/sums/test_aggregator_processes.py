@@ -67,7 +67,8 @@ class Processes(Pair):
         ]
         process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
         line = process.stderr.readline()
-        assert re.fullmatch(rf"aggregating as party {party} at https?://\S+\n", line), line
+        shown = rf"aggregating as party {party} at https?://[^\s#]+#([0-9a-f]{{64}})\n"
+        assert bytes.fromhex(re.fullmatch(shown, line)[1]) == self.public(party), line
         self.running[party] = process
 
     def kill(self, party):
@@ -108,7 +109,7 @@ def pair(tmp_path):
 @pytest.mark.slow
 def test_killed_aggregators_go_on_where_they_were(pair):
     """Killed with shares on the disk, and again while the sum is closing."""
-    terms = terms_of()
+    terms = terms_of(minimum=4)
     pair.open(ROUND, terms)
     rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT[:3])]
     for party in (0, 1):
@@ -161,7 +162,7 @@ def test_aggregators_speak_tls_to_each_other_devices_and_trainers(tmp_path):
     try:
         for party in (0, 1):
             pair.start(party, *tls, "--peer-ca", folder / "ca.pem")
-        terms = terms_of()
+        terms = terms_of(minimum=4)
         with ExitStack() as stack:
             lines = []
             for party in (0, 1):
@@ -208,6 +209,7 @@ def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_pa
         tokens.append(tmp_path / f"trainer-{party}.token")
         tokens[-1].write_text(token(pair.files[party][1], "trainer"))
     urls = ",".join(pair.urls)
+    sealed = ",".join(f"{url}#{tmp_path / str(p)}/seal.pub" for p, url in enumerate(pair.urls))
     with ExitStack() as stack:
         port = stack.enter_context(held_port())
 
@@ -235,7 +237,7 @@ def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_pa
             launch(
                 *("device", f"http://127.0.0.1:{port}", "--task", "so_tag", "--client", client),
                 *("--token-file", files[0], *task[:2], "--min-clients", 3),
-                *("--aggregators", urls, "--aggregator-tokens", f"{files[1]},{files[2]}"),
+                *("--aggregators", sealed, "--aggregator-tokens", f"{files[1]},{files[2]}"),
             )
         assert trainer.wait(90) == 0, (tmp_path / "log-1").read_text()
     shown = (tmp_path / "log-1").read_text()

@@ -7,6 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from keyhole.aggregation.shares import SEAL_BYTES, seal_share
+from keyhole.crypto.hpke import PrivateKey
 from keyhole.errors import (
     AccessError,
     BusyError,
@@ -23,7 +25,7 @@ from keyhole.errors import (
     TooLargeError,
     TooLateError,
 )
-from keyhole.service.sums import SumFiles
+from keyhole.service.sums import SumFiles, sealing_key
 from tests.service.sums.aggregators import (
     COHORT,
     aggregators,
@@ -272,6 +274,39 @@ def test_strangers_late_ones_and_foreign_messages_are_refused(pair, party):
     with pytest.raises(TooLateError):
         pair.send(party, ROUND, COHORT[1], bodies_of(terms, rows_of(terms, 2), 2)[party])
     assert b"known" in pair.send(party, ROUND, COHORT[0], body)
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_what_is_not_sealed_to_the_key_of_an_aggregator_for_the_round_is_refused(pair, party):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    body, own = bodies_of(terms, rows_of(terms, 1))[party], pair.public(party)
+    good = seal_share(own, ROUND, body)
+    damaged = bytes([*good[:60], good[60] ^ 1, *good[61:]])
+    wrong_key = seal_share(PrivateKey.fresh().public, ROUND, body)
+    for sealed, words in [
+        (body + bytes(SEAL_BYTES), "another key"),
+        (wrong_key, "another key"),
+        (own[:0] + good[:8] + wrong_key[8:], "cannot be opened"),
+        (damaged, "cannot be opened"),
+        (seal_share(own, round_name(b"b"), body), "cannot be opened"),
+    ]:
+        with pytest.raises(MalformedError, match=words):
+            pair.send(party, ROUND, COHORT[0], body, sealed=sealed)
+    assert b"stored" in pair.send(party, ROUND, COHORT[0], body, sealed=good)
+    assert b"known" in pair.send(party, ROUND, COHORT[0], body)  # sealed anew
+
+
+def test_the_key_of_an_aggregator_stays_and_is_its_owners(pair, tmp_path):
+    before = pair.public(0)
+    pair.stop(0)
+    pair.start(0)
+    assert pair.public(0) == before != pair.public(1)
+    assert (tmp_path / "0" / "seal.key").stat().st_mode & 0o777 == 0o600
+    pair.stop(0)
+    (tmp_path / "0" / "seal.key").write_text("no key")
+    with pytest.raises(StorageError, match="64 hex digits"):
+        sealing_key(tmp_path / "0")
 
 
 def test_what_a_trainer_may_not_open_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Training with two aggregators: the bytes of a run in process, whatever stops on the way."""
 
 import threading
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_a_device_that_reaches_one_aggregator_is_not_in_the_sum(both):
     def to(client, send):
         def one_only(device, round, update, keys):
             send.second.client.close()
-            broken = type(send)(send.first, unreachable(send.second), send.policy)
+            broken = replace(send, second=unreachable(send.second))
             return broken(device, round, update, keys)
 
         return one_only if client == lost else send

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from keyhole.aggregation.shares import seal_share
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
 from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
@@ -46,7 +47,8 @@ def stored(directory, world, party):
         kind = at % 2
         prg = Prg(sha256(f"{world} {at}".encode()).digest()[:16])
         made = share_update(TERMS, rows_of(*WORLDS[world][kind]), prg, digest_of(ROUND))
-        sums.upload(ROUND, name, made.bodies[party])
+        sealed = seal_share(sums.files.key.public, ROUND, made.bodies[party])
+        sums.upload(ROUND, name, sealed)
     found = [sums.files.spool.read(ROUND, name) for name in NAMES]
     sums.files.close()
     return found[::2], found[1::2]

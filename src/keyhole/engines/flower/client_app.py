@@ -193,7 +193,7 @@ def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
 
 
 def _shares(call: RoundCall, connect: Connect, node: NodeConfig) -> Send:
-    from keyhole.device.sums import SumSend
+    from keyhole.device.sums import SumSend, aggregator_of
 
     named = node.aggregator_tokens
     files: list[str | None] = [None, None] if named is None else [*named.split()]
@@ -203,10 +203,11 @@ def _shares(call: RoundCall, connect: Connect, node: NodeConfig) -> Send:
             f"{len(call.aggregators)} aggregators, {len(files)} files of tokens; expected two of "
             "each; check the run config, and aggregator-tokens of --node-config"
         )
+    (one, first_key), (other, second_key) = map(aggregator_of, call.aggregators)
     first, second = (
-        connect(url, _token(file)) for url, file in zip(call.aggregators, files, strict=True)
+        connect(url, _token(file)) for url, file in zip((one, other), files, strict=True)
     )
-    return SumSend(first, second)
+    return SumSend(first, second, (first_key, second_key))
 
 
 def _token(path: str | None) -> str | None:

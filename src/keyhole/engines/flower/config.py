@@ -11,7 +11,7 @@ A run's config says of its rounds, `[tool.flwr.app.config]` of the app's pyproje
     node-seconds = 120.0             for so long
     delivery = "pregenerated"        or "pir": slices from two servers that do not collude
     second = "https://..."           the second of them
-    aggregators = "URL URL"          two aggregators that do not collude add up updates in secret
+    aggregators = "URL#KEY URL#KEY"  two aggregators that do not collude add up updates in secret
     aggregator-tokens = "FILE FILE"  tokens of the trainer there, from their operators
     aggregator-ca = "/etc/ca.pem"    authorities to trust for them
 
@@ -35,7 +35,7 @@ What a node's own operator says, `flower-supernode --node-config "..."`:
     aggregator-tokens="F F"  files of its tokens at the two aggregators; without, the round's token
     delivery="pir"           take part only where slices are fetched so
     second="https://..."     and only with this second slice server
-    aggregators="URL URL"    and only with these two aggregators
+    aggregators="URL#KEY URL#KEY"  and only with these two aggregators, and their keys
 
 The last three are the node's own word against the server's. The code that reads them comes with
 the app: anyone who does not trust the operator of the server also lets the node take only apps that
@@ -90,6 +90,7 @@ class RoundsConfig:
             InputError: a value is missing or cannot be used.
         """
         from keyhole.delivery import delivery_named  # all of them, which a node need not load
+        from keyhole.device.sums import aggregator_of
 
         run, rounds, service = (_text(config, n) for n in ("run", "rounds-directory", "service"))
         delivery, second = config.get("delivery", DEFAULT_SERVED), str(config.get("second", ""))
@@ -104,6 +105,8 @@ class RoundsConfig:
         if len(aggregators) not in (0, 2) or len(tokens) != len(aggregators):
             got = f"{len(aggregators)} URLs and {len(tokens)} files of tokens"
             raise _bad("aggregators", got, "two of each, with a space between, or none")
+        for each in aggregators:
+            aggregator_of(each)  # nodes would say so much later
         keys, ca = str(config.get("token-key", "")), str(config.get("aggregator-ca", ""))
         return RoundsConfig(
             run=Path(run),
