@@ -73,8 +73,10 @@ def main():
         round_id = publisher.publish_state(state, number=0, settings=told).id
 
         rounds = folder / "rounds"
-        first = start(stack, "serve", rounds, "--pir", "0", "--gateway-key", key)
-        second = start(stack, "serve", rounds, "--pir", "1")
+        # To look at: a service that is deployed answers devices with a token of the round.
+        is_open = "--open-queries"
+        first = start(stack, "serve", rounds, "--pir", "0", is_open, "--gateway-key", key)
+        second = start(stack, "serve", rounds, "--pir", "1", is_open)
         relay = start(stack, "relay", "--gateway", first, "--mix-ms", "10")
 
         device = stack.enter_context(Device(first))

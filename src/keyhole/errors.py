@@ -240,7 +240,9 @@ class SlowError(RequestError):
 
 
 class TooManyError(RequestError):
-    """One device asks too often; the answer says when to come back."""
+    """One device asks too often; the answer says when to come back, `retry_after` seconds later."""
+
+    retry_after: float = 1.0
 
     http_status = 429
 

@@ -71,7 +71,7 @@ def test_every_command_finds_modules_of_the_folder(program, tmp_path):
     for args in (
         ("sweep", "tag-recall", "--data", "mine:NUMBER"),
         ("plan", *NEED, "--delivery", "mine:NUMBER"),
-        ("serve", tmp_path, "--pir", "mine:NUMBER/0"),
+        ("serve", tmp_path, "--open-queries", "--pir", "mine:NUMBER/0"),
     ):
         refused = program(*args, cwd=tmp_path)
         assert refused.returncode == InputError.exit_code

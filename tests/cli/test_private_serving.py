@@ -45,8 +45,8 @@ def test_two_programs_answer_one_device_each_with_half_a_question(tmp_path):
         published = publisher.publish_state(state, number=0, settings={}, durable=False)
         sized = ("--pir-keys", "row=3")
         with (
-            service(tmp_path, "--pir", 0, *sized) as first,
-            service(tmp_path, "--pir", 1, *sized) as second,
+            service(tmp_path, "--pir", 0, "--open-queries", *sized) as first,
+            service(tmp_path, "--pir", 1, "--open-queries", *sized) as second,
             Device(first.url) as device,
             Device(second.url) as other,
         ):
@@ -67,6 +67,7 @@ def test_a_server_has_the_role_and_the_numbers_of_its_options(pir, keys, server,
     rounds = MemoryRounds()
     opened = rounds.open()
     options = {"pir": pir, "pir_keys": keys, "pir_memory_mb": 1, "gateway_key": None}
+    options |= {"token_key": None, "open_queries": True}
     app = App(rounds, extra_routes=extra_routes(options, workers=1)(rounds))
 
     async def params():
@@ -86,6 +87,7 @@ def test_a_service_with_a_gateway_key_is_a_gateway_beside(tmp_path):
     rounds = MemoryRounds()
     rounds.open()
     options = {"pir": "0", "pir_keys": ("3",), "pir_memory_mb": 1, "gateway_key": key}
+    options |= {"token_key": None, "open_queries": True}
     app = App(rounds, extra_routes=extra_routes(options, workers=1)(rounds))
 
     async def keys():
@@ -162,11 +164,11 @@ def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--pir", "2"), "--pir"),
-        (("--pir", "0", "--workers", "2"), "leave out --workers"),
+        (("--pir", "2", "--open-queries"), "--pir"),
+        (("--pir", "0", "--open-queries", "--workers", "2"), "leave out --workers"),
         (("--gateway-key", "KEY", "--workers", "2"), "leave out --workers"),
-        (("--pir", "0", "--pir-keys", "x"), "1 or more"),
-        (("--pir", "0", "--pir-keys", "row=0"), "1 or more"),
+        (("--pir", "0", "--open-queries", "--pir-keys", "x"), "1 or more"),
+        (("--pir", "0", "--open-queries", "--pir-keys", "row=0"), "1 or more"),
         (("--pir-keys", "3"), "--pir-keys needs --pir"),
         (("--pir-memory-mb", "64"), "--pir-memory-mb needs --pir"),
     ],
@@ -185,7 +187,7 @@ def test_numbers_of_keys_for_a_table_that_is_not_there_are_refused(tmp_path, nam
     with Publisher(tmp_path) as publisher:
         state = random_state(LAYOUTS["rows"])
         publisher.publish_state(state, number=0, settings={}, durable=False)
-        given = ["--pir", "0", "--pir-keys", f"{name}=4", "--pir-keys", "row=4"]
+        given = ["--pir", "0", "--open-queries", "--pir-keys", f"{name}=4", "--pir-keys", "row=4"]
         done = CliRunner().invoke(serve, [str(tmp_path), *NOWHERE, *given])
     assert isinstance(done.exception, InputError)
     assert f"got {name!r}; expected 'row'" in str(done.exception)

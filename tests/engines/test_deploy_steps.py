@@ -119,11 +119,12 @@ def take_part(place, lines):
         cohort = opened.current().cohort
     for device in cohort:
         number = device.rpartition("-")[2]
-        issue, run = (
+        *issues, run = (
             line.replace("device-0", device).replace("--client 0", f"--client {number}")
             for line in lines
         )
-        place.run(issue)
+        for issue in issues:
+            place.run(issue)
         place.start(f"{run} --rounds 1", device)
 
 

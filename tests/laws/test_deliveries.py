@@ -21,6 +21,7 @@ from keyhole.device.cache import SliceCache
 from keyhole.device.device import Device
 from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
+from keyhole.service.access import Access
 from keyhole.service.app import App
 from keyhole.service.gateway import gateway_routes
 from keyhole.service.on_demand import OnDemandRounds
@@ -60,7 +61,9 @@ class World:
 
         def other(role):
             more = [query_routes(self.files.rounds, QuerySettings(role_named(role)))]
-            url = stack.enter_context(serving(App(self.files.rounds, extra_routes=more)))
+            url = stack.enter_context(
+                serving(App(self.files.rounds, access=Access(open_queries=True), extra_routes=more))
+            )
             return stack.enter_context(Device(url))
 
         line = GatewayLink(HttpClient(self.files.url), None, 1 << 26)

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -50,8 +51,9 @@ def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSou
         refuse(options, ("pir", "gateway_key"), alone)
     makers: list[Callable[[RoundSource], Callable[[Guards], Sequence[Route]]]] = []
     if options["pir"] is None:
-        refuse(options, ("pir_keys", "pir_memory_mb"), "needs --pir")
+        refuse(options, ("pir_keys", "pir_memory_mb", "open_queries"), "needs --pir")
     else:
+        _check_queries(options)
         from keyhole.service.private import query_routes
 
         makers.append(partial(query_routes, settings=_pir_settings(options)))
@@ -61,6 +63,15 @@ def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSou
 
         makers.append(partial(gateway_routes, keys=load_gateway_keys(options["gateway_key"])))
     return lambda rounds: [make(rounds) for make in makers]
+
+
+def _check_queries(options: Mapping[str, Any]) -> None:
+    """Refuses a server of private queries that nobody could ask, or anybody by mistake."""
+    if options["token_key"] is None and not options["open_queries"]:
+        raise click.UsageError(
+            "private queries take a token of the round: pass --token-key to check them with, or "
+            "--open-queries to answer everyone"
+        )
 
 
 def check_tables(options: Mapping[str, Any], rounds: RoundSource) -> None:
@@ -181,6 +192,24 @@ def _pair(text: str) -> tuple[str, int]:
     help="With --pir: for the tables of the two newest rounds; 4096 unless told.",
 )
 @click.option(
+    "--open-queries",
+    is_flag=True,
+    help="With --pir: answer everyone; else queries are for devices with a token of the round.",
+)
+@click.option(
+    "--queries-per-token",
+    default=64,
+    type=click.IntRange(1),
+    help="With --pir: private queries of one token of a round, and as many again in an hour.",
+)
+@click.option(
+    "--cpu-per-address",
+    default=0.5,
+    type=NumberRange(0),
+    help="With --pir: CPU seconds a second that queries of one address may take, 0 for any; "
+    "addresses of this machine, a proxy's, are not counted.",
+)
+@click.option(
     "--gateway-key",
     type=EXISTING_FILE,
     help="Answer sealed requests that come through a relay, with the keys of this file: see "
@@ -194,8 +223,14 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
 
     keyring = None if options["token_key"] is None else Keyring.load(options["token_key"])
     reads = not options["open_reads"]
-    access = Access(keyring, reads_need_token=reads, denied=deny_list_of(options))
-    limits = Limits(max_keys=options["max_keys"], max_body=options["max_body_mb"] << 20)
+    denied, is_open = deny_list_of(options), options["open_queries"]
+    access = Access(keyring, reads_need_token=reads, denied=denied, open_queries=is_open)
+    limits = Limits(
+        max_keys=options["max_keys"],
+        max_body=options["max_body_mb"] << 20,
+        queries_per_token=options["queries_per_token"],
+        cpu_per_address=options["cpu_per_address"] or inf,
+    )
     listen, extra = listen_of(options), extra_routes(options, workers)
     if options["on_demand"] and workers > 1:
         raise click.UsageError("--on-demand computes each slice once, in one process")

@@ -17,7 +17,8 @@ import re
 import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
@@ -26,13 +27,14 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from keyhole.errors import AccessError, InputError, MediaTypeError, NotAdmittedError, TooManyError
-from keyhole.service.limits import Gate, Limits, TokenBuckets
+from keyhole.errors import AccessError, InputError, MediaTypeError, NotAdmittedError
+from keyhole.service.limits import Gate, Limits, TokenBuckets, Turns, too_many
 from keyhole.service.metrics import Metrics
 from keyhole.service.routes import BINARY, Request
 
-TokenKind: TypeAlias = Literal["device", "round"]
-"""What a token is for: to check in, or to take part in one round."""
+TokenKind: TypeAlias = Literal["device", "round", "query"]
+"""What a token is for: to check in, to take part in one round, or to send private queries in one
+round without a name."""
 
 Audience: TypeAlias = Literal["slices", "aggregator", "relay"]
 """The kind of service that a token is for; others refuse it."""
@@ -52,6 +54,7 @@ _SIGNATURE = 43  # characters of 32 bytes
 _MAX_TOKEN = 1024  # bytes; longer ones are refused before any work
 _MIN_KEY = 32  # bytes, as long as the digest
 _MAX_CACHED = 16384  # verified tokens; 5 MB
+_HOUR = 3600.0
 _LOOK_EVERY = 1.0  # seconds between two looks at a deny list
 _MAX_DENIED = 64 << 20  # bytes of a deny list: two million ids
 _LOG = logging.getLogger("keyhole.service")
@@ -265,6 +268,7 @@ class Access:
     round_seconds: float = 3600.0  # how long a round token is good
     audience: Audience = "slices"  # tokens for another kind of service are refused
     denied: DenyList | None = None  # tokens that were revoked
+    open_queries: bool = False  # whether private queries are for everyone
 
     def __post_init__(self) -> None:
         if self.reads_need_token and self.keyring is None:
@@ -294,11 +298,18 @@ class Access:
             raise not_admitted("a token of another kind or round", "a token of this round")
         return claims
 
+    def asker(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> TokenClaims:
+        """The claims of one who may send private queries in a round; errors as for `member`."""
+        claims = self.identify(headers, now)
+        if claims.kind == "device" or claims.round != round_id:
+            raise not_admitted("a token of another kind or round", "a token of this round")
+        return claims
+
     def device(self, headers: Mapping[bytes, bytes], now: float) -> TokenClaims:
         """The claims of a device that checks in; errors as for `member`."""
         claims = self.identify(headers, now)
         if claims.kind != "device":
-            raise not_admitted("a round token", "a device token")
+            raise not_admitted("a token of a round", "a device token")
         return claims
 
 
@@ -318,6 +329,12 @@ def _refused(wrong: str) -> AccessError:
 def _bad_file(path: Path, got: str, allowed: str) -> InputError:
     fix = "make one with `keyhole token new-key`"
     return InputError(f"cannot use the keys in {path.name}: got {got}; expected {allowed}; {fix}")
+
+
+def _counted(address: str) -> str:
+    """An address whose CPU seconds are counted; nothing for one of this machine: a proxy's."""
+    is_own = address == "unknown" or address.startswith("127.") or address == "::1"
+    return "" if is_own else address
 
 
 def _sign(key: bytes, signed: bytes) -> bytes:
@@ -345,6 +362,10 @@ class Guards:
         self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
         self._by_device = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
         self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
+        self._queries = TokenBuckets(limits.queries_per_token / _HOUR, _HOUR, limits.max_devices)
+        cpu = limits.cpu_per_address, limits.cpu_burst
+        self._cpu = TokenBuckets(*cpu, limits.max_devices, least=0.0)
+        self._turns = Turns()
 
     def admit(self, request: Request, round_id: str) -> TokenClaims | None:
         """Anyone who may read a round, if not too often; None where reading is free for all."""
@@ -364,9 +385,49 @@ class Guards:
             seconds = self._by_address.wait(request.address, time.monotonic())
         if seconds:
             rate = self.limits.rate_per_address if claims is None else self.limits.rate
-            raise TooManyError(
-                f"too many requests: got one more; expected {rate:g} a second; wait {seconds:.3g} s"
+            raise too_many("requests", f"{rate:g} a second", seconds)
+
+    def admit_query(self, request: Request, round_id: str) -> TokenClaims | None:
+        """Anyone who may send a private query: by default that takes a token of the round."""
+        access, claims = self.access, None
+        if not access.open_queries:
+            claims = access.asker(request.headers, round_id, self.clock())
+        self.count(request, claims)
+        return claims
+
+    @asynccontextmanager
+    async def query_turn(
+        self, request: Request, claims: TokenClaims | None
+    ) -> AsyncIterator[Callable[[float], None]]:
+        """The turn of a private query, within the budgets of its token and its address; gives what
+        is to be told the CPU seconds that it took.
+
+        One query of a token is under way at a time: what one device asks is never more than one of
+        the queries that share a pass, however many connections it has.
+        """
+        limits, now, address = self.limits, time.monotonic(), _counted(request.address)
+        if address and (wait := self._cpu.wait(address, now, cost=0.0)):
+            raise too_many(
+                "private queries of one address",
+                f"{limits.cpu_per_address:g} CPU seconds a second",
+                wait,
             )
+        name, room = f"address {address}", (limits.queries_at_once, limits.waiting)
+        if claims is not None:
+            name, room = f"token {claims.id} {claims.round}", (1, limits.queries_waiting)
+            if wait := self._queries.wait(name, now):
+                told = f"{limits.queries_per_token:g} with one token, and as many again in an hour"
+                raise too_many("private queries", told, wait)
+
+        def charge(seconds: float) -> None:
+            if address:
+                self._cpu.charge(address, time.monotonic(), seconds)
+
+        if claims is None and not address:  # a proxy's are of many, and have no turns
+            yield charge
+            return
+        async with self._turns.turn(name, *room):
+            yield charge
 
     def check_type(self, request: Request) -> None:
         """Raises MediaTypeError unless the body is said to be a message of `docs/wire.md`."""

@@ -1,15 +1,15 @@
-"""Limits how much one request, one device and all of them together may ask of the service."""
+"""Limits how much one request, one device, one address and all together may ask of a service."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from math import inf
 
-from keyhole.errors import BusyError, InputError
+from keyhole.errors import BusyError, InputError, TooManyError
 
 _MIB = 1 << 20
 
@@ -30,6 +30,15 @@ class Limits:
     # address, so the default does not count
     rate_per_address: float = inf
     burst: float = 10.0  # seconds of its rate that a device may use up at once
+    # private queries of one token of a round, and as many again in each hour; a device makes one
+    # for each table, and some more where it has to ask again
+    queries_per_token: float = 64.0
+    # CPU seconds that private queries of one address may take in a second, and at once. Addresses
+    # of the machine itself are those of a proxy, which knows its clients, and are not counted
+    cpu_per_address: float = 0.5
+    cpu_burst: float = 30.0
+    queries_waiting: int = 4  # private queries of one token beside the one under way
+    queries_at_once: int = 8  # those of one address under way, where queries take no token
     max_devices: int = 65_536  # whose rates are remembered
     max_connections: int = 16_384  # at one time; fewer where the system allows fewer descriptors
     max_head: int = 16_384  # bytes of the head of a request
@@ -53,34 +62,45 @@ class Limits:
 class TokenBuckets:
     """One bucket for each of a bounded number of names; the one not seen for longest is forgotten.
 
-    A bucket fills with `rate` requests a second, up to `burst` seconds of it; an infinite rate
-    counts nothing.
+    A bucket fills with `rate` requests a second, up to `burst` seconds of it, and at `least` one;
+    an infinite rate counts nothing.
 
     >>> buckets = TokenBuckets(rate=2.0, burst=0.5, limit=10)
     >>> [buckets.wait("phone-1", now) for now in (0.0, 0.25, 0.5)]
     [0.0, 0.25, 0.0]
     """
 
-    def __init__(self, rate: float, burst: float, limit: int) -> None:
-        self._rate, self._size, self._limit = rate, max(1.0, rate * burst), limit
+    def __init__(self, rate: float, burst: float, limit: int, least: float = 1.0) -> None:
+        self._rate, self._size, self._limit = rate, max(least, rate * burst), limit
         # Requests that may be made at once, and the monotonic seconds when that was so.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def wait(self, name: str, now: float) -> float:
+    def wait(self, name: str, now: float, cost: float = 1.0) -> float:
         """Counts a request; the seconds after which it may be made, 0 if it may now."""
         if self._rate == inf:
             return 0.0
+        left = self._left(name, now)
+        is_full = left >= cost  # with one request or more
+        self._keep(name, left - cost if is_full else left, now)
+        return 0.0 if is_full else (cost - left) / self._rate
+
+    def charge(self, name: str, now: float, cost: float) -> None:
+        """Takes what a request came to, once it is known; less than nothing may be left."""
+        if self._rate < inf:
+            self._keep(name, self._left(name, now) - cost, now)
+
+    def _left(self, name: str, now: float) -> float:
         left, since = self._buckets.pop(name, (self._size, now))
         # A clock that goes backwards fills nothing, and takes nothing away.
-        left = min(self._size, left + self._rate * max(0.0, now - since))
-        is_full = left >= 1.0  # with one request or more
-        self._buckets[name] = (left - 1.0 if is_full else left), now
+        return min(self._size, left + self._rate * max(0.0, now - since))
+
+    def _keep(self, name: str, left: float, now: float) -> None:
+        self._buckets[name] = left, now
         if len(self._buckets) > self._limit:
             self._buckets.popitem(last=False)
-        return 0.0 if is_full else (1.0 - left) / self._rate
 
 
 class Gate:
@@ -146,3 +166,38 @@ class Gate:
             if not turn.done():
                 self.inside += weight
                 turn.set_result(None)
+
+
+class Turns:
+    """Lets each name have so much under way; its others wait in order, and too many come back
+    later. Names without anything under way are not kept, so that one who asks much makes nobody
+    else wait but himself."""
+
+    def __init__(self) -> None:
+        self._gates: dict[str, Gate] = {}
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    @asynccontextmanager
+    async def turn(self, name: str, at_once: int, waiting: int) -> AsyncIterator[None]:
+        """Waits until it is the turn of a request; raises TooManyError if too many wait."""
+        gate = self._gates.setdefault(name, Gate(at_once, waiting))
+        if gate.queued >= waiting and gate.inside >= at_once:
+            raise too_many(
+                "private queries at one time", f"{at_once}, and {waiting} that wait", 1.0
+            )
+        await gate.enter()
+        try:
+            yield
+        finally:
+            gate.leave()
+            if not gate.inside and not gate.queued:
+                self._gates.pop(name, None)
+
+
+def too_many(what: str, allowed: str, seconds: float) -> TooManyError:
+    """The error of one who asks too much; the answer says after how many seconds to come back."""
+    error = TooManyError(f"too many {what}: got one more; expected {allowed}; wait {seconds:.3g} s")
+    error.retry_after = seconds
+    return error

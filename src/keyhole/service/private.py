@@ -14,6 +14,7 @@ its length, which follows from the params, its time, and whose it is.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -92,6 +93,7 @@ class Passes:
         self._on_pass = on_pass
         self._waiting: deque[_Turn] = deque()
         self._running: asyncio.Task[None] | None = None
+        self.seconds = 0.0  # of CPU that each query of the last pass took
 
     async def answer(self, query: bytes) -> bytes:
         """Returns the reply of the next pass, or raises what is wrong with the query. Anyone who
@@ -125,9 +127,10 @@ class Passes:
         if not batch:
             return
         try:
-            outcomes, passes = await asyncio.to_thread(
-                answer_apart, self._server, [query for query, _ in batch]
+            outcomes, passes, seconds = await asyncio.to_thread(
+                _timed, self._server, [query for query, _ in batch]
             )
+            self.seconds = seconds / len(batch)
             answered = sum(isinstance(outcome, bytes) for outcome in outcomes)
             self._on_pass(passes, answered)
         except BaseException as error:
@@ -137,6 +140,12 @@ class Passes:
                 raise
         else:
             _settle(batch, outcomes)
+
+
+def _timed(server: SelectServer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int, float]:
+    """What `answer_apart` gives, and the CPU seconds that it took this thread."""
+    start = time.thread_time()
+    return *answer_apart(server, queries), time.thread_time() - start
 
 
 def _settle(batch: Iterable[_Turn], outcomes: Sequence[_Outcome]) -> None:
@@ -381,14 +390,20 @@ class QueryRoutes:
     async def query(self, request: Request) -> Response:
         """The reply to a query, or the one refusal."""
         guards = self.guards
-        claims = self._admit(request)
+        claims = guards.admit_query(request, parse_round(request.params[0]))
+        self._check_scheme(request)
         guards.check_type(request)
         try:
-            async with weighed_body(request, guards) as body:
+            async with (
+                guards.query_turn(request, claims) as charge,
+                weighed_body(request, guards) as body,
+            ):
                 with self.rounds.hold(request.params[0]) as held:
                     table = await self._table(request, held)
                     _check_allowance(claims, table)
-                    return await self._answer(table, body)
+                    answer = await self._answer(table, body)
+                    charge(table.passes.seconds)
+                    return answer
         except ProtocolError as error:
             guards.metrics.refuse(type(error).__name__)
             return Response.of(ProtocolError.http_status, [BINARY, NO_STORE], REFUSAL)
@@ -412,15 +427,17 @@ class QueryRoutes:
         response.after = lambda: guards.memory.leave(weight)
         return response
 
-    def _admit(self, request: Request) -> TokenClaims | None:
-        claims = self.guards.admit(request, parse_round(request.params[0]))
+    def _admit(self, request: Request) -> None:
+        self.guards.admit(request, parse_round(request.params[0]))
+        self._check_scheme(request)
+
+    def _check_scheme(self, request: Request) -> None:
         asked, scheme = request.params[2], self.settings.role.delivery.about.path_name
         if asked != scheme:
             # Whatever else stands in a path is not repeated.
             known = {each.about.path_name for each in all_deliveries()}
             got = asked if asked in known else "another"
             raise _missing("scheme of private retrieval", got, f"{scheme} at this service")
-        return claims
 
     async def _table(self, request: Request, held: OpenRound) -> ServedTable:
         place = parse_place(request.params[1], len(held.tables), "table")

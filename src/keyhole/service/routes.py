@@ -377,8 +377,7 @@ class Edge:
             _LOG.error("%s on route %s", type(error).__name__, route)
         retry_after = None  # spread, so that not all come back at once
         if isinstance(error, TooManyError):
-            slowest = min(self.limits.rate, self.limits.rate_per_address)
-            retry_after = 1.0 / slowest + self._rng.random()
+            retry_after = error.retry_after + self._rng.random()
         elif error.http_status == 503:
             retry_after = _BUSY_SECONDS * (0.5 + self._rng.random())
         return error_response(error, retry_after)

@@ -17,7 +17,7 @@ def private_services(made):
     """Slices by private retrieval from two servers, updates in shares to two aggregators."""
     second = free_port()
     made.serve("--pir", "0")
-    made.serve("--pir", "1", name="second", port=second)
+    made.serve("--pir", "1", "--open-queries", name="second", port=second)
     made.second = f"http://127.0.0.1:{second}"
     return {"delivery": "pir", "second": made.second, **made.aggregators()}
 

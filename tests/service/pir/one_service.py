@@ -8,6 +8,7 @@ import numpy as np
 
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import TwoServerPir
+from keyhole.service.access import Access
 from keyhole.service.app import App
 from keyhole.service.private import query_routes
 from keyhole.wire.private import QuerySettings, role_named
@@ -22,13 +23,14 @@ SERVER_0, SERVER_1 = role_named("0"), role_named("1")
 class PirService:
     """A service over rounds in memory; ask it inside `clients`, or once with `ask`."""
 
-    def __init__(self, role=SERVER_0, app=None, **settings):
+    def __init__(self, role=SERVER_0, app=None, words=WORDS, **settings):
         settings.setdefault("max_keys", 4)
         self.rounds = MemoryRounds()
-        self.round = self.rounds.open(3, words=WORDS)
+        self.round = self.rounds.open(3, words=words)
         self.scheme, self.server = role.delivery.about.path_name, role.server
         routes = query_routes(self.rounds, QuerySettings(role, **settings))
-        self.app = App(self.rounds, extra_routes=[routes], **(app or {}))
+        app = {"access": Access(open_queries=True), **(app or {})}
+        self.app = App(self.rounds, extra_routes=[routes], **app)
 
     def path(self, table=WORD, rest=""):
         return f"/v1/rounds/{self.round.id}/tables/{table}/pir/{self.scheme}{rest}"

@@ -8,6 +8,7 @@ from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.device.device import Device
 from keyhole.device.private import QueryFetch
+from keyhole.service.access import Access
 from keyhole.service.app import App
 from keyhole.service.private import query_routes
 from keyhole.service.reading import RoundsDirectory
@@ -83,7 +84,8 @@ def pair(directory, roles=TWO, other_directory=None, second=None, wrap=Recorder,
             rounds = RoundsDirectory(other_directory or directory, clock=count(step=0.1).__next__)
             stack.callback(rounds.close)
             routes = query_routes(rounds, QuerySettings(role, **settings))
-            apps.append(App(rounds, extra_routes=[routes], **(second or {})))
+            more = {"access": Access(open_queries=True), **(second or {})}
+            apps.append(App(rounds, extra_routes=[routes], **more))
         made = Pair(service, [wrap(app) for app in apps])
         made.urls = [stack.enter_context(serving(recorder)) for recorder in made.recorders]
         service.url = made.urls[0]

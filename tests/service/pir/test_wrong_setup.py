@@ -8,6 +8,7 @@ from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.device.private import QueryFetch
 from keyhole.device.take_part import Participant, keep_taking_part
 from keyhole.errors import ServiceError
+from keyhole.service.access import Access
 from keyhole.service.app import App
 from keyhole.service.private import query_routes
 from keyhole.service.relay import RelayApp
@@ -31,7 +32,7 @@ def second_app(stack, first, extra):
     """A service with these routes over the rounds of the first, or a relay to it."""
     if extra == "relay":
         return RelayApp(line_to(stack, first.url))
-    return App(first.rounds, extra_routes=extra(first.rounds))
+    return App(first.rounds, access=Access(open_queries=True), extra_routes=extra(first.rounds))
 
 
 @pytest.mark.parametrize(
