@@ -15,6 +15,7 @@ KeyholeError
  +-- WorkerError         a client's work kills every worker that tries it
  +-- RequestError        the slice service refuses a request
  |    +-- AccessError        no token, or one that is expired, foreign or for another round
+ |    |    +-- UntimelyError     one that is expired or not yet good, by the clock of the service
  |    +-- NotAdmittedError   a token that is good, for something else than was asked
  |    +-- NotFoundError      no such route, round, table, segment or slice
  |    +-- MethodError        a route that does not know this method
@@ -87,6 +88,7 @@ __all__ = [
     "TooLargeError",
     "TooLateError",
     "TooManyError",
+    "UntimelyError",
     "ViolationError",
     "WorkerError",
 ]
@@ -183,6 +185,10 @@ class AccessError(RequestError):
     """A request without a token, or with one that is expired, foreign or for another round."""
 
     http_status = 401
+
+
+class UntimelyError(AccessError):
+    """A token that is expired or not yet good, by the clock of the service."""
 
 
 class NotAdmittedError(RequestError):

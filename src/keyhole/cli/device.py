@@ -22,7 +22,13 @@ from keyhole.cli.sums import device_sum_options, send_of
 from keyhole.cli.token import claims_in, read_token
 from keyhole.delivery import all_deliveries, delivery_named, delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
-from keyhole.errors import InputError, KeyholeError, MalformedError
+from keyhole.errors import (
+    InputError,
+    KeyholeError,
+    MalformedError,
+    RequestError,
+    UntimelyError,
+)
 from keyhole.files import storage_errors
 from keyhole.wire.assignment import device_name
 
@@ -258,10 +264,15 @@ def _take_part(
         population.participant(fetch, send),
         rounds=options["rounds"] or inf,
         on_round=show,
-        on_miss=lambda error: notices.tell(f"missed a round: {error}"),
+        on_miss=lambda error: notices.tell(f"missed a round: {error}", kind=_kind_of(error)),
         on_wait=wait,
     )
     click.echo(f"took part in {taken} rounds")
+
+
+def _kind_of(error: RequestError) -> str:
+    """What a miss has in common with others of its kind; the time of a service changes."""
+    return error.wrong if isinstance(error, UntimelyError) else str(error)
 
 
 def _why_wait(made: Device, sent: Sequence[int]) -> str:

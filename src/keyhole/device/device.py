@@ -7,6 +7,7 @@ the service its keys and nothing else, with `fetch_all` not even those.
 from __future__ import annotations
 
 import threading
+from base64 import urlsafe_b64decode
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -352,6 +353,15 @@ class Device:
     def token_for(self, round: Assignment | str) -> str | None:
         """What to show in a round; None where nothing is asked for."""
         return round.token if isinstance(round, Assignment) else self._token
+
+    def has_timely_token(self) -> bool:
+        """Whether the token of this device is good by its own clock, as far as the token tells."""
+        try:
+            payload = (self._token or "").split(".")[1]
+            told = msgspec.json.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+            return bool(told["issued"] <= self.clock.wall() < told["expires"])
+        except (IndexError, KeyError, TypeError, ValueError, msgspec.DecodeError):
+            return False  # not a token that one can read
 
     def _segment(
         self, round: Assignment | str, table: int, place: int, traffic: FetchTraffic

@@ -27,6 +27,7 @@ from keyhole.errors import (
     ServiceError,
     StaleError,
     TooLateError,
+    UntimelyError,
 )
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import KeysBySpace
@@ -43,6 +44,7 @@ Send: TypeAlias = Callable[[Device, Assignment, Tree, DeviceKeys], int]
 
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
 _LONGEST_WAIT = 60.0  # seconds before it does when servers still do not hold the same round
+_CLOCK_WAIT = 600.0  # seconds, at most, before it asks a service again whose clock may be wrong
 _MAX_STALE = 8  # misses for that reason in a row; two minutes, for a copy that lags behind
 
 
@@ -177,8 +179,10 @@ def keep_taking_part(
 
     Args:
         rounds: how many to take part in; without limit unless told.
-        on_miss: called with the reason when a round closed before the update was there, or when
-            the servers of a private fetch did not hold the same round.
+        on_miss: called with the reason when a round closed before the update was there, when the
+            servers of a private fetch did not hold the same round, or when the service finds a
+            token untimely that is good by the clock of the device: it asks again, until one of the
+            two clocks is set right.
         on_wait: called with the seconds that the service asks to wait, since it has no round for
             this device.
 
@@ -187,8 +191,9 @@ def keep_taking_part(
 
     Raises:
         StaleError: the servers of a private fetch did not hold the same round, time and again.
+        UntimelyError: the token is expired or not yet good, by both clocks.
     """
-    taken, stale, done = 0, 0, None
+    taken, stale, untimely, done = 0, 0, 0, None
     while taken < rounds and not device.stop.is_set():
         try:
             outcome = take_part(device, participant, done)
@@ -201,11 +206,18 @@ def keep_taking_part(
                 raise
             on_miss(error)
             device.clock.sleep(min(_LONGEST_WAIT, _AFTER_MISS * 2.0 ** (stale - 1)))
+        except UntimelyError as error:
+            if not device.has_timely_token():
+                raise
+            untimely += 1
+            on_miss(error)
+            device.clock.sleep(min(_CLOCK_WAIT, _AFTER_MISS * 2.0 ** min(untimely - 1, 16)))
         except ServiceError:
             if device.stop.is_set():
                 break
             raise
         else:
+            untimely = 0
             if isinstance(outcome, Wait):
                 on_wait(outcome.seconds)
                 device.clock.sleep(outcome.seconds)

@@ -27,7 +27,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from keyhole.errors import AccessError, InputError, MediaTypeError, NotAdmittedError
+from keyhole.errors import (
+    AccessError,
+    InputError,
+    MediaTypeError,
+    NotAdmittedError,
+    UntimelyError,
+)
 from keyhole.service.limits import Gate, Limits, TokenBuckets, Turns, too_many
 from keyhole.service.metrics import Metrics
 from keyhole.service.routes import BINARY, Request
@@ -171,7 +177,11 @@ class Keyring:
                 self._known.clear()
             self._known[token] = claims
         if not claims.issued - LEEWAY <= now < claims.expires + LEEWAY:
-            raise _refused("the token is expired, or not yet good")
+            raise UntimelyError(
+                f"the token is expired, or not yet good: got {now:.0f} by the clock of the "
+                f"service; expected unix seconds {claims.issued:.0f} to {claims.expires:.0f}; ask "
+                "for a new token, or set that clock"
+            )
         return claims
 
     def _read(self, token: bytes) -> TokenClaims:

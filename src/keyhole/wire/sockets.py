@@ -241,11 +241,13 @@ class Retry:
 class Clock:
     """How time passes; tests bring their own.
 
-    Only differences of `monotonic` are used: what the clock on the wall does is of no consequence.
+    Only differences of `monotonic` are used: what the clock on the wall does is of no consequence,
+    but for one thing: whether a service that calls a token untimely may have a wrong one.
     """
 
     sleep: Callable[[float], object] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time  # unix seconds
 
 
 class Attempts:
