@@ -143,6 +143,14 @@ OWN = {  # source -> what the part is called there; {} is what differs
     "factory": "import collections\nown = collections.defaultdict(lambda: {})",
     "descriptor": "class D:\n  def __set__(self, o, v): pass\n  def __get__(self, *_): return {}\n"
     "class A: k = D()\nown = A()",
+    "hidden from pickle": "class R:\n  def __init__(self, k): self.k = k\n"
+    "  def __getstate__(self): return {{}}\nown = R({})",
+    "hidden by a constructor": "class R:\n  def __init__(self, k): self.k = k\n"
+    "  def __reduce__(self): return R, (0,)\nown = R({})",
+    "hidden in a slot": "class R:\n  __slots__ = ('k',)\n  def __init__(self, k): self.k = k\n"
+    "  def __reduce_ex__(self, version): return R, (0,)\nown = R({})",
+    "hidden in a base": "class R:\n  def __getstate__(self): return {{}}\n"
+    "class S(R): pass\nown = S()\nown.k = {}",
     "jax key": "import jax\nown = jax.random.key({})",
     "jax derivative": "import jax\nown = jax.custom_jvp(lambda x: x)\n"
     "own.defjvp(lambda p, t: (p, {}))",

@@ -41,7 +41,6 @@ _SIGNATURE = (  # of the flags of code; others tell of how it was compiled
     | inspect.CO_ASYNC_GENERATOR
     | inspect.CO_ITERABLE_COROUTINE
 )
-_HOOKS = ("__reduce_ex__", "__reduce__", "__getstate__")
 _ABOUT_CLASSES = {  # what Python notes about a class, and what only prints it
     "__annotations__",
     "__dataclass_fields__",
@@ -329,9 +328,8 @@ def _pickled(value: Any) -> Iterator[Any]:
         yield from (make, args, *(each and list(each) for each in items))
         for each in state if isinstance(state, tuple) else (state,):
             yield from _counted(kind, each) if isinstance(each, dict) else (each,)
-    own = [base for base in kind.__mro__ if not is_library(base)]
-    if own and not any(hook in vars(base) for base in own for hook in _HOOKS):
-        yield from _pairs(_state(value))  # base classes in C do not know of them
+    if any(not is_library(base) for base in kind.__mro__):
+        yield from _pairs(_state(value))  # of which own hooks and base classes in C need not tell
 
 
 def _counted(kind: type, state: Mapping[str, Any]) -> Iterator[Any]:
