@@ -65,8 +65,8 @@ def identity_of(thing: object) -> str:
       that is your own: variables, functions and classes, of its module or of another. Docstrings,
       comments, annotations and places in files do not count
     - instances: their class, their fields and slots, and what `pickle` takes of them: a
-      `__getstate__` or `__reduce__` of your own hides no field. Fields of data classes that are left
-      out of `==` or of `__init__`, and cached properties, do not count
+      `__getstate__` or `__reduce__` of your own hides no field. Fields of data classes that are
+      left out of `==` or of `__init__`, and cached properties, do not count
     - arrays: dtype, shape and bytes; dictionaries: their order, too
     - what keyhole, Python and installed libraries define: the name
 

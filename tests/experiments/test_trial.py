@@ -171,3 +171,28 @@ def test_a_result_says_how_many_records_its_means_are_of(finished, trial, kept):
     assert experiment(3).run(0, trial, on_note=again.append) == result
     assert again == told
     assert (finished[0].records, finished[0].notes) == (2, [])
+
+
+def test_a_run_that_failed_before_its_first_round_stands_in_the_way_of_none(tmp_path):
+    def fail(*given):
+        raise ZeroDivisionError
+
+    def own_choice(counts, keys_per_client, rng):
+        return list(range(keys_per_client))
+
+    def asked(choice):
+        made = experiment()
+        return Experiment(made.spec, made.dataset, {"keys.neuron.choice": choice})
+
+    notes = []
+    with pytest.raises(ZeroDivisionError):
+        asked(fail).run(0, tmp_path / "trial")
+    done = asked(own_choice).run(0, tmp_path / "trial", on_note=notes.append)
+    assert done == replace(asked(own_choice).run(0, tmp_path / "new"), seconds=done.seconds)
+    assert [note.partition(":")[0] for note in notes] == [
+        "no round had been made, so the run starts over"
+    ]
+    before = files(tmp_path / "trial")
+    with pytest.raises(InputError, match="holds a run with another arm"):
+        asked(fail).run(0, tmp_path / "trial")
+    assert files(tmp_path / "trial") == before

@@ -34,6 +34,7 @@ from keyhole.experiments.trial import (
     digest_of,
     read_result,
     read_seconds,
+    start_over,
     write_result,
     write_seconds,
 )
@@ -324,6 +325,10 @@ class Experiment:
             The result, None if `stop` came first.
         """
         asked = self.describe(trial)
+        over: tuple[str, ...] = ()
+        if directory is not None and kind is None:  # devices may be at work on a first round
+            self.check()
+            over = start_over(directory, asked)
         done = None if directory is None else read_result(directory, asked)
         if done is not None:
             for note in done.notes:
@@ -332,7 +337,7 @@ class Experiment:
         before, notes = (0.0, ()) if directory is None else read_seconds(directory)
         started, run = time.perf_counter(), self.start(trial, directory, kind, hold)
         notes = (*run.notes, *notes)
-        for note in notes:
+        for note in (*over, *notes):
             on_note(note)
         for record in run.records:
             on_round(record)

@@ -3,7 +3,8 @@
 `run.json` says what was asked, with versions and seeds; `plan.json`, `records.jsonl` and `state/`
 are the training loop's; `result.json` says what was reached, with a digest of what was asked. A
 directory that holds another run is refused, and what is refused changes no file: a result is gone
-once a further round has been made, not before.
+once a further round has been made, not before. A run of which no round was made stands in the way
+of none.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, TypeVar
 from keyhole.errors import InputError
 from keyhole.files import make_directory, replacing, write_all
 from keyhole.rounds.fields import flatten, typed
-from keyhole.rounds.record import metrics_from_json, metrics_to_json
+from keyhole.rounds.record import metrics_from_json, metrics_to_json, read_records
 from keyhole.rounds.spec import RunSpec
-from keyhole.server.store import holds_store
+from keyhole.server.store import drop_unused_store, holds_store
 
-_RUN, _RESULT, _CLOCK = "run.json", "result.json", "clock.json"
+_RUN, _RESULT, _CLOCK, _RECORDS = "run.json", "result.json", "clock.json", "records.jsonl"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
         InputError: the directory holds another run, more rounds, or fewer without their state; or
             a result or a state, and no word on what was asked.
     """
-    _check_same(directory, asked)
+    if (error := _difference(directory, asked)) is not None:
+        raise error
     path, rounds = directory / _RESULT, asked["spec"]["rounds"]
     if not path.exists():
         return None
@@ -85,6 +87,23 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
             f"{result.rounds}, or more where the run was kept with its state; choose another --out"
         )
     return None
+
+
+def start_over(directory: Path, asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """Drops another run than is asked, if no round of it was made; returns a note where it did.
+
+    Raises:
+        InputError: run.json is damaged or foreign.
+        StorageError: another process is making the first round.
+    """
+    error = _difference(directory, asked)
+    if error is None or (directory / _RESULT).exists() or read_records(directory / _RECORDS):
+        return ()
+    if not drop_unused_store(directory / "state"):
+        return ()
+    for name in (_RUN, _CLOCK):
+        (directory / name).unlink(missing_ok=True)
+    return (f"no round had been made, so the run starts over: {error.wrong}",)
 
 
 def begin_trial(directory: Path, asked: Mapping[str, Any]) -> None:
@@ -128,8 +147,9 @@ def digest_of(asked: Mapping[str, Any]) -> str:
     return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
-    """A directory goes on with the run it began with; more rounds and other versions are fine."""
+def _difference(directory: Path, asked: Mapping[str, Any]) -> InputError | None:
+    """What keeps a directory from going on with the run it began with, if anything; more rounds and
+    other versions do not."""
     path = directory / _RUN
     if not path.exists():
         if (directory / _RESULT).exists() or holds_store(directory / "state"):
@@ -137,7 +157,7 @@ def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
                 f"{directory} does not say what it holds: got files of a run; expected {_RUN} "
                 "beside them; restore it from a copy, or choose another --out"
             )
-        return
+        return None
     found = _read(path)
     RunSpec.read(found.get("spec", {}))
     known, given = _compared(found), _compared(json.loads(json.dumps(asked)))
@@ -148,16 +168,17 @@ def _check_same(directory: Path, asked: Mapping[str, Any]) -> None:
     for name in sorted(known.keys() | given, key=lambda name: ("." in name, name)):
         got, expected = given.get(name), known.get(name)
         if got != expected and name.endswith(_IDENTITY):  # of one name
-            raise InputError(
+            return InputError(
                 f"the code or fields of {known[name.removesuffix(_IDENTITY)]} are not those that "
                 f"the run in {directory} was started with: got {got}; expected {expected}; restore "
                 "them, or choose another --out"
             )
         if got != expected:
-            raise InputError(
+            return InputError(
                 f"{directory} holds a run with another {name}: got {got}; expected {expected}; "
                 "choose another --out, or ask for the same"
             )
+    return None
 
 
 _IDENTITY = ".identity"

@@ -119,6 +119,11 @@ def create_log(path: Path, layout: Layout, start: int) -> LogEnd:
     return LogEnd(_HEADER.size, start)
 
 
+def is_empty_log(path: Path) -> bool:
+    """Whether nothing follows the header of a log, not even a part of an entry."""
+    return path.stat().st_size <= _HEADER.size
+
+
 def read_log(
     path: Path, layout: Layout, visit: Callable[[Entry], None], until: int | None = None
 ) -> LogEnd:

@@ -21,7 +21,7 @@ from pathlib import Path
 from keyhole.errors import InputError, StorageError
 from keyhole.files import lock_file, make_directory, storage_errors, sync_directory
 from keyhole.primitives.layout import Layout
-from keyhole.server.log import DeltaLog, Entry, LogEnd, create_log, read_log
+from keyhole.server.log import DeltaLog, Entry, LogEnd, create_log, is_empty_log, read_log
 from keyhole.server.optimizers import Optimizer
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
@@ -117,6 +117,24 @@ def create_store(
 def holds_store(directory: Path) -> bool:
     """Whether a store was begun here, so that `recover` has something to find."""
     return bool(_numbered(directory, "snapshot-*.khs"))
+
+
+def drop_unused_store(directory: Path) -> bool:
+    """Removes a store that no step was ever written to; returns whether there is none now.
+
+    Raises:
+        StorageError: another process has it open.
+    """
+    if not holds_store(directory):
+        return True
+    with _locked(directory, keep=1) as lock, storage_errors(directory, "clean up"):
+        snapshots = _numbered(directory, "snapshot-*.khs")
+        logs = _numbered(directory, "log-*.khl")
+        is_unused = not any((*snapshots, *logs)) and all(map(is_empty_log, logs.values()))
+        for path in (*snapshots.values(), *logs.values()) if is_unused else ():
+            path.unlink()
+        os.close(lock)
+    return is_unused
 
 
 def recover(
