@@ -406,7 +406,7 @@ class MetricsApp:
         self.limits, self.metrics = limits, Metrics()  # its own: looking changes no count
         self._shown = shown
         routes = Routes([Route("metrics", ("GET",), "/metrics", self._page)], self.metrics)
-        self._edge = Edge(routes, limits, self.metrics, random.Random(0))
+        self._edge = Edge(routes, limits, self.metrics, random.SystemRandom())
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answers one request."""
