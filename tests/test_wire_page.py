@@ -6,16 +6,17 @@ from hashlib import blake2b, sha256
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole import errors
 from keyhole.crypto.dpf import Domain
+from keyhole.crypto.merkle import Tree, hash_leaves, prove
 from keyhole.delivery.enclave.messages import EnclaveParams
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import seal
 from keyhole.delivery.pir.two_server import Batch
-from keyhole.server.checksums import sum_records
 from keyhole.service import relay
 from keyhole.service.access import TokenClaims
 from keyhole.service.app import SliceRoutes, UpdateRoutes
@@ -27,41 +28,35 @@ from keyhole.wire.private import name_table
 from tests.helpers import ROOT
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()
-MASK = 2**64 - 1
 
 
 def test_the_example_of_a_query_is_what_is_sent():
-    (example,) = re.findall(r"^    (4b485131 .*)$", PAGE, re.M)
+    (example,) = re.findall(r"^    (4b485132 .*)$", PAGE, re.M)
     assert bytes.fromhex(example) == encode_query([Ask(1, np.array([5, 2, 5]))])
 
 
-def mix(z):
-    """As the page has it."""
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
-    return z ^ (z >> 31)
+def root_by_the_page(records):
+    """The root of a table, from what the page says of leaves and nodes."""
+    leaf, node = (word.ljust(32, b"\0") for word in (b"keyhole leaf", b"keyhole node"))
+    level = [blake3(record, key=leaf).digest() for record in records]
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=False)
+        rest = level[-1:] if len(level) % 2 else []
+        level = [blake3(one + other, key=node).digest() for one, other in pairs] + rest
+    return level[0]
 
 
-def sum_by_the_page(record):
-    def constant(i):
-        return mix(0x6B6579686F6C6531 + (i + 1) * 0x9E3779B97F4A7C15 & MASK)
-
-    record += bytes(-len(record) % 4)
-    words = [1, *(int.from_bytes(record[i : i + 4], "little") for i in range(0, len(record), 4))]
-    a = sum(constant(2 * i) * w for i, w in enumerate(words)) & MASK
-    b = sum(constant(2 * i + 1) * w for i, w in enumerate(words)) & MASK
-    return (a >> 32) * 2**32 + (b >> 32)
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 11])
+def test_roots_follow_from_the_page_alone(count):
+    records = np.arange(7 * count, dtype=np.uint8).reshape(count, 7)
+    assert root_by_the_page([r.tobytes() for r in records]) == Tree.of(hash_leaves(records)).root
 
 
-@pytest.mark.parametrize("record", [b"", b"\1", b"keyhole", bytes(range(256))])
-def test_sums_follow_from_the_page_alone(record):
-    assert sum_by_the_page(record) == sum_records(np.frombuffer(record, np.uint8)[None])[0]
-
-
-def test_the_constants_of_sums_are_on_the_page():
-    for number in ("0x6b6579686f6c6531", "0x9e3779b97f4a7c15", "0xbf58476d1ce4e5b9"):
-        assert number in PAGE
-    assert f"{sum_by_the_page(b''):#x}" in PAGE
+def test_the_example_of_a_proof_is_what_is_sent():
+    (nodes,) = re.findall(r"proof for keys 2 and 5 of 7 is: nodes (.*)\.", PAGE)
+    tree = Tree.of(hash_leaves(np.zeros((7, 1), np.uint8)))
+    named = [tree.level(int(level))[int(at)] for level, at in re.findall(r"(\d)/(\d)", nodes)]
+    np.testing.assert_array_equal(prove(tree, np.array([2, 5])), named)
 
 
 def test_every_route_is_on_the_page():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.crypto import merkle
 from keyhole.crypto.hashes import hash_one_by_one, hash_rows
 from keyhole.crypto.merkle import (
     Tree,
@@ -127,3 +128,18 @@ def test_lanes_hash_what_the_library_hashes(length):
 def test_texts_that_are_no_rows_are_refused():
     with pytest.raises(ShapeError, match="texts that cannot be hashed"):
         hash_rows(np.zeros(4, np.uint8), bytes(32))
+
+
+@given(sizes, st.data())
+def test_the_compiled_loop_finds_the_nodes_that_numpy_finds(num_keys, data):
+    tree = Tree.of(hash_leaves(table(num_keys)))
+    keys = np.array(sorted(data.draw(st.lists(st.integers(0, num_keys - 1), min_size=1))))
+    merkle.compiled.cache_clear()
+    plain = prove(tree, keys)
+    merkle.compiled()
+    try:
+        np.testing.assert_array_equal(prove(tree, keys), plain)
+        assert len(plain) == merkle.proof_length(tree.shape, keys)
+        assert len(plain) <= tree.shape.max_proof(len(set(keys.tolist())))
+    finally:
+        merkle.compiled.cache_clear()

@@ -103,7 +103,7 @@ def test_segments_that_do_not_exist_are_refused_at_home(service, device, place):
 
 def test_what_is_longer_than_a_device_takes_is_not_asked_for(service):
     """Whatever a manifest says of records and segments, it allocates no more than that."""
-    state = service.publish(LAYOUTS["rows"])  # 7 records of 12 bytes, 56 bytes of sums
+    state = service.publish(LAYOUTS["rows"])  # 7 records of 12 bytes
     with service.device(max_answer=83) as device:
         device.fetch(state.published.id, {"row": [1]})
         for ask in (device.fetch_all, lambda i: device.fetch_segment(i, "row", 0)):
@@ -160,7 +160,7 @@ def test_a_bad_token_is_refused(service):
 def test_the_manifest_must_be_the_one_the_round_is_named_after(service, device):
     published = service.publish().published
     assert device.manifest(published.id) == published.manifest
-    other = f"{published.manifest.number}-{'0' * 16}"
+    other = f"{published.manifest.number}-{DIGEST}"
     with scripted(*[answer(200, published.encoded)] * 4) as script:
         url = f"http://127.0.0.1:{script.port}"
         with service.device(url) as fooled, pytest.raises(DamageError, match="manifest"):

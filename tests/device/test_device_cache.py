@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole as kh
+from keyhole.crypto.merkle import TreeShape, proof_length
 from keyhole.device.cache import SliceCache
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
@@ -24,6 +25,11 @@ def changed(service, state, rows):
 WIDE = kh.Layout.of({"w": np.zeros((50, 64), np.float32)}, kh.Cut(kh.KeySpace("row", 50), {"w": 0}))
 
 
+def proof_of(keys):
+    """Bytes of the proof for these of the 50 keys."""
+    return 32 * proof_length(TreeShape(50), np.array(keys))
+
+
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_only_slices_that_changed_are_sent_again(service, tmp_path, on_disk):
     directory = tmp_path / "cache" if on_disk else None
@@ -35,17 +41,18 @@ def test_only_slices_that_changed_are_sent_again(service, tmp_path, on_disk):
             device._cache = SliceCache(directory)  # as after a restart
         found = device.fetch(state.published.id, {"row": [3, 2, 1, 9, 9, 3]})
         assert found.traffic.reused == 3
-        assert found.traffic.bytes_down == 1 + 3 * 256  # a bit for each of 6 keys; 2, 9 and 9
+        # Proof, a bit for each of 6 keys, and the records of 2, 9 and 9.
+        assert found.traffic.bytes_down == proof_of([1, 2, 3, 9]) + 1 + 3 * 256
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
         found = device.fetch(state.published.id, {"row": [9, 2]})
-        assert found.traffic.bytes_down == 1
+        assert found.traffic.bytes_down == proof_of([2, 9]) + 1
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
 
 
 @settings(max_examples=20)
 @given(rounds=st.lists(st.lists(st.integers(0, 49), max_size=6), min_size=1, max_size=3))
 def test_a_cache_changes_no_byte(service, rounds):
-    cache, state = SliceCache(None, 5 * 280), service.publish(WIDE)
+    cache, state = SliceCache(None, 5 * 304), service.publish(WIDE)
     with service.device(cache=cache) as device:
         for place, keys in enumerate(rounds):
             found = device.fetch(state.published.id, {"row": keys})
@@ -60,7 +67,8 @@ def test_slices_that_all_changed_are_arrays_that_any_library_takes(service):
         device.fetch(state.published.id, {"row": [1, 2]})
         state = changed(service, state, [1, 2])
         found = device.fetch(state.published.id, {"row": [2, 1]})
-    assert found.traffic.bytes_down == 1 + 2 * 256  # the numbers begin at an odd place
+    # The numbers begin at an odd place.
+    assert found.traffic.bytes_down == proof_of([1, 2]) + 1 + 2 * 256
     assert found.model["w"].flags.aligned
     assert found.model["w"].flags.writeable
 
@@ -74,7 +82,8 @@ def test_a_cut_answer_to_a_device_with_a_cache_goes_on(service, proxy, proxied):
         proxy.arm(CUT, at)
         found = proxied.fetch(state.published.id, {"row": [1, 9, 2, 8, 3, 7]})
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
-        assert found.traffic.bytes_down <= 6 + 256 * 4
+        # The proof comes once, or twice where it was cut.
+        assert found.traffic.bytes_down <= 2 * proof_of([1, 2, 3, 7, 8, 9]) + 6 + 256 * 4
 
 
 def test_a_cache_that_rots_in_memory_is_not_used_again(service):

@@ -53,7 +53,7 @@ def test_a_cut_answer_is_asked_for_from_where_it_ended(service, proxy, proxied):
 
 @WAYS_TO_END
 def test_segments_survive_a_cut_at_every_byte(service, proxy, proxied, kind):
-    state = service.publish(LAYOUTS["rows"], seed=2, strong=True)
+    state = service.publish(LAYOUTS["rows"], seed=2)
     proxied.known(state.published.id)
 
     def fetch():
@@ -100,7 +100,7 @@ def test_a_flipped_byte_of_slices_is_found_and_healed(service, proxy, proxied):
         assert_trees_equal(found.model, expected.model)
 
 
-def test_a_flipped_byte_of_a_segment_its_sums_or_a_manifest_is_found(service, proxy, proxied):
+def test_a_flipped_byte_of_a_segment_its_proof_or_a_manifest_is_found(service, proxy, proxied):
     state = service.publish(LAYOUTS["rows"], seed=5)
     round_id = state.published.id
     expected = proxied.fetch_segment(round_id, "row", 0).copy()
@@ -123,15 +123,15 @@ def service_manifest(device, round_id):
 
 
 def test_damage_that_stays_is_told(service, device):
-    """A record that is not what it was when its sum was made."""
+    """A record that is not what it was when its leaf was made."""
     state = service.publish(LAYOUTS["rows"], seed=6)
     path = service.directory / "rounds" / state.published.id / "table-0" / "seg-0.bin"
     with path.open("r+b") as file:
         file.seek(5 * 12)
         file.write(b"\xff")
-    with pytest.raises(DamageError, match="slices were damaged"):
+    with pytest.raises(DamageError, match="do not lead to the root"):
         device.fetch(state.published.id, {"row": [1, 5]})
-    with pytest.raises(DamageError, match="segment"):
+    with pytest.raises(DamageError, match="do not lead to the root"):
         device.fetch_segment(state.published.id, "row", 0)
     device.fetch(state.published.id, {"row": [1, 4]})
 

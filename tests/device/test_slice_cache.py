@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.crypto.merkle import hash_leaves
 from keyhole.delivery.records import Coding, RecordField, Records
 from keyhole.device.cache import SliceCache
 from keyhole.errors import InputError, StorageError
-from keyhole.server.checksums import sum_records
 
 F4 = np.dtype("f4")
 WORD = Records("word", 1000, (RecordField("w", (10,), F4),))
 TAG = Records("tag", 1000, (RecordField("w", (10,), F4),))
-RECORD = WORD.record_bytes + 24  # with key, last use and sum
+RECORD = WORD.record_bytes + 48  # with key, last use and leaf
 
 
 def records_of(keys, version=0, table=WORD):
@@ -25,7 +25,7 @@ def records_of(keys, version=0, table=WORD):
 
 def keep(cache, keys, version=0, table=WORD):
     records = records_of(keys, version, table)
-    cache.keep([(table, np.asarray(keys, np.int64), records, sum_records(records))])
+    cache.keep([(table, np.asarray(keys, np.int64), records, hash_leaves(records))])
 
 
 def held(cache, keys, table=WORD):
@@ -52,9 +52,9 @@ def test_it_holds_the_newest_record_of_every_key(rounds, wanted):
         expected = records_of([key], newest[key])[0] if is_held else 0
         np.testing.assert_array_equal(record, expected)
     np.testing.assert_array_equal(
-        found.sums[found.is_held], sum_records(found.records[found.is_held])
+        found.leaves[found.is_held], hash_leaves(found.records[found.is_held])
     )
-    assert not found.sums[~found.is_held].any()
+    assert not found.leaves[~found.is_held].any()
 
 
 @given(st.lists(KEYS, max_size=5), st.integers(0, 30))
@@ -106,7 +106,7 @@ def test_tables_of_another_name_or_shape_are_others(other):
     assert held(cache, [1]) == [1]
 
 
-def test_slices_shorter_than_their_sums_are_worth_are_not_kept():
+def test_slices_shorter_than_their_names_are_worth_are_not_kept():
     small = Records("word", 9, (RecordField("w", (2,), F4),))
     cache = SliceCache(None)
     keep(cache, [1], table=small)

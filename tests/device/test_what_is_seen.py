@@ -84,7 +84,7 @@ def test_one_fetch_shows_the_keys_once_in_one_query(service):
     asks = decode_query(query, [2**31] * 9, max_keys=100)
     expected = [part.keys_of(LAYOUT.keys_by_space(own_keys())).array for part in LAYOUT.parts]
     assert [ask.keys.tolist() for ask in asks] == [keys.tolist() for keys in expected]
-    assert all(ask.sums is None for ask in asks)  # without a cache, nothing else is told
+    assert all(ask.names is None for ask in asks)  # without a cache, nothing else is told
     assert keys_in_the_update(seen) == KEYS
 
 

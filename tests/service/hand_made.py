@@ -1,12 +1,12 @@
 """A rounds directory written by hand, as docs/wire.md describes it: no publisher is needed."""
 
 import json
-from hashlib import sha256
 
 import numpy as np
+from msgspec.structs import replace
 
+from keyhole.crypto.merkle import Tree, hash_leaves
 from keyhole.delivery.records import RecordField, Records
-from keyhole.server.checksums import sum_records
 from keyhole.wire.manifest import (
     SegmentInfo,
     describe_round,
@@ -16,9 +16,7 @@ from keyhole.wire.manifest import (
 )
 
 
-def write_round(
-    directory, number, *, num_keys=60, width=8, per_segment=25, strong=False, make_current=True
-):
+def write_round(directory, number, *, num_keys=60, width=8, per_segment=25, make_current=True):
     """Writes one round of random records, two tables; returns its name."""
     rng = np.random.default_rng(number)
     building = directory / "rounds" / ".hand-made"
@@ -30,13 +28,12 @@ def write_round(
         (building / f"table-{place}").mkdir(parents=True)
         for segment, first in enumerate(range(0, keys, per_segment)):
             block = data[first : first + per_segment]
-            sums = sum_records(block).astype("<u8").tobytes()
-            stem = building / f"table-{place}" / f"seg-{segment}"
-            stem.with_suffix(".bin").write_bytes(block.tobytes())
-            stem.with_suffix(".sum").write_bytes(sums)
-            digest = sha256(block.tobytes()).hexdigest() if strong else None
-            segments.append(SegmentInfo(first, len(block), sha256(sums).hexdigest(), digest))
-        tables.append(replaced(table_info(records), tuple(segments)))
+            path = building / f"table-{place}" / f"seg-{segment}.bin"
+            path.write_bytes(block.tobytes())
+            segments.append(SegmentInfo(first, len(block)))
+        tree = Tree.of(hash_leaves(data))
+        (building / f"table-{place}" / "tree.bin").write_bytes(tree.nodes.tobytes())
+        tables.append(replace(table_info(records), root=tree.root.hex(), segments=tuple(segments)))
     encoded = encode_manifest(describe_round(None, tables, number, number, {}))
     (building / "manifest.json").write_bytes(encoded)
     name = name_round(encoded, number)
@@ -45,12 +42,6 @@ def write_round(
         current = {"round": name, "number": number, "phase": "open"}
         (directory / "current.json").write_text(json.dumps(current))
     return name
-
-
-def replaced(info, segments):
-    """The table with segments."""
-    fields = {name: getattr(info, name) for name in info.__struct_fields__}
-    return type(info)(**{**fields, "segments": segments})
 
 
 def content_of(directory, name):

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
 import keyhole as kh
+from keyhole.crypto.merkle import Tree, hash_leaves
 from keyhole.delivery.records import PLAIN, Records
 from keyhole.errors import NotFoundError, TooLateError
-from keyhole.server.checksums import sum_records
 from keyhole.wire.assignment import Current, Fetched, OpenRound
 from keyhole.wire.manifest import (
     SegmentInfo,
@@ -28,24 +29,21 @@ class MemoryTable:
 
     info: object
     records: np.ndarray
-    sums: np.ndarray
+    tree: Tree
     fetches: int = 0
 
-    async def fetch(self, keys):
+    async def fetch(self, keys, out=None):
         self.fetches += 1
-        return Fetched(self.records[keys], self.sums[keys])
+        found = self.records[keys]
+        if out is not None:
+            out[:] = found
+        return Fetched(found if out is None else out, self.tree.nodes[keys])
 
     def segment(self, place):
-        return self._part(self.records, place)
-
-    def segment_sums(self, place):
-        return self._part(self.sums, place)
-
-    def _part(self, whole, place):
         if not 0 <= place < len(self.info.segments):
             raise NotFoundError("no such segment: got none; expected those there; look")
         found = self.info.segments[place]
-        part = np.ascontiguousarray(whole[found.first : found.first + found.count])
+        part = np.ascontiguousarray(self.records[found.first : found.first + found.count])
         part.flags.writeable = False
         return part.view(np.uint8).reshape(-1).data
 
@@ -95,18 +93,14 @@ def make_round(number=0, words=WORDS, **settings):
         kinds = Records.of_part(part, PLAIN)
         values = rng.normal(size=(kinds.num_keys, kinds.slice_size)).astype(np.float32)
         records = kinds.encode_rows(values, np.arange(kinds.num_keys))
-        sums, info = sum_records(records), table_info(kinds, made, place)
+        tree, info = Tree.of(hash_leaves(records)), table_info(kinds, made, place)
         ends = [0, min(CUT, kinds.num_keys), kinds.num_keys]
         segments = tuple(
-            SegmentInfo(start, stop - start, f"{place}{start:063x}")
-            for start, stop in pairwise(ends)
-            if stop > start
+            SegmentInfo(start, stop - start) for start, stop in pairwise(ends) if stop > start
         )
-        info = type(info)(
-            **{f: getattr(info, f) for f in info.__struct_fields__[:-1]}, segments=segments
-        )
+        info = replace(info, root=tree.root.hex(), segments=segments)
         infos.append(info)
-        tables.append(MemoryTable(info, records, sums))
+        tables.append(MemoryTable(info, records, tree))
     manifest = describe_round(made, infos, number, 0, {"keys_per_client": 4, **settings})
     encoded = encode_manifest(manifest)
     return OpenRound(name_round(encoded, number), manifest, encoded, tuple(tables))

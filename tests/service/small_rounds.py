@@ -1,5 +1,6 @@
 """Rounds of a small model on a disk, and ways to damage them."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,11 @@ def names_of(directory):
 
 
 def flip(path, offset=0):
-    """Changes one bit of a file, in place."""
+    """Changes one bit of a file, in place; an offset below 0 counts from its end."""
     with Path(path).open("r+b") as file:
-        file.seek(offset)
+        file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
         byte = file.read(1)[0]
-        file.seek(offset)
+        file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
 
 

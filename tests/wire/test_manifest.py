@@ -88,13 +88,13 @@ def _change(path, value):
     return change
 
 
-SEGMENT = {"first": 0, "count": 7, "sums_sha256": "00"}
+SEGMENT, ROOT = {"first": 0, "count": 7}, 64 * "0"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        _change(["version"], 2),
+        _change(["version"], 1),
         _change(["number"], -1),
         _change(["number"], "3"),
         _change(["number"], 10**18),
@@ -121,9 +121,20 @@ SEGMENT = {"first": 0, "count": 7, "sums_sha256": "00"}
         _change(["tables", 0, "fields", 0, "axes"], [5]),
         _change(["tables", 0, "fields", 0, "axes"], None),
         _change(["tables", 0, "fields", 0, "path"], "elsewhere"),
-        _change(["tables", 0, "segments"], [{**SEGMENT, "count": 6}]),
-        _change(["tables", 0, "segments"], [{**SEGMENT, "first": 1}]),
-        _change(["tables", 0, "segments"], [{**SEGMENT, "count": 0}, SEGMENT]),
+        _change(["tables", 0, "segments"], [SEGMENT]),
+        _change(["tables", 0, "root"], ROOT),
+        *(
+            lambda content, root=root, segments=segments: content["tables"][0].update(
+                root=root, segments=segments
+            )
+            for root, segments in (
+                (ROOT, [{**SEGMENT, "count": 6}]),
+                (ROOT, [{**SEGMENT, "first": 1}]),
+                (ROOT, [{**SEGMENT, "count": 0}, SEGMENT]),
+                (ROOT[1:], [SEGMENT]),
+                (ROOT.replace("0", "A"), [SEGMENT]),
+            )
+        ),
         _change(["spaces", 0, "num_keys"], 0),
         _change(["spaces"], []),
         _change(["structure"], {"dict": [["w", "nowhere"]]}),
@@ -223,7 +234,7 @@ def test_a_refused_layout_is_told_in_four_facts():
 
 def test_segments_that_hold_every_key_are_accepted():
     content = json.loads(encode_manifest(manifest_of(LAYOUTS["rows"])))
-    content["tables"][0]["segments"] = [SEGMENT]
+    content["tables"][0] |= {"root": ROOT, "segments": [SEGMENT]}
     assert decode_manifest(json.dumps(content).encode()).tables[0].segments[0].count == 7
 
 

@@ -13,13 +13,13 @@ from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeErr
 from keyhole.wire.messages import (
     MAX_BLOCKS,
     Ask,
-    check_of,
     decode_answer,
     decode_query,
     decode_update,
     encode_query,
     encode_update,
     max_answer_bytes,
+    names_of,
     sent_mask,
     unchanged,
 )
@@ -27,23 +27,25 @@ from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, m
 
 NUM_KEYS = [7, 2**31, 2**63]
 
-SUMS = st.integers(0, 2**64 - 1)
+NAMES = st.integers(0, 2**64 - 1)
 
 
 @st.composite
 def asks(draw):
     table = draw(st.integers(0, len(NUM_KEYS) - 1))
     keys = draw(st.lists(st.integers(0, NUM_KEYS[table] - 1), max_size=9))
-    sums = draw(st.none() | st.lists(SUMS, min_size=len(keys), max_size=len(keys)))
-    return Ask(table, np.array(keys, np.int64), None if sums is None else np.array(sums, np.uint64))
+    names = draw(st.none() | st.lists(NAMES, min_size=len(keys), max_size=len(keys)))
+    names = None if names is None else np.array(names, np.uint64)
+    return Ask(table, np.array(keys, np.int64), names, draw(st.booleans()))
 
 
 def same(one, other):
     assert one.table == other.table
     np.testing.assert_array_equal(one.keys, other.keys)
-    assert (one.sums is None) == (other.sums is None)
-    if one.sums is not None:
-        np.testing.assert_array_equal(one.sums, other.sums)
+    assert (one.names is None) == (other.names is None)
+    if one.names is not None:
+        np.testing.assert_array_equal(one.names, other.names)
+    assert one.wants_proof == other.wants_proof
 
 
 @given(st.lists(asks(), max_size=4))
@@ -58,15 +60,15 @@ def test_every_byte_of_a_query():
     body = encode_query(
         [
             Ask(1, np.array([5, 2, 5])),
-            Ask(2, np.array([2**40]), np.array([7], np.uint64)),
+            Ask(2, np.array([2**40]), np.array([7], np.uint64), wants_proof=False),
         ]
     )
     assert body == (
-        b"KHQ1" + b"\2\0" + b"\0\0"
-        # table 1, keys of 4 bytes, no sums, 3 keys
+        b"KHQ2" + b"\2\0" + b"\0\0"
+        # table 1, keys of 4 bytes, no names, a proof, 3 keys
         + b"\1\0" + b"\4" + b"\0" + b"\3\0\0\0" + b"\5\0\0\0\2\0\0\0\5\0\0\0"
-        # table 2, keys of 8 bytes, sums, 1 key
-        + b"\2\0" + b"\x08" + b"\1" + b"\1\0\0\0" + b"\0\0\0\0\0\1\0\0" + b"\7\0\0\0\0\0\0\0"
+        # table 2, keys of 8 bytes, names, no proof, 1 key
+        + b"\2\0" + b"\x08" + b"\3" + b"\1\0\0\0" + b"\0\0\0\0\0\1\0\0" + b"\7\0\0\0\0\0\0\0"
     )  # fmt: skip
 
 
@@ -120,25 +122,28 @@ def test_a_cut_or_lengthened_query_is_refused(given_asks, data):
 
 def test_an_answer_holds_what_the_device_does_not_hold():
     ask = Ask(0, np.array([4, 1, 4]), np.array([10, 11, 10], np.uint64))
-    now = np.array([10, 99, 10], np.uint64)
+    now = np.zeros((3, 32), np.uint8)
+    now[:, 0] = [10, 99, 10]
     is_sent = ~unchanged(ask, now)
-    (answer,) = decode_answer(sent_mask(is_sent) + b"new", [ask], record_bytes=[3])
+    body = bytes(64) + sent_mask(is_sent) + b"new"
+    (answer,) = decode_answer(body, [ask], record_bytes=[3], nodes=[2])
+    assert answer.proof.shape == (2, 32)
     assert answer.is_sent.tolist() == [False, True, False]
     assert answer.records.tobytes() == b"new"
 
 
 def test_answers_of_several_tables_follow_each_other():
     both = [Ask(1, np.array([0, 1])), Ask(0, np.array([3]))]
-    first, second = decode_answer(b"aabbX", both, record_bytes=[1, 2])
+    first, second = decode_answer(b"aabb" + bytes(32) + b"X", both, [1, 2], [0, 1])
     assert first.records.tobytes() == b"aabb"
     assert second.records.tobytes() == b"X"
 
 
-@pytest.mark.parametrize("body", [b"", b"aabb", b"aabbXY"])
+@pytest.mark.parametrize("body", [b"", b"aabb", b"aabb" + bytes(32), b"aabb" + bytes(34)])
 def test_an_answer_of_another_length_is_damage(body):
     both = [Ask(1, np.array([0, 1])), Ask(0, np.array([3]))]
     with pytest.raises(DamageError):
-        decode_answer(body, both, record_bytes=[1, 2])
+        decode_answer(body, both, [1, 2], [0, 1])
 
 
 @given(st.data())
@@ -147,20 +152,31 @@ def test_of_a_cut_answer_what_is_whole_is_used_and_the_rest_can_be_asked_for(dat
     lengths, left = [1, 3, 2], data.draw(st.lists(asks(), max_size=4))
     masks = [data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) for n in map(count, left)]
     masks = [
-        m if a.sums is not None else [True] * count(a) for a, m in zip(left, masks, strict=True)
+        m if a.names is not None else [True] * count(a) for a, m in zip(left, masks, strict=True)
     ]
-    body = b"".join(block(a, m, lengths) for a, m in zip(left, masks, strict=True))
+    nodes = [data.draw(st.integers(0, 2)) for _ in left]
+    body = b"".join(
+        bytes([n]) * 32 * n + block(a, m, lengths)
+        for a, m, n in zip(left, masks, nodes, strict=True)
+    )
     cut = data.draw(st.integers(0, len(body)))
-    found = decode_answer(body[:cut], left, lengths, is_cut=True)
+    found = decode_answer(body[:cut], left, lengths, nodes, is_cut=True)
     assert len(found) <= len(left)
     for place, answer in enumerate(found):
         at = len(answer.is_sent)
         is_last = place == len(found) - 1
         assert at == count(left[place]) or is_last
+        if answer.proof is None:
+            assert is_last
+            assert not at
+        else:
+            assert (answer.proof == nodes[place]).all()
+            assert len(answer.proof) == nodes[place]
         assert answer.is_sent.tolist() == masks[place][:at]
         sent = left[place].keys[:at][answer.is_sent]
         np.testing.assert_array_equal(answer.records, records(sent, lengths[left[place].table]))
     if cut == len(body):
+        assert all(answer.proof is not None for answer in found)
         assert [len(answer.is_sent) for answer in found] == [count(ask) for ask in left]
 
 
@@ -175,20 +191,18 @@ def records(keys, length):
 def block(ask, mask, lengths):
     """What a service answers to one ask."""
     is_sent = np.array(mask, bool)
-    head = b"" if ask.sums is None else sent_mask(is_sent)
+    head = b"" if ask.names is None else sent_mask(is_sent)
     return head + records(ask.keys[is_sent], lengths[ask.table]).tobytes()
 
 
-def test_the_longest_answer_is_one_of_all_records():
+def test_the_longest_answer_is_one_of_all_records_and_proofs():
     both = [Ask(1, np.arange(9), np.zeros(9, np.uint64)), Ask(0, np.array([3]))]
-    assert max_answer_bytes(both, {0: 5, 1: 2}) == 9 * 2 + 2 + 5
+    assert max_answer_bytes(both, {0: 5, 1: 2}, [3, 0]) == 3 * 32 + 9 * 2 + 2 + 5
 
 
-def test_the_check_is_a_checksum_of_the_sums_in_order():
-    one, two = np.array([1, 2], np.uint64), np.array([3], np.uint64)
-    expected = crc32(b"".join(struct.pack("<Q", i) for i in (1, 2, 3)))
-    assert check_of([one, two]) == f"{expected:08x}"
-    assert check_of([two, one]) != check_of([one, two])
+def test_a_record_is_named_by_the_first_eight_bytes_of_its_leaf():
+    leaves = np.arange(64, dtype=np.uint8).reshape(2, 32)
+    assert names_of(leaves).tolist() == [0x0706050403020100, 0x2726252423222120]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

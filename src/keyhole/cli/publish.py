@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     "--segment-mb", type=click.IntRange(1), default=64, help="Most megabytes in one file."
 )
 @click.option("--threads", type=click.IntRange(1), default=2, help="That share the work.")
-@click.option(
-    "--strong",
-    is_flag=True,
-    help="Put a SHA-256 of the records into the manifest, for rounds that pass through a CDN.",
-)
 @json_option
 def publish(
     run: Path, directory: Path, data: str, coding: str, as_json: bool, **options: Any
@@ -75,7 +70,6 @@ def _publish(
                 number=0 if current is None else current.number + 1,
                 coding=Coding(coding, experiment.spec.seed),  # type: ignore[arg-type]
                 settings=run_settings(experiment),
-                strong=options["strong"],
                 threads=options["threads"],
                 segment_bytes=options["segment_mb"] << 20,
                 progress=lambda done, total: bars.update(bar, completed=done, total=total),

@@ -17,7 +17,8 @@ Nothing is hidden: a proof tells the keys it is for, and is sent to the device t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,11 @@ class TreeShape:
     def num_nodes(self) -> int:
         """Of all levels."""
         return self.starts[-1]
+
+    def max_proof(self, keys: int) -> int:
+        """Nodes that a proof for this many keys can have: one for each key on the levels that have
+        room for it, half of the level above."""
+        return sum(min(keys, size // 2) for size in self.sizes[:-1])
 
     def height_of(self, max_nodes: int) -> int:
         """The lowest level of at most this many nodes."""
@@ -136,6 +142,10 @@ class Tree:
             leaves: (m, 32).
         """
         self.nodes[keys] = leaves
+        self.join_above(keys)
+
+    def join_above(self, keys: KeyArray) -> None:
+        """Makes the nodes above leaves that have changed; `keys` ascending, all different."""
         for height in range(len(self.shape.sizes) - 1):
             keys = _distinct(keys >> 1)
             self._join(height, keys)
@@ -153,10 +163,24 @@ def prove(tree: Tree, keys: KeyArray) -> HashArray:
     """Returns the nodes that lead from the rows of `keys` to the root, (p, 32), level by level.
 
     Args:
-        keys: (m,) ascending, all different.
+        keys: (m,) ascending; may repeat.
     """
     places = _sibling_places(tree.shape, keys)
-    return tree.nodes[places]
+    if not compiled.cache_info().currsize or not tree.nodes.flags.c_contiguous:
+        return tree.nodes[places]
+    nodes = tree.nodes.view(np.uint64)
+    nodes.flags.writeable = False  # compiled for such alone, and mapped files are
+    out = np.empty((len(places), HASH_BYTES // 8), np.uint64)
+    compiled().copy_nodes(nodes, places, out)
+    return out.view(np.uint8)
+
+
+@cache
+def compiled() -> ModuleType:
+    """Loads the compiled loop of `prove`, which uses it from then on: for services."""
+    from keyhole.crypto import sibling_loop  # a device that fetches once never loads numba
+
+    return sibling_loop
 
 
 def proof_length(shape: TreeShape, keys: KeyArray) -> int:
@@ -250,7 +274,12 @@ def root_of_level(shape: TreeShape, height: int, nodes: HashArray) -> bytes:
 
 def _sibling_places(shape: TreeShape, keys: KeyArray) -> NDArray[np.int64]:
     """The places of the nodes of a proof among all nodes."""
-    found = []
+    if compiled.cache_info().currsize:
+        keys = np.ascontiguousarray(keys)
+        out = np.empty(shape.max_proof(len(keys)), np.int64)
+        sizes = np.array(shape.sizes)
+        return out[: compiled().find_siblings(keys, sizes, np.empty_like(keys), out)]
+    keys, found = _distinct(keys), []
     for start, size in zip(shape.starts, shape.sizes[:-1], strict=False):
         siblings = keys ^ 1
         is_known = np.zeros(len(keys), bool)

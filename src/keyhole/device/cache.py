@@ -1,8 +1,9 @@
 """Keeps slices of earlier rounds on a device, so that only what changed is sent again.
 
-A device tells the service the sums of what it holds, and the service answers with the records whose
-sums differ. That shows the service which of the keys asked for the device has fetched before, and
-when they last changed: a device that shall not be recognised takes no cache.
+A device names the records that it holds, by eight bytes of their leaves, and the service answers
+with those that are others now. What is held counts like what arrives: the proof covers both. Names
+show the service which of the keys asked for the device has fetched before, and when they last
+changed: a device that shall not be recognised takes no cache.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.crypto.hashes import HASH_BYTES, HashArray
+from keyhole.crypto.merkle import hash_leaves
 from keyhole.delivery.records import RecordArray, Records
 from keyhole.device.fetch import Held
 from keyhole.errors import InputError
 from keyhole.files import checksum, make_directory, replacing, storage_errors, write_all
-from keyhole.server.checksums import sum_records
-from keyhole.wire.messages import Sums
 
 _Rounds: TypeAlias = NDArray[np.int64]
 
 _SUFFIX = ".slices"
 _HEAD = struct.Struct("<4s32sQQI")  # version, table, records, bytes of each, CRC-32 of the index
-_VERSION = b"KHC1"
-_INDEX_BYTES = 24  # of a record: its key, when it was last used, its sum
+_VERSION = b"KHC2"
+_INDEX_BYTES = 16 + HASH_BYTES  # of a record: its key, when it was last used, its leaf
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class _Table:
 
     keys: KeyArray
     used: _Rounds
-    sums: Sums
+    leaves: HashArray
     records: RecordArray
 
     @property
@@ -50,7 +51,9 @@ class _Table:
 
     def take(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> _Table:
         """Some of the records."""
-        return _Table(self.keys[places], self.used[places], self.sums[places], self.records[places])
+        return _Table(
+            self.keys[places], self.used[places], self.leaves[places], self.records[places]
+        )
 
 
 class SliceCache:
@@ -61,7 +64,7 @@ class SliceCache:
     Args:
         directory: keeps them over restarts, one file per table; None keeps them in memory.
         max_bytes: of all slices; those whose last use is longest ago go first.
-        min_record: bytes of a slice below which sums would cost more than they save.
+        min_record: bytes of a slice below which names would cost more than they save.
     """
 
     def __init__(
@@ -106,22 +109,23 @@ class SliceCache:
         if not is_held.any():
             return None
         records = known.records[places]
-        records[~is_held] = 0
-        return Held(records, np.where(is_held, known.sums[places], np.uint64(0)), is_held)
+        leaves = known.leaves[places]
+        records[~is_held] = leaves[~is_held] = 0
+        return Held(records, leaves, is_held)
 
-    def keep(self, found: list[tuple[Records, KeyArray, RecordArray, Sums]]) -> None:
+    def keep(self, found: list[tuple[Records, KeyArray, RecordArray, HashArray]]) -> None:
         """Keeps the slices of one round, and forgets old ones where there are too many.
 
         Args:
-            found: of each table: what its records hold, keys, records and their sums.
+            found: of each table: what its records hold, keys, records and their leaves.
         """
         with self._lock:
             self._now += 1
             before = dict(self._tables)
-            for table, keys, records, sums in found:
+            for table, keys, records, leaves in found:
                 if table.record_bytes >= max(self._minimum, 1) and len(keys):
                     name = _identity(table)
-                    self._tables[name] = self._merged(name, keys, records, sums)
+                    self._tables[name] = self._merged(name, keys, records, leaves)
             self._forget()
             for name in before.keys() - self._tables.keys():
                 if self._directory is not None:
@@ -133,9 +137,9 @@ class SliceCache:
                 if name not in before or kept.records is not before[name].records:
                     self._save(name, kept)
 
-    def _merged(self, name: str, keys: KeyArray, records: RecordArray, sums: Sums) -> _Table:
+    def _merged(self, name: str, keys: KeyArray, records: RecordArray, leaves: HashArray) -> _Table:
         fresh, places = np.unique(keys, return_index=True)
-        new = _Table(fresh, np.full(len(fresh), self._now), sums[places], records[places])
+        new = _Table(fresh, np.full(len(fresh), self._now), leaves[places], records[places])
         old = self._tables.get(name)
         if old is None:
             return new
@@ -150,7 +154,7 @@ class SliceCache:
         both = _Table(
             np.concatenate([old.keys, new.keys]),
             np.concatenate([old.used, new.used]),
-            np.concatenate([old.sums, new.sums]),
+            np.concatenate([old.leaves, new.leaves]),
             np.concatenate([old.records, new.records]),
         )
         return both.take(np.argsort(both.keys, kind="stable"))
@@ -180,7 +184,8 @@ class SliceCache:
     def _save(self, name: str, table: _Table) -> None:
         if self._directory is None:
             return
-        index = [table.keys.astype("<i8"), table.used.astype("<i8"), table.sums.astype("<u8")]
+        leaves = np.ascontiguousarray(table.leaves)
+        index = [table.keys.astype("<i8"), table.used.astype("<i8"), leaves]
         check = checksum(*(column.data for column in index))
         count, length = table.records.shape
         head = _HEAD.pack(_VERSION, bytes.fromhex(name), count, length, check)
@@ -217,11 +222,11 @@ def _read(path: Path) -> _Table | None:
     at = _HEAD.size
     if checksum(data[at : at + count * _INDEX_BYTES].data) != check:
         return None
-    keys, used, sums = (
-        np.frombuffer(data, dtype, count, at + 8 * count * place).astype(dtype[1:])
-        for place, dtype in enumerate(("<i8", "<i8", "<u8"))
+    keys, used = (
+        np.frombuffer(data, "<i8", count, at + 8 * count * place).astype("i8") for place in (0, 1)
     )
+    leaves = data[at + 16 * count : at + count * _INDEX_BYTES].reshape(count, HASH_BYTES)
     records = data[at + count * _INDEX_BYTES :].reshape(count, length)
-    if not (np.diff(keys) > 0).all() or not np.array_equal(sum_records(records), sums):
+    if not (np.diff(keys) > 0).all() or not np.array_equal(hash_leaves(records), leaves):
         return None
-    return _Table(keys, used, sums, records)
+    return _Table(keys, used, leaves, records)

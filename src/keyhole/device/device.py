@@ -11,7 +11,6 @@ from base64 import urlsafe_b64decode
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +19,8 @@ import msgspec
 import numpy as np
 
 from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.crypto.hashes import HASH_BYTES, HashArray
+from keyhole.crypto.merkle import hash_leaves
 from keyhole.delivery.records import RecordArray
 from keyhole.device.cache import SliceCache
 from keyhole.device.fetch import (
@@ -33,7 +34,6 @@ from keyhole.device.fetch import (
 )
 from keyhole.errors import DamageError, NotFoundError, ServiceError, StorageError
 from keyhole.primitives.layout import ClientKeys
-from keyhole.server.checksums import sum_records
 from keyhole.wire.assignment import Phase, Wait
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.manifest import (
@@ -45,6 +45,7 @@ from keyhole.wire.manifest import (
     number_of,
 )
 from keyhole.wire.messages import encode_update, refuse_clear
+from keyhole.wire.proofs import check_records, count_nodes
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts, refuse_longer
 
 DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
@@ -53,7 +54,6 @@ DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
 _JSON = "application/json"
 _MAX_MESSAGE = 1 << 16  # bytes of an answer to a check-in
 _MAX_ROUNDS = 4  # manifests that are kept
-_SUM_BYTES = 8  # of one record
 _MAX_WAIT = 3600.0  # seconds, whatever a service asks for
 
 
@@ -331,7 +331,7 @@ class Device:
         for place, keys in asked:
             table = known.records[place]
             held = None if cache is None else cache.find(table, keys)
-            wants.append(Want(place, keys, table.record_bytes, held))
+            wants.append(Want(place, known.manifest.tables[place], keys, held))
         found = fetch_slices(
             self.client,
             known.id,
@@ -343,7 +343,7 @@ class Device:
         )
         if cache is not None:
             kept = [
-                (known.records[place], keys, slices.records, slices.sums)
+                (known.records[place], keys, slices.records, slices.leaves)
                 for (place, keys), slices in zip(asked, found, strict=True)
             ]
             with suppress(StorageError):  # a full disk keeps nobody from taking part
@@ -366,36 +366,43 @@ class Device:
     def _segment(
         self, round: Assignment | str, table: int, place: int, traffic: FetchTraffic
     ) -> RecordArray:
-        """The records of one segment: its sums are held to the manifest, its records to the sums,
-        and to their SHA-256 where the manifest has it."""
+        """The records of one segment, held to the root of the manifest."""
         known, token = self.known(round), self.token_for(round)
         info, segment = known.manifest.tables[table], known.segment(table, place)
         shape = segment.count, info.record_bytes
-        longest = segment.count * max(info.record_bytes, _SUM_BYTES)
-        refuse_longer("a segment", longest, self.max_answer)
+        refuse_longer("a segment", prod(shape), self.max_answer)
         path = f"/v1/rounds/{known.id}/tables/{table}/segments/{place}"
+        keys = np.arange(segment.first, segment.first + segment.count)
+        proof = self._segment_proof(known, token, path, count_nodes(info, keys))
 
-        def check_sums(body: memoryview) -> None:
-            if sha256(body).hexdigest() != segment.sums_sha256:
-                raise _damaged(known, "sums that the manifest does not vouch for")
-
-        limit = segment.count * _SUM_BYTES
-        body = self.client.get(f"{path}/sums", token=token, limit=limit, check=check_sums).body
-        sums = np.frombuffer(body, "<u8")
-
-        def check_records(body: memoryview) -> None:
-            records = np.frombuffer(body, np.uint8)
-            if len(records) != prod(shape) or len(sums) != segment.count:
+        def check(body: memoryview) -> None:
+            nonlocal proof
+            if len(body) != prod(shape):
                 raise _damaged(known, "a segment of another length")
-            if not np.array_equal(sum_records(records.reshape(shape)), sums):
-                raise _damaged(known, "records that do not fit their sums")
-            if segment.sha256 is not None and sha256(body).hexdigest() != segment.sha256:
-                raise _damaged(known, "records that the manifest does not vouch for")
+            leaves = hash_leaves(np.frombuffer(body, np.uint8).reshape(shape))
+            try:
+                check_records(info, keys, leaves, proof)
+            except DamageError:  # of the proof or the records: it does not tell
+                proof = self._segment_proof(known, token, path, len(proof))
+                raise
 
-        records = self.client.get(path, token=token, limit=prod(shape), check=check_records).body
+        records = self.client.get(path, token=token, limit=prod(shape), check=check).body
         traffic.requests += 2
-        traffic.bytes_down += len(body) + len(records)
+        traffic.bytes_down += proof.nbytes + len(records)
         return np.frombuffer(records, np.uint8).reshape(shape)
+
+    def _segment_proof(
+        self, known: KnownRound, token: str | None, path: str, nodes: int
+    ) -> HashArray:
+        """The nodes that lead from the records of a segment to the root."""
+
+        def check(body: memoryview) -> None:
+            if len(body) != nodes * HASH_BYTES:
+                raise _damaged(known, "a proof of another length")
+
+        limit = max(1, nodes * HASH_BYTES)
+        body = self.client.get(f"{path}/proof", token=token, limit=limit, check=check).body
+        return np.frombuffer(body, np.uint8).reshape(nodes, HASH_BYTES)
 
 
 def _number(round_id: str) -> int:

@@ -1,7 +1,7 @@
 """Asks for slices with one query for all tables, resumes a cut answer, and checks the records.
 
 A cut answer is not lost: records that arrived whole are kept, and only the rest is asked for. What
-came in pieces is checked as one, against the sums that were made when the records were.
+came in pieces is checked as one, by the proof that came first, against the root in the manifest.
 
 A sub-model is assembled from the records of its slices as the manifest lays it out.
 """
@@ -18,27 +18,25 @@ from numpy.typing import NDArray
 
 from keyhole import tree
 from keyhole.arrays import Array, Tree
+from keyhole.crypto.hashes import HashArray
+from keyhole.crypto.merkle import hash_leaves
 from keyhole.delivery.records import RecordArray, Records
 from keyhole.errors import DamageError, InputError, KeySpaceError, NotFoundError
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import ClientKeys, Layout
-from keyhole.server.checksums import sum_records
 from keyhole.wire.http import OCTETS, HttpClient, Received
-from keyhole.wire.manifest import Manifest, SegmentInfo, keys_of_round
+from keyhole.wire.manifest import Manifest, SegmentInfo, TableInfo, keys_of_round
 from keyhole.wire.messages import (
     MAX_BLOCKS,
     Answer,
     Ask,
-    Sums,
-    check_of,
     decode_answer,
     encode_query,
     max_answer_bytes,
+    names_of,
 )
+from keyhole.wire.proofs import check_records, count_nodes
 from keyhole.wire.sockets import refuse_longer
-
-CHECK = "keyhole-check"
-"""The header that vouches for an answer."""
 
 _ALIGNED = 8  # bytes of the longest number that a record holds
 
@@ -48,7 +46,7 @@ class Held:
     """What a device holds of the records it wants."""
 
     records: RecordArray  # (m, record_bytes); those it does not hold are zeros
-    sums: Sums  # (m,), likewise
+    leaves: HashArray  # (m, 32), likewise
     is_held: NDArray[np.bool_]  # (m,)
 
 
@@ -57,9 +55,14 @@ class Want:
     """What a device wants of one table."""
 
     table: int
+    info: TableInfo
     keys: NDArray[np.int64]  # (m,)
-    record_bytes: int
     held: Held | None = None  # what need not be sent if it has not changed
+
+    @property
+    def record_bytes(self) -> int:
+        """Of each record."""
+        return self.info.record_bytes
 
     def __repr__(self) -> str:
         """Keys may be private: printing shows how many there are."""
@@ -68,10 +71,15 @@ class Want:
 
 @dataclass(frozen=True)
 class Slices:
-    """The records of one table, checked: (m, record_bytes), and their sums, (m,)."""
+    """The records of one table, checked: (m, record_bytes), and their leaves, (m, 32)."""
 
     records: RecordArray
-    sums: Sums
+    leaves: HashArray
+
+    @staticmethod
+    def of(records: RecordArray) -> Slices:
+        """Records with their leaves."""
+        return Slices(records, hash_leaves(records))
 
 
 @dataclass
@@ -104,8 +112,7 @@ def fetch_slices(
         if any(len(want.keys) for want in asked):
             pieces = _fetch(client, path, asked, token, traffic)
         else:  # of no keys there is nothing to ask
-            none = np.empty(0, np.uint64)
-            pieces = [Slices(np.empty((0, w.record_bytes), np.uint8), none) for w in asked]
+            pieces = [Slices.of(np.empty((0, w.record_bytes), np.uint8)) for w in asked]
         for (place, _), piece in zip(batch, pieces, strict=True):
             found[place].append(piece)
     return [pieces[0] if len(pieces) == 1 else _joined(pieces) for pieces in found]
@@ -119,7 +126,8 @@ def _fetch(
     so_far = _SoFar(wants)
     while True:
         asks = so_far.asks
-        body, limit = encode_query(asks), max_answer_bytes(asks, so_far.record_bytes)
+        limit = max_answer_bytes(asks, so_far.record_bytes, so_far.nodes)
+        body = encode_query(asks)
         headers = {"content-type": OCTETS}
         got = client.exchange("POST", path, body, headers=headers, token=token, limit=limit)
         traffic.requests += 1
@@ -145,7 +153,8 @@ class _SoFar:
     """What has arrived of an answer.
 
     Every want is a block; `at` is how many keys of a block are settled: their record has arrived,
-    or is held. What is asked for next is everything behind that.
+    or is held. What is asked for next is everything behind that, without the proof once it is here:
+    it is for all keys of the block.
     """
 
     def __init__(self, wants: Sequence[Want]) -> None:
@@ -153,7 +162,8 @@ class _SoFar:
         self.record_bytes = {want.table: want.record_bytes for want in wants}
         self._at = [0] * len(wants)
         self._sent: list[list[Answer]] = [[] for _ in wants]
-        self._check: str | None = None
+        self._nodes = [count_nodes(want.info, want.keys) for want in wants]
+        self._proofs: list[HashArray | None] = [None] * len(wants)
         self._left = list(range(len(wants)))  # places of the blocks that are asked for
 
     @property
@@ -162,14 +172,19 @@ class _SoFar:
         asks = []
         for place in self._left:
             want, at = self._wants[place], self._at[place]
-            sums = None if want.held is None else want.held.sums[at:]
-            asks.append(Ask(want.table, want.keys[at:], sums))
+            names = None if want.held is None else names_of(want.held.leaves[at:])
+            asks.append(Ask(want.table, want.keys[at:], names, self._proofs[place] is None))
         return asks
+
+    @property
+    def nodes(self) -> list[int]:
+        """How many nodes come before each block that is left."""
+        return [self._nodes[i] if self._proofs[i] is None else 0 for i in self._left]
 
     @property
     def is_whole(self) -> bool:
         """Whether everything has arrived."""
-        return self._check is not None and not self._left
+        return not self._left
 
     @property
     def reused(self) -> int:
@@ -184,30 +199,36 @@ class _SoFar:
             return False
         if got.problem and not got.body:
             return False  # the cut may be in the headers: what they say is not to be used
-        if self._check is None:
-            self._check = got.headers.get(CHECK, "none")
-        answers = decode_answer(got.body, self.asks, self.record_bytes, is_cut=bool(got.problem))
+        answers = decode_answer(
+            got.body, self.asks, self.record_bytes, self.nodes, is_cut=bool(got.problem)
+        )
         before = sum(self._at)
         for place, answer in zip(self._left, answers, strict=False):  # a cut may leave out some
             self._sent[place].append(answer)
             self._at[place] += len(answer.is_sent)
+            if self._proofs[place] is None:
+                self._proofs[place] = answer.proof
         arrived, rest = self._left[: len(answers)], self._left[len(answers) :]
-        self._left = [i for i in arrived if self._at[i] < len(self._wants[i].keys)] + rest
+        self._left = [i for i in arrived if not self._is_settled(i)] + rest
         return sum(self._at) > before
+
+    def _is_settled(self, place: int) -> bool:
+        is_proven = self._proofs[place] is not None
+        return is_proven and self._at[place] == len(self._wants[place].keys)
 
     def checked(self) -> list[Slices]:
         """The records, once everything has arrived."""
         slices = [self._joined(place) for place in range(len(self._wants))]
-        if check_of([s.sums for s in slices]) != self._check:
-            raise _damaged("records whose sums differ from those of the service")
+        for want, found, proof in zip(self._wants, slices, self._proofs, strict=True):
+            assert proof is not None
+            check_records(want.info, want.keys, found.leaves, proof)
         return slices
 
     def _joined(self, place: int) -> Slices:
         """The records of one block from what was sent and what is held."""
         want, answers = self._wants[place], self._sent[place]
         if len(answers) == 1 and answers[0].is_sent.all():
-            records = _aligned(answers[0].records)
-            return Slices(records, sum_records(records))
+            return Slices.of(_aligned(answers[0].records))
         is_sent = np.concatenate([a.is_sent for a in answers]) if answers else np.zeros(0, bool)
         records = np.empty((len(want.keys), want.record_bytes), np.uint8)
         if want.held is not None:
@@ -216,11 +237,11 @@ class _SoFar:
             records[~is_sent] = want.held.records[~is_sent]
         if answers:
             records[is_sent] = np.concatenate([a.records for a in answers])
-        return Slices(records, sum_records(records))
+        return Slices.of(records)
 
 
 def _aligned(records: RecordArray) -> RecordArray:
-    """Records at a place in memory where numbers may lie; behind a mask of bits they may not."""
+    """Records at a place in memory where numbers may lie; behind other records they may not."""
     place: int = records.__array_interface__["data"][0]
     return records.copy() if place % _ALIGNED else records
 
@@ -252,14 +273,14 @@ def _piece(want: Want, start: int, stop: int) -> Want:
         return want
     held = want.held
     if held is not None:
-        held = Held(held.records[start:stop], held.sums[start:stop], held.is_held[start:stop])
+        held = Held(held.records[start:stop], held.leaves[start:stop], held.is_held[start:stop])
     return replace(want, keys=want.keys[start:stop], held=held)
 
 
 def _joined(pieces: Sequence[Slices]) -> Slices:
     return Slices(
         np.concatenate([piece.records for piece in pieces]),
-        np.concatenate([piece.sums for piece in pieces]),
+        np.concatenate([piece.leaves for piece in pieces]),
     )
 
 

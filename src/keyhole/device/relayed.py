@@ -22,6 +22,7 @@ from functools import partial
 import numpy as np
 
 from keyhole.arrays import KeyArray
+from keyhole.crypto.merkle import hash_leaves
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.delivery.exchange import AskAgainError, Retrieval, Unanswered, retrieve
 from keyhole.delivery.records import RecordArray
@@ -48,9 +49,7 @@ from keyhole.errors import (
     ServiceError,
     TooLateError,
 )
-from keyhole.server.checksums import sum_records
 from keyhole.wire.http import HttpClient, Received, refusal_of
-from keyhole.wire.messages import check_of
 from keyhole.wire.private import KEYS_PATH, MAX_CONFIG, RELAY_KEYS_PATH, RELAY_PATH
 from keyhole.wire.sockets import refuse_longer
 
@@ -301,11 +300,11 @@ def _plainly(
 def _check(responses: Sequence[BinaryResponse]) -> None:
     """Compares slices of one table with what vouches for them; raises DamageError."""
     whole = np.frombuffer(b"".join([r.content for r in responses]), np.uint8)
-    sums = sum_records(whole.reshape(len(responses), -1))
-    for at, response in enumerate(responses):
-        if dict(response.fields).get(CHECK_FIELD) != check_of([sums[at : at + 1]]).encode("ascii"):
+    leaves = hash_leaves(whole.reshape(len(responses), -1))
+    for leaf, response in zip(leaves, responses, strict=True):
+        if dict(response.fields).get(CHECK_FIELD) != leaf[:4].tobytes().hex().encode("ascii"):
             raise DamageError(
-                "slices were damaged: got records whose sums differ from those of the service; "
+                "slices were damaged: got records whose leaves differ from those of the service; "
                 "expected what was published; fetch them again; if it happens every time, the "
                 "service's disk is at fault"
             )

@@ -20,16 +20,17 @@ from typing import Literal
 import numpy as np
 
 from keyhole.aggregation.inputs import InputBound
-from keyhole.errors import BusyError, NotFoundError, TooLargeError, TooLateError
+from keyhole.delivery.records import RecordArray
+from keyhole.errors import BusyError, NotFoundError, TooLateError
 from keyhole.primitives.layout import Layout
 from keyhole.service.access import Access, Guards, TokenClaims, not_admitted
+from keyhole.service.answers import answer_query, max_bytes_of, segment_proof
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
 from keyhole.service.routes import (
     BINARY,
     JSON,
     NO_STORE,
-    Body,
     Edge,
     Headers,
     Receive,
@@ -70,7 +71,7 @@ class SliceRoutes:
             Route("broadcast", get, "/v1/rounds/{round}/broadcast", self.broadcast),
             Route("slice", get, f"{table}/slices/{{key}}", self.slice),
             Route("segment", get, f"{table}/segments/{{place}}", self.segment),
-            Route("sums", get, f"{table}/segments/{{place}}/sums", self.sums),
+            Route("proof", get, f"{table}/segments/{{place}}/proof", self.proof),
         ]
 
     async def current(self, request: Request) -> Response:
@@ -93,7 +94,7 @@ class SliceRoutes:
         return file_response(request, headers, name, len(data), lambda i, j: data[i:j])
 
     async def slices(self, request: Request) -> Response:
-        """The slices of any keys of any tables: one gather for each table, one buffer."""
+        """The slices of any keys of any tables: a proof and one gather for each, one buffer."""
         guards, limits = self.guards, self.guards.limits
         round_id = parse_round(request.params[0])
         claims = guards.admit(request, round_id)
@@ -103,18 +104,17 @@ class SliceRoutes:
             num_keys = [table.info.num_keys for table in held.tables]
             asks = messages.decode_query(body, num_keys, limits.max_keys)
             keys = _count_keys(asks, claims)
-            weight = _answer_bytes(asks, held.tables, limits)
+            weight = max_bytes_of(asks, held.tables, limits.max_answer)
             if not guards.memory.enter_now(weight):
                 await guards.memory.enter(weight)
             try:
-                fetched = [await self._gather(held.tables[a.table], a.keys) for a in asks]
-                answer, ideal = _answer(asks, fetched)
-                check = messages.check_of([block.sums for block in fetched]).encode("ascii")
+                tables = [held.tables[ask.table] for ask in asks]
+                answer, ideal = await answer_query(asks, tables, self._gather)
             except BaseException:
                 guards.memory.leave(weight)
                 raise
         length = len(answer)
-        headers = [BINARY, NO_STORE, (b"keyhole-check", check)]
+        headers = [BINARY, NO_STORE]
         guards.metrics.add_slices(keys, length + _head_bytes(headers, length), ideal)
         return Response(200, headers, answer, length, after=lambda: guards.memory.leave(weight))
 
@@ -123,7 +123,8 @@ class SliceRoutes:
         with self._held(request) as held:
             table = _table(held, request.params[1])
             key = parse_place(request.params[2], table.info.num_keys, "slice")
-            return await self._records(request, table, np.array([key]), None)
+            etag = f"{held.id}.{request.params[1]}.{key}"
+            return await self._records(request, table, np.array([key]), etag)
 
     async def broadcast(self, request: Request) -> Response:
         """What every device receives."""
@@ -137,9 +138,9 @@ class SliceRoutes:
         """One segment: many slices in order of their keys."""
         return self._file(request, "", lambda table, place: table.segment(place))
 
-    async def sums(self, request: Request) -> Response:
-        """The sums of one segment."""
-        return self._file(request, "s-", lambda table, place: table.segment_sums(place))
+    async def proof(self, request: Request) -> Response:
+        """What leads from the records of one segment to the root: a few nodes."""
+        return self._file(request, "p-", segment_proof)
 
     @contextmanager
     def _held(self, request: Request) -> Iterator[OpenRound]:
@@ -149,36 +150,35 @@ class SliceRoutes:
         with self.rounds.hold(round_id) as held:
             yield held
 
-    async def _gather(self, table: SliceTable, keys: np.ndarray) -> Fetched:
+    async def _gather(
+        self, table: SliceTable, keys: np.ndarray, out: RecordArray | None = None
+    ) -> Fetched:
         gate = self.guards.gathers
         if not gate.enter_now():
             await gate.enter()
         try:
-            return await table.fetch(keys)
+            return await table.fetch(keys, out)
         finally:
             gate.leave()
 
     async def _records(
-        self, request: Request, table: SliceTable, keys: np.ndarray, etag: str | None
+        self, request: Request, table: SliceTable, keys: np.ndarray, etag: str
     ) -> Response:
-        """Records that never change; without a validator of its own, one has its sum for one."""
-        guards, weight = self.guards, len(keys) * table.info.record_bytes
+        """A proof and records that never change."""
+        guards = self.guards
+        asks = [messages.Ask(0, keys)]
+        weight = max_bytes_of(asks, [table], guards.limits.max_answer)
         await guards.memory.enter(weight)
         try:
-            fetched = await self._gather(table, keys)
-            check = (b"keyhole-check", messages.check_of([fetched.sums]).encode("ascii"))
-            headers, data = (
-                [BINARY, immutable(guards.access), check],
-                fetched.records.reshape(-1).data,
-            )
-            etag = f"{int(fetched.sums[0]):016x}" if etag is None else etag
-            response = file_response(request, headers, etag, data.nbytes, lambda i, j: data[i:j])
+            data, ideal = await answer_query(asks, [table], self._gather)
+            headers = [BINARY, immutable(guards.access)]
+            response = file_response(request, headers, etag, len(data), lambda i, j: data[i:j])
         except BaseException:
             guards.memory.leave(weight)
             raise
         sent = 0 if request.method == "HEAD" else response.length
         if sent:
-            guards.metrics.add_slices(len(keys), sent + _head_bytes(response.headers, sent), sent)
+            guards.metrics.add_slices(len(keys), sent + _head_bytes(response.headers, sent), ideal)
         response.after = lambda: guards.memory.leave(weight)
         return response
 
@@ -191,7 +191,8 @@ class SliceRoutes:
             table = _table(held, request.params[1])
             segments = table.info.segments
             place = parse_place(request.params[2], len(segments), "segment")
-            data, etag = read(table, place).cast("B"), mark + segments[place].sums_sha256[:32]
+            data = read(table, place).cast("B")
+            etag = f"{mark}{held.id}.{request.params[1]}.{place}"
             headers = [BINARY, immutable(self.guards.access)]
             response = file_response(request, headers, etag, data.nbytes, partial(pieces, data))
             response.after = stack.pop_all().close
@@ -228,39 +229,6 @@ def _count_keys(asks: Sequence[messages.Ask], claims: TokenClaims | None) -> int
     if claims is not None and claims.max_keys is not None and total > claims.max_keys:
         raise not_admitted(f"{total} keys", f"{claims.max_keys} keys in one query")
     return total
-
-
-def _answer_bytes(
-    asks: Sequence[messages.Ask], tables: Sequence[SliceTable], limits: Limits
-) -> int:
-    """The most that an answer can take."""
-    total = sum([len(ask.keys) * (tables[ask.table].info.record_bytes + 1) for ask in asks])
-    if total > limits.max_answer:
-        raise TooLargeError(
-            f"the slices asked for are too large for one answer: got {total} bytes; expected "
-            f"{limits.max_answer} bytes; ask for fewer at a time"
-        )
-    return total
-
-
-def _answer(asks: Sequence[messages.Ask], fetched: Sequence[Fetched]) -> tuple[Body, int]:
-    """The body of an answer, and how many bytes of it are slices."""
-    if len(asks) == 1 and asks[0].sums is None:
-        data = fetched[0].records.reshape(-1).data
-        return data, data.nbytes
-    parts: list[np.ndarray] = []
-    ideal = 0
-    for ask, block in zip(asks, fetched, strict=True):
-        records, same = block.records, messages.unchanged(ask, block.sums)
-        if same is not None:
-            parts.append(np.frombuffer(messages.sent_mask(~same), np.uint8))
-            records = records[~same]
-        parts.append(records.reshape(-1))
-        ideal += records.nbytes
-    whole = np.empty(sum(part.size for part in parts), np.uint8)
-    if parts:
-        np.concatenate(parts, out=whole)
-    return whole.data, ideal
 
 
 def _head_bytes(headers: Headers, length: int) -> int:

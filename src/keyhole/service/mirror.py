@@ -1,11 +1,12 @@
 """Pushes a round of a rounds directory to an object store, and pulls one, as an edge replica does.
 
-Segments and sums go first, then the manifest, then `current.json`: anyone who reads it finds
+Trees and segments go first, then the manifest, then `current.json`: anyone who reads it finds
 everything that it leads to. An upload that breaks off leaves objects that nobody is led to; doing
 it again continues it. Files are copied in several threads, which end together.
 
-Nothing that is pulled is believed: the manifest must give the round its name, sums must be those of
-the manifest, and records must have those sums. Only then does the round get its place.
+Nothing that is pulled is believed: the manifest must give the round its name, trees must have the
+roots of the manifest, and records must be those of the leaves. Only then does the round get its
+place.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import file_digest
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 
+from keyhole.crypto.hashes import HASH_BYTES
+from keyhole.crypto.merkle import Tree, TreeShape, hash_leaves
 from keyhole.errors import DamageError, InputError, NotFoundError, StorageError
 from keyhole.files import make_directory, storage_errors, sync_directory, write_all
-from keyhole.server.checksums import sum_records
 from keyhole.service.directory import (
     CURRENT,
     MANIFEST,
@@ -44,11 +46,12 @@ from keyhole.service.directory import (
 )
 from keyhole.service.object_store import MUTABLE, RoundStore, StoreSettings, open_store
 from keyhole.service.publishing import Publisher
-from keyhole.service.segments import SUM_BYTES, Progress, records_path, sums_path, table_path
+from keyhole.service.segments import Progress, records_path, table_path, tree_bytes, tree_path
 from keyhole.wire.manifest import (
     MAX_BYTES,
     Manifest,
     SegmentInfo,
+    TableInfo,
     decode_manifest,
     name_round,
     number_of,
@@ -110,26 +113,26 @@ class _Meter:
                 self.progress(self.moved + self.known, self.total)
 
 
+_Item = TypeVar("_Item", "TreeFile", "SegmentFile")
+
+
 def _work_through(
-    work: Callable[[SegmentFiles], None],
-    segments: Sequence[SegmentFiles],
-    workers: int,
-    meter: _Meter,
+    work: Callable[[_Item], None], items: Sequence[_Item], workers: int, meter: _Meter
 ) -> None:
-    """Does the work for all segments in several threads; the first error ends all of them."""
+    """Does the work for all files in several threads; the first error ends all of them."""
     failed: list[BaseException] = []
 
-    def attempt(files: SegmentFiles) -> None:
+    def attempt(item: _Item) -> None:
         try:
             if not meter.is_stopped:
-                work(files)
+                work(item)
         except BaseException as error:  # noqa: BLE001 - raised again below
             failed.append(error)
             meter.is_stopped = True
 
     with ThreadPoolExecutor(workers, "keyhole-mirror") as pool:
         try:
-            list(pool.map(attempt, segments))
+            list(pool.map(attempt, items))
         except BaseException:  # an interrupt of this thread
             meter.is_stopped = True
             raise
@@ -138,65 +141,83 @@ def _work_through(
 
 
 @dataclass(frozen=True)
-class SegmentFiles:
-    """A segment, and the names of its two files below the directory of the round."""
+class TreeFile:
+    """The tree of a table, and the name of its file below the directory of the round."""
 
-    info: SegmentInfo
-    record_bytes: int
-    records: str
-    sums: str
+    info: TableInfo
+    name: str
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Name -> length of the files, sums first."""
-        count = self.info.count
-        return {self.sums: count * SUM_BYTES, self.records: count * self.record_bytes}
+    def size(self) -> int:
+        """The length of the file."""
+        return tree_bytes(self.info.num_keys)
+
+    def check(self, directory: Path) -> None:
+        """Checks all nodes: they must lead from the leaves to the root of the manifest."""
+        path = directory / self.name
+        _check_size(path, self.size)
+        tree = _map_tree(path, self.info)
+        if tree.root.hex() != self.info.root:
+            raise _damage(path, "another root", "that of the manifest")
+        if not np.array_equal(Tree.of(tree.level(0)).nodes, tree.nodes):
+            raise _damage(path, "nodes that are not those of its leaves", "the tree as published")
 
 
-def _list_segments(manifest: Manifest) -> list[SegmentFiles]:
-    """All segments of a round; tables that are computed on demand have none."""
-    return [
-        SegmentFiles(
-            info,
-            table.record_bytes,
-            records_path(table_path(Path(), place), number).as_posix(),
-            sums_path(table_path(Path(), place), number).as_posix(),
-        )
-        for place, table in enumerate(manifest.tables)
-        for number, info in enumerate(table.segments)
-    ]
+@dataclass(frozen=True)
+class SegmentFile:
+    """A segment, and the name of its file below the directory of the round."""
+
+    tree: TreeFile
+    info: SegmentInfo
+    name: str
+
+    @property
+    def size(self) -> int:
+        """The length of the file."""
+        return self.info.count * self.tree.info.record_bytes
+
+    def check(self, directory: Path) -> None:
+        """Checks the records against their leaves, in a tree that has been checked."""
+        path, length, count = directory / self.name, self.tree.info.record_bytes, self.info.count
+        _check_size(path, self.size)
+        leaves = _map_tree(directory / self.tree.name, self.tree.info).nodes[self.info.first :]
+        at_once = max(1, _BLOCK // max(1, length))
+        bad = 0
+        with path.open("rb") as records:
+            for first in range(0, count, at_once):
+                stop = min(first + at_once, count)
+                block = np.frombuffer(records.read((stop - first) * length), np.uint8)
+                found = hash_leaves(block.reshape(stop - first, length))
+                bad += int(np.any(found != leaves[first:stop], axis=1).sum())
+        if bad:
+            raise _damage(path, f"{bad} records that differ from their leaves", "none")
 
 
-def _check_sums(directory: Path, files: SegmentFiles) -> None:
-    """Checks the file of sums against the manifest."""
-    _check_file(directory / files.sums, files.sizes[files.sums], files.info.sums_sha256)
+def _list_files(manifest: Manifest) -> tuple[list[TreeFile], list[SegmentFile]]:
+    """The trees and segments of a round; tables that are computed on demand have none."""
+    trees, segments = [], []
+    for place, info in enumerate(manifest.tables):
+        if info.segments:
+            folder = table_path(Path(), place)
+            tree = TreeFile(info, tree_path(folder).as_posix())
+            trees.append(tree)
+            segments += [
+                SegmentFile(tree, segment, records_path(folder, number).as_posix())
+                for number, segment in enumerate(info.segments)
+            ]
+    return trees, segments
 
 
-def _check_records(directory: Path, files: SegmentFiles) -> None:
-    """Checks the records against their sums, which have been checked, and their digest if any."""
-    path, length = directory / files.records, files.record_bytes
-    _check_file(path, files.sizes[files.records], files.info.sha256)
-    at_once = max(1, _BLOCK // max(1, length))
-    bad = 0
-    with path.open("rb") as records, (directory / files.sums).open("rb") as sums:
-        for first in range(0, files.info.count, at_once):
-            count = min(at_once, files.info.count - first)
-            block = np.frombuffer(records.read(count * length), np.uint8)
-            known = np.frombuffer(sums.read(count * SUM_BYTES), "<u8")
-            bad += int(np.count_nonzero(sum_records(block.reshape(count, length)) != known))
-    if bad:
-        raise _damage(path, f"{bad} records that differ from their sums", "none")
+def _map_tree(path: Path, info: TableInfo) -> Tree:
+    shape = TreeShape(info.num_keys)
+    nodes = np.memmap(path, np.uint8, "r", shape=(shape.num_nodes, HASH_BYTES))
+    return Tree(shape, np.asarray(nodes))
 
 
-def _check_file(path: Path, size: int, digest: str | None) -> None:
-    """Checks the length of a file, and its SHA-256 where it is known."""
+def _check_size(path: Path, size: int) -> None:
     found = path.stat().st_size if path.is_file() else None
     if found != size:
         raise _damage(path, "no file" if found is None else f"{found} bytes", f"{size} bytes")
-    if digest is not None:
-        with path.open("rb") as file:
-            if file_digest(file, "sha256").hexdigest() != digest:
-                raise _damage(path, "another SHA-256", "that of the manifest")
 
 
 def _damage(path: Path, got: str, allowed: str) -> DamageError:
@@ -261,7 +282,7 @@ def push_round(
                 f"expected that of {current.round}; publish the round again"
             )
         _refuse_going_back(target, current, settings)
-        meter = _send_segments(target, local, manifest, settings, progress)
+        meter = _send_files(target, local, manifest, settings, progress)
         target.put(f"rounds/{current.round}/{MANIFEST}", encoded)
         _refuse_going_back(target, current, settings)  # the upload may have taken an hour
         target.put(CURRENT, encode_current(current), MUTABLE)
@@ -279,7 +300,7 @@ def _find_current(directory: Path) -> CurrentRound:
     return current
 
 
-def _send_segments(
+def _send_files(
     target: RoundStore,
     local: Path,
     manifest: Manifest,
@@ -289,19 +310,21 @@ def _send_segments(
     """Sends what is not there, several files at a time."""
     prefix = f"rounds/{local.name}"
     there = {} if settings.is_anew else target.sizes(prefix)
-    segments = _list_segments(manifest)
-    meter = _Meter(sum(sum(files.sizes.values()) for files in segments), progress)
+    trees, segments = _list_files(manifest)
+    meter = _Meter(sum(f.size for f in trees) + sum(f.size for f in segments), progress)
 
-    def send(files: SegmentFiles) -> None:
-        todo = [n for n, size in files.sizes.items() if there.get(f"{prefix}/{n}") != size]
-        meter.add(known=sum(size for name, size in files.sizes.items() if name not in todo))
-        if todo:
-            _check_sums(local, files)
-            _check_records(local, files)
-        for name in todo:
-            target.put(f"{prefix}/{name}", local / name)
-            meter.add(files.sizes[name])
+    def send(file: TreeFile | SegmentFile) -> None:
+        if there.get(f"{prefix}/{file.name}") == file.size:
+            meter.add(known=file.size)
+            return
+        if isinstance(file, SegmentFile):
+            file.check(local)
+        target.put(f"{prefix}/{file.name}", local / file.name)
+        meter.add(file.size)
 
+    for tree in trees:  # records are compared with their leaves, whether these are sent or not
+        tree.check(local)
+    _work_through(send, trees, settings.workers, meter)
     _work_through(send, segments, settings.workers, meter)
     return meter
 
@@ -360,15 +383,15 @@ def fetch_round(
             f"the manifest of round {current.number} is damaged: got {found}; expected "
             f"{current.round}; push the round again"
         )
-    segments = _list_segments(decode_manifest(encoded))
+    files = _list_files(decode_manifest(encoded))
     with Publisher(directory):  # nobody else writes, and what a killed writer left is gone
         _refuse_older_pull(directory, current, settings)
-        meter = _Meter(sum(sum(files.sizes.values()) for files in segments), progress)
+        meter = _Meter(sum(f.size for f in files[0]) + sum(f.size for f in files[1]), progress)
         place = round_path(directory, current.round)
         if (place / MANIFEST).exists() and not settings.is_anew:
             meter.add(known=meter.total)
         else:
-            part = _fetch_segments(source, place, segments, meter, settings.workers)
+            part = _fetch_files(source, place, files, meter, settings.workers)
             write_file(part / MANIFEST, encoded, durable=True)
             _place_round(directory, part, place)
         write_current(directory, current, durable=True)
@@ -376,30 +399,33 @@ def fetch_round(
     return Moved(current.round, current.number, meter.moved, meter.known, removed)
 
 
-def _fetch_segments(
-    source: RoundStore, place: Path, segments: list[SegmentFiles], meter: _Meter, workers: int
+def _fetch_files(
+    source: RoundStore,
+    place: Path,
+    files: tuple[list[TreeFile], list[SegmentFile]],
+    meter: _Meter,
+    workers: int,
 ) -> Path:
-    """Fetches all segments beside the rounds; returns where they are."""
+    """Fetches trees, then segments, beside the rounds; returns where they are."""
     part = place.with_name(_PART + place.name)
     for path in place.parent.glob(_PART + "*"):
         if path != part:
             shutil.rmtree(path, ignore_errors=True)
     make_directory(part)
-    for files in segments:
-        make_directory((part / files.records).parent)
+    for tree in files[0]:
+        make_directory((part / tree.name).parent)
 
-    def fetch(files: SegmentFiles) -> None:
-        with suppress(DamageError):  # an earlier attempt may have fetched the segment, whole
-            _check_sums(part, files)
-            _check_records(part, files)
-            meter.add(known=sum(files.sizes.values()))
+    def fetch(file: TreeFile | SegmentFile) -> None:
+        with suppress(DamageError):  # an earlier attempt may have fetched it, whole
+            file.check(part)
+            meter.add(known=file.size)
             return
-        prefix = f"rounds/{place.name}"
-        for name, check in ((files.sums, _check_sums), (files.records, _check_records)):
-            _fetch_file(source, f"{prefix}/{name}", part / name, files.sizes[name], meter)
-            check(part, files)
+        name = f"rounds/{place.name}/{file.name}"
+        _fetch_file(source, name, part / file.name, file.size, meter)
+        file.check(part)
 
-    _work_through(fetch, segments, workers, meter)
+    _work_through(fetch, files[0], workers, meter)
+    _work_through(fetch, files[1], workers, meter)
     return part
 
 

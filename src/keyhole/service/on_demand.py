@@ -7,7 +7,8 @@ and the misses of requests that meet are computed together.
 
 Computed slices lie in bounded memory. Where the whole table fits, a key is its own slot. Else slots
 are given out through a hash index until the slab is full, so that memory depends on what is asked
-for and never on K. The newest round is served; none has files.
+for and never on K. The newest round is served; none has files, and no root binds its slices: a
+service that computes them can give each device others.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.crypto.hashes import HASH_BYTES, HashArray
+from keyhole.crypto.merkle import hash_leaves
 from keyhole.delivery.records import RecordArray
 from keyhole.delivery.sources import SliceSource
 from keyhole.errors import InputError, KeyholeError, NotFoundError, ShapeError, TooLateError
 from keyhole.primitives.layout import Layout
-from keyhole.server.checksums import sum_records
 from keyhole.server.tables import KeyIndex
 from keyhole.wire.assignment import NO_ROUND, Current, Fetched, OpenRound
 from keyhole.wire.manifest import TableInfo, describe_round, encode_manifest, name_round, table_info
-from keyhole.wire.messages import Sums
 
 BATCH_KEYS = 4096
 """Keys from which a batch takes no further request: 8 MB of slices of 2 KB."""
@@ -41,7 +42,7 @@ _ABSENT, _COMING, _READY = 0, 1, 2  # states of a slot: nothing there, being com
 _NOWHERE = 3  # the state of a key that found no slot
 _GATHERING = 0.001  # seconds that the first miss of an idle table waits for company
 _REMEMBERED = 1024  # rounds whose devices are told that they are late
-_SLOT_BYTES = 17  # sum, state and ticket
+_SLOT_BYTES = 41  # leaf, state and ticket
 _INDEX_BYTES = 120  # of the hash index for each slot, at most: while it grows there are two
 
 
@@ -51,10 +52,10 @@ def whole_bytes(num_keys: int, record_bytes: int) -> int:
 
 
 class SliceSlab:
-    """Slots for records, each with its sum, its state and a ticket that its user may write on.
+    """Slots for records, each with its leaf, its state and a ticket that its user may write on.
 
     Memory is reserved at once and becomes real as slots are written: `max_bytes` at most, of
-    records, sums, states and index together.
+    records, leaves, states and index together.
 
     >>> slab = SliceSlab(2**62, 4, max_bytes=10**6)
     >>> slab.claim(np.array([7, 2**61, 7]))
@@ -72,7 +73,7 @@ class SliceSlab:
             )
         self._index = None if is_whole else KeyIndex()
         self.records: RecordArray = np.empty((self.capacity, record_bytes), np.uint8)
-        self.sums: Sums = np.zeros(self.capacity, np.uint64)
+        self.leaves: HashArray = np.zeros((self.capacity, HASH_BYTES), np.uint8)
         self.tickets: NDArray[np.int64] = np.zeros(self.capacity, np.int64)
         # One state more than slots: slot -1, of a key that found no room, reads the last one.
         self.states: NDArray[np.uint8] = np.zeros(self.capacity + 1, np.uint8)
@@ -94,7 +95,7 @@ class SliceSlab:
         """A copy of what lies in the slots; slot -1 gives any."""
         # "clip" checks nothing: slots are ours.
         records = np.take(self.records, slots, axis=0, mode="clip")
-        return Fetched(records, np.take(self.sums, slots, mode="clip"))
+        return Fetched(records, np.take(self.leaves, slots, axis=0, mode="clip"))
 
 
 class MissBatch:
@@ -108,7 +109,7 @@ class MissBatch:
         self.number, self.size = number, 0
         self.loose_keys: KeyArray  # distinct, ascending; these three are there when it has ended
         self.loose_records: RecordArray
-        self.loose_sums: Sums
+        self.loose_leaves: HashArray
         self._kept: list[tuple[KeyArray, KeyArray]] = []
         self._loose: list[KeyArray] = []
         self._done = done  # never holds an error: nobody may be left to take it
@@ -285,8 +286,20 @@ class SlabTable:
         self._slab = SliceSlab(info.num_keys, info.record_bytes, max_bytes)
         self._queue = BatchQueue(executor, batch_keys, self._compute, self._settle)
 
-    async def fetch(self, keys: KeyArray) -> Fetched:
-        """Returns the records of keys that have been checked; order and repeats are kept."""
+    @property
+    def tree(self) -> None:
+        """Implements `SliceTable.tree`: what is not known yet is bound to nothing."""
+        return None
+
+    async def fetch(self, keys: KeyArray, out: RecordArray | None = None) -> Fetched:
+        """Implements `SliceTable.fetch`."""
+        found = await self._fetch(keys)
+        if out is None:
+            return found
+        out[:] = found.records
+        return Fetched(out, found.leaves)
+
+    async def _fetch(self, keys: KeyArray) -> Fetched:
         slots = self._slab.claim(keys)
         states = self._slab.states[slots]
         if (states == _READY).all():
@@ -300,7 +313,7 @@ class SlabTable:
             is_loose = states == _NOWHERE
             places = np.searchsorted(loose.loose_keys, keys[is_loose])
             fetched.records[is_loose] = loose.loose_records[places]
-            fetched.sums[is_loose] = loose.loose_sums[places]
+            fetched.leaves[is_loose] = loose.loose_leaves[places]
         return fetched
 
     def segment(self, place: int) -> memoryview:
@@ -309,10 +322,6 @@ class SlabTable:
             f"slices on demand lie in no segments: got segment {place}; expected queries for "
             "slices; ask for the slices by their keys"
         )
-
-    def segment_sums(self, place: int) -> memoryview:
-        """There are none: NotFoundError."""
-        return self.segment(place)
 
     def _ask(
         self, keys: KeyArray, slots: KeyArray, states: NDArray[np.uint8]
@@ -340,16 +349,16 @@ class SlabTable:
     def _compute(self, batch: MissBatch) -> None:
         """On the executor: coming slots have no reader, so nothing needs a lock."""
         keys, slots = batch.kept()
-        for part, records, sums in self._read(keys):
-            self._slab.records[slots[part]], self._slab.sums[slots[part]] = records, sums
+        for part, records, leaves in self._read(keys):
+            self._slab.records[slots[part]], self._slab.leaves[slots[part]] = records, leaves
         batch.loose_keys = loose = batch.loose()
         batch.loose_records = np.empty((len(loose), self.info.record_bytes), np.uint8)
-        batch.loose_sums = np.empty(len(loose), np.uint64)
-        for part, records, sums in self._read(loose):
-            batch.loose_records[part], batch.loose_sums[part] = records, sums
+        batch.loose_leaves = np.empty((len(loose), HASH_BYTES), np.uint8)
+        for part, records, leaves in self._read(loose):
+            batch.loose_records[part], batch.loose_leaves[part] = records, leaves
 
-    def _read(self, keys: KeyArray) -> Iterator[tuple[slice, RecordArray, Sums]]:
-        """The records of `keys` and their sums, as much at once as one batch may hold."""
+    def _read(self, keys: KeyArray) -> Iterator[tuple[slice, RecordArray, HashArray]]:
+        """The records of `keys` and their leaves, as much at once as one batch may hold."""
         for start in range(0, len(keys), self._batch_keys):
             part = slice(start, start + self._batch_keys)
             records = self._source.read(keys[part])
@@ -359,7 +368,7 @@ class SlabTable:
                     "a select function gives other slices than its table holds: got shape "
                     f"{records.shape}; expected {expected}; give it one record for each key"
                 )
-            yield part, records, sum_records(records)
+            yield part, records, hash_leaves(records)
 
     def _settle(self, batch: MissBatch, error: KeyholeError | None) -> None:
         """On the event loop: what has been computed may be read, what failed is absent again."""
@@ -369,8 +378,8 @@ class SlabTable:
         if error is not None:
             self.counts.failures += 1
             return
-        self.counts.uncached += len(batch.loose_sums)
-        self.counts.add_evaluations(len(slots) + len(batch.loose_sums))
+        self.counts.uncached += len(batch.loose_leaves)
+        self.counts.add_evaluations(len(slots) + len(batch.loose_leaves))
 
 
 class OnDemandRounds:

@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from keyhole.crypto.merkle import hash_leaves
 from keyhole.delivery import all_deliveries
 from keyhole.delivery.base import Lengths, PrivateTable, PublicTable, SelectServer
 from keyhole.delivery.records import RecordArray
@@ -37,7 +38,6 @@ from keyhole.errors import (
     TooLargeError,
     TooLateError,
 )
-from keyhole.server.checksums import sum_records
 from keyhole.service.access import Guards, TokenClaims, not_admitted
 from keyhole.service.app import immutable, parse_place, parse_round
 from keyhole.service.limits import Gate
@@ -294,17 +294,18 @@ class PrivateTables:
 
 
 def _read_segments(table: SliceTable) -> RecordArray:
-    """The records of a table's files, each compared with its sum: a device cannot do that."""
-    info = table.info
+    """The records of a table's files, each compared with its leaf."""
+    info, tree = table.info, table.tree
+    assert tree is not None
     found = []
     for place, segment in enumerate(info.segments):
         piece = np.frombuffer(table.segment(place), np.uint8)
         piece = piece.reshape(segment.count, info.record_bytes)
-        sums = np.frombuffer(table.segment_sums(place), "<u8")
-        if not np.array_equal(sum_records(piece), sums):
+        leaves = tree.nodes[segment.first : segment.first + segment.count]
+        if not np.array_equal(hash_leaves(piece), leaves):
             raise StorageError(
                 f"records of table {info.name!r} are damaged: got records that do not fit their "
-                "sums; expected the files as they were published; publish the round again"
+                "leaves; expected the files as they were published; publish the round again"
             )
         found.append(piece)
     return found[0] if len(found) == 1 else np.concatenate(found)

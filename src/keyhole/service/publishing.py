@@ -39,16 +39,15 @@ from keyhole.service.directory import (
     write_current,
     write_file,
 )
+from keyhole.service.patching import BaseTable, write_table
 from keyhole.service.reading import open_table
 from keyhole.service.segments import (
     SEGMENT,
-    BaseTable,
     Progress,
     SegmentWriter,
     WriteSettings,
     sync_path,
     table_path,
-    write_table,
 )
 from keyhole.wire.manifest import (
     Manifest,
@@ -58,6 +57,7 @@ from keyhole.wire.manifest import (
     encode_manifest,
     name_round,
     table_info,
+    unwritten,
 )
 
 Changed: TypeAlias = Callable[[str], Sequence[KeyArray | None] | None]
@@ -122,7 +122,6 @@ class Publisher:
         may_go_back: bool = False,
         changed: Changed | None = None,
         durable: bool = True,
-        strong: bool = False,
         threads: int = 2,
         segment_bytes: int = SEGMENT,
         progress: Progress | None = None,
@@ -141,11 +140,10 @@ class Publisher:
                 goes on from before it: what was published since is forgotten.
             changed: what differs from earlier rounds; without it, everything is written.
             durable: whether the round survives a loss of power from here on.
-            strong: whether the manifest has digests of the records, too.
             progress: told how many records are done, of how many.
         """
         is_again = self._check_number(number, may_go_back)
-        writing = WriteSettings(threads, segment_bytes, durable, strong)
+        writing = WriteSettings(threads, segment_bytes, durable)
         devices = None if cohort is None else encode_cohort(cohort)
         infos = _describe(sources, layout)
         _encode(describe_round(layout, infos, number, step, settings or {}))
@@ -155,6 +153,7 @@ class Publisher:
             total = sum(info.num_keys for info in infos)
             with SegmentWriter(writing, total, progress) as writer:
                 tables = _write_tables(writer, sources, infos, made, bases)
+                writer.settle()
             self._shelf.drop_spare()
             manifest = describe_round(layout, tables, number, step, settings or {})
             published = Published(*_encode(manifest))
@@ -171,8 +170,8 @@ class Publisher:
         It is known if an earlier round was published from the same state by this publisher.
 
         Args:
-            options: settings, cohort, trailing, may_go_back, durable, strong, threads,
-                segment_bytes and progress of `publish`.
+            options: settings, cohort, trailing, may_go_back, durable, threads, segment_bytes and
+                progress of `publish`.
         """
 
         def changed(round_id: str) -> Sequence[KeyArray | None] | None:
@@ -321,10 +320,9 @@ def _base_table(base: Base, place: int, info: TableInfo, changed: KeyArray | Non
     directory, tables = table_path(base.directory, place), base.manifest.tables
     if changed is None or place >= len(tables):
         return BaseTable(directory, base.is_spare)
-    old = tables[place]
-    if msgspec.structs.replace(old, segments=()) != info:
+    if unwritten(tables[place]) != info:
         return BaseTable(directory, base.is_spare)
-    return BaseTable(directory, base.is_spare, old.segments, changed)
+    return BaseTable(directory, base.is_spare, tables[place], changed)
 
 
 def _encode(manifest: Manifest) -> tuple[str, Manifest, bytes]:
@@ -340,16 +338,13 @@ def _write_tables(
     directory: Path,
     bases: Sequence[BaseTable | None],
 ) -> list[TableInfo]:
-    """Writes all tables; returns them with their segments."""
-    under_way = []
+    """Writes all tables; returns them with their roots and segments."""
+    tables = []
     for place, (source, info, base) in enumerate(zip(sources, infos, bases, strict=True)):
         target = table_path(directory, place)
         make_directory(target)
-        under_way.append(write_table(writer, source, target, info, base))
-    return [
-        msgspec.structs.replace(info, segments=tuple(future.result() for future in futures))
-        for info, futures in zip(infos, under_way, strict=True)
-    ]
+        tables.append(write_table(writer, source, target, info, base))
+    return tables
 
 
 def _complete(directory: Path, published: Published, cohort: bytes | None, durable: bool) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,10 +24,11 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.crypto.hashes import HASH_BYTES
+from keyhole.crypto.merkle import Tree, TreeShape, hash_leaves
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import KeySpaceError, NotFoundError, StorageError, TooLateError
 from keyhole.files import storage_errors
-from keyhole.server.checksums import sum_records
 from keyhole.server.rows import all_within, copy_rows, partition
 from keyhole.service.directory import (
     CURRENT,
@@ -39,10 +39,9 @@ from keyhole.service.directory import (
     read_manifest,
     round_path,
 )
-from keyhole.service.segments import SUM_BYTES, records_path, sums_path, table_path
+from keyhole.service.segments import records_path, table_path, tree_bytes, tree_path
 from keyhole.wire.assignment import NO_ROUND, Current, Fetched, OpenRound
 from keyhole.wire.manifest import TableInfo, number_of
-from keyhole.wire.messages import Sums
 
 Mapped = NDArray[np.uint8]
 """The bytes of a file, which cannot be written to."""
@@ -109,26 +108,25 @@ _VERIFY_AT_ONCE = 4 << 20  # bytes
 class MappedTable:
     """The segments of one table, mapped read-only. Made by `open_table`; implements `SliceTable`.
 
-    `whole` is all records and all sums, if segments follow each other in memory.
+    `whole` is all records, if segments follow each other in memory.
     """
 
     def __init__(
         self,
         info: TableInfo,
+        tree: Tree,
         records: tuple[RecordArray, ...],
-        sums: tuple[Sums, ...],
-        whole: tuple[RecordArray, Sums] | None,
+        whole: RecordArray | None,
     ) -> None:
-        self.info = info
-        self._records, self._sums, self._whole = records, sums, whole
-        self._sum_rows = tuple(s.view(np.uint8).reshape(len(s), SUM_BYTES) for s in sums)
+        self.info, self.tree = info, tree
+        self._records, self._whole = records, whole
         self._per_segment = info.segments[0].count
 
-    async def fetch(self, keys: KeyArray) -> Fetched:
+    async def fetch(self, keys: KeyArray, out: RecordArray | None = None) -> Fetched:
         """Implements `SliceTable.fetch`."""
-        return self.gather(keys)
+        return self.gather(keys, out)
 
-    def gather(self, keys: KeyArray) -> Fetched:
+    def gather(self, keys: KeyArray, out: RecordArray | None = None) -> Fetched:
         """What `fetch` returns."""
         if not keys.flags.carray:  # kernels are compiled for such alone
             keys = keys.copy()
@@ -137,24 +135,22 @@ class MappedTable:
                 f"keys lie outside their table: got some of {len(keys)} keys; expected "
                 f"0..{self.info.num_keys - 1}; make them with the key space of the manifest"
             )
-        out = np.empty((len(keys), self.info.record_bytes), np.uint8)
+        if out is None:
+            out = np.empty((len(keys), self.info.record_bytes), np.uint8)
         streams = out.nbytes >= _STREAM_FROM
-        if self._whole is not None:
-            if out.nbytes:
-                copy_rows(self._whole[0], keys, None, out, streams)
-            return Fetched(out, self._whole[1][keys])
-        sums = np.empty(len(keys), np.uint64)
-        self._gather(keys, out, streams, sums.view(np.uint8).reshape(len(keys), SUM_BYTES))
-        return Fetched(out, sums)
+        if self._whole is None:
+            self._gather(keys, out, streams)
+        elif out.nbytes:
+            copy_rows(self._whole, keys, None, out, streams)
+        return Fetched(out, np.take(self.tree.nodes, keys, axis=0))
 
-    def _gather(self, keys: KeyArray, out: RecordArray, streams: bool, sums: RecordArray) -> None:
+    def _gather(self, keys: KeyArray, out: RecordArray, streams: bool) -> None:
         """Copies from several segments: each gets the occurrences that are its own."""
         order = np.empty(len(keys), np.int64)
         starts = partition(keys, self._per_segment, len(self._records), order)
         within = keys % self._per_segment
         for place in np.flatnonzero(np.diff(starts)):
             mine = order[starts[place] : starts[place + 1]]
-            copy_rows(self._sum_rows[place], within, mine, sums, False)
             if out.nbytes:
                 copy_rows(self._records[place], within, mine, out, streams)
 
@@ -163,23 +159,26 @@ class MappedTable:
         self._check_place(place)
         return self._records[place].reshape(-1).data
 
-    def segment_sums(self, place: int) -> memoryview:
-        """Implements `SliceTable.segment_sums`."""
-        self._check_place(place)
-        return self._sums[place].data.cast("B")
-
     def verify(self, threads: int = 1) -> None:
-        """Compares every record with its sum."""
+        """Compares every record with its leaf, and every node with those below it."""
         at_once = max(1, _VERIFY_AT_ONCE // max(self.info.record_bytes, 1))
         pieces = [
-            (records[at : at + at_once], sums[at : at + at_once])
-            for records, sums in zip(self._records, self._sums, strict=True)
+            (records[at : at + at_once], segment.first + at)
+            for records, segment in zip(self._records, self.info.segments, strict=True)
             for at in range(0, len(records), at_once)
         ]
+
+        def count_wrong(piece: tuple[RecordArray, int]) -> int:
+            records, first = piece
+            leaves = self.tree.nodes[first : first + len(records)]
+            return int(np.any(hash_leaves(records) != leaves, axis=1).sum())
+
         with ThreadPoolExecutor(threads) as pool:
-            wrong = sum(pool.map(lambda piece: np.sum(sum_records(piece[0]) != piece[1]), pieces))
+            wrong = sum(pool.map(count_wrong, pieces))
         if wrong:
-            raise _damaged(f"{wrong} records of table {self.info.name!r}", "their sums differ")
+            raise _damaged(f"{wrong} records of table {self.info.name!r}", "their leaves differ")
+        if not np.array_equal(Tree.of(self.tree.level(0)).nodes, self.tree.nodes):
+            raise _damaged(f"the tree of table {self.info.name!r}", "other nodes than its leaves'")
 
     def _check_place(self, place: int) -> None:
         if not 0 <= place < len(self._records):
@@ -190,27 +189,22 @@ class MappedTable:
 
 
 def open_table(directory: Path, info: TableInfo) -> MappedTable:
-    """Maps the segments of a table, whose sizes and sums must be those of the manifest.
+    """Maps the segments of a table and its tree, of the sizes and the root that the manifest has.
 
-    Records are not read: `MappedTable.verify` does, and a device checks those it gets.
+    Neither records nor nodes are read: `MappedTable.verify` does, and a device checks what it gets.
     """
     counts = [segment.count for segment in info.segments]
     if not counts or any(c != counts[0] for c in counts[:-1]) or counts[-1] > counts[0]:
         raise _damaged(f"the manifest of table {info.name!r}", "segments that cannot be served")
-    places, length = range(len(counts)), info.record_bytes
-    record_files = [records_path(directory, place) for place in places]
-    sum_files = [sums_path(directory, place) for place in places]
-    found, records_follow = map_files(record_files, [count * length for count in counts])
-    sum_bytes, sums_follow = map_files(sum_files, [count * SUM_BYTES for count in counts])
-    for path, segment, data in zip(sum_files, info.segments, sum_bytes, strict=True):
-        if sha256(data.data).hexdigest() != segment.sums_sha256:
-            raise _damaged(path.name, "its digest differs")
+    (nodes,), _ = map_files([tree_path(directory)], [tree_bytes(info.num_keys)])
+    tree = Tree(TreeShape(info.num_keys), nodes.reshape(-1, HASH_BYTES))
+    if tree.root.hex() != info.root:
+        raise _damaged(f"the tree of table {info.name!r}", "another root than the manifest has")
+    length = info.record_bytes
+    files = [records_path(directory, place) for place in range(len(counts))]
+    found, are_joined = map_files(files, [count * length for count in counts])
     records = tuple(f.reshape(c, length) for f, c in zip(found, counts, strict=True))
-    sums = tuple(data.view("<u8") for data in sum_bytes)
-    whole = None
-    if records_follow and sums_follow:
-        whole = _joined(records, info.num_keys), _joined(sums, info.num_keys)
-    return MappedTable(info, records, sums, whole)
+    return MappedTable(info, tree, records, _joined(records, info.num_keys) if are_joined else None)
 
 
 def _joined(arrays: tuple[NDArray[Any], ...], count: int) -> NDArray[Any]:
@@ -405,7 +399,7 @@ class RoundsDirectory:
 
 
 def verify_round(opened: OpenRound, threads: int = 1) -> None:
-    """Compares every record of a round that came from files with its sum."""
+    """Compares every record and node of a round that came from files with the roots."""
     for table in opened.tables:
         if isinstance(table, MappedTable):
             table.verify(threads)

@@ -35,14 +35,15 @@ import numpy as np
 import uvloop
 
 from keyhole.arrays import keep_freed_memory
+from keyhole.crypto import merkle
 from keyhole.errors import InputError, KeyholeError
-from keyhole.server.checksums import compiled, sum_records
 from keyhole.service.connections import BACKLOG, accept, allow_many_files
 from keyhole.service.metrics import Metrics, MetricsBoard
 from keyhole.service.on_demand import SliceSlab
 from keyhole.service.reading import MappedTable
 from keyhole.service.routes import Application, MetricsApp
 from keyhole.wire.manifest import SegmentInfo, TableInfo
+from keyhole.wire.proofs import prove_keys
 
 _SUPERVISE_EVERY = 0.1  # seconds between looks at workers
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 30.0  # seconds before a worker is replaced
@@ -278,16 +279,16 @@ def _stop_signals() -> Iterator[threading.Event]:
 
 def warm_up() -> None:
     """Asks tables of a few bytes for a few keys, in every way in which queries do."""
-    keys, halves = np.array([3, 0]), tuple(SegmentInfo(first, 2, "") for first in (0, 2))
-    info = TableInfo("warm-up", 4, None, (), "plain", 0, 4, halves)
-    records, sums = np.zeros((4, 4), np.uint8), np.zeros(4, np.uint64)
-    records.flags.writeable = sums.flags.writeable = False  # as mapped ones are
-    parts = (records[:2], records[2:]), (sums[:2], sums[2:])
-    for whole in (None, (records, sums)):
-        MappedTable(info, *parts, whole).gather(keys)
+    keys, halves = np.array([3, 0]), tuple(SegmentInfo(first, 2) for first in (0, 2))
+    info = TableInfo("warm-up", 4, None, (), "plain", 0, 4, "", halves)
+    records = np.zeros((4, 4), np.uint8)
+    merkle.compiled()
+    tree = merkle.Tree.of(merkle.hash_leaves(records))
+    records.flags.writeable = tree.nodes.flags.writeable = False  # as mapped ones are
+    for whole in (None, records):
+        MappedTable(info, tree, (records[:2], records[2:]), whole).gather(keys)
+    prove_keys(tree, keys)
     SliceSlab(2**62, 4, max_bytes=10**5).claim(keys)  # too many keys for slots of their own
-    compiled()
-    sum_records(np.zeros((4, 4), np.uint8))
 
 
 def run(

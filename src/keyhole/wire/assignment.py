@@ -12,10 +12,11 @@ from math import inf
 from typing import Literal, Protocol, TypeAlias
 
 from keyhole.arrays import KeyArray
+from keyhole.crypto.hashes import HashArray
+from keyhole.crypto.merkle import Tree
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import InputError
 from keyhole.wire.manifest import Manifest, TableInfo
-from keyhole.wire.messages import Sums
 
 Phase: TypeAlias = Literal["open", "closed"]
 """Whether the current round takes updates."""
@@ -27,11 +28,11 @@ server lags behind or is set up wrongly."""
 
 @dataclass(frozen=True)
 class Fetched:
-    """Records and their sums."""
+    """Records and their leaves."""
 
     # (m, record_bytes), C-contiguous; this request's own, nobody else writes to it
     records: RecordArray
-    sums: Sums  # (m,), made when the records were
+    leaves: HashArray  # (m, 32), made when the records were
 
 
 class SliceTable(Protocol):
@@ -42,8 +43,17 @@ class SliceTable(Protocol):
         """As the manifest has it."""
         ...
 
-    async def fetch(self, keys: KeyArray) -> Fetched:
-        """Returns the records of keys that have been checked; order and repeats are kept."""
+    @property
+    def tree(self) -> Tree | None:
+        """What binds its records; None where slices are computed on demand."""
+        ...
+
+    async def fetch(self, keys: KeyArray, out: RecordArray | None = None) -> Fetched:
+        """Returns the records of keys that have been checked; order and repeats are kept.
+
+        Args:
+            out: (m, record_bytes), C-contiguous, where the records go.
+        """
         ...
 
     def segment(self, place: int) -> memoryview:
@@ -52,10 +62,6 @@ class SliceTable(Protocol):
         Raises:
             NotFoundError: there is no such segment; slices on demand have none.
         """
-        ...
-
-    def segment_sums(self, place: int) -> memoryview:
-        """The sums of one segment, read-only; NotFoundError as above."""
         ...
 
 

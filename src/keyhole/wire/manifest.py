@@ -1,4 +1,4 @@
-"""Describes a round: what its tables hold, where they lie, and how to tell damage.
+"""Describes a round: what its tables hold, where they lie, and what binds them.
 
 A manifest is all that a device needs to know of a model: from it follow the layout, the records and
 the URLs of a round. It is JSON, read strictly: an unknown name, a wrong type or a size that does
@@ -22,15 +22,15 @@ from keyhole.errors import InputError, KeyholeError
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 << 20
-"""Of an encoded manifest: 300,000 segments."""
+"""Of an encoded manifest: more than 300,000 segments."""
 
 _MAX_ROUNDS = 10**18  # what the identifier of a round has digits for
 _MAX_TABLES = 4096  # of one manifest; a model of the paper has four
 _MAX_DEPTH = 64  # of the structure: trees are walked by recursion
 _MAX_TABLE_BYTES = 1 << 62  # so that every place in a table is a whole number of 64 bits
-_MIN_RECORD = 8  # bytes: those of the sum that each record has
+_MIN_RECORD = 64  # bytes: those that each record has in the file of the tree
 # Bytes from a network are viewed as these numbers: never as objects.
 _DTYPES = frozenset(
     ["|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8))]
@@ -60,13 +60,10 @@ class FieldInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SegmentInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of consecutive records, and one of their sums."""
+    """One file of consecutive records."""
 
     first: int  # the key of its first record
     count: int
-    sums_sha256: str  # SHA-256, in hex, of the file of sums
-    # of the records themselves, where the round is to pass through strange hands
-    sha256: str | None = None
 
 
 class TableInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +77,9 @@ class TableInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coding: CodingKind
     coding_seed: int  # of the stochastic rounding
     record_bytes: int
+    # of the Merkle tree over all records (`keyhole.crypto.merkle`), 64 hex digits: what every
+    # record is bound by. Empty where slices are computed on demand: they are bound to nothing
+    root: str = ""
     # in order of keys; empty where slices are computed on demand
     segments: tuple[SegmentInfo, ...] = ()
 
@@ -146,6 +146,11 @@ def table_info(records: Records, layout: Layout | None = None, place: int = 0) -
         coding_seed=records.coding.seed,
         record_bytes=records.record_bytes,
     )
+
+
+def unwritten(table: TableInfo) -> TableInfo:
+    """The table without what follows from the content of its records."""
+    return msgspec.structs.replace(table, root="", segments=())
 
 
 def describe_round(
@@ -256,13 +261,15 @@ def _check_segments(table: TableInfo) -> None:
         keys += segment.count
     if table.segments and keys != table.num_keys:
         raise ValueError("segments do not hold every key")
+    if not _ROOT.fullmatch(table.root) if table.segments else table.root:
+        raise ValueError("segments without a root, or a root without segments")
 
 
 def _check_fields(table: TableInfo, layout: Layout | None, place: int) -> None:
     """Whether the table is described as the part of the layout, or its own records, would be."""
     coding = Coding(table.coding, table.coding_seed)
     records = table.records if layout is None else Records.of_part(layout.parts[place], coding)
-    if table_info(records, layout, place) != msgspec.structs.replace(table, segments=()):
+    if table_info(records, layout, place) != unwritten(table):
         raise ValueError("a table does not say what its records hold")
     if len({field.path for field in table.fields}) != len(table.fields):
         raise ValueError("two arrays of one path")
@@ -304,6 +311,7 @@ def _bad_settings(got: str) -> InputError:
     )
 
 
+_ROOT = re.compile(r"[0-9a-f]{64}")
 _ROUND_ID = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{64}")
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from keyhole import tree
 from keyhole.aggregation.inputs import UNBOUND, InputBound
 from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.crypto.hashes import HASH_BYTES, HashArray
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     DamageError,
@@ -38,12 +39,13 @@ from keyhole.primitives.layout import Layout
 MAX_BLOCKS = 64
 """Tables that one query may ask for."""
 
-Sums = NDArray[np.uint64]
-"""Sums of records, shape (m,): `keyhole.server.checksums`."""
+Names = NDArray[np.uint64]
+"""Short names of records, shape (m,): the first eight bytes of their leaves."""
 
-_QUERY, _UPDATE = b"KHQ1", b"KHU1"
+_QUERY, _UPDATE = b"KHQ2", b"KHU1"
 _HEAD = struct.Struct("<4sHH")  # name and version, two counts
-_BLOCK = struct.Struct("<HBBI")  # table, bytes of a key, whether sums follow, keys
+_BLOCK = struct.Struct("<HBBI")  # table, bytes of a key, flags, keys
+_HAS_NAMES, _NO_PROOF = 1, 2  # flags
 _COUNT, _CHECK = struct.Struct("<I"), struct.Struct("<I")
 _I4, _I8, _U8, _F4 = (np.dtype(name) for name in ("<i4", "<i8", "<u8", "<f4"))
 
@@ -55,7 +57,9 @@ class Ask:
     table: int  # its place in the manifest
     keys: KeyArray  # (m,) int64; order and repeats are kept
     # of the records that the device holds already, one for each key; None holds nothing
-    sums: Sums | None = None
+    names: Names | None = None
+    # False where the proof has arrived, and records of it are missing
+    wants_proof: bool = True
 
     def __repr__(self) -> str:
         """Keys may be private: printing shows how many there are."""
@@ -66,9 +70,15 @@ class Ask:
 class Answer:
     """What a device receives of one table."""
 
+    proof: HashArray | None  # (p, 32); None where its end is missing, and all that comes behind
     records: RecordArray  # those that were sent, in the order of the keys
     # (m,) which of the keys they belong to; the device holds the others already
     is_sent: NDArray[np.bool_]
+
+
+def names_of(leaves: HashArray) -> Names:
+    """What a device calls records that it holds, given their leaves."""
+    return np.ascontiguousarray(leaves[:, :8]).view(_U8)[:, 0]
 
 
 def encode_query(asks: Sequence[Ask]) -> bytes:
@@ -76,15 +86,16 @@ def encode_query(asks: Sequence[Ask]) -> bytes:
     pieces = [_HEAD.pack(_QUERY, len(asks), 0)]
     for ask in asks:
         width = 8 if len(ask.keys) and ask.keys.view(np.uint64).max() >= 2**31 else 4
-        pieces.append(_BLOCK.pack(ask.table, width, ask.sums is not None, len(ask.keys)))
+        flags = _HAS_NAMES * (ask.names is not None) | _NO_PROOF * (not ask.wants_proof)
+        pieces.append(_BLOCK.pack(ask.table, width, flags, len(ask.keys)))
         pieces.append(ask.keys.astype(f"<i{width}").tobytes())
-        if ask.sums is not None:
-            pieces.append(ask.sums.astype("<u8").tobytes())
+        if ask.names is not None:
+            pieces.append(ask.names.astype("<u8").tobytes())
     return b"".join(pieces)
 
 
 def max_query_bytes(max_keys: int) -> int:
-    """The length of the longest query that names this many keys: eight bytes each, and its sum."""
+    """The length of the longest query of this many keys: eight bytes each, and as many of names."""
     return _HEAD.size + MAX_BLOCKS * _BLOCK.size + 16 * max_keys
 
 
@@ -95,71 +106,67 @@ def decode_query(body: bytes | bytearray, num_keys: Sequence[int], max_keys: int
         raise _malformed("its head")
     asks, at, total = [], _HEAD.size, 0
     for _ in range(blocks):
-        table, width, has_sums, count = _unpack(_BLOCK, body, at)
+        table, width, flags, count = _unpack(_BLOCK, body, at)
         at += _BLOCK.size
         total += count
         if total > max_keys:
             raise TooLargeError(
                 f"too many keys in one query: got {total}; expected {max_keys}; split it"
             )
-        if table >= len(num_keys) or width not in (4, 8) or has_sums > 1:
+        if table >= len(num_keys) or width not in (4, 8) or flags > _HAS_NAMES | _NO_PROOF:
             raise _malformed("the head of a block")
         keys = _array(body, at, count, _I4 if width == 4 else _I8).astype(np.int64)
         at += count * width
-        sums = _array(body, at, count, _U8) if has_sums else None
-        at += 8 * count * has_sums
+        names = _array(body, at, count, _U8) if flags & _HAS_NAMES else None
+        at += 0 if names is None else 8 * count
         _check_range(keys, num_keys[table])
-        asks.append(Ask(table, keys, sums))
+        asks.append(Ask(table, keys, names, not flags & _NO_PROOF))
     if at != len(body):
         raise _malformed("bytes behind its end")
     return asks
 
 
-def unchanged(ask: Ask, sums: Sums) -> NDArray[np.bool_] | None:
+def unchanged(ask: Ask, leaves: HashArray) -> NDArray[np.bool_] | None:
     """Which of the records asked for the device holds already; None if it holds nothing."""
-    return None if ask.sums is None else ask.sums == sums
+    return None if ask.names is None else ask.names == names_of(leaves)
 
 
 def sent_mask(is_sent: NDArray[np.bool_]) -> bytes:
-    """The bits that precede the records of a block that was asked for with sums."""
+    """The bits that precede the records of a block that was asked for with names."""
     return np.packbits(is_sent, bitorder="little").tobytes()
 
 
-def check_of(sums: Sequence[Sums]) -> str:
-    """The `keyhole-check` of an answer: eight hex digits over the sums of all records asked for.
-
-    The sums were made when the records were, so that damage on a disk shows as well.
-    """
-    value = 0
-    for block in sums:
-        value = crc32(np.ascontiguousarray(block, _U8).data, value)
-    return f"{value:08x}"
-
-
-def max_answer_bytes(asks: Sequence[Ask], record_bytes: Mapping[int, int]) -> int:
-    """The length of the longest answer: all records, and the bits before each block."""
-    return sum(len(ask.keys) * record_bytes[ask.table] + _mask_bytes(ask) for ask in asks)
+def max_answer_bytes(
+    asks: Sequence[Ask], record_bytes: Mapping[int, int], nodes: Sequence[int]
+) -> int:
+    """The length of the longest answer: proofs of so many nodes, bits before records, and all
+    records."""
+    return HASH_BYTES * sum(nodes) + sum(
+        len(ask.keys) * record_bytes[ask.table] + _mask_bytes(ask) for ask in asks
+    )
 
 
 def decode_answer(
     body: bytes | memoryview,
     asks: Sequence[Ask],
     record_bytes: Mapping[int, int] | Sequence[int],
+    nodes: Sequence[int],
     *,
     is_cut: bool = False,
 ) -> list[Answer]:
-    """Returns the records of an answer; whether they are right, `check_of` their sums tells.
+    """Returns the proofs and records of an answer; whether they are right, the root tells.
 
     Args:
+        nodes: how many the proof before each block has; it follows from its keys.
         is_cut: whether the end is missing. What has arrived whole is returned: the answers may be
             fewer than the asks, and `is_sent` of the last one shorter than its keys.
     """
     answers, at = [], 0
-    for ask in asks:
-        answer, used = _decode_block(memoryview(body)[at:], ask, record_bytes[ask.table])
+    for ask, count in zip(asks, nodes, strict=True):
+        answer, used = _decode_block(memoryview(body)[at:], ask, record_bytes[ask.table], count)
         answers.append(answer)
         at += used
-        if len(answer.is_sent) < len(ask.keys):
+        if answer.proof is None or len(answer.is_sent) < len(ask.keys):
             if not is_cut:
                 raise _cut_short(len(body))
             return answers
@@ -168,14 +175,19 @@ def decode_answer(
     return answers
 
 
-def _decode_block(body: memoryview, ask: Ask, length: int) -> tuple[Answer, int]:
+def _decode_block(body: memoryview, ask: Ask, length: int, nodes: int) -> tuple[Answer, int]:
     """What arrived whole of one block, and how many bytes that is."""
-    mask = _mask_bytes(ask)
+    start = nodes * HASH_BYTES
+    mask = start + _mask_bytes(ask)
+    none = np.empty((0, length), np.uint8), np.empty(0, bool)
+    if len(body) < start:
+        return Answer(None, *none), 0
+    proof = np.frombuffer(body[:start], np.uint8).reshape(nodes, HASH_BYTES)
     if len(body) < mask:
-        return Answer(np.empty((0, length), np.uint8), np.empty(0, bool)), 0
+        return Answer(proof, *none), 0
     is_sent = np.ones(len(ask.keys), bool)
-    if ask.sums is not None:
-        bits = np.frombuffer(body[:mask], np.uint8)
+    if ask.names is not None:
+        bits = np.frombuffer(body[start:mask], np.uint8)
         is_sent = np.unpackbits(bits, count=len(ask.keys), bitorder="little").astype(bool)
     sent = np.flatnonzero(is_sent)
     count = min(len(sent), (len(body) - mask) // length) if length else len(sent)
@@ -183,12 +195,12 @@ def _decode_block(body: memoryview, ask: Ask, length: int) -> tuple[Answer, int]
     records = np.frombuffer(body[mask:used], np.uint8).reshape(count, length)
     # Keys before the first record that is missing are settled: sent, or held by the device.
     settled = int(sent[count]) if count < len(sent) else len(ask.keys)
-    return Answer(records, is_sent[:settled]), used
+    return Answer(proof, records, is_sent[:settled]), used
 
 
 def _mask_bytes(ask: Ask) -> int:
     """The bits before a block that say which of its records follow."""
-    return 0 if ask.sums is None else -(-len(ask.keys) // 8)
+    return 0 if ask.names is None else -(-len(ask.keys) // 8)
 
 
 def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> bytes:

@@ -156,8 +156,8 @@ def test_an_older_round_is_too_late_and_a_later_one_unknown(tmp_path):
         ("table-1/seg-3.bin", "cut"),
         ("table-1/seg-3.bin", "empty"),
         ("table-1/seg-3.bin", "gone"),
-        ("table-1/seg-3.sum", "flip"),
-        ("table-1/seg-3.sum", "cut"),
+        ("table-1/tree.bin", "cut"),
+        ("table-1/tree.bin", "gone"),
         ("table-0", "gone"),
     ],
 )
@@ -194,10 +194,10 @@ def test_flipped_records_are_found_when_verified(tmp_path):
 def test_a_damaged_round_is_looked_at_again_after_a_while(tmp_path, clock):
     made = published(tmp_path, **SMALL)
     rounds = RoundsDirectory(tmp_path, clock=clock)
-    flip(made / "table-1" / "seg-3.sum")
+    flip(made / "table-1" / "tree.bin", -1)
     with pytest.raises(StorageError):
         rounds.hold(made.name).__enter__()
-    flip(made / "table-1" / "seg-3.sum")
+    flip(made / "table-1" / "tree.bin", -1)
     with pytest.raises(StorageError):
         rounds.hold(made.name).__enter__()
     clock.now += 11
@@ -276,7 +276,7 @@ def test_a_repaired_round_reaches_a_service_that_runs(tmp_path, clock):
 def test_a_round_that_could_not_be_opened_is_served_once_repaired(tmp_path, clock):
     state, rounds = small_state(), RoundsDirectory(tmp_path, clock=clock)
     made = published(tmp_path, state, **SMALL)
-    flip(made / "table-1" / "seg-3.sum")
+    flip(made / "table-1" / "tree.bin", -1)
     with pytest.raises(StorageError):
         rounds.hold(made.name).__enter__()
     published(tmp_path, state, **SMALL)

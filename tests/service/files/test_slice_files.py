@@ -3,32 +3,25 @@
 import asyncio
 import gc
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keyhole.crypto.merkle import Tree, hash_leaves
 from keyhole.delivery.records import Coding, RecordField, Records
 from keyhole.delivery.sources import FunctionSource, sources_of
 from keyhole.errors import InputError, KeySpaceError, NotFoundError, StorageError
-from keyhole.server.checksums import sum_records_by_definition
 from keyhole.server.optimizers import SGD, Adam
 from keyhole.service import segments as slice_files
+from keyhole.service.patching import BaseTable, write_table
 from keyhole.service.reading import open_table
-from keyhole.service.segments import (
-    BaseTable,
-    SegmentWriter,
-    WriteSettings,
-    cut_segments,
-    range_reader,
-    write_table,
-)
+from keyhole.service.segments import SegmentWriter, WriteSettings, cut_segments, range_reader
 from keyhole.wire.manifest import table_info
 from tests.service.small_rounds import flip, small_state, step
 
@@ -45,8 +38,7 @@ def random_source(length=6, coding="plain", seed=0, num_keys=KEYS):
 def write(source, directory, base=None, **settings):
     info = table_info(source.records)
     with SegmentWriter(WriteSettings(**{"durable": False, **settings})) as writer:
-        made = write_table(writer, source, directory, info, base)
-    return msgspec.structs.replace(info, segments=tuple(future.result() for future in made))
+        return write_table(writer, source, directory, info, base)
 
 
 def all_records(source):
@@ -71,12 +63,13 @@ def test_what_is_written_is_what_is_fetched(coding, length, segment_bytes, chunk
         fetched = asyncio.run(table.fetch(keys))
         expected = all_records(source)
         np.testing.assert_array_equal(fetched.records, expected[keys])
-        np.testing.assert_array_equal(fetched.sums, sum_records_by_definition(expected)[keys])
+        np.testing.assert_array_equal(fetched.leaves, hash_leaves(expected)[keys])
         table.verify(threads)
         whole = b"".join(table.segment(i) for i in range(len(info.segments)))
-        sums = b"".join(table.segment_sums(i) for i in range(len(info.segments)))
         assert whole == expected.tobytes()
-        assert sums == sum_records_by_definition(expected).tobytes()
+        tree = Tree.of(hash_leaves(expected))
+        assert (Path(name) / "tree.bin").read_bytes() == tree.nodes.tobytes()
+        assert info.root == table.tree.root.hex() == tree.root.hex()
 
 
 @given(num_keys=st.integers(1, 10**9), length=st.integers(0, 10**6), size=st.integers(10**4, 10**9))
@@ -90,7 +83,7 @@ def test_segments_hold_every_key_once_within_their_size(num_keys, length, size):
 
 def test_segments_are_nearly_equal_so_that_threads_are():
     counts = [count for _, count in cut_segments(100_000, 2048, 64 << 20)]
-    assert counts == [25_088] * 3 + [24_736]  # pages of sums: a multiple of 512
+    assert counts == [25_000] * 4  # whole pages: a multiple of 2 records
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=["SGD", "Adam"])
@@ -128,14 +121,6 @@ def test_a_spare_file_with_a_second_name_is_left_alone(tmp_path):
     assert (new / "seg-0.bin").read_bytes() == all_records(source).tobytes()
 
 
-def test_digests_are_those_of_the_files(tmp_path):
-    info = write(random_source(), tmp_path, segment_bytes=100, strong=True)
-    for place, segment in enumerate(info.segments):
-        for kind, digest in (("bin", segment.sha256), ("sum", segment.sums_sha256)):
-            data = (tmp_path / f"seg-{place}.{kind}").read_bytes()
-            assert sha256(data).hexdigest() == digest
-
-
 def test_progress_counts_every_record(tmp_path, monkeypatch):
     monkeypatch.setattr(slice_files, "CHUNK", 12)
     seen = []
@@ -147,28 +132,35 @@ def test_progress_counts_every_record(tmp_path, monkeypatch):
     assert len(seen) > 2
 
 
-@pytest.mark.parametrize("kind", ["bin", "sum"])
+@pytest.mark.parametrize("name", ["seg-1.bin", "tree.bin"])
 @pytest.mark.parametrize("damage", ["cut", "longer", "empty", "gone"])
-def test_a_file_of_another_size_is_refused(tmp_path, kind, damage):
+def test_a_file_of_another_size_is_refused(tmp_path, name, damage):
     info = write(random_source(), tmp_path, segment_bytes=100)
-    path = tmp_path / f"seg-1.{kind}"
+    path = tmp_path / name
     if damage == "gone":
         path.unlink()
     else:
         size = path.stat().st_size
         os.truncate(path, {"cut": size - 1, "longer": size + 1, "empty": 0}[damage])
-    with pytest.raises(StorageError, match=rf"seg-1\.{kind}"):
+    with pytest.raises(StorageError, match=re.escape(name)):
         open_table(tmp_path, info)
 
 
-def test_a_flipped_sum_is_refused_when_opened(tmp_path):
+def test_a_tree_of_another_root_is_refused_when_opened(tmp_path):
     info = write(random_source(), tmp_path, segment_bytes=100)
-    flip(tmp_path / "seg-1.sum", 9)
-    with pytest.raises(StorageError, match=r"seg-1\.sum cannot be served: got its digest differs"):
+    flip(tmp_path / "tree.bin", -1)
+    with pytest.raises(StorageError, match="got another root than the manifest has"):
         open_table(tmp_path, info)
 
 
-def test_every_flipped_record_is_found_by_its_sum(tmp_path):
+def test_a_flipped_node_is_found_by_those_below_it(tmp_path):
+    info = write(random_source(), tmp_path, segment_bytes=100)
+    flip(tmp_path / "tree.bin", 32 * (KEYS + 2))
+    with pytest.raises(StorageError, match="the tree of table 'row' cannot be served"):
+        open_table(tmp_path, info).verify()
+
+
+def test_every_flipped_record_is_found_by_its_leaf(tmp_path):
     info = write(random_source(), tmp_path, segment_bytes=100)
     for place, offset in ((0, 0), (0, 71), (1, 5)):
         flip(tmp_path / f"seg-{place}.bin", offset)
@@ -176,14 +168,14 @@ def test_every_flipped_record_is_found_by_its_sum(tmp_path):
         open_table(tmp_path, info).verify(2)
 
 
-def test_a_fetched_record_still_has_the_sum_it_was_published_with(tmp_path):
+def test_a_fetched_record_still_has_the_leaf_it_was_published_with(tmp_path):
     source = random_source()
     info = write(source, tmp_path)
     flip(tmp_path / "seg-0.bin", 6 * 4)
     fetched = open_table(tmp_path, info).gather(np.array([4, 5]))
-    sums = sum_records_by_definition(fetched.records)
-    assert (fetched.sums == sums).tolist() == [False, True]
-    assert fetched.sums[0] == sum_records_by_definition(all_records(source))[4]
+    is_same = (fetched.leaves == hash_leaves(fetched.records)).all(axis=1)
+    assert is_same.tolist() == [False, True]
+    np.testing.assert_array_equal(fetched.leaves[0], hash_leaves(all_records(source))[4])
 
 
 @pytest.mark.parametrize("keys", [[KEYS], [-1], [0, 2**62]])
@@ -198,15 +190,14 @@ def test_keys_outside_the_table_are_refused_without_being_shown(tmp_path, keys, 
 def test_there_are_no_other_segments(tmp_path, place):
     table = open_table(tmp_path, write(random_source(), tmp_path, segment_bytes=48))
     assert len(table.info.segments) == 4
-    for part in (table.segment, table.segment_sums):
-        with pytest.raises(NotFoundError, match="no such segment"):
-            part(place)
+    with pytest.raises(NotFoundError, match="no such segment"):
+        table.segment(place)
 
 
 def test_segments_cannot_be_written_to(tmp_path):
     table = open_table(tmp_path, write(random_source(), tmp_path))
     assert table.segment(0).readonly
-    assert table.segment_sums(0).readonly
+    assert not table.tree.nodes.flags.writeable
 
 
 def test_a_source_that_fails_ends_the_writing_with_its_error(tmp_path, monkeypatch):
@@ -229,12 +220,14 @@ def test_many_threads_fetch_from_one_table(tmp_path, length, segment_bytes):
     table = open_table(tmp_path, write(source, tmp_path, segment_bytes=segment_bytes))
     assert len(table.info.segments) > 3
     expected = all_records(source)
-    sums = sum_records_by_definition(expected)
+    leaves = hash_leaves(expected)
 
     def fetch(seed):
         keys = np.random.default_rng(seed).integers(0, 2000, 200)
         found = table.gather(keys)
-        return np.array_equal(found.records, expected[keys]) and (found.sums == sums[keys]).all()
+        return (
+            np.array_equal(found.records, expected[keys]) and (found.leaves == leaves[keys]).all()
+        )
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(fetch, range(100)))
@@ -254,13 +247,10 @@ def test_what_was_taken_from_a_table_outlives_it(tmp_path, segment_bytes):
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["bin", "sum"])
-def test_a_cut_file_among_those_mapped_together_is_refused(tmp_path, place, kind):
+def test_a_cut_file_among_those_mapped_together_is_refused(tmp_path, place):
     info = write(random_source(8, num_keys=2000), tmp_path, segment_bytes=4096)
-    os.truncate(tmp_path / f"seg-{place}.{kind}", 1000)
-    with pytest.raises(
-        StorageError, match=rf"seg-{place}\.{kind} cannot be served: got 1000 bytes"
-    ):
+    os.truncate(tmp_path / f"seg-{place}.bin", 1000)
+    with pytest.raises(StorageError, match=rf"seg-{place}\.bin cannot be served: got 1000 bytes"):
         open_table(tmp_path, info)
 
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from keyhole.crypto.merkle import hash_leaves, prove
 from keyhole.wire import messages as wire
+from keyhole.wire.proofs import check_records, count_nodes
 from tests.service.in_process import (
     EVERYONE_TABLE,
     IMMUTABLE,
@@ -54,9 +56,15 @@ def test_slices_come_in_the_order_asked_with_repeats(service, method):
     table = service.round.tables[WORD_TABLE]
     answer = service.query(wire.Ask(WORD_TABLE, keys), method=method)
     assert answer.status_code == 200
-    assert answer.content == table.records[keys].tobytes()
-    assert answer.headers["keyhole-check"] == wire.check_of([table.sums[keys]])
+    proof = prove(table.tree, np.unique(keys))
+    assert answer.content == proof.tobytes() + table.records[keys].tobytes()
     assert table.fetches == 1
+
+
+def test_the_rest_of_a_cut_answer_comes_without_a_proof(service):
+    keys = np.array([7, 3])
+    answer = service.query(wire.Ask(WORD_TABLE, keys, wants_proof=False))
+    assert answer.content == service.round.tables[WORD_TABLE].records[keys].tobytes()
 
 
 def test_the_head_of_an_answer_is_short(service):
@@ -65,10 +73,10 @@ def test_the_head_of_an_answer_is_short(service):
     assert len("HTTP/1.1 200 OK\r\n" + head + "\r\n") < 190
 
 
-def test_several_tables_and_sums_answer_in_one_body(service):
+def test_several_tables_and_names_answer_in_one_body(service):
     words, everyone = service.round.tables[WORD_TABLE], service.round.tables[EVERYONE_TABLE]
     keys = np.array([4, 9, 4])
-    held = words.sums[keys].copy()
+    held = wire.names_of(words.tree.nodes[keys])
     held[1] += np.uint64(1)
     asks = [
         wire.Ask(EVERYONE_TABLE, np.array([0])),
@@ -77,13 +85,14 @@ def test_several_tables_and_sums_answer_in_one_body(service):
     ]
     answer = service.query(*asks)
     record_bytes = [table.info.record_bytes for table in service.round.tables]
-    first, second, third = wire.decode_answer(answer.content, asks, record_bytes)
+    nodes = [count_nodes(service.round.tables[ask.table].info, ask.keys) for ask in asks]
+    first, second, third = wire.decode_answer(answer.content, asks, record_bytes, nodes)
     np.testing.assert_array_equal(first.records, everyone.records)
     assert second.is_sent.tolist() == [False, True, False]
     np.testing.assert_array_equal(second.records, words.records[[9]])
     np.testing.assert_array_equal(third.records, words.records[[1]])
-    sums = [everyone.sums, words.sums[keys], words.sums[[1]]]
-    assert answer.headers["keyhole-check"] == wire.check_of(sums)
+    np.testing.assert_array_equal(second.proof, prove(words.tree, np.array([4, 9])))
+    np.testing.assert_array_equal(third.proof, prove(words.tree, np.array([1])))
 
 
 @pytest.mark.parametrize("asks", [[], [wire.Ask(1, np.arange(0))]], ids=["no table", "no key"])
@@ -96,18 +105,20 @@ def test_nothing_asked_is_nothing_answered(service, asks):
 def test_one_slice_has_a_url_of_its_own(service):
     table = service.round.tables[WORD_TABLE]
     answer = service.ask("GET", "/v1/rounds/{id}/tables/1/slices/7")
-    assert answer.content == table.records[7].tobytes()
+    proof = prove(table.tree, np.array([7]))
+    assert answer.content == proof.tobytes() + table.records[7].tobytes()
     assert answer.headers["cache-control"] == IMMUTABLE
-    assert answer.headers["keyhole-check"] == wire.check_of([table.sums[[7]]])
-    assert answer.headers["etag"] == f'"{int(table.sums[7]):016x}"'
+    assert answer.headers["etag"] == f'"{service.round.id}.1.7"'
 
 
-def test_segments_and_sums_are_the_files(service):
+def test_segments_are_the_files_and_their_proofs_lead_to_the_root(service):
     table = service.round.tables[WORD_TABLE]
     for place, rows in enumerate([slice(0, CUT), slice(CUT, WORDS)]):
         path = f"/v1/rounds/{{id}}/tables/1/segments/{place}"
         assert service.ask("GET", path).content == table.records[rows].tobytes()
-        assert service.ask("GET", f"{path}/sums").content == table.sums[rows].tobytes()
+        proof = np.frombuffer(service.ask("GET", f"{path}/proof").content, np.uint8)
+        keys = np.arange(WORDS)[rows]
+        check_records(table.info, keys, hash_leaves(table.records[rows]), proof.reshape(-1, 32))
     assert service.rounds.held == 0
 
 
@@ -115,14 +126,13 @@ def test_the_broadcast_part_is_what_everyone_receives(service):
     table = service.round.tables[EVERYONE_TABLE]
     answer = service.ask("GET", "/v1/rounds/{id}/broadcast")
     assert answer.content == table.records.tobytes()
-    assert answer.headers["keyhole-check"] == wire.check_of([table.sums])
 
 
 FILES = [
     "/v1/rounds/{id}/manifest",
     "/v1/rounds/{id}/tables/1/slices/7",
     "/v1/rounds/{id}/tables/1/segments/1",
-    "/v1/rounds/{id}/tables/1/segments/1/sums",
+    "/v1/rounds/{id}/tables/1/segments/1/proof",
     "/v1/rounds/{id}/broadcast",
 ]
 

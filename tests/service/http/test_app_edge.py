@@ -39,7 +39,7 @@ def taking(tmp_path):
 
 
 def test_an_unexpected_error_is_500_without_a_word_about_it(service, caplog):
-    async def broken(keys):
+    async def broken(keys, out):
         raise RuntimeError(f"secret {keys}")
 
     service.round.tables[WORD_TABLE].fetch = broken

@@ -199,10 +199,10 @@ def test_a_full_service_is_503_and_spreads_those_who_come_back():
         begun, go = asyncio.Event(), asyncio.Event()
         fetch = table.fetch
 
-        async def slow(keys):
+        async def slow(keys, out=None):
             begun.set()
             await go.wait()
-            return await fetch(keys)
+            return await fetch(keys, out)
 
         table.fetch = slow
         transport = httpx.ASGITransport(service.app)

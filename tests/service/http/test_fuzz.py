@@ -55,7 +55,7 @@ TOKENS = [
 ]
 
 WORDS_OF_PATHS = [
-    *(b"v1", b"rounds", b"current", b"manifest", b"slices", b"tables", b"segments", b"sums"),
+    *(b"v1", b"rounds", b"current", b"manifest", b"slices", b"tables", b"segments", b"proof"),
     *(b"broadcast", b"updates", b"checkin", b"healthz", b"readyz", b"metrics", b"0", b"1", b"7"),
     *(ROUND.id.encode(), OLD.id.encode(), OTHER.encode(), ROUND.id.upper().encode()),
     *(b"", b".", b"..", b"%2e%2e", b"%2f", b"%00", b"\x00", b"\xff\xfe", "é".encode(), b"~root"),
@@ -65,7 +65,7 @@ BASE = b"/v1/rounds/" + ROUND.id.encode()
 RIGHT_PATHS = [
     *(b"/v1/rounds/current", b"/v1/checkin", b"/healthz", b"/readyz", b"/metrics"),
     *(BASE + b"/manifest", BASE + b"/broadcast", BASE + b"/tables/1/slices/7"),
-    *(BASE + b"/tables/1/segments/1", BASE + b"/tables/1/segments/0/sums"),
+    *(BASE + b"/tables/1/segments/1", BASE + b"/tables/1/segments/0/proof"),
     *([BASE + b"/slices"] * 6),
     *([BASE + b"/updates"] * 3),
     *(b"/v1/rounds/" + each.encode() + b"/slices" for each in (OLD.id, OTHER)),

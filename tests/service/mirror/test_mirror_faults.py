@@ -107,7 +107,7 @@ def damage(place, name, how):
     place.store.put(name, bytes(data))
 
 
-@pytest.mark.parametrize("part", ["table-0/seg-1.bin", "table-0/seg-1.sum", "manifest.json"])
+@pytest.mark.parametrize("part", ["table-0/seg-1.bin", "table-0/tree.bin", "manifest.json"])
 @pytest.mark.parametrize(
     ("place", "how"),
     [("file", "flipped"), ("file", "truncated"), ("file", "longer"), ("s3", "flipped")],
@@ -162,7 +162,7 @@ def test_a_segment_that_is_gone_is_named(place, origin, edge):
     assert not (edge / "current.json").exists()
 
 
-@pytest.mark.parametrize("part", ["table-0/seg-1.bin", "table-0/seg-1.sum"])
+@pytest.mark.parametrize("part", ["table-0/seg-1.bin", "table-0/tree.bin"])
 def test_a_damaged_file_is_not_pushed(place, origin, part):
     name = write_round(origin, 1)
     path = origin / "rounds" / name / part

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.arrays import KeyArray
+from keyhole.crypto.merkle import hash_leaves
 from keyhole.delivery.records import Coding, RecordArray, RecordField, Records
 from keyhole.delivery.sources import FunctionSource
 from keyhole.errors import InputError, KeyholeError, NotFoundError, ShapeError
-from keyhole.server.checksums import sum_records
 from keyhole.service.on_demand import SlabTable, SliceSlab, whole_bytes
 from keyhole.wire.manifest import table_info
 from tests.helpers import LONG
@@ -83,7 +83,7 @@ async def fetch_all(table: SlabTable, asks: list[KeyArray]) -> None:
     assert isinstance(source, CountingSource)
     for keys, answer in zip(asks, answers, strict=True):
         assert answer.records.tobytes() == source.plain(keys).tobytes()
-        assert np.array_equal(answer.sums, sum_records(source.plain(keys)))
+        assert np.array_equal(answer.leaves, hash_leaves(source.plain(keys)))
 
 
 SMALL = whole_bytes(50, 4 * WIDTH)  # memory for all of 50 keys
@@ -303,7 +303,7 @@ def test_memory_stays_below_its_bound(num_keys: int) -> None:
     for _ in range(50):
         slab.claim(rng.integers(0, num_keys, 100))
     index = slab._index.nbytes if slab._index is not None else 0
-    taken = slab.records.nbytes + slab.sums.nbytes + slab.states.nbytes + slab.tickets.nbytes
+    taken = slab.records.nbytes + slab.leaves.nbytes + slab.states.nbytes + slab.tickets.nbytes
     assert taken + index <= max_bytes + 24_000  # an empty index takes 20 kB
 
 
@@ -326,6 +326,5 @@ def test_a_batch_of_no_keys_is_refused(executor: ThreadPoolExecutor) -> None:
 
 def test_slices_on_demand_have_no_segments(executor: ThreadPoolExecutor) -> None:
     table = table_of(CountingSource(1000), executor)
-    for ask in (table.segment, table.segment_sums):
-        with pytest.raises(NotFoundError):
-            ask(0)
+    with pytest.raises(NotFoundError):
+        table.segment(0)

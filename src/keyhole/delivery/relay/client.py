@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from keyhole.server.state import ServerState
 
 CHECK_FIELD = b"keyhole-check"
-"""The field in which a service vouches for a slice: eight hex digits."""
+"""The field in which a service vouches for a slice: the first eight hex digits of its leaf."""
 
 _PATH = re.compile(
     rb"/v1/rounds/([0-9a-f-]{1,83})/tables/(0|[1-9]\d{0,8})/slices/(0|[1-9]\d{0,18})"

@@ -1,0 +1,106 @@
+"""Makes the answer to a query for slices: of each table a proof, then records, in one buffer.
+
+Hidden: nothing. Not hidden: the keys of a query, and which of their records the device held before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from keyhole.arrays import KeyArray
+from keyhole.crypto.hashes import HASH_BYTES, HashArray
+from keyhole.delivery.records import RecordArray
+from keyhole.errors import TooLargeError
+from keyhole.service.routes import Body
+from keyhole.wire.assignment import Fetched, SliceTable
+from keyhole.wire.manifest import TableInfo
+from keyhole.wire.messages import Ask, sent_mask, unchanged
+from keyhole.wire.proofs import max_proof_nodes, prove_keys, vouch
+
+Gather: TypeAlias = Callable[[SliceTable, KeyArray, RecordArray | None], Awaitable[Fetched]]
+"""Fetches records of a table, as its `fetch` does, when it is this request's turn."""
+
+
+def max_bytes_of(asks: Sequence[Ask], tables: Sequence[SliceTable], limit: int) -> int:
+    """The most that an answer can take; raises TooLargeError above the limit."""
+    total = sum([_max_bytes(ask, tables[ask.table].info) for ask in asks])
+    if total > limit:
+        raise TooLargeError(
+            f"the slices asked for are too large for one answer: got {total} bytes; expected "
+            f"{limit} bytes; ask for fewer at a time"
+        )
+    return total
+
+
+async def answer_query(
+    asks: Sequence[Ask], tables: Sequence[SliceTable], gather: Gather
+) -> tuple[Body, int]:
+    """Returns the body of an answer, and how many bytes of it are slices.
+
+    Args:
+        tables: the table of each ask.
+    """
+    proofs = [_proof_of(ask, table) for ask, table in zip(asks, tables, strict=True)]
+    if any(ask.names is not None for ask in asks):
+        return await _changed_alone(asks, tables, proofs, gather)
+    sizes = [len(a.keys) * t.info.record_bytes for a, t in zip(asks, tables, strict=True)]
+    whole = np.empty(sum([proof.nbytes for proof in proofs]) + sum(sizes), np.uint8)
+    at = 0
+    for ask, table, proof, size in zip(asks, tables, proofs, sizes, strict=True):
+        start = at + proof.nbytes
+        out = whole[start : start + size].reshape(len(ask.keys), table.info.record_bytes)
+        fetched = await gather(table, ask.keys, out)
+        whole[at:start] = _vouched(ask, table, proof, fetched).reshape(-1)
+        at = start + size
+    return whole.data, sum(sizes)
+
+
+def segment_proof(table: SliceTable, place: int) -> memoryview:
+    """What leads from the records of a segment to the root: a few nodes."""
+    segment = table.info.segments[place]
+    assert table.tree is not None  # else there is no segment
+    keys = np.arange(segment.first, segment.first + segment.count)
+    return prove_keys(table.tree, keys).reshape(-1).data
+
+
+async def _changed_alone(
+    asks: Sequence[Ask], tables: Sequence[SliceTable], proofs: Sequence[HashArray], gather: Gather
+) -> tuple[Body, int]:
+    """The answer where the device holds some of the slices: only those that changed are sent."""
+    parts: list[np.ndarray] = []
+    ideal = 0
+    for ask, table, proof in zip(asks, tables, proofs, strict=True):
+        fetched = await gather(table, ask.keys, None)
+        records, same = fetched.records, unchanged(ask, fetched.leaves)
+        parts.append(_vouched(ask, table, proof, fetched).reshape(-1))
+        if same is not None:
+            parts.append(np.frombuffer(sent_mask(~same), np.uint8))
+            records = records[~same]
+        parts.append(records.reshape(-1))
+        ideal += records.nbytes
+    return np.concatenate(parts).data, ideal
+
+
+def _max_bytes(ask: Ask, info: TableInfo) -> int:
+    """The most that the answer to one block can take: a proof, bits and records."""
+    count = len(ask.keys)
+    proof = HASH_BYTES * max_proof_nodes(info, count) if ask.wants_proof else 0
+    return proof + count * (info.record_bytes + 1)
+
+
+def _proof_of(ask: Ask, table: SliceTable) -> HashArray:
+    """What comes before the records of a block; zeros where the records themselves decide it."""
+    if not ask.wants_proof or not len(ask.keys):
+        return np.empty((0, HASH_BYTES), np.uint8)
+    if table.tree is None:
+        return np.zeros((1, HASH_BYTES), np.uint8)
+    return prove_keys(table.tree, ask.keys)
+
+
+def _vouched(ask: Ask, table: SliceTable, proof: HashArray, fetched: Fetched) -> HashArray:
+    """The proof, once the records are there."""
+    is_vouched = table.tree is None and len(proof) > 0
+    return vouch(ask.keys, fetched.leaves) if is_vouched else proof
